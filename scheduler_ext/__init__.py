@@ -1,0 +1,1 @@
+"""The scheduler extender. May import vcuda.spec only."""

@@ -1,0 +1,1 @@
+"""How the native parts are compiled: one source list, gcc only, no CUDA toolkit, no network."""

@@ -1,0 +1,25 @@
+"""`python -m vcuda._build [LIBRARY…]`: rebuild stale native parts of a checkout in place (also the cffi module)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from vcuda._build import ffi, native
+
+
+def main(names: list[str]) -> int:
+    package = Path(__file__).resolve().parents[1]
+    try:
+        built = native.build(package / "lib", [name for name in names if name != "native"] if names else None)
+        if not names or "native" in names:
+            built += ffi.build_in_place(package)
+    except (native.BuildError, KeyError) as error:
+        known = ", ".join([library.name for library in native.LIBRARIES] + ["native"])
+        print(f"{error}\n(libraries: {known})", file=sys.stderr)
+        return 1
+    print("built: " + (", ".join(built) if built else "nothing, all is up to date"))
+    return 0
+
+
+sys.exit(main(sys.argv[1:]))

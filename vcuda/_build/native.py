@@ -1,0 +1,192 @@
+"""Compile every shared library of the project with gcc into one folder.
+
+The list `LIBRARIES` is the only place that says which C sources make up which library; the cffi module takes
+its sources from `CORE_SOURCES` here. Run `python -m vcuda._build` to rebuild what changed in a checkout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What the simulated driver says it is; also the version in its file names.
+SIM_DRIVER_VERSION = "550.163.01"
+
+C_FLAGS = (
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+)
+LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-z,nodelete", "-Wl,--build-id=sha1")
+
+
+class BuildError(Exception):
+    """A native library could not be built; the message holds the command and the compiler's words."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """One shared library: where it goes below the output folder and what it is made of."""
+
+    name: str
+    output: str
+    source_folders: tuple[str, ...]
+    include_folders: tuple[str, ...]
+    soname: str
+    link: tuple[str, ...] = ()
+    # Libraries that must exist before this one is linked, by name.
+    needs: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = field(default=())
+
+    def sources(self) -> list[Path]:
+        return [path for folder in self.source_folders for path in sorted((ROOT / folder).glob("*.c"))]
+
+    def inputs(self) -> list[Path]:
+        """Everything whose change makes the library stale."""
+        folders = {*self.source_folders, *self.include_folders}
+        patterns = ("*.c", "*.h", "*.def", "*.abi", "*.map")
+        found = {path for folder in folders for pattern in patterns for path in (ROOT / folder).glob(pattern)}
+        return sorted(found | {Path(__file__)})
+
+
+CORE_INCLUDES = ("vcuda/src/include", "vcuda/src/core", "vcuda/abi")
+SIM_INCLUDES = ("vcuda/sim/src/include", "vcuda/sim/src/core")
+
+LIBRARIES: tuple[Library, ...] = (
+    # Link-time stand-ins for the alias of the real driver: only their SONAME matters (it becomes DT_NEEDED).
+    Library("cuda-driver-stub", "build/libcuda-driver.so", ("vcuda/src/stub",), (), "libcuda-driver.so.1"),
+    Library("nvml-driver-stub", "build/libnvidia-ml-driver.so", ("vcuda/src/stub",), (), "libnvidia-ml-driver.so.1"),
+    Library(
+        "cuda-shim",
+        "shim/libcuda.so.1",
+        ("vcuda/src/core", "vcuda/src/cuda"),
+        (*CORE_INCLUDES, "vcuda/src/cuda"),
+        "libcuda.so.1",
+        link=("-Wl,--no-as-needed", "{out}/build/libcuda-driver.so", "-Wl,--as-needed",
+              "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv", "-Wl,--enable-new-dtags", "-lpthread", "-ldl"),
+        needs=("cuda-driver-stub",),
+    ),
+    Library(
+        "nvml-shim",
+        "shim/libnvidia-ml.so.1",
+        ("vcuda/src/core", "vcuda/src/nvml"),
+        (*CORE_INCLUDES, "vcuda/src/nvml"),
+        "libnvidia-ml.so.1",
+        link=("-Wl,--no-as-needed", "{out}/build/libnvidia-ml-driver.so", "-Wl,--as-needed",
+              "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv", "-Wl,--enable-new-dtags", "-lpthread", "-ldl"),
+        needs=("nvml-driver-stub",),
+    ),
+    Library(
+        "sim-cuda",
+        f"sim/libcuda.so.{SIM_DRIVER_VERSION}",
+        ("vcuda/sim/src/core", "vcuda/sim/src/cuda"),
+        (*SIM_INCLUDES, "vcuda/sim/src/cuda"),
+        "libcuda.so.1",
+        link=("-lpthread", "-lm"),
+        links=(("libcuda.so.1", f"libcuda.so.{SIM_DRIVER_VERSION}"), ("libcuda.so", "libcuda.so.1")),
+    ),
+    Library(
+        "sim-nvml",
+        f"sim/libnvidia-ml.so.{SIM_DRIVER_VERSION}",
+        ("vcuda/sim/src/core", "vcuda/sim/src/nvml"),
+        (*SIM_INCLUDES, "vcuda/sim/src/nvml"),
+        "libnvidia-ml.so.1",
+        link=("-lpthread", "-lm"),
+        links=(
+            ("libnvidia-ml.so.1", f"libnvidia-ml.so.{SIM_DRIVER_VERSION}"),
+            ("libnvidia-ml.so", "libnvidia-ml.so.1"),
+        ),
+    ),
+)
+
+# The same C code that tenants run, for the cffi module and for the native tests.
+CORE_SOURCE_FOLDER = "vcuda/src/core"
+
+
+def compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC", "gcc"))
+
+
+def compile_command(library: Library, output: Path, out: Path) -> list[str]:
+    includes = [f"-I{ROOT / folder}" for folder in library.include_folders]
+    defines = [f'-DVC_SIM_DRIVER_VERSION="{SIM_DRIVER_VERSION}"']
+    link = [part.replace("{out}", str(out)) for part in library.link]
+    sources = [str(path) for path in library.sources()]
+    soname = f"-Wl,-soname,{library.soname}"
+    return [*compiler(), *C_FLAGS, *defines, *includes, *LINK_FLAGS, soname, "-o", str(output), *sources, *link]
+
+
+def fingerprint(library: Library) -> str:
+    """Hash of every input and of the compiler's command line: what decides whether a library is stale."""
+    digest = hashlib.sha256(" ".join([*compiler(), *C_FLAGS, *LINK_FLAGS, *library.link]).encode())
+    for path in library.inputs():
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def replace_link(path: Path, target: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
+
+
+def build_library(library: Library, out: Path) -> bool:
+    """Build one library if it is stale; return whether the compiler ran. A mapped old file is never overwritten."""
+    output = out / library.output
+    stamp = output.with_name(f".{output.name}.inputs")
+    wanted = fingerprint(library)
+    if output.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return False
+    output.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        command = compile_command(library, temporary, out)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise BuildError(f"cannot build {library.name}: {shlex.join(command)}\n{result.stderr}")
+        temporary.chmod(0o755)
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    for link, target in library.links:
+        replace_link(output.with_name(link), target)
+    stamp.write_text(wanted)
+    return True
+
+
+def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
+    """Build the named libraries (all by default) below `out`; return the names of those that were compiled.
+
+    Raises BuildError with the compiler's words, KeyError for an unknown name.
+    """
+    known = {library.name: library for library in LIBRARIES}
+    wanted = list(known) if names is None else list(with_needs(names, known))
+    return [name for name in wanted if build_library(known[name], out)]
+
+
+def with_needs(names: Iterable[str], known: dict[str, Library]) -> list[str]:
+    ordered: list[str] = []
+    for name in names:
+        for required in (*known[name].needs, name):
+            if required not in ordered:
+                ordered.append(required)
+    return ordered

@@ -1,0 +1,1 @@
+"""The simulated driver and its machine. Imports vcuda.spec only; shares no code with the interposer."""

@@ -1,0 +1,54 @@
+"""Whether a share fits a card: the one rule that the manager and the extender both obey."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vcuda.spec.errors import DoesNotFit, Reason
+from vcuda.spec.inventory import Card
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import ContainerRequest
+from vcuda.spec.units import CORES_PER_CARD
+
+
+@dataclass(frozen=True)
+class CardState:
+    """A card and what is left of it: `free_cores` of 100, `free_blocks` of the card's own."""
+
+    card: Card
+    free_cores: int
+    free_blocks: int
+
+    @property
+    def untouched(self) -> bool:
+        return self.free_cores == CORES_PER_CARD and self.free_blocks == self.card.memory_blocks
+
+
+def share_of(container: ContainerRequest, card: Card) -> CardShare:
+    """The slice that `container` gets of `card`: what it asks, or all of a whole card."""
+    blocks = card.memory_blocks if container.whole else container.memory_blocks
+    return CardShare(card.uuid, container.cores_per_card, blocks)
+
+
+def why_not(state: CardState, container: ContainerRequest) -> Reason | None:
+    """The reason for which one card can't take (one card of) the container's request now, or None if it can."""
+    if not state.card.healthy:
+        return Reason.UNHEALTHY_CARD
+    if container.whole:
+        return None if state.untouched else Reason.INSUFFICIENT_WHOLE_CARDS
+    if container.cores > state.free_cores:
+        return Reason.INSUFFICIENT_CORES
+    if container.memory_blocks > state.free_blocks:
+        return Reason.INSUFFICIENT_MEMORY
+    return None
+
+
+def require(state: CardState, container: ContainerRequest) -> None:
+    """Raise DoesNotFit, naming the card and what is free, if the card can't take the request."""
+    reason = why_not(state, container)
+    if reason is not None:
+        raise DoesNotFit(
+            reason,
+            f"card {state.card.uuid} has {state.free_cores} cores and {state.free_blocks} blocks free; container "
+            f"{container.name!r} asks for {container.cores_per_card} and {container.memory_blocks}",
+        )

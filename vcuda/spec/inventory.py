@@ -1,0 +1,78 @@
+"""A node's cards as the manager publishes them and the extender reads them, with the annotation's codec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vcuda.spec.errors import InvalidInventory, Reason
+from vcuda.spec.units import blocks_on_card
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card (or MIG instance), identified by UUID; minor and model are for display and compatibility.
+
+    `links` maps the UUID of a peer card to a rank of closeness (higher is closer; 0: only the system bus).
+    """
+
+    uuid: str
+    minor: int
+    model: str
+    memory_bytes: int
+    numa_node: int | None = None
+    healthy: bool = True
+    links: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def memory_blocks(self) -> int:
+        return blocks_on_card(self.memory_bytes)
+
+
+def encode(cards: tuple[Card, ...]) -> str:
+    """Render the annotation: compact JSON, stable order, so that an unchanged inventory is an unchanged string."""
+    rows = []
+    for card in cards:
+        row: dict[str, Any] = {
+            "uuid": card.uuid, "minor": card.minor, "model": card.model, "bytes": card.memory_bytes,
+        }
+        if card.numa_node is not None:
+            row["numa"] = card.numa_node
+        if not card.healthy:
+            row["healthy"] = False
+        if card.links:
+            row["links"] = dict(card.links)
+        rows.append(row)
+    return json.dumps({"version": VERSION, "cards": rows}, separators=(",", ":"))
+
+
+def _card(row: Mapping[str, Any]) -> Card:
+    uuid, minor, size = row["uuid"], row["minor"], row["bytes"]
+    numa, links = row.get("numa"), row.get("links", {})
+    valid = (
+        isinstance(uuid, str) and uuid and type(minor) is int and type(size) is int and size >= 0
+        and (numa is None or type(numa) is int)
+        and isinstance(links, dict) and all(type(rank) is int for rank in links.values())
+    )
+    if not valid:
+        raise ValueError("a card needs uuid (text), minor and bytes (whole numbers)")
+    return Card(uuid, minor, str(row.get("model", "")), size, numa, row.get("healthy", True) is not False,
+                tuple(links.items()))
+
+
+def decode(text: str) -> tuple[Card, ...]:
+    """Parse the annotation. Raises InvalidInventory; unknown fields of newer versions are ignored."""
+    try:
+        data = json.loads(text)
+        cards = tuple(_card(row) for row in data["cards"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidInventory(
+            Reason.INVALID_INVENTORY, f"the inventory annotation is malformed ({error!s:.120}); gpu-manager rewrites it"
+        ) from error
+    if len({card.uuid for card in cards}) != len(cards):
+        raise InvalidInventory(Reason.INVALID_INVENTORY, "the inventory annotation lists a card twice")
+    return cards

@@ -1,0 +1,106 @@
+"""Every resource, annotation and label name of the product; the domain in front of them is one setting.
+
+The names are those of tkestack gpu-manager (so its users' pods run unchanged) plus our own, same domain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_DOMAIN = "tencent.com"
+
+# Labels that are not under the domain: the old DaemonSet selects its nodes by the first one.
+NODE_SELECTOR_LABEL = "nvidia-device-enable"
+NODE_SELECTOR_VALUE = "enable"
+
+
+@dataclass(frozen=True)
+class Names:
+    """The full names under one domain. Values on the wire are always strings."""
+
+    domain: str = DEFAULT_DOMAIN
+
+    @property
+    def core(self) -> str:
+        """Resource: hundredths of a card."""
+        return f"{self.domain}/vcuda-core"
+
+    @property
+    def memory(self) -> str:
+        """Resource in a pod: 256 MiB blocks. As an annotation on an allocated container: bytes."""
+        return f"{self.domain}/vcuda-memory"
+
+    @property
+    def device(self) -> str:
+        """Annotation in Allocate's response: UUIDs of the container's cards."""
+        return f"{self.domain}/vcuda-device"
+
+    # --- what users write on pods ---
+    @property
+    def core_limit(self) -> str:
+        """Annotation: elastic limit in cores for each share of the pod."""
+        return f"{self.domain}/vcuda-core-limit"
+
+    @property
+    def priority(self) -> str:
+        return f"{self.domain}/vcuda-priority"
+
+    @property
+    def policy(self) -> str:
+        return f"{self.domain}/vcuda-policy"
+
+    @property
+    def card_model(self) -> str:
+        return f"{self.domain}/vcuda-card-model"
+
+    @property
+    def card_uuid(self) -> str:
+        return f"{self.domain}/vcuda-card-uuid"
+
+    @property
+    def oversell(self) -> str:
+        return f"{self.domain}/vcuda-oversell"
+
+    @property
+    def gang(self) -> str:
+        return f"{self.domain}/vcuda-gang"
+
+    # --- what the extender writes at bind; untrusted and replaced on a new pod ---
+    @property
+    def placement(self) -> str:
+        """Annotation: the authoritative placement, keyed by container name (`vcuda.spec.placement`)."""
+        return f"{self.domain}/vcuda-placement"
+
+    def predicate_gpu_index(self, container_index: int) -> str:
+        """Annotation: comma list of card minors for `spec.containers[container_index]` (old name)."""
+        return f"{self.domain}/predicate-gpu-idx-{container_index}"
+
+    @property
+    def predicate_time(self) -> str:
+        """Annotation: nanoseconds since the epoch at which the node was chosen."""
+        return f"{self.domain}/predicate-time"
+
+    @property
+    def predicate_node(self) -> str:
+        return f"{self.domain}/predicate-node"
+
+    @property
+    def gpu_assigned(self) -> str:
+        """Annotation: "false" at bind, "true" once the manager has allocated the devices."""
+        return f"{self.domain}/gpu-assigned"
+
+    # --- what the manager writes on its node ---
+    @property
+    def inventory(self) -> str:
+        """Annotation on nodes: the node's cards (`vcuda.spec.inventory`)."""
+        return f"{self.domain}/vcuda-inventory"
+
+    @property
+    def model_label(self) -> str:
+        """Label on nodes with the card model. Its domain is fixed under the default for compatibility."""
+        return f"gaia.{self.domain}/gpu-model"
+
+    def written_by_us(self, annotation: str) -> bool:
+        """Whether a pod annotation is ours to write, hence untrusted on a pod that is not bound yet."""
+        fixed = (self.placement, self.predicate_time, self.predicate_node, self.gpu_assigned)
+        return annotation in fixed or annotation.startswith(f"{self.domain}/predicate-gpu-idx-")

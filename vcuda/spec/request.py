@@ -1,0 +1,258 @@
+"""What a pod asks for: its limits and our annotations, checked, per container.
+
+The rules are those of the systems our users come from: only `limits` count (Kubernetes copies them to requests),
+under 100 cores is a share of one card and needs memory, multiples of 100 are whole cards, anything else is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vcuda.spec.errors import InvalidRequest, Reason
+from vcuda.spec.names import Names
+from vcuda.spec.units import CORES_PER_CARD, parse_count
+
+MAX_CARDS_PER_CONTAINER = 16
+
+
+class Kind(enum.StrEnum):
+    """When a container runs: all APP and SIDECAR ones together, INIT ones one by one before."""
+
+    APP = "app"
+    INIT = "init"
+    SIDECAR = "sidecar"  # an init container with restartPolicy: Always
+
+
+class Priority(enum.StrEnum):
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+class Policy(enum.StrEnum):
+    FGD = "fgd"
+    BINPACK = "binpack"
+    SPREAD = "spread"
+    TOPOLOGY = "topology"
+
+
+@dataclass(frozen=True)
+class ContainerRequest:
+    """One container's request: `cores` in 1/100 card, `memory_blocks` of 256 MiB, `core_limit` elastic ceiling.
+
+    `index` counts `spec.containers`, and is None for init containers and sidecars.
+    """
+
+    name: str
+    kind: Kind
+    index: int | None
+    cores: int
+    memory_blocks: int
+    core_limit: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether it asks for whole cards; then memory is not limited below the card's own."""
+        return self.cores >= CORES_PER_CARD
+
+    @property
+    def card_count(self) -> int:
+        return self.cores // CORES_PER_CARD if self.whole else 1
+
+    @property
+    def cores_per_card(self) -> int:
+        return CORES_PER_CARD if self.whole else self.cores
+
+
+@dataclass(frozen=True)
+class CardFilter:
+    """Which models or UUIDs a pod accepts: `include` empty means all; `exclude` always wins."""
+
+    include: frozenset[str] = frozenset()
+    exclude: frozenset[str] = frozenset()
+
+    def allows(self, value: str) -> bool:
+        return value not in self.exclude and (not self.include or value in self.include)
+
+
+@dataclass(frozen=True)
+class PodRequest:
+    """A pod's whole request; `containers` are those that ask for a share, init containers and sidecars included."""
+
+    uid: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerRequest, ...]
+    priority: Priority = Priority.NORMAL
+    policy: Policy | None = None
+    models: CardFilter = field(default_factory=CardFilter)
+    uuids: CardFilter = field(default_factory=CardFilter)
+    oversell: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether the pod asks for any share at all."""
+        return bool(self.containers)
+
+    def container(self, name: str) -> ContainerRequest | None:
+        return next((container for container in self.containers if container.name == name), None)
+
+
+def _check_container(
+    name: str, kind: Kind, index: int | None, limits: Mapping[str, object], core_limit: int | None, names: Names
+) -> ContainerRequest | None:
+    if names.core not in limits and names.memory not in limits:
+        return None
+    where = f"container {name!r}"
+    cores = parse_count(limits.get(names.core, 0), f"{names.core} of {where}")
+    blocks = parse_count(limits.get(names.memory, 0), f"{names.memory} of {where}")
+    if names.core not in limits or (cores == 0 and blocks > 0):
+        raise InvalidRequest(
+            Reason.INCOMPLETE_REQUEST, f"{where} asks for {names.memory} without {names.core}; add both to its limits"
+        )
+    if cores == 0:
+        if names.memory in limits:
+            return None  # 0 of both, explicitly: no share
+        raise InvalidRequest(Reason.INVALID_CORES, f"{where} asks for 0 {names.core}; ask 1 to 99 or a multiple of 100")
+    if cores > CORES_PER_CARD and cores % CORES_PER_CARD:
+        raise InvalidRequest(
+            Reason.INVALID_CORES,
+            f"{where} asks for {cores} {names.core}; ask 1 to 99 for a share of one card, "
+            f"or a multiple of {CORES_PER_CARD} for whole cards",
+        )
+    if cores // CORES_PER_CARD > MAX_CARDS_PER_CONTAINER:
+        raise InvalidRequest(
+            Reason.INVALID_CORES, f"{where} asks for {cores} {names.core}; one container may have at most "
+            f"{MAX_CARDS_PER_CONTAINER} cards ({MAX_CARDS_PER_CONTAINER * CORES_PER_CARD})"
+        )
+    if blocks == 0 and cores < CORES_PER_CARD:
+        if names.memory not in limits:
+            raise InvalidRequest(
+                Reason.INCOMPLETE_REQUEST,
+                f"{where} asks for {names.core} without {names.memory}; add memory blocks of 256 MiB to its limits",
+            )
+        raise InvalidRequest(Reason.INVALID_MEMORY, f"{where} asks for 0 {names.memory}; a share needs at least 1 block")
+    whole = cores >= CORES_PER_CARD
+    if core_limit is not None and not whole and core_limit < cores:
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION,
+            f"annotation {names.core_limit} is {core_limit}, below the {cores} {names.core} of {where}; "
+            "the elastic limit must be at least the request",
+        )
+    limit = CORES_PER_CARD if whole else (core_limit or cores)
+    return ContainerRequest(name, kind, index, cores, blocks, limit)
+
+
+def _choice(value: object, options: type[enum.StrEnum], annotation: str) -> Any:
+    try:
+        return options(str(value))
+    except ValueError:
+        allowed = ", ".join(options)
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION, f"annotation {annotation} is {value!r:.60}; it must be one of {allowed}"
+        ) from None
+
+
+def _core_limit(annotations: Mapping[str, str], names: Names) -> int | None:
+    if names.core_limit not in annotations:
+        return None
+    value = annotations[names.core_limit]
+    try:
+        number = parse_count(value, f"annotation {names.core_limit}")
+    except InvalidRequest as error:
+        raise InvalidRequest(Reason.INVALID_ANNOTATION, error.message) from None
+    if not 1 <= number <= CORES_PER_CARD:
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION, f"annotation {names.core_limit} is {number}; it must be 1 to {CORES_PER_CARD}"
+        )
+    return number
+
+
+def _card_filter(value: str) -> CardFilter:
+    items = [item.strip() for item in value.split(",") if item.strip()]
+    return CardFilter(
+        frozenset(item for item in items if not item.startswith("!")),
+        frozenset(item[1:].strip() for item in items if item.startswith("!")),
+    )
+
+
+def _boolean(value: str, annotation: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION, f'annotation {annotation} is {value!r:.60}; it must be "true" or "false"'
+        )
+    return value.lower() == "true"
+
+
+def _containers(spec: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    value = spec.get(key) or ()
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(c, Mapping) for c in value):
+        raise InvalidRequest(Reason.INVALID_QUANTITY, f"spec.{key} is not a list of containers")
+    return value
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(Reason.INVALID_QUANTITY, f"{what} is not an object")
+    return value
+
+
+@functools.lru_cache(maxsize=8)
+def _default_names(domain: str) -> Names:
+    return Names(domain)
+
+
+def asks_for_share(pod: Mapping[str, Any], names: Names) -> bool:
+    """Whether any container names one of our resources in its limits, valid or not. Never raises."""
+    spec = pod.get("spec")
+    if not isinstance(spec, Mapping):
+        return False
+    for key in ("containers", "initContainers"):
+        for container in spec.get(key) or ():
+            resources = container.get("resources") if isinstance(container, Mapping) else None
+            limits = resources.get("limits") if isinstance(resources, Mapping) else None
+            if isinstance(limits, Mapping) and (names.core in limits or names.memory in limits):
+                return True
+    return False
+
+
+def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
+    """Parse a pod as the API server serves it (JSON). A pod without our resources gives an empty, falsy request.
+
+    Raises InvalidRequest with a stable reason and a message that names the container or annotation. Our
+    annotations are only looked at on pods that ask for a share: others' values are not our business.
+    """
+    names = names or _default_names("tencent.com")
+    metadata = _mapping(pod.get("metadata"), "metadata")
+    identity = (str(metadata.get("uid", "")), str(metadata.get("namespace") or "default"), str(metadata.get("name", "")))
+    if not asks_for_share(pod, names):
+        return PodRequest(*identity, ())
+    spec = _mapping(pod.get("spec"), "spec")
+    annotations = {str(k): str(v) for k, v in _mapping(metadata.get("annotations"), "metadata.annotations").items()}
+    core_limit = _core_limit(annotations, names)
+    found: list[ContainerRequest] = []
+    for key in ("initContainers", "containers"):
+        for position, container in enumerate(_containers(spec, key)):
+            name = str(container.get("name", ""))
+            limits = _mapping(_mapping(container.get("resources"), "resources").get("limits"), "resources.limits")
+            if key == "containers":
+                kind, index = Kind.APP, position
+            else:
+                kind, index = (Kind.SIDECAR if container.get("restartPolicy") == "Always" else Kind.INIT), None
+            request = _check_container(name, kind, index, limits, core_limit, names)
+            if request is not None:
+                found.append(request)
+    return PodRequest(
+        *identity,
+        tuple(found),
+        priority=_choice(annotations.get(names.priority, Priority.NORMAL), Priority, names.priority),
+        policy=_choice(annotations[names.policy], Policy, names.policy) if names.policy in annotations else None,
+        models=_card_filter(annotations.get(names.card_model, "")),
+        uuids=_card_filter(annotations.get(names.card_uuid, "")),
+        oversell=_boolean(annotations.get(names.oversell, "false"), names.oversell),
+    )

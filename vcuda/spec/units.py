@@ -1,0 +1,76 @@
+"""Units: cores (1/100 of a card), memory blocks (256 MiB), Kubernetes quantities, human-written bytes."""
+
+from __future__ import annotations
+
+import re
+
+from vcuda.spec.errors import InvalidRequest, Reason
+
+CORES_PER_CARD = 100
+BLOCK_BYTES = 256 * 1024 * 1024
+
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_QUANTITY = re.compile(r"(?P<sign>[+-]?)(?P<number>\d+)(?P<suffix>[KMGTP]i|[kMGTP]|)(?:[eE](?P<exponent>\+?\d{1,2}))?")
+_BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<suffix>[KMGTP]i?B?|[kmgtp]i?b?|B|)")
+
+
+def blocks_on_card(memory_bytes: int) -> int:
+    """Memory blocks that a card of `memory_bytes` offers: whole blocks only, the rest is not for sale."""
+    return max(0, memory_bytes) // BLOCK_BYTES
+
+
+def blocks_for(memory_bytes: int) -> int:
+    """The fewest blocks that hold `memory_bytes`."""
+    return -(-memory_bytes // BLOCK_BYTES)
+
+
+def parse_count(value: object, what: str) -> int:
+    """Parse the amount of an extended resource, an integer Kubernetes quantity such as 30, "30", "1k" or "3e1".
+
+    Raises InvalidRequest (InvalidQuantity) that names `what`: fractions and negative amounts of an extended
+    resource do not exist in Kubernetes.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    else:
+        match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 32 else None
+        if match is None or (match["suffix"] and match["exponent"]):
+            raise InvalidRequest(
+                Reason.INVALID_QUANTITY, f"{what} is {value!r:.60}; write a whole number such as \"30\""
+            )
+        factor = {**_BINARY, **_DECIMAL}[match["suffix"]]
+        number = int(match["number"]) * factor * 10 ** int(match["exponent"] or 0)
+        number = -number if match["sign"] == "-" else number
+    if not 0 <= number < 2**63:
+        raise InvalidRequest(Reason.INVALID_QUANTITY, f"{what} is {number}; it must be between 0 and 2^63 - 1")
+    return number
+
+
+def parse_bytes(text: str, what: str = "memory") -> int:
+    """Parse an amount of memory as people write it: "4GiB", "512M", "1.5 GB", "1073741824" (bytes).
+
+    "Gi" and "GiB" are powers of 1024; "G" and "GB" are powers of 1000. Raises InvalidRequest (InvalidMemory).
+    """
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(Reason.INVALID_MEMORY, f'{what} is {text!r:.60}; write for instance "4GiB" or "512MiB"')
+    letters = match["suffix"].removesuffix("B").removesuffix("b")
+    power = " kmgtp".index(letters[0].lower()) if letters else 0
+    base = 1024 if letters.endswith("i") else 1000
+    number, _, fraction = match["number"].partition(".")
+    scale: int = base**power
+    total = int(number) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
+    if total >= 2**63:
+        raise InvalidRequest(Reason.INVALID_MEMORY, f"{what} is {text!r:.60}; that is more than 8 EiB")
+    return total
+
+
+def format_bytes(memory_bytes: int) -> str:
+    """Render bytes for people in the largest binary unit that keeps it readable: "2.5 GiB"."""
+    value = float(memory_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
