@@ -1,0 +1,158 @@
+"""NVIDIA's genuine driver programs and libraries for tests: fetched from Debian's archive, unpacked, never installed.
+
+They are not ours to ship, so each machine fetches them once through apt, with an apt state of its own (the system's
+sources and package lists are neither read for packages nor changed), into `$XDG_CACHE_HOME/vcuda-tests/genuine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Driver series -> the Debian suite whose non-free component holds it (packages.debian.org, nvidia-graphics-drivers).
+SUITES = {"535": "bookworm", "550": "trixie"}
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+DEFAULT_ARCHIVE = "http://deb.debian.org/debian"
+SECONDS = 180
+
+
+class Unavailable(Exception):
+    """The genuine file can't be had on this machine; the message says why. Tests skip with it."""
+
+
+def nvidia_smi(series: str) -> Path:
+    """The genuine `nvidia-smi` of driver series "535" or "550". Raises Unavailable."""
+    return _only(_package("nvidia-smi", series), "usr/lib/**/nvidia-smi")
+
+
+def libcuda(series: str) -> Path:
+    """The genuine `libcuda.so.<version>`; it loads and answers look-ups without a card. Raises Unavailable."""
+    return _only(_package("libcuda1", series), "usr/**/libcuda.so.*.*")
+
+
+def libnvidia_ml(series: str) -> Path:
+    """The genuine `libnvidia-ml.so.<version>`. Raises Unavailable."""
+    return _only(_package("libnvidia-ml1", series), "usr/**/libnvidia-ml.so.*.*")
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())
+    if len(found) != 1:
+        raise Unavailable(
+            f"{folder} holds {len(found)} files like {pattern}; remove the folder to fetch it again"
+        )
+    return found[0]
+
+
+@functools.cache
+def _package_or_error(name: str, series: str) -> Path | Unavailable:
+    """Remember failures too: without an archive, one time-out per test run is enough."""
+    try:
+        return _fetched(name, series)
+    except Unavailable as error:
+        return error
+
+
+def _package(name: str, series: str) -> Path:
+    result = _package_or_error(name, series)
+    if isinstance(result, Unavailable):
+        raise result
+    return result
+
+
+def _fetched(name: str, series: str) -> Path:
+    if series not in SUITES:
+        raise Unavailable(f"driver series {series!r} is not known; known: {', '.join(SUITES)}")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vcuda-tests" / "genuine"
+    target = base / series / name
+    if target.is_dir():
+        return target
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise Unavailable(f"there is no {tool} here to fetch {name} {series} with")
+    try:
+        base.joinpath(series).mkdir(parents=True, exist_ok=True)
+        with _locked(base / "lock"):
+            if not target.is_dir():
+                _fetch(name, series, base, target)
+    except OSError as error:
+        raise Unavailable(f"the cache {base} can't be written: {error}") from error
+    return target
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(name: str, series: str, base: Path, target: Path) -> None:
+    suite = SUITES[series]
+    with tempfile.TemporaryDirectory(dir=base, prefix=".fetch-") as text:
+        folder = Path(text)
+        apt = _private_apt(folder, suite)
+        _run([*apt, "update"], folder)
+        _run([*apt, "download", name], folder)
+        packages = list(folder.glob("*.deb"))
+        if len(packages) != 1 or not packages[0].name.startswith(f"{name}_{series}."):
+            raise Unavailable(f"{suite}/non-free offers {[p.name for p in packages]}, not {name} {series}")
+        _run(["dpkg-deb", "--extract", str(packages[0]), str(folder / "files")], folder)
+        (folder / "files").replace(target)
+
+
+def _private_apt(folder: Path, suite: str) -> list[str]:
+    """An apt-get command line whose sources, lists and cache all live below `folder`."""
+    for part in ("lists/partial", "cache/archives/partial"):
+        (folder / part).mkdir(parents=True)
+    (folder / "status").touch()
+    signed = f"[arch=amd64 signed-by={KEYRING}] " if KEYRING.exists() else "[arch=amd64] "
+    (folder / "sources.list").write_text(f"deb {signed}{_archive()} {suite} non-free\n")
+    options = {
+        "Dir::State::Lists": folder / "lists",
+        "Dir::State::status": folder / "status",
+        "Dir::Cache": folder / "cache",
+        "Dir::Etc::SourceList": folder / "sources.list",
+        "Dir::Etc::SourceParts": "/dev/null",
+        "APT::Sandbox::User": "root",  # the folder is private to us; apt's own user could not enter it
+        "Acquire::Retries": "1",
+        "Acquire::http::Timeout": "20",
+        "APT::Architecture": "amd64",
+        "APT::Update::Error-Mode": "any",  # else an unreachable archive is only a warning
+    }
+    return ["apt-get", "-q", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
+
+
+def _archive() -> str:
+    """The Debian archive that this machine already uses (it may be a mirror), else the public one."""
+    listing = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(COMPONENT)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    for line in listing.stdout.splitlines():
+        words = line.split()
+        if words[1:] == ["Debian", "main"] and not words[0].rstrip("/").endswith("security"):
+            return words[0].rstrip("/")
+    return DEFAULT_ARCHIVE
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        result = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command[0]} did not answer within {SECONDS} s") from error
+    if result.returncode != 0:
+        words = (result.stderr or result.stdout).strip().splitlines()
+        raise Unavailable(f"{command[0]} {command[-1]} failed: {' / '.join(words)[:400]}")
