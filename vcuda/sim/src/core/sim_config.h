@@ -1,0 +1,60 @@
+/* The machine's description, state/machine.conf: text in, cards out.
+ *
+ * One statement per line, `#` starts a comment line, values with spaces stand in double quotes. Unknown keys are
+ * ignored, an unknown statement or a malformed value is an error that names the line.
+ *
+ *   driver version=550.163.01 cuda=12040
+ *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
+ *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0
+ *   card index=1 parent=0 profile=1g.5gb caps=3,4 uuid=MIG-… minor=0 memory=… …
+ *
+ * (One line each in the file: a backslash does not continue a line.) `index` is 0, 1, 2 … in file order. `parent`
+ * makes the card a MIG instance of an earlier card that says mig=1; it has a timeline and memory of its own, and is
+ * visible with its parent's node and the nvidia-caps/nvidia-cap<N> nodes listed in `caps`. Only index, minor, uuid and
+ * memory are required; a client needs nothing else from outside `state/`.
+ */
+#ifndef SIM_CONFIG_H
+#define SIM_CONFIG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SIM_MAX_CARDS = 32, SIM_MAX_CAPS = 4, SIM_TEXT = 96 };
+
+typedef struct {
+    int32_t minor;             /* N of /dev/nvidiaN (of the parent, for a MIG instance) */
+    int32_t parent;            /* index of the parent card, or -1 */
+    int32_t mig;               /* 1: MIG mode, the card's own compute is not usable */
+    int32_t numa;              /* NUMA node, -1 unknown */
+    int32_t cc_major, cc_minor; /* compute capability */
+    int32_t sms;               /* streaming multiprocessors */
+    int32_t run_to_completion; /* 1: a running operation is never preempted at slice end */
+    int32_t cap_count;
+    int32_t caps[SIM_MAX_CAPS]; /* minors of /dev/nvidia-caps/nvidia-capN */
+    uint64_t memory_bytes;
+    uint64_t context_bytes; /* what one context costs */
+    uint64_t slice_ns;      /* time slice of a context while others wait */
+    uint64_t switch_ns;     /* cost of changing the context */
+    char uuid[SIM_TEXT];
+    char model[SIM_TEXT];
+    char pci[32];
+    char profile[32]; /* MIG profile, "" for a whole card */
+} sim_card_config;
+
+typedef struct {
+    int card_count;
+    int cuda_version; /* as cuDriverGetVersion says it */
+    char driver_version[32];
+    sim_card_config cards[SIM_MAX_CARDS];
+    char *text; /* the file as read, for sim_config_extra */
+} sim_config;
+
+/* Read and check `path`. 0, or -1 with one line in `why` that names file, line and reason. Free with sim_config_free. */
+int sim_config_read(const char *path, sim_config *config, char *why, size_t why_size);
+void sim_config_free(sim_config *config);
+
+/* The value of any key of a card's line (also of keys this header does not know), or of the `driver` line for
+ * card -1. 1 if present (copied to `value`, truncated to fit), else 0. */
+int sim_config_extra(const sim_config *config, int card, const char *key, char *value, size_t value_size);
+
+#endif

@@ -1,0 +1,41 @@
+/* The card's timeline: operations go into streams, sim_advance evaluates them up to a moment, waiters sleep till then.
+ *
+ * One context is on the card at a time; contexts take turns by slices while others have work, and a switch costs time. The
+ * streams of the context on the card share its compute equally; the copy engines run beside it for all contexts.
+ * All functions that take a sim_card want its lock held; sim_wait_* take it themselves.
+ */
+#ifndef SIM_ENGINE_H
+#define SIM_ENGINE_H
+
+#include "sim_state.h"
+
+/* Evaluate the timeline up to `now`. */
+void sim_advance(sim_state *state, sim_card *card, uint64_t now);
+
+/* Contexts, streams, events of the own process: an index, or SIM_NONE when the table is full. A new context costs
+ * `bytes` of the card's memory: -2 when they are not there. */
+int32_t sim_context_create(sim_state *state, sim_card *card, uint64_t bytes);
+void sim_context_destroy(sim_state *state, sim_card *card, int32_t context);
+int32_t sim_stream_create(sim_state *state, sim_card *card, int32_t context, int blocking, int legacy, int priority);
+/* Forget the stream and whatever it still holds. */
+void sim_stream_destroy(sim_state *state, sim_card *card, int32_t stream);
+int32_t sim_event_create(sim_state *state, sim_card *card);
+void sim_event_destroy(sim_card *card, int32_t event);
+
+/* Take or give back memory for process slot `slot`; take returns -1 when the card has not that much left. */
+int sim_memory_take(sim_state *state, sim_card *card, uint64_t bytes);
+void sim_memory_give(sim_state *state, sim_card *card, uint64_t bytes);
+
+/* Push one operation. 0, or -1 when the ring is full: unlock, sim_wait_room, try again. */
+int sim_push(sim_card *card, int32_t stream, const sim_op *op);
+int sim_wait_room(sim_state *state, int card, int32_t stream);
+
+/* Sleep until the stream has completed `count` operations, whose durations sum up to `sum_ns` (both as of their
+ * submission). Returns 0, or -1 when the card is lost. */
+int sim_wait_stream(sim_state *state, int card, int32_t stream, uint64_t count, uint64_t sum_ns);
+
+/* The head of `stream` is a SIM_OP_HOST that may run now: its value, else 0. sim_host_done completes it. */
+uint64_t sim_host_ready(sim_card *card, int32_t stream);
+void sim_host_done(sim_state *state, int card, int32_t stream);
+
+#endif
