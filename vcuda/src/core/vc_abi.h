@@ -1,0 +1,62 @@
+/* The region's layout as C sees it: `vcuda/abi/region.abi` with guards, the magic and proof that no offset moved.
+ *
+ * Rules of the ABI: append-only. A new field takes the place of a reserved word, is zero in older files, and raises
+ * VC_ABI_MINOR; nothing ever moves. A file of another VC_ABI_MAJOR is refused. */
+#ifndef VC_ABI_H
+#define VC_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "region.abi"
+
+/* First eight bytes of both files, not NUL-terminated. */
+#define VC_MAGIC "VCUDARGN"
+
+#define VC__OFFSET(type, field, offset) \
+    _Static_assert(offsetof(struct type, field) == (offset), "ABI: " #type "." #field " moved")
+#define VC__SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), "ABI: size of " #type " changed")
+
+VC__SIZE(vc_header, 64);
+VC__OFFSET(vc_header, instance, 32);
+
+VC__SIZE(vc_card_limit, 256);
+VC__OFFSET(vc_card_limit, memory_bytes, 48);
+VC__OFFSET(vc_card_limit, cores, 64);
+VC__OFFSET(vc_card_limit, minor, 80);
+VC__OFFSET(vc_card_limit, context_bytes, 88);
+VC__OFFSET(vc_card_limit, granted_ppm, 120);
+VC__OFFSET(vc_card_limit, lease_sequence, 128);
+VC__OFFSET(vc_card_limit, others_gpu_ns, 160);
+
+VC__SIZE(vc_limits, 192 + 16 * 256);
+VC__OFFSET(vc_limits, sequence, 64);
+VC__OFFSET(vc_limits, arbiter_heartbeat_ns, 128);
+VC__OFFSET(vc_limits, cards, 192);
+
+VC__SIZE(vc_card_usage, 256);
+VC__OFFSET(vc_card_usage, memory_refusals, 40);
+VC__OFFSET(vc_card_usage, wake_futex, 76);
+VC__OFFSET(vc_card_usage, unknown_symbols, 80);
+VC__OFFSET(vc_card_usage, waiting_until_ns, 96);
+
+VC__SIZE(vc_slot_card, 128);
+VC__OFFSET(vc_slot_card, gpu_ns, 32);
+VC__OFFSET(vc_slot_card, generation, 64);
+
+VC__SIZE(vc_slot, 128 + 16 * 128);
+VC__OFFSET(vc_slot, pid, 4);
+VC__OFFSET(vc_slot, flags, 48);
+VC__OFFSET(vc_slot, cards, 128);
+
+VC__OFFSET(vc_usage, slot_high_water, 64);
+VC__OFFSET(vc_usage, cards, 128);
+VC__OFFSET(vc_usage, slots, 128 + 16 * 256);
+
+_Static_assert(sizeof(struct vc_limits) <= VC_LIMITS_FILE_BYTES, "limits do not fit into their file");
+_Static_assert(sizeof(struct vc_usage) <= VC_USAGE_FILE_BYTES, "usage does not fit into its file");
+
+#undef VC__OFFSET
+#undef VC__SIZE
+
+#endif
