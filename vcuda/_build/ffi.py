@@ -33,7 +33,13 @@ def make_builder() -> cffi.FFI:
         '#include "vc_native.h"\n',
         sources=core_sources(),
         include_dirs=[str(ROOT / folder) for folder in native.CORE_INCLUDES],
-        extra_compile_args=["-std=c11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing"],
+        extra_compile_args=[
+            "-std=c11",
+            "-D_GNU_SOURCE",
+            "-O2",
+            "-fvisibility=hidden",
+            "-fno-strict-aliasing",
+        ],
         libraries=["pthread"],
     )
     return builder
@@ -52,7 +58,16 @@ def build_in_place(package: Path) -> list[str]:
     if stamp.exists() and stamp.read_text() == digest.hexdigest() and list(package.glob("_native*.so")):
         return []
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", folder, "--build-temp", f"{folder}/t"]
+        command = [
+            sys.executable,
+            "setup.py",
+            "-q",
+            "build_ext",
+            "--build-lib",
+            folder,
+            "--build-temp",
+            f"{folder}/t",
+        ]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise native.BuildError(f"cannot build vcuda._native:\n{result.stdout}{result.stderr}")

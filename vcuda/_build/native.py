@@ -70,15 +70,28 @@ SIM_INCLUDES = ("vcuda/sim/src/include", "vcuda/sim/src/core")
 LIBRARIES: tuple[Library, ...] = (
     # Link-time stand-ins for the alias of the real driver: only their SONAME matters (it becomes DT_NEEDED).
     Library("cuda-driver-stub", "build/libcuda-driver.so", ("vcuda/src/stub",), (), "libcuda-driver.so.1"),
-    Library("nvml-driver-stub", "build/libnvidia-ml-driver.so", ("vcuda/src/stub",), (), "libnvidia-ml-driver.so.1"),
+    Library(
+        "nvml-driver-stub",
+        "build/libnvidia-ml-driver.so",
+        ("vcuda/src/stub",),
+        (),
+        "libnvidia-ml-driver.so.1",
+    ),
     Library(
         "cuda-shim",
         "shim/libcuda.so.1",
         ("vcuda/src/core", "vcuda/src/cuda"),
         (*CORE_INCLUDES, "vcuda/src/cuda"),
         "libcuda.so.1",
-        link=("-Wl,--no-as-needed", "{out}/build/libcuda-driver.so", "-Wl,--as-needed",
-              "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv", "-Wl,--enable-new-dtags", "-lpthread", "-ldl"),
+        link=(
+            "-Wl,--no-as-needed",
+            "{out}/build/libcuda-driver.so",
+            "-Wl,--as-needed",
+            "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv",
+            "-Wl,--enable-new-dtags",
+            "-lpthread",
+            "-ldl",
+        ),
         needs=("cuda-driver-stub",),
     ),
     Library(
@@ -87,8 +100,15 @@ LIBRARIES: tuple[Library, ...] = (
         ("vcuda/src/core", "vcuda/src/nvml"),
         (*CORE_INCLUDES, "vcuda/src/nvml"),
         "libnvidia-ml.so.1",
-        link=("-Wl,--no-as-needed", "{out}/build/libnvidia-ml-driver.so", "-Wl,--as-needed",
-              "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv", "-Wl,--enable-new-dtags", "-lpthread", "-ldl"),
+        link=(
+            "-Wl,--no-as-needed",
+            "{out}/build/libnvidia-ml-driver.so",
+            "-Wl,--as-needed",
+            "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv",
+            "-Wl,--enable-new-dtags",
+            "-lpthread",
+            "-ldl",
+        ),
         needs=("nvml-driver-stub",),
     ),
     Library(
@@ -128,7 +148,18 @@ def compile_command(library: Library, output: Path, out: Path) -> list[str]:
     link = [part.replace("{out}", str(out)) for part in library.link]
     sources = [str(path) for path in library.sources()]
     soname = f"-Wl,-soname,{library.soname}"
-    return [*compiler(), *C_FLAGS, *defines, *includes, *LINK_FLAGS, soname, "-o", str(output), *sources, *link]
+    return [
+        *compiler(),
+        *C_FLAGS,
+        *defines,
+        *includes,
+        *LINK_FLAGS,
+        soname,
+        "-o",
+        str(output),
+        *sources,
+        *link,
+    ]
 
 
 def fingerprint(library: Library) -> str:

@@ -8,6 +8,7 @@ import enum
 class Reason(enum.StrEnum):
     """Stable codes; they appear in events, metrics, HTTP answers and tests. Never rename one."""
 
+    INVALID_POD = "InvalidPod"
     INVALID_QUANTITY = "InvalidQuantity"
     INVALID_CORES = "InvalidCores"
     INVALID_MEMORY = "InvalidMemory"
@@ -28,7 +29,7 @@ class SpecError(Exception):
     """Base of all refusals: `reason` for programs, `str(error)` for people."""
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
+        super().__init__(reason, message)  # what pickle hands back to this constructor
         self.reason = reason
         self.message = message
 

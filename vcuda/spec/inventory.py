@@ -38,7 +38,10 @@ def encode(cards: tuple[Card, ...]) -> str:
     rows = []
     for card in cards:
         row: dict[str, Any] = {
-            "uuid": card.uuid, "minor": card.minor, "model": card.model, "bytes": card.memory_bytes,
+            "uuid": card.uuid,
+            "minor": card.minor,
+            "model": card.model,
+            "bytes": card.memory_bytes,
         }
         if card.numa_node is not None:
             row["numa"] = card.numa_node
@@ -54,14 +57,26 @@ def _card(row: Mapping[str, Any]) -> Card:
     uuid, minor, size = row["uuid"], row["minor"], row["bytes"]
     numa, links = row.get("numa"), row.get("links", {})
     valid = (
-        isinstance(uuid, str) and uuid and type(minor) is int and type(size) is int and size >= 0
+        isinstance(uuid, str)
+        and uuid
+        and type(minor) is int
+        and type(size) is int
+        and 0 <= size < 2**63
         and (numa is None or type(numa) is int)
-        and isinstance(links, dict) and all(type(rank) is int for rank in links.values())
+        and isinstance(links, dict)
+        and all(type(rank) is int for rank in links.values())
     )
     if not valid:
         raise ValueError("a card needs uuid (text), minor and bytes (whole numbers)")
-    return Card(uuid, minor, str(row.get("model", "")), size, numa, row.get("healthy", True) is not False,
-                tuple(links.items()))
+    return Card(
+        uuid,
+        minor,
+        str(row.get("model", "")),
+        size,
+        numa,
+        row.get("healthy", True) is not False,
+        tuple(links.items()),
+    )
 
 
 def decode(text: str) -> tuple[Card, ...]:
@@ -71,7 +86,8 @@ def decode(text: str) -> tuple[Card, ...]:
         cards = tuple(_card(row) for row in data["cards"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
-            Reason.INVALID_INVENTORY, f"the inventory annotation is malformed ({error!s:.120}); gpu-manager rewrites it"
+            Reason.INVALID_INVENTORY,
+            f"the inventory annotation is malformed ({error!s:.120}); gpu-manager rewrites it",
         ) from error
     if len({card.uuid for card in cards}) != len(cards):
         raise InvalidInventory(Reason.INVALID_INVENTORY, "the inventory annotation lists a card twice")

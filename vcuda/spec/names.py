@@ -97,7 +97,7 @@ class Names:
 
     @property
     def model_label(self) -> str:
-        """Label on nodes with the card model. Its domain is fixed under the default for compatibility."""
+        """Label on nodes with the card model: the old name, below `gaia.` of the domain."""
         return f"gaia.{self.domain}/gpu-model"
 
     def written_by_us(self, annotation: str) -> bool:

@@ -4,20 +4,20 @@ The `vcuda-placement` annotation is authoritative (UUIDs); the old `predicate-*`
 tools that know them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from vcuda.spec.errors import InvalidPlacement, Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
-from vcuda.spec.request import ContainerRequest, Kind, PodRequest
+from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, ContainerRequest, Kind, PodRequest
+from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 VERSION = 1
+MOST_BLOCKS = 2**63 // BLOCK_BYTES - 1  # a limit in bytes must fit a signed 64-bit number
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Placement:
     def __post_init__(self) -> None:
         object.__setattr__(self, "containers", MappingProxyType(dict(self.containers)))
 
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, tuple[CardShare, ...]]]]:
+        return type(self), (dict(self.containers),)  # a mapping proxy can't be copied or pickled
+
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.containers.items())))
 
@@ -51,29 +54,35 @@ def encode(placement: Placement) -> str:
     return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))
 
 
+def _share(row: Any) -> CardShare:
+    uuid, cores, blocks = row
+    if not (isinstance(uuid, str) and uuid and type(cores) is int and type(blocks) is int):
+        raise ValueError("a share is [uuid, cores, blocks]")
+    if not (1 <= cores <= CORES_PER_CARD and 0 <= blocks <= MOST_BLOCKS):
+        raise ValueError(f"cores must be 1 to {CORES_PER_CARD} and blocks 0 to {MOST_BLOCKS}")
+    return CardShare(uuid, cores, blocks)
+
+
 def _shares(name: str, rows: Any) -> tuple[CardShare, ...]:
-    shares = []
-    for uuid, cores, blocks in rows:
-        if not (isinstance(uuid, str) and uuid and type(cores) is int and type(blocks) is int):
-            raise ValueError(f"container {name!r}: a share is [uuid, cores, blocks]")
-        if cores < 1 or blocks < 0:
-            raise ValueError(f"container {name!r}: cores and blocks must be positive")
-        shares.append(CardShare(uuid, cores, blocks))
-    if len({share.uuid for share in shares}) != len(shares) or not shares:
-        raise ValueError(f"container {name!r} names no card or one twice")
-    return tuple(shares)
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_CARDS_PER_CONTAINER:
+        raise ValueError(f"container {name!r:.60} needs 1 to {MAX_CARDS_PER_CONTAINER} shares")
+    shares = tuple(_share(row) for row in rows)
+    if len({share.uuid for share in shares}) != len(shares):
+        raise ValueError(f"container {name!r:.60} names a card twice")
+    return shares
 
 
 def decode(text: str) -> Placement:
     """Parse the annotation. Raises InvalidPlacement that says what is wrong with it."""
     try:
         data = json.loads(text)
-        if data["version"] != VERSION:
-            raise ValueError(f"version {data['version']!r} is not {VERSION}")
+        if data.get("version") != VERSION:
+            raise ValueError(f"version {data.get('version')!r:.20} is not {VERSION}")
         return Placement({str(name): _shares(name, rows) for name, rows in data["containers"].items()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidPlacement(
-            Reason.INVALID_PLACEMENT, f"the placement annotation is malformed ({error!s:.120}); delete and recreate the pod"
+            Reason.INVALID_PLACEMENT,
+            f"the placement annotation is malformed ({error!s:.120}); delete and recreate the pod",
         ) from error
 
 
@@ -82,7 +91,9 @@ def check(placement: Placement, request: PodRequest) -> None:
     for container in request.containers:
         shares = placement.containers.get(container.name, ())
         right_cores = all(share.cores == container.cores_per_card for share in shares)
-        right_memory = container.whole or all(share.memory_blocks == container.memory_blocks for share in shares)
+        right_memory = container.whole or all(
+            share.memory_blocks == container.memory_blocks for share in shares
+        )
         if len(shares) != container.card_count or not right_cores or not right_memory:
             raise InvalidPlacement(
                 Reason.INVALID_PLACEMENT,
@@ -91,11 +102,18 @@ def check(placement: Placement, request: PodRequest) -> None:
             )
     surplus = sorted(set(placement.containers) - {container.name for container in request.containers})
     if surplus:
-        raise InvalidPlacement(Reason.INVALID_PLACEMENT, f"the placement names containers that ask for nothing: {surplus}")
+        raise InvalidPlacement(
+            Reason.INVALID_PLACEMENT, f"the placement names containers that ask for nothing: {surplus}"
+        )
 
 
 def annotations(
-    placement: Placement, request: PodRequest, cards: Mapping[str, Card], node: str, time_ns: int, names: Names
+    placement: Placement,
+    request: PodRequest,
+    cards: Mapping[str, Card],
+    node: str,
+    time_ns: int,
+    names: Names,
 ) -> dict[str, str]:
     """All annotations that Bind writes, old and new. `cards` maps UUID to the node's card; `time_ns` since epoch."""
     written = {

@@ -7,7 +7,6 @@ under 100 cores is a share of one card and needs memory, multiples of 100 are wh
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,9 @@ from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import Names
 from vcuda.spec.units import CORES_PER_CARD, parse_count
 
-MAX_CARDS_PER_CONTAINER = 16
+MAX_CARDS_PER_CONTAINER = 16  # VC_MAX_CARDS of the region
+
+_DEFAULT_NAMES = Names()
 
 
 class Kind(enum.StrEnum):
@@ -101,8 +102,31 @@ class PodRequest:
         return next((container for container in self.containers if container.name == name), None)
 
 
+def check_cores(cores: int, asked: str) -> None:
+    """Raise InvalidRequest (InvalidCores) unless `cores` is a share of one card or a number of whole cards.
+
+    `asked` opens the message: who asks for how much.
+    """
+    if cores < 1 or (cores > CORES_PER_CARD and cores % CORES_PER_CARD):
+        raise InvalidRequest(
+            Reason.INVALID_CORES,
+            f"{asked}; ask 1 to 99 for a share of one card, or a multiple of {CORES_PER_CARD} for whole cards",
+        )
+    if cores // CORES_PER_CARD > MAX_CARDS_PER_CONTAINER:
+        raise InvalidRequest(
+            Reason.INVALID_CORES,
+            f"{asked}; one container may have at most {MAX_CARDS_PER_CONTAINER} cards "
+            f"({MAX_CARDS_PER_CONTAINER * CORES_PER_CARD})",
+        )
+
+
 def _check_container(
-    name: str, kind: Kind, index: int | None, limits: Mapping[str, object], core_limit: int | None, names: Names
+    name: str,
+    kind: Kind,
+    index: int | None,
+    limits: Mapping[str, object],
+    core_limit: int | None,
+    names: Names,
 ) -> ContainerRequest | None:
     if names.core not in limits and names.memory not in limits:
         return None
@@ -111,30 +135,25 @@ def _check_container(
     blocks = parse_count(limits.get(names.memory, 0), f"{names.memory} of {where}")
     if names.core not in limits or (cores == 0 and blocks > 0):
         raise InvalidRequest(
-            Reason.INCOMPLETE_REQUEST, f"{where} asks for {names.memory} without {names.core}; add both to its limits"
+            Reason.INCOMPLETE_REQUEST,
+            f"{where} asks for {names.memory} without {names.core}; add both to its limits",
         )
     if cores == 0:
         if names.memory in limits:
             return None  # 0 of both, explicitly: no share
-        raise InvalidRequest(Reason.INVALID_CORES, f"{where} asks for 0 {names.core}; ask 1 to 99 or a multiple of 100")
-    if cores > CORES_PER_CARD and cores % CORES_PER_CARD:
         raise InvalidRequest(
-            Reason.INVALID_CORES,
-            f"{where} asks for {cores} {names.core}; ask 1 to 99 for a share of one card, "
-            f"or a multiple of {CORES_PER_CARD} for whole cards",
+            Reason.INVALID_CORES, f"{where} asks for 0 {names.core}; ask 1 to 99 or a multiple of 100"
         )
-    if cores // CORES_PER_CARD > MAX_CARDS_PER_CONTAINER:
-        raise InvalidRequest(
-            Reason.INVALID_CORES, f"{where} asks for {cores} {names.core}; one container may have at most "
-            f"{MAX_CARDS_PER_CONTAINER} cards ({MAX_CARDS_PER_CONTAINER * CORES_PER_CARD})"
-        )
+    check_cores(cores, f"{where} asks for {cores} {names.core}")
     if blocks == 0 and cores < CORES_PER_CARD:
         if names.memory not in limits:
             raise InvalidRequest(
                 Reason.INCOMPLETE_REQUEST,
                 f"{where} asks for {names.core} without {names.memory}; add memory blocks of 256 MiB to its limits",
             )
-        raise InvalidRequest(Reason.INVALID_MEMORY, f"{where} asks for 0 {names.memory}; a share needs at least 1 block")
+        raise InvalidRequest(
+            Reason.INVALID_MEMORY, f"{where} asks for 0 {names.memory}; a share needs at least 1 block"
+        )
     whole = cores >= CORES_PER_CARD
     if core_limit is not None and not whole and core_limit < cores:
         raise InvalidRequest(
@@ -152,7 +171,8 @@ def _choice(value: object, options: type[enum.StrEnum], annotation: str) -> Any:
     except ValueError:
         allowed = ", ".join(options)
         raise InvalidRequest(
-            Reason.INVALID_ANNOTATION, f"annotation {annotation} is {value!r:.60}; it must be one of {allowed}"
+            Reason.INVALID_ANNOTATION,
+            f"annotation {annotation} is {value!r:.60}; it must be one of {allowed}",
         ) from None
 
 
@@ -166,7 +186,8 @@ def _core_limit(annotations: Mapping[str, str], names: Names) -> int | None:
         raise InvalidRequest(Reason.INVALID_ANNOTATION, error.message) from None
     if not 1 <= number <= CORES_PER_CARD:
         raise InvalidRequest(
-            Reason.INVALID_ANNOTATION, f"annotation {names.core_limit} is {number}; it must be 1 to {CORES_PER_CARD}"
+            Reason.INVALID_ANNOTATION,
+            f"annotation {names.core_limit} is {number}; it must be 1 to {CORES_PER_CARD}",
         )
     return number
 
@@ -182,15 +203,20 @@ def _card_filter(value: str) -> CardFilter:
 def _boolean(value: str, annotation: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise InvalidRequest(
-            Reason.INVALID_ANNOTATION, f'annotation {annotation} is {value!r:.60}; it must be "true" or "false"'
+            Reason.INVALID_ANNOTATION,
+            f'annotation {annotation} is {value!r:.60}; it must be "true" or "false"',
         )
     return value.lower() == "true"
 
 
 def _containers(spec: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
     value = spec.get(key) or ()
-    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(c, Mapping) for c in value):
-        raise InvalidRequest(Reason.INVALID_QUANTITY, f"spec.{key} is not a list of containers")
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str)
+        or not all(isinstance(c, Mapping) for c in value)
+    ):
+        raise InvalidRequest(Reason.INVALID_POD, f"spec.{key} is not a list of containers")
     return value
 
 
@@ -198,13 +224,8 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InvalidRequest(Reason.INVALID_QUANTITY, f"{what} is not an object")
+        raise InvalidRequest(Reason.INVALID_POD, f"{what} is not an object")
     return value
-
-
-@functools.lru_cache(maxsize=8)
-def _default_names(domain: str) -> Names:
-    return Names(domain)
 
 
 def asks_for_share(pod: Mapping[str, Any], names: Names) -> bool:
@@ -213,7 +234,8 @@ def asks_for_share(pod: Mapping[str, Any], names: Names) -> bool:
     if not isinstance(spec, Mapping):
         return False
     for key in ("containers", "initContainers"):
-        for container in spec.get(key) or ():
+        listed = spec.get(key)
+        for container in listed if isinstance(listed, Sequence) else ():
             resources = container.get("resources") if isinstance(container, Mapping) else None
             limits = resources.get("limits") if isinstance(resources, Mapping) else None
             if isinstance(limits, Mapping) and (names.core in limits or names.memory in limits):
@@ -227,31 +249,47 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
     Raises InvalidRequest with a stable reason and a message that names the container or annotation. Our
     annotations are only looked at on pods that ask for a share: others' values are not our business.
     """
-    names = names or _default_names("tencent.com")
+    names = names or _DEFAULT_NAMES
     metadata = _mapping(pod.get("metadata"), "metadata")
-    identity = (str(metadata.get("uid", "")), str(metadata.get("namespace") or "default"), str(metadata.get("name", "")))
+    identity = (
+        str(metadata.get("uid", "")),
+        str(metadata.get("namespace") or "default"),
+        str(metadata.get("name", "")),
+    )
     if not asks_for_share(pod, names):
         return PodRequest(*identity, ())
     spec = _mapping(pod.get("spec"), "spec")
-    annotations = {str(k): str(v) for k, v in _mapping(metadata.get("annotations"), "metadata.annotations").items()}
+    annotations = {
+        str(k): str(v) for k, v in _mapping(metadata.get("annotations"), "metadata.annotations").items()
+    }
     core_limit = _core_limit(annotations, names)
     found: list[ContainerRequest] = []
     for key in ("initContainers", "containers"):
         for position, container in enumerate(_containers(spec, key)):
             name = str(container.get("name", ""))
-            limits = _mapping(_mapping(container.get("resources"), "resources").get("limits"), "resources.limits")
+            limits = _mapping(
+                _mapping(container.get("resources"), "resources").get("limits"), "resources.limits"
+            )
             if key == "containers":
                 kind, index = Kind.APP, position
             else:
-                kind, index = (Kind.SIDECAR if container.get("restartPolicy") == "Always" else Kind.INIT), None
+                kind, index = (
+                    (Kind.SIDECAR if container.get("restartPolicy") == "Always" else Kind.INIT),
+                    None,
+                )
             request = _check_container(name, kind, index, limits, core_limit, names)
-            if request is not None:
-                found.append(request)
+            if request is None:
+                continue
+            if any(other.name == request.name for other in found):
+                raise InvalidRequest(Reason.INVALID_POD, f"two containers are named {request.name!r:.60}")
+            found.append(request)
     return PodRequest(
         *identity,
         tuple(found),
         priority=_choice(annotations.get(names.priority, Priority.NORMAL), Priority, names.priority),
-        policy=_choice(annotations[names.policy], Policy, names.policy) if names.policy in annotations else None,
+        policy=_choice(annotations[names.policy], Policy, names.policy)
+        if names.policy in annotations
+        else None,
         models=_card_filter(annotations.get(names.card_model, "")),
         uuids=_card_filter(annotations.get(names.card_uuid, "")),
         oversell=_boolean(annotations.get(names.oversell, "false"), names.oversell),

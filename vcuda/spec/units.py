@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from vcuda.spec.errors import InvalidRequest, Reason
 
 CORES_PER_CARD = 100
 BLOCK_BYTES = 256 * 1024 * 1024
 
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
-_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-_QUANTITY = re.compile(r"(?P<sign>[+-]?)(?P<number>\d+)(?P<suffix>[KMGTP]i|[kMGTP]|)(?:[eE](?P<exponent>\+?\d{1,2}))?")
-_BYTES = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<suffix>[KMGTP]i?B?|[kmgtp]i?b?|B|)")
+_MOST = 2**63 - 1  # Kubernetes quantities and byte counts are signed 64-bit on the wire
+_LONGEST = 40  # characters; also keeps int() far from its own limit on digits
+
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_FRACTIONS = {"m": Fraction(1, 10**3), "u": Fraction(1, 10**6), "n": Fraction(1, 10**9)}
+_SUFFIXES: dict[str, int | Fraction] = {**_BINARY, **_DECIMAL, **_FRACTIONS}
+# The grammar of Kubernetes' resource.Quantity (apimachinery pkg/api/resource); ASCII digits only.
+_QUANTITY = re.compile(
+    r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[KMGTPE]i|[kMGTPEmun]|))"
+)
+_BYTES = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<suffix>[kmgtp]i?b?|b|)", re.IGNORECASE | re.ASCII)
 
 
 def blocks_on_card(memory_bytes: int) -> int:
@@ -26,42 +36,55 @@ def blocks_for(memory_bytes: int) -> int:
 
 
 def parse_count(value: object, what: str) -> int:
-    """Parse the amount of an extended resource, an integer Kubernetes quantity such as 30, "30", "1k" or "3e1".
+    """Parse the amount of an extended resource, a whole Kubernetes quantity such as 30, "30", "1k" or "3e1".
 
-    Raises InvalidRequest (InvalidQuantity) that names `what`: fractions and negative amounts of an extended
-    resource do not exist in Kubernetes.
+    "30.0" and "30000m" are the same number; the API server would have rewritten them as "30". Raises
+    InvalidRequest (InvalidQuantity) that names `what`: fractions and negative amounts of an extended resource do
+    not exist in Kubernetes.
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        number = value
+        amount = Fraction(value)
     else:
-        match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 32 else None
-        if match is None or (match["suffix"] and match["exponent"]):
+        text = value.strip() if isinstance(value, str) and len(value) <= _LONGEST else ""
+        match = _QUANTITY.fullmatch(text)
+        if match is None:
             raise InvalidRequest(
-                Reason.INVALID_QUANTITY, f"{what} is {value!r:.60}; write a whole number such as \"30\""
+                Reason.INVALID_QUANTITY, f'{what} is {value!r:.60}; write a whole number such as "30"'
             )
-        factor = {**_BINARY, **_DECIMAL}[match["suffix"]]
-        number = int(match["number"]) * factor * 10 ** int(match["exponent"] or 0)
-        number = -number if match["sign"] == "-" else number
-    if not 0 <= number < 2**63:
-        raise InvalidRequest(Reason.INVALID_QUANTITY, f"{what} is {number}; it must be between 0 and 2^63 - 1")
-    return number
+        amount = (
+            Fraction(match["number"])
+            * _SUFFIXES[match["suffix"] or ""]
+            * Fraction(10) ** int(match["exponent"] or 0)
+        )
+        amount = -amount if match["sign"] == "-" else amount
+    if not 0 <= amount <= _MOST:
+        size = "below 0" if amount < 0 else "above 2^63 - 1"
+        raise InvalidRequest(Reason.INVALID_QUANTITY, f'{what} is {size}; write a whole number such as "30"')
+    if amount.denominator != 1:
+        raise InvalidRequest(
+            Reason.INVALID_QUANTITY, f'{what} is {value!r:.60}, a fraction; write a whole number such as "30"'
+        )
+    return amount.numerator
 
 
 def parse_bytes(text: str, what: str = "memory") -> int:
     """Parse an amount of memory as people write it: "4GiB", "512M", "1.5 GB", "1073741824" (bytes).
 
-    "Gi" and "GiB" are powers of 1024; "G" and "GB" are powers of 1000. Raises InvalidRequest (InvalidMemory).
+    "Gi" and "GiB" are powers of 1024; "G" and "GB" are powers of 1000; upper and lower case mean the same, parts of a
+    byte are dropped. Raises InvalidRequest (InvalidMemory).
     """
-    match = _BYTES.fullmatch(text.strip())
+    match = _BYTES.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
-        raise InvalidRequest(Reason.INVALID_MEMORY, f'{what} is {text!r:.60}; write for instance "4GiB" or "512MiB"')
-    letters = match["suffix"].removesuffix("B").removesuffix("b")
-    power = " kmgtp".index(letters[0].lower()) if letters else 0
+        raise InvalidRequest(
+            Reason.INVALID_MEMORY, f'{what} is {text!r:.60}; write for instance "4GiB" or "512MiB"'
+        )
+    letters = match["suffix"].lower().removesuffix("b")
+    power = " kmgtp".index(letters[0]) if letters else 0
     base = 1024 if letters.endswith("i") else 1000
     number, _, fraction = match["number"].partition(".")
     scale: int = base**power
     total = int(number) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
-    if total >= 2**63:
+    if total > _MOST:
         raise InvalidRequest(Reason.INVALID_MEMORY, f"{what} is {text!r:.60}; that is more than 8 EiB")
     return total
 
