@@ -123,7 +123,7 @@ def annotations(
         names.gpu_assigned: "false",
     }
     for container in request.containers:
-        if container.kind is Kind.APP and container.index is not None:
+        if container.index is not None:
             minors = (str(cards[share.uuid].minor) for share in placement.containers[container.name])
             written[names.predicate_gpu_index(container.index)] = ",".join(minors)
     return written
