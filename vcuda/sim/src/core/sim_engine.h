@@ -9,33 +9,50 @@
 
 #include "sim_state.h"
 
+/* A moment in a stream: after `count` operations, whose durations sum up to `sum_ns`. */
+typedef struct {
+    int32_t stream;
+    uint32_t serial;
+    uint64_t count;
+    uint64_t sum_ns;
+} sim_ticket;
+
 /* Evaluate the timeline up to `now`. */
 void sim_advance(sim_state *state, sim_card *card, uint64_t now);
 
 /* Contexts, streams, events of the own process: an index, or SIM_NONE when the table is full. A new context costs
  * `bytes` of the card's memory: -2 when they are not there. */
 int32_t sim_context_create(sim_state *state, sim_card *card, uint64_t bytes);
-void sim_context_destroy(sim_state *state, sim_card *card, int32_t context);
-int32_t sim_stream_create(sim_state *state, sim_card *card, int32_t context, int blocking, int legacy, int priority);
-/* Forget the stream and whatever it still holds. */
-void sim_stream_destroy(sim_state *state, sim_card *card, int32_t stream);
+void sim_context_destroy(sim_card *card, int32_t context);
+int32_t sim_stream_create(sim_card *card, int32_t context, int blocking, int legacy, int priority);
+/* The stream ends when what it still holds is done. */
+void sim_stream_destroy(sim_card *card, int32_t stream);
 int32_t sim_event_create(sim_state *state, sim_card *card);
 void sim_event_destroy(sim_card *card, int32_t event);
+/* Remove at once whatever the process slot owns on the card. */
+void sim_purge(sim_card *card, int32_t slot);
+/* Make the card's tables consistent after their writer died. */
+void sim_repair(sim_card *card);
 
-/* Take or give back memory for process slot `slot`; take returns -1 when the card has not that much left. */
+/* Take or give back memory for the own process; take returns -1 when the card has not that much left. */
 int sim_memory_take(sim_state *state, sim_card *card, uint64_t bytes);
 void sim_memory_give(sim_state *state, sim_card *card, uint64_t bytes);
 
-/* Push one operation. 0, or -1 when the ring is full: unlock, sim_wait_room, try again. */
+/* Push one operation. 0, or -1 when the ring is full: unlock, sim_wait_room, lock, try again. */
 int sim_push(sim_card *card, int32_t stream, const sim_op *op);
 int sim_wait_room(sim_state *state, int card, int32_t stream);
 
-/* Sleep until the stream has completed `count` operations, whose durations sum up to `sum_ns` (both as of their
- * submission). Returns 0, or -1 when the card is lost. */
-int sim_wait_stream(sim_state *state, int card, int32_t stream, uint64_t count, uint64_t sum_ns);
+/* What has been submitted to the stream so far; whether it is done (as far as the timeline is evaluated). */
+sim_ticket sim_ticket_now(const sim_card *card, int32_t stream);
+int sim_ticket_done(const sim_card *card, const sim_ticket *ticket);
+/* Sleep until the ticket is done. 0, or -1 when the card is lost. Takes the lock itself. */
+int sim_wait(sim_state *state, int card, const sim_ticket *ticket);
 
 /* The head of `stream` is a SIM_OP_HOST that may run now: its value, else 0. sim_host_done completes it. */
-uint64_t sim_host_ready(sim_card *card, int32_t stream);
-void sim_host_done(sim_state *state, int card, int32_t stream);
+uint64_t sim_host_ready(const sim_card *card, int32_t stream);
+void sim_host_done(sim_card *card, int32_t stream);
+
+/* Add `busy_ns` that ends at `end_ns` to a ring of samples. */
+void sim_sample_add(sim_sample *samples, uint64_t start_ns, uint64_t end_ns);
 
 #endif

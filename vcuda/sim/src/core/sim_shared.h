@@ -40,9 +40,9 @@ typedef enum {
 
 typedef struct {
     uint8_t kind;
-    uint8_t launches; /* kernels to count when it completes, saturated */
-    uint16_t card;    /* SIM_OP_WAIT: the event's card */
-    uint32_t event;
+    uint8_t unused;
+    uint16_t card;  /* SIM_OP_WAIT: the event's card */
+    uint32_t event; /* SIM_OP_WORK: launches that it counts as */
     uint64_t order; /* submission order within the context: legacy-stream barriers compare it */
     uint64_t ns;    /* duration alone on the card */
     uint64_t value;
@@ -64,6 +64,9 @@ typedef struct {
     uint8_t legacy;   /* is the legacy default stream */
     uint8_t host_reached; /* the head is SIM_OP_HOST and may run now */
     uint8_t started;  /* the head has been admitted (its barriers were met) */
+    uint8_t closing;  /* freed as soon as it is empty */
+    uint8_t unused[2];
+    uint32_t serial;  /* grows with each use of the entry: tells a ticket of a stream that is gone */
     _Atomic uint64_t submitted; /* operations ever pushed */
     _Atomic uint64_t done;      /* operations ever completed; readable without the lock */
     uint64_t submitted_ns;      /* sum of durations ever pushed: waiters predict with it */
@@ -76,8 +79,8 @@ typedef struct {
     int32_t process; /* process slot, or SIM_NONE: free */
     int32_t first_stream;
     int32_t legacy_stream;
-    int32_t ready; /* number of streams whose ring is not empty */
-    uint64_t order;
+    int32_t unused;
+    uint64_t order; /* last submission order given out */
     uint64_t bytes; /* what the context itself costs */
 } sim_context;
 
@@ -89,6 +92,7 @@ typedef struct {
 } sim_sample;
 
 typedef struct {
+    uint32_t generation; /* of the process slot that this belongs to; 0: unused */
     int32_t contexts;
     uint64_t context_bytes;
     uint64_t memory_bytes; /* allocations, without contexts */

@@ -42,7 +42,8 @@ sim_state *sim_attach(const char *directory, char *why, size_t why_size);
 /* Drop the mapping. The locks descriptor stays open if this process is a client of the machine. */
 void sim_detach(sim_state *state);
 
-/* Claim a process slot (idempotent). 0, or -1 when all are taken. After fork a child has none: see sim_forked. */
+/* Claim a process slot (idempotent). 0, or -1 when all are taken. A forked child does not hold its parent's slot and
+ * must not use its parent's state: libcuda refuses calls there. */
 int sim_process_join(sim_state *state);
 
 /* Whether slot `slot` belongs to a live process; its PID as this process sees it through *pid (0: not visible). */

@@ -1,0 +1,106 @@
+/* Process slots: claimed by a record lock that ends with the process, seen through it by everyone else. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "sim_engine.h"
+
+static uint64_t own_namespace(void)
+{
+    struct stat status;
+    return stat("/proc/self/ns/pid", &status) ? 0 : (uint64_t)status.st_ino;
+}
+
+static uint64_t own_start_ticks(void)
+{
+    char text[1024];
+    const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    unsigned long long ticks = 0;
+    if (fd >= 0)
+        close(fd);
+    if (got <= 0)
+        return 0;
+    text[got] = 0;
+    const char *p = strrchr(text, ')');
+    for (int field = 2; p && field < 22; field++)
+        p = strchr(p + 1, ' ');
+    if (!p || sscanf(p, "%llu", &ticks) != 1)
+        return 0;
+    return ticks;
+}
+
+static void own_name(char *name, size_t size)
+{
+    const int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    const ssize_t got = fd < 0 ? -1 : read(fd, name, size - 1);
+    if (fd >= 0)
+        close(fd);
+    name[got > 0 ? got : 0] = 0; /* the arguments are separated by zeros: this keeps the first */
+}
+
+static struct flock slot_lock(int32_t slot)
+{
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+}
+
+static int is_self(const sim_state *state, int32_t slot)
+{
+    const sim_process *process = &state->shared->processes[slot];
+    return slot == state->slot || (process->pid == getpid() && process->pid_namespace == own_namespace() &&
+                                   process->start_ticks == own_start_ticks());
+}
+
+int sim_process_alive(sim_state *state, int32_t slot, int *pid)
+{
+    const sim_process *process = &state->shared->processes[slot];
+    struct flock lock = slot_lock(slot);
+    *pid = 0;
+    if (atomic_load_explicit(&process->pid, memory_order_acquire) == 0)
+        return 0;
+    if (is_self(state, slot)) { /* one's own record locks are never in one's own way */
+        *pid = (int)getpid();
+        return 1;
+    }
+    if (fcntl(state->lock_fd, F_GETLK, &lock) || lock.l_type == F_UNLCK)
+        return 0;
+    *pid = lock.l_pid > 0 ? (int)lock.l_pid : 0;
+    return 1;
+}
+
+int sim_process_join(sim_state *state)
+{
+    if (state->slot != SIM_NONE)
+        return 0;
+    sim_shared *shared = state->shared;
+    if (pthread_mutex_lock(&shared->process_mutex) == EOWNERDEAD)
+        pthread_mutex_consistent(&shared->process_mutex);
+    for (int32_t i = 0; i < SIM_MAX_PROCESSES && state->slot == SIM_NONE; i++) {
+        sim_process *process = &shared->processes[i];
+        struct flock lock = slot_lock(i);
+        if ((process->pid && is_self(state, i)) || fcntl(state->lock_fd, F_SETLK, &lock))
+            continue;
+        process->generation++;
+        process->start_ticks = own_start_ticks();
+        process->pid_namespace = own_namespace();
+        own_name(process->name, sizeof process->name);
+        atomic_store_explicit(&process->pid, getpid(), memory_order_release);
+        state->slot = i;
+    }
+    pthread_mutex_unlock(&shared->process_mutex);
+    return state->slot == SIM_NONE ? -1 : 0;
+}
+
+void sim_reap(sim_state *state, int index)
+{
+    sim_card *card = &state->shared->cards[index];
+    for (int32_t i = 0; i < SIM_MAX_PROCESSES; i++) {
+        int pid;
+        const uint32_t generation = card->usage[i].generation;
+        if (generation && (generation != state->shared->processes[i].generation || !sim_process_alive(state, i, &pid)))
+            sim_purge(card, i);
+    }
+}
