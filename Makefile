@@ -1,0 +1,75 @@
+# The commands of this repository. Each makes what it needs: a virtual environment in .venv and the native libraries.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS ?= --quiet --disable-pip-version-check
+PYTEST_FLAGS ?=
+KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
+export CC
+
+.PHONY: help demo test lint fmt bench test-gpu test-kube sanitize native
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
+
+demo: $(VENV)/.demo native  ## two simulated cards, the daemon, the extender, pods that share them, a live table
+	$(BIN)/python -m deploy.local demo
+
+test: $(VENV)/.dev native  ## every test that this machine can run
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict, who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/.dev  ## format the Python code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev native  ## the benchmarks
+	@if compgen -G 'benchmarks/*.py' >/dev/null; then $(BIN)/python -m benchmarks; \
+	else echo "bench: benchmarks/ holds no program yet"; fi
+
+test-gpu: $(VENV)/.dev native  ## the tests that need a real NVIDIA card; skipped with the reason without one
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/gpu
+
+test-kube: $(VENV)/.dev native  ## the tests on a real one-node Kubernetes (../shared/kube/kubelab or KUBELAB=path)
+	@if ! compgen -G 'tests/kube/test_*.py' >/dev/null; then echo "test-kube: tests/kube holds no test yet"; \
+	elif [ ! -x "$(KUBELAB)" ]; then echo "test-kube: skipped, no kubelab at ../shared/kube/kubelab; set KUBELAB=path"; \
+	else KUBELAB="$(KUBELAB)" $(BIN)/python -m pytest $(PYTEST_FLAGS) -m kube tests/kube; fi
+
+sanitize: $(VENV)/.dev  ## the native code's own tests under ASan, UBSan and TSan
+	@if [ -f tests/native/run.py ]; then $(BIN)/python tests/native/run.py --sanitizers; \
+	else echo "sanitize: tests/native holds no runner yet"; fi
+
+# Rebuilds only what changed; an editable install keeps using the files in this checkout.
+native: | $(VENV)/.tools
+	@$(BIN)/python -m vcuda._build
+
+$(VENV)/.tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "This needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true). Install it, or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@command -v $(firstword $(CC)) >/dev/null || { echo "This needs a C compiler and found no '$(firstword $(CC))'. On Debian: apt-get install gcc libc6-dev" >&2; exit 1; }
+	@echo 'int main(void){return 0;}' | $(CC) -x c -include stdio.h - -o /dev/null || \
+	  { echo "'$(CC)' can't compile a program: are the C library's headers there? On Debian: apt-get install libc6-dev" >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed. On Debian: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml setup.py | $(VENV)/.tools
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml setup.py | $(VENV)/.tools
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]'
+	@touch $@ $(VENV)/.demo
