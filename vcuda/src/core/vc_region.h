@@ -32,6 +32,7 @@ struct vc_region {
     /* Private to vc_region.c, vc_slot.c and vc_quota.c. */
     struct vc_slot *slot;        /* own slot, or NULL while none is claimed */
     uint64_t next_claim_ns;      /* after a failed claim: not again before this time */
+    uint32_t contending;         /* one thread of the process at a time holds its reservation while it waits */
     pthread_mutex_t slow_mutex;  /* claiming and reaping: OFD locks of one process never conflict with each other */
     int usage_descriptor;        /* holds the slot's lock, together with the mapping */
     uint64_t usage_device;       /* identity of that file: an application may close and reuse our descriptor */

@@ -1,0 +1,212 @@
+"""Regions: a container's limits and usage, two files that the interposer's processes share (`vcuda/abi/region.abi`).
+
+The limits are written here and read by tenants; the usage is written by tenants and only ever read here, with
+pread and every value bounded, because a tenant may write anything into it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vcuda._native import ffi, lib
+
+Priority = Literal["low", "normal", "high"]
+
+LIMITS_NAME = "limits"
+USAGE_NAME = "usage"
+
+_PRIORITIES: dict[Priority, int] = {
+    "low": lib.VC_PRIORITY_LOW,
+    "normal": lib.VC_PRIORITY_NORMAL,
+    "high": lib.VC_PRIORITY_HIGH,
+}
+_ERROR_BYTES = 512
+
+
+class RegionError(Exception):
+    """A region can't be made, changed or read; the message names the file, the reason and the way out."""
+
+
+@dataclass(frozen=True)
+class CardLimit:
+    """What one container may use of one card.
+
+    `cores` are guaranteed hundredths of the card, `core_limit` the most it may use when the card is idle (1 <= cores
+    <= core_limit <= 100). A `whole` card is not limited below the card. `shared`: another container is placed on the
+    card too. `context_bytes`: what a CUDA context takes on this card, 0 if unknown; `overhead_bytes`: device memory
+    that the container uses beside its allocations, as measured from outside.
+    """
+
+    uuid: str
+    minor: int
+    memory_bytes: int
+    cores: int
+    core_limit: int
+    whole: bool = False
+    shared: bool = False
+    priority: Priority = "normal"
+    context_bytes: int = 0
+    overhead_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CardUsage:
+    """One card's figures of a container, all its living processes together; the counters include the dead."""
+
+    uuid: str
+    memory_used_bytes: int
+    memory_peak_bytes: int
+    gpu_time_ns: int
+    waited_ns: int
+    launches: int
+    refusals: int
+    unknown_symbols: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """One process's slot. `pid` counts in the container's PID namespace (inode `pid_namespace`), -1 if impossible."""
+
+    slot: int
+    pid: int
+    alive: bool
+    memory_bytes: Mapping[str, int]
+    command: str = ""
+    pid_namespace: int = 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a container's processes say they use. `limits_unreadable`, `slot_shortage`: events counted by the shims."""
+
+    cards: tuple[CardUsage, ...]
+    processes: tuple[ProcessUsage, ...]
+    limits_unreadable: int = field(default=0)
+    slot_shortage: int = field(default=0)
+
+
+def create(
+    directory: Path | str, cards: Sequence[CardLimit], *, usage_directory: Path | str | None = None
+) -> None:
+    """Write `limits` (0444) into `directory` and `usage` (0666, all blocks allocated) into `usage_directory` or there too.
+
+    Atomic: both files or neither. The directories must exist. Raises RegionError; an existing region is never replaced,
+    because running processes may have it mapped.
+    """
+    array = _card_array(cards)
+    error = ffi.new("char[]", _ERROR_BYTES)
+    usage = _path(usage_directory if usage_directory is not None else directory, USAGE_NAME)
+    if (
+        lib.vc_native_create(_path(directory, LIMITS_NAME), usage, array, len(cards), error, _ERROR_BYTES)
+        != 0
+    ):
+        raise _error(error)
+
+
+def update(directory: Path | str, cards: Sequence[CardLimit]) -> None:
+    """Change the limits of a running container in place; its processes see them at their next call.
+
+    The cards and their order must be those that the region was created with. Raises RegionError.
+    """
+    array = _card_array(cards)
+    error = ffi.new("char[]", _ERROR_BYTES)
+    if lib.vc_native_update(_path(directory, LIMITS_NAME), array, len(cards), error, _ERROR_BYTES) != 0:
+        raise _error(error)
+
+
+def read_limits(directory: Path | str) -> tuple[CardLimit, ...]:
+    """Read the limits in force. Raises RegionError."""
+    limits = ffi.new("struct vc_limits *")
+    error = ffi.new("char[]", _ERROR_BYTES)
+    if lib.vc_native_read_limits(_path(directory, LIMITS_NAME), limits, error, _ERROR_BYTES) != 0:
+        raise _error(error)
+    return tuple(_card_limit(limits.cards[index]) for index in range(limits.card_count))
+
+
+def read_usage(directory: Path | str, *, usage_directory: Path | str | None = None) -> Usage:
+    """Read what the container's processes use; safe against anything that they do to the file. Raises RegionError."""
+    uuids = [card.uuid for card in read_limits(directory)]
+    report = ffi.new("struct vc_usage_report *")
+    error = ffi.new("char[]", _ERROR_BYTES)
+    usage = _path(usage_directory if usage_directory is not None else directory, USAGE_NAME)
+    if lib.vc_native_read_usage(_path(directory, LIMITS_NAME), usage, report, error, _ERROR_BYTES) != 0:
+        raise _error(error)
+    return Usage(
+        cards=tuple(_card_usage(uuid, report.cards[index]) for index, uuid in enumerate(uuids)),
+        processes=tuple(_process(report.processes[index], uuids) for index in range(report.process_count)),
+        limits_unreadable=report.limits_unreadable,
+        slot_shortage=report.slot_shortage,
+    )
+
+
+def _path(directory: Path | str, name: str) -> bytes:
+    return os.fsencode(Path(directory) / name)
+
+
+def _error(text: Any) -> RegionError:
+    return RegionError(ffi.string(text).decode(errors="replace"))
+
+
+def _card_array(cards: Sequence[CardLimit]) -> Any:
+    array = ffi.new("struct vc_card_limit[]", max(1, len(cards)))
+    for target, card in zip(array, cards, strict=False):
+        uuid = card.uuid.encode()
+        if not 0 < len(uuid) < lib.VC_UUID_BYTES:
+            raise RegionError(f"card UUID {card.uuid!r:.60} must have 1 to {lib.VC_UUID_BYTES - 1} bytes")
+        target.uuid = uuid
+        try:
+            target.memory_bytes = card.memory_bytes
+            target.context_bytes = card.context_bytes
+            target.overhead_bytes = card.overhead_bytes
+            target.cores = card.cores
+            target.core_limit = card.core_limit
+            target.minor = card.minor
+        except OverflowError as error:
+            raise RegionError(f"card {card.uuid} has an impossible limit ({error}): {card}") from error
+        target.flags = (lib.VC_CARD_WHOLE if card.whole else 0) | (lib.VC_CARD_SHARED if card.shared else 0)
+        target.priority = _PRIORITIES[card.priority]
+    return array
+
+
+def _card_limit(card: Any) -> CardLimit:
+    names: dict[int, Priority] = {value: name for name, value in _PRIORITIES.items()}
+    return CardLimit(
+        uuid=ffi.string(card.uuid).decode(errors="replace"),
+        minor=card.minor,
+        memory_bytes=card.memory_bytes,
+        cores=card.cores,
+        core_limit=card.core_limit,
+        whole=bool(card.flags & lib.VC_CARD_WHOLE),
+        shared=bool(card.flags & lib.VC_CARD_SHARED),
+        priority=names.get(card.priority, "normal"),
+        context_bytes=card.context_bytes,
+        overhead_bytes=card.overhead_bytes,
+    )
+
+
+def _card_usage(uuid: str, card: Any) -> CardUsage:
+    return CardUsage(
+        uuid=uuid,
+        memory_used_bytes=card.memory_used_bytes,
+        memory_peak_bytes=card.memory_peak_bytes,
+        gpu_time_ns=card.gpu_ns,
+        waited_ns=card.waited_ns,
+        launches=card.launches,
+        refusals=card.memory_refusals,
+        unknown_symbols=card.unknown_symbols,
+    )
+
+
+def _process(process: Any, uuids: Sequence[str]) -> ProcessUsage:
+    return ProcessUsage(
+        slot=process.slot,
+        pid=process.pid,
+        alive=bool(process.alive),
+        memory_bytes={uuid: process.memory_bytes[index] for index, uuid in enumerate(uuids)},
+        command=ffi.string(process.comm).decode(errors="replace"),
+        pid_namespace=process.pid_namespace,
+    )

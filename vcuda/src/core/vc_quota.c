@@ -1,0 +1,176 @@
+/* Reserve, commit, roll back, release: the memory quota without a lock. */
+#include "vc_quota.h"
+
+#include <sched.h>
+
+#include "vc_clock.h"
+
+#define VC__PATIENCE_NS 20000000u
+#define VC__BACKOFF_NS 20000u
+
+static uint64_t add_saturated(uint64_t a, uint64_t b)
+{
+    return a + b >= a ? a + b : UINT64_MAX;
+}
+
+static uint64_t sum_reserved(const struct vc_region *region, uint32_t card)
+{
+    uint64_t sum = 0;
+    for (uint32_t index = 0, count = vc_region_slots(region); index < count; index++)
+        sum = add_saturated(sum, vc_load(&region->usage->slots[index].cards[card].reserved_bytes));
+    return sum;
+}
+
+static uint64_t sum_committed(const struct vc_region *region, uint32_t card)
+{
+    uint64_t sum = 0;
+    for (uint32_t index = 0, count = vc_region_slots(region); index < count; index++)
+        sum = add_saturated(sum, vc_load(&region->usage->slots[index].cards[card].committed_bytes));
+    return sum;
+}
+
+uint64_t vc_quota_limit(const struct vc_region *region, uint32_t card)
+{
+    struct vc_card_view view;
+    vc_limits_read(region->limits, card, &view);
+    return view.flags & VC_CARD_WHOLE ? UINT64_MAX : view.memory_bytes;
+}
+
+uint64_t vc_quota_used(const struct vc_region *region, uint32_t card)
+{
+    uint64_t overhead = vc_load_relaxed(&region->limits->cards[card].overhead_bytes);
+    return add_saturated(sum_committed(region, card), overhead);
+}
+
+/* The limit less what the container uses beside its ledger. */
+static uint64_t ledger_limit(const struct vc_region *region, uint32_t card)
+{
+    struct vc_card_view view;
+    vc_limits_read(region->limits, card, &view);
+    if (view.flags & VC_CARD_WHOLE)
+        return UINT64_MAX;
+    return view.memory_bytes > view.overhead_bytes ? view.memory_bytes - view.overhead_bytes : 0;
+}
+
+/* Whether a process in a lower slot has a reservation under way: it goes first. */
+static bool must_give_way(const struct vc_region *region, uint32_t card, const struct vc_slot *own)
+{
+    for (const struct vc_slot *slot = region->usage->slots; slot < own; slot++) {
+        if (vc_load(&slot->cards[card].reserved_bytes) > vc_load(&slot->cards[card].committed_bytes))
+            return true;
+    }
+    return false;
+}
+
+/* Our reservation is in the sum and the sum is over the limit. It stays ours if the limit allows it beside everything
+ * committed and those in the way finish in time; otherwise it is taken back. */
+static bool settle(struct vc_region *region, uint32_t card, struct vc_slot *own, uint64_t bytes)
+{
+    uint64_t *reserved = &own->cards[card].reserved_bytes;
+    uint64_t deadline = vc_now_ns() + VC__PATIENCE_NS;
+    bool keeper = __atomic_exchange_n(&region->contending, 1, __ATOMIC_ACQUIRE) == 0;
+    bool granted = false;
+    for (;;) {
+        uint64_t limit = ledger_limit(region, card); /* it may change while we wait */
+        bool full = add_saturated(sum_committed(region, card), bytes) > limit;
+        if (full || vc_now_ns() > deadline) {
+            if (vc_slots_reap(region) == 0)
+                break;
+            deadline = vc_now_ns() + VC__PATIENCE_NS; /* at most VC_MAX_SLOTS times */
+        } else if (!keeper || must_give_way(region, card, own)) {
+            vc_sub(reserved, bytes);
+            vc_sleep_ns(VC__BACKOFF_NS);
+            vc_add(reserved, bytes);
+        } else {
+            sched_yield();
+        }
+        if (sum_reserved(region, card) <= ledger_limit(region, card)) {
+            granted = true;
+            break;
+        }
+    }
+    if (!granted)
+        vc_sub(reserved, bytes);
+    if (keeper)
+        vc_store_release(&region->contending, 0);
+    return granted;
+}
+
+bool vc_quota_reserve(struct vc_region *region, uint32_t card, uint64_t bytes)
+{
+    struct vc_slot *own = vc_region_slot(region);
+    if (!own)
+        return false;
+    uint64_t limit = ledger_limit(region, card);
+    if (bytes > limit)
+        return false;
+    vc_add(&own->cards[card].reserved_bytes, bytes);
+    uint64_t sum = sum_reserved(region, card);
+    if (VC_UNLIKELY(sum > limit)) {
+        if (!settle(region, card, own, bytes))
+            return false;
+        sum = sum_reserved(region, card);
+        sum = sum < limit ? sum : limit;
+    }
+    vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum);
+    return true;
+}
+
+void vc_quota_refused(struct vc_region *region, uint32_t card)
+{
+    vc_add_relaxed(&region->usage->cards[card].memory_refusals, 1);
+}
+
+static uint64_t *kind_counter(struct vc_slot_card *mine, enum vc_quota_kind kind)
+{
+    return kind == VC_QUOTA_CONTEXT ? &mine->context_bytes : kind == VC_QUOTA_MANAGED ? &mine->managed_bytes : NULL;
+}
+
+static void add_committed(struct vc_slot_card *mine, uint64_t bytes, enum vc_quota_kind kind)
+{
+    vc_add(&mine->committed_bytes, bytes);
+    uint64_t *counter = kind_counter(mine, kind);
+    if (counter)
+        vc_add_relaxed(counter, bytes);
+    vc_add_relaxed(&mine->generation, 1);
+}
+
+void vc_quota_commit(struct vc_region *region, uint32_t card, uint64_t bytes, enum vc_quota_kind kind)
+{
+    struct vc_slot *own = vc_region_slot(region);
+    if (own)
+        add_committed(&own->cards[card], bytes, kind);
+}
+
+void vc_quota_rollback(struct vc_region *region, uint32_t card, uint64_t bytes)
+{
+    struct vc_slot *own = vc_region_slot(region);
+    if (own)
+        vc_sub(&own->cards[card].reserved_bytes, bytes);
+}
+
+void vc_quota_release(struct vc_region *region, uint32_t card, uint64_t bytes, enum vc_quota_kind kind)
+{
+    struct vc_slot *own = vc_region_slot(region);
+    if (!own)
+        return;
+    struct vc_slot_card *mine = &own->cards[card];
+    uint64_t *counter = kind_counter(mine, kind);
+    if (counter)
+        __atomic_sub_fetch(counter, bytes, __ATOMIC_RELAXED);
+    vc_add_relaxed(&mine->generation, 1);
+    /* In this order reserved_bytes never reads less than committed_bytes for long: others would take it for idle. */
+    vc_sub(&mine->committed_bytes, bytes);
+    vc_sub(&mine->reserved_bytes, bytes);
+}
+
+void vc_quota_charge(struct vc_region *region, uint32_t card, uint64_t bytes, enum vc_quota_kind kind)
+{
+    struct vc_slot *own = vc_region_slot(region);
+    if (!own)
+        return;
+    vc_add(&own->cards[card].reserved_bytes, bytes);
+    add_committed(&own->cards[card], bytes, kind);
+    if (vc_quota_limit(region, card) != UINT64_MAX)
+        vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum_reserved(region, card));
+}
