@@ -70,7 +70,7 @@ def parse_path(path: str) -> Target:
     if rest[0] == "bindings" and namespace and len(rest) == 1:
         return Target(PODS, namespace, subresource="binding")
     resource = next((r for r in ALL if (r.plural, r.group) == (rest[0], group)), None)
-    name, subresource = (rest + ["", ""])[1:3]
+    name, subresource = [*rest, "", ""][1:3]
     known = resource is not None and (not subresource or subresource in _SUBRESOURCES.get(resource, ()))
     if resource is None or not known or (not resource.namespaced and namespace is not None):
         raise missing

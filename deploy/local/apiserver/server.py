@@ -66,8 +66,8 @@ class Server:
     def _run(self) -> None:
         config = uvicorn.Config(
             self._api.app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2,
-            ssl_certfile=self._certificate and str(self._certificate.certificate),
-            ssl_keyfile=self._certificate and str(self._certificate.key),
+            ssl_certfile=str(self._certificate.certificate) if self._certificate else None,
+            ssl_keyfile=str(self._certificate.key) if self._certificate else None,
             ssl_version=ssl.PROTOCOL_TLS_SERVER, ws="none",
         )  # fmt: skip
         self._server = uvicorn.Server(config)

@@ -35,7 +35,8 @@ def pod_state(pod: JsonObject) -> str:
         for state in container.get("state", {}).values():
             if state.get("reason") not in (None, "PodInitializing", "ContainerCreating", "Completed"):
                 return str(state["reason"])
-    return {"Succeeded": "Completed"}.get(status.get("phase", ""), status.get("phase", "Unknown"))
+    phase = str(status.get("phase", "Unknown"))
+    return "Completed" if phase == "Succeeded" else phase
 
 
 def render(items: list[JsonObject], version: str, resource: resources.Resource) -> JsonObject:

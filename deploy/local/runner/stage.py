@@ -176,8 +176,8 @@ class Monitor:
     # --- run and end ---
     def _supervise(self, wake: int) -> int:
         """Wait for the command, obeying stdin and reaping orphans. Returns the command's wait status."""
-        commands = sys.stdin.buffer.raw  # type: ignore[attr-defined]  # a pipe has a raw layer
-        watched = [wake, commands.fileno()]
+        commands = sys.stdin.fileno()
+        watched = [wake, commands]
         while True:
             status = self._reap()
             if status is not None:
@@ -186,7 +186,7 @@ class Monitor:
                 if descriptor == wake:
                     os.read(wake, 4096)
                     continue
-                text = os.read(commands.fileno(), 4096)
+                text = os.read(commands, 4096)
                 if b"KILL" in text or not text:
                     self._kill_all(reap=False)
                     if not text:

@@ -1,0 +1,73 @@
+"""Kubelet's HTTP endpoint on loopback: /pods and container logs for who holds the token, /healthz for all."""
+
+from __future__ import annotations
+
+import hmac
+import http.server
+import json
+import threading
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+JsonObject = dict[str, Any]
+LogReader = Callable[[str, str, str, bool], str | None]
+
+
+class KubeletHttp:
+    """Serves on an ephemeral port, or on `port` so that a restarted kubelet keeps its address."""
+
+    def __init__(
+        self, token: str, pods: Callable[[], list[JsonObject]], read_log: LogReader, port: int = 0
+    ) -> None:
+        outer = self
+        self._token = token
+        self._pods = pods
+        self._read_log = read_log
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                code, kind, body = outer._answer(self.path, self.headers.get("Authorization", ""))
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Requests are not worth a line."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="kubelet http", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, path: str, authorization: str) -> tuple[int, str, bytes]:
+        address = urllib.parse.urlsplit(path)
+        if address.path == "/healthz":
+            return 200, "text/plain", b"ok"
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
+            return 401, "text/plain", b"Unauthorized"
+        if address.path == "/pods":
+            document = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self._pods()}
+            return 200, "application/json", json.dumps(document).encode()
+        parts = address.path.strip("/").split("/")
+        if len(parts) == 4 and parts[0] == "containerLogs":
+            query = dict(urllib.parse.parse_qsl(address.query))
+            text = self._read_log(parts[1], parts[2], parts[3], query.get("previous") == "true")
+            if text is None:
+                return 404, "text/plain", f"container {parts[3]} of pod {parts[2]} has no log".encode()
+            if query.get("tailLines", "").isdigit():
+                count = int(query["tailLines"])
+                text = "".join(text.splitlines(keepends=True)[-count:]) if count else ""
+            return 200, "text/plain", text.encode()
+        return 404, "text/plain", b"404 page not found"
