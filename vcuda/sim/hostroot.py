@@ -77,7 +77,7 @@ class HostRoot:
         for path, minor in self._capabilities().items():
             self._write(
                 f"{proc}/capabilities/{path}",
-                f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n",
+                f"DeviceFileMinor: {minor}\nDeviceFileMode: 438\nDeviceFileModify: 1\n",
             )
         self._write(
             "proc/driver/nvidia-caps/mig-minors",
@@ -145,7 +145,6 @@ class HostRoot:
         path, (major, minor) = self._node(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        mode = 0o444 if name.startswith("nvidia-caps/") else 0o666
         if self._real_driver_here():
             path.touch()  # a character device with these numbers would be the genuine card
         else:
@@ -153,7 +152,7 @@ class HostRoot:
                 os.mknod(path, stat.S_IFCHR, os.makedev(major, minor))
             except PermissionError:
                 path.touch()
-        path.chmod(mode)
+        path.chmod(0o666)  # the umask took bits away
 
     def remove_node(self, name: str) -> None:
         """Raises SimError for a name the driver does not have."""

@@ -100,7 +100,7 @@ def _card(row: dict[str, Any]) -> CardReport:
         used_bytes=row["used_bytes"],
         busy_ns=row["busy_ns"],
         lost=bool(row["lost"]),
-        xid_count=row["xid_count"],
+        xid_count=row["xids"],
         processes=tuple(_process(entry) for entry in row["processes"]),
     )
 
