@@ -1,0 +1,113 @@
+/* The bucket of GPU time and the estimates: exact, on a clock that the test sets. */
+#include <string.h>
+
+#include "bucket.h"
+#include "estimate.h"
+#include "gate_busy.h"
+#include "gate_check.h"
+
+static void test_fills_at_the_rate_and_not_beyond_the_bucket(void)
+{
+    struct vc_card_usage usage = {.credit_updated_ns = 1000 * MS};
+    CHECK(vc_bucket_fill(&usage, 1001 * MS, 300000) == (int64_t)(300 * US));
+    CHECK(vc_bucket_fill(&usage, 1002 * MS, 500000) == (int64_t)(800 * US));
+    CHECK(vc_bucket_fill(&usage, 9000 * MS, 300000) == VC_BUCKET_NS);
+}
+
+static void test_loses_no_fraction_over_many_fills(void)
+{
+    struct vc_card_usage usage = {.credit_updated_ns = 1000 * MS, .credit_ns = -(int64_t)(100 * MS)};
+    uint64_t now = 1000 * MS;
+    for (int i = 0; i < 1000000; i++) {
+        now += 7;
+        vc_bucket_fill(&usage, now, 50000);
+    }
+    CHECK_NEAR(usage.credit_ns + (int64_t)(100 * MS), 7 * MS * 0.05, 20);
+}
+
+static void test_debt_carries_and_tells_when_it_is_paid(void)
+{
+    struct vc_card_usage usage = {.credit_updated_ns = 1000 * MS};
+    int64_t credit = vc_bucket_take(&usage, 3 * MS);
+    CHECK(credit == -(int64_t)(3 * MS));
+    CHECK(vc_bucket_wait_ns(credit, 0, 300000) == 10 * MS);
+    CHECK(vc_bucket_fill(&usage, 1010 * MS, 300000) == 0);
+    CHECK(vc_bucket_wait_ns(5, 5, 300000) == 0);
+}
+
+static void test_survives_a_damaged_file(void)
+{
+    struct vc_card_usage usage;
+    memset(&usage, 0xff, sizeof usage);
+    usage.credit_ns = INT64_MIN;
+    vc_bucket_fill(&usage, 1000 * MS, 300000);
+    CHECK(usage.credit_updated_ns == 1000 * MS);
+    CHECK(vc_bucket_take(&usage, INT64_MIN) >= -VC_CHARGE_LIMIT_NS);
+    CHECK(vc_bucket_fill(&usage, 1001 * MS, 0) >= -VC_CHARGE_LIMIT_NS);
+    usage.credit_ns = INT64_MAX;
+    CHECK(vc_bucket_take(&usage, 0) == VC_BUCKET_NS);
+    usage.credit_updated_ns = 0;
+    CHECK(vc_bucket_fill(&usage, UINT64_MAX / 2, 1000000) == VC_BUCKET_NS);
+}
+
+static void test_estimates_follow_the_evidence(void)
+{
+    struct vc_estimate *cost = vc_estimate_find(vc_estimate_function_key(0x1000, 64, 256));
+    CHECK(vc_estimate_cost(cost) == 0);
+    vc_estimate_learn(cost, 500, 100, VC_EVIDENCE_CLEAN); /* nothing to correct yet */
+    CHECK(vc_estimate_cost(cost) == 0);
+    vc_estimate_set(cost, 1000);
+    vc_estimate_learn(cost, 2000, 1000, VC_EVIDENCE_CLEAN);
+    CHECK(vc_estimate_cost(cost) == 1150);
+    vc_estimate_set(cost, 1000);
+    vc_estimate_learn(cost, 100000, 1000, VC_EVIDENCE_CLEAN); /* clipped at 2 */
+    CHECK(vc_estimate_cost(cost) == 1150);
+    vc_estimate_set(cost, 1000);
+    vc_estimate_learn(cost, 3000, 1000, VC_EVIDENCE_SHORT_OVERLAP);
+    CHECK(vc_estimate_cost(cost) == 1020);
+    vc_estimate_set(cost, 1000);
+    vc_estimate_learn(cost, 500, 1000, VC_EVIDENCE_SHORT_OVERLAP); /* a smaller wall time is always the better bound */
+    CHECK(vc_estimate_cost(cost) == 925);
+    vc_estimate_reset(cost);
+    CHECK(vc_estimate_cost(cost) == 0);
+}
+
+static void test_estimates_know_functions_and_sizes_apart(void)
+{
+    CHECK(vc_estimate_function_key(0x1000, 64, 256) == vc_estimate_function_key(0x1000, 66, 256));
+    CHECK(vc_estimate_function_key(0x1000, 64, 256) != vc_estimate_function_key(0x1000, 128, 256));
+    CHECK(vc_estimate_function_key(0x1000, 64, 256) != vc_estimate_function_key(0x1000, 64, 1024));
+    CHECK(vc_estimate_function_key(0x1000, 64, 256) != vc_estimate_function_key(0x2000, 64, 256));
+    CHECK(vc_estimate_find(7) == vc_estimate_find(7) && vc_estimate_find(7) != vc_estimate_find(8));
+    for (uint64_t key = 1; key < 100000; key++) /* full: still answers */
+        CHECK(vc_estimate_find(key * 2654435761u + 1) != NULL);
+}
+
+static void test_overlapping_intervals_are_paid_once(void)
+{
+    struct vc_busy busy = {0};
+    CHECK(vc_busy_add(&busy, 100, 200) == 100);
+    CHECK(vc_busy_add(&busy, 150, 250) == 50);
+    CHECK(vc_busy_add(&busy, 120, 180) == 0);
+    CHECK(vc_busy_add(&busy, 400, 500) == 100);
+    CHECK(vc_busy_add(&busy, 50, 600) == 50 + 150 + 100);
+    CHECK(vc_busy_add(&busy, 0, 1000) == 50 + 400);
+    for (uint64_t i = 0; i < 100; i++)
+        CHECK(vc_busy_add(&busy, 2000 + 10 * i, 2005 + 10 * i) == 5);
+    CHECK(vc_busy_add(&busy, 2990, 3000) == 5);
+    CHECK(busy.count <= VC_BUSY_SEGMENTS);
+    CHECK(vc_busy_add(&busy, 2000, 2005) == 0); /* forgotten means covered */
+    CHECK(vc_busy_add(&busy, 10, 5) == 0);
+}
+
+int main(void)
+{
+    test_fills_at_the_rate_and_not_beyond_the_bucket();
+    test_loses_no_fraction_over_many_fills();
+    test_debt_carries_and_tells_when_it_is_paid();
+    test_survives_a_damaged_file();
+    test_estimates_follow_the_evidence();
+    test_estimates_know_functions_and_sizes_apart();
+    test_overlapping_intervals_are_paid_once();
+    return check_failures != 0;
+}

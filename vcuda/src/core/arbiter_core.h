@@ -1,0 +1,79 @@
+/* Who may use a card next: the arbiter's rules for one card, pure arithmetic on what was observed and the time.
+ *
+ * Leases go to the waiting tenant with the least virtual time (GPU time charged / share); nothing is banked while idle.
+ * All observations come from tenants and may be lies: they are bounded here, and a liar only shortens its own turn.
+ */
+#ifndef VC_ARBITER_CORE_H
+#define VC_ARBITER_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vc_abi.h"
+
+enum {
+    VC_LEASE_SCALE_NS = 24000000, /* a lease lasts share × this … */
+    VC_LEASE_MIN_NS = 3000000,    /* … but not less than this … */
+    VC_LEASE_MAX_NS = 8000000,    /* … nor more than this */
+    VC_LEASE_LEAD_NS = 300000,    /* the next lease may open so long before the end, if so little is outstanding */
+    VC_LEASE_IDLE_NS = 200000,    /* a holder with nothing outstanding for so long passes the lease on */
+    VC_ARBITER_TICK_NS = 1000000, /* while anything is going on, decide at least so often … */
+    VC_ARBITER_REST_NS = 10000000 /* … and otherwise so often: the heartbeat */
+};
+
+/* What one tenant's usage file said, as read. */
+struct vc_observation {
+    uint64_t gpu_ns;
+    int64_t credit_ns;
+    uint64_t credit_updated_ns;
+    int64_t refill_ns;
+    uint64_t waiting_until_ns;
+    uint64_t predicted_finish_ns;
+};
+
+/* One container on the card. The caller fills the first part; the rest belongs to these rules. */
+struct vc_tenant {
+    uint32_t cores, core_limit; /* bounded to 1…100 and cores…100 */
+    struct vc_observation seen;
+
+    bool known;          /* observed before: deltas make sense */
+    uint64_t last_gpu_ns;
+    double virtual_ns;
+    int64_t lease_charged_ns;
+    uint64_t finish_ns;  /* bounded predicted finish */
+    bool waiting, active, was_idle, returned, in_credit;
+    uint64_t credit_at_ns; /* when a waiting tenant in debt will have credit again */
+
+    /* What to write into its limits file. */
+    uint32_t granted_ppm;
+    uint64_t lease_start_ns;
+    uint64_t lease_end_ns; /* 0: not the holder; UINT64_MAX: nobody else waits */
+    uint64_t lease_clock_ns;
+    uint64_t lease_sequence;
+    uint64_t others_gpu_ns;
+    uint64_t others_active_ns;
+    bool wake; /* the grant changed: wake its waiting threads */
+};
+
+struct vc_card_plan {
+    struct vc_tenant *tenants;
+    unsigned count;
+    int holder; /* index, or -1 */
+    bool contended;
+    uint64_t lease_start_ns, lease_end_ns, lease_clock_ns;
+    uint64_t held_from_ns; /* when the holder's work could first run; renewals keep it */
+    uint64_t sequence;
+};
+
+void vc_plan_init(struct vc_card_plan *plan);
+void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit);
+/* The limits as they are now (live changes); bounds them. */
+void vc_tenant_resize(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit);
+
+/* Decide from the tenants' observations; fills what to write and returns when to decide again at the latest. */
+uint64_t vc_plan_decide(struct vc_card_plan *plan, uint64_t now_ns);
+
+/* Tenant `index` is about to be taken out of `plan->tenants` (the last one moves into its place). */
+void vc_plan_remove(struct vc_card_plan *plan, unsigned index);
+
+#endif

@@ -1,0 +1,51 @@
+/* What operations cost: a table of estimates per (function, launch size) and per executable graph, learnt from events.
+ *
+ * Look-ups take no lock; entries are never removed, only reset, so a pointer to one stays good for the process's life.
+ * When the table is full, further keys share entries by their hash: their cost is then a mean, still trued up.
+ */
+#ifndef VC_ESTIMATE_H
+#define VC_ESTIMATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct vc_estimate {
+    uint64_t key;           /* 0: free */
+    uint64_t cost_ns;       /* 0: unknown */
+    uint64_t unmeasured_ns; /* estimated work launched since the last measurement */
+};
+
+/* How much is known about an interval that was measured; decides how fast an estimate follows it. */
+enum vc_evidence {
+    VC_EVIDENCE_CLEAN,         /* nobody else was on the card */
+    VC_EVIDENCE_LONG_OVERLAP,  /* others were, but their part has been taken out */
+    VC_EVIDENCE_SHORT_OVERLAP, /* others may have been: the wall time is an upper bound */
+};
+
+/* Operations of at least this cost are timed one by one and charged by their own interval. */
+#define VC_LONG_OPERATION_NS UINT64_C(2000000)
+
+/* The key of a function launched on `blocks` blocks of `threads` threads; sizes within about 20 % share one. */
+uint64_t vc_estimate_function_key(uint64_t function, uint64_t blocks, uint64_t threads);
+/* The key of anything else: an executable graph, a kind of copy with its size. */
+uint64_t vc_estimate_key(uint64_t kind, uint64_t handle, uint64_t size);
+
+/* The entry for `key`, made at first use. Never NULL. */
+struct vc_estimate *vc_estimate_find(uint64_t key);
+
+static inline uint64_t vc_estimate_cost(const struct vc_estimate *estimate)
+{
+    return __atomic_load_n(&estimate->cost_ns, __ATOMIC_RELAXED);
+}
+
+/* The operation's first measurement. */
+void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns);
+
+/* Follow a measurement: `measured_ns` was seen where the estimates said `expected_ns` (> 0). */
+void vc_estimate_learn(struct vc_estimate *estimate, uint64_t measured_ns, uint64_t expected_ns,
+                       enum vc_evidence evidence);
+
+/* The operation has changed (graph update, parameters): unknown again. */
+void vc_estimate_reset(struct vc_estimate *estimate);
+
+#endif

@@ -1,0 +1,21 @@
+/* The union of the intervals during which one process kept the card busy, over all its streams. */
+#ifndef VC_GATE_BUSY_H
+#define VC_GATE_BUSY_H
+
+#include <stdint.h>
+
+enum { VC_BUSY_SEGMENTS = 32 };
+
+/* Sorted, disjoint. When full, the oldest is forgotten and everything before it counts as covered. */
+struct vc_busy {
+    uint64_t covered_before_ns;
+    unsigned count;
+    struct {
+        uint64_t from_ns, to_ns;
+    } segments[VC_BUSY_SEGMENTS];
+};
+
+/* Add [from, to) and return the part of it, in ns, that was not covered yet: so overlapping streams pay once. */
+uint64_t vc_busy_add(struct vc_busy *busy, uint64_t from_ns, uint64_t to_ns);
+
+#endif
