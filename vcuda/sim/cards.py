@@ -87,8 +87,12 @@ class SimCard:
 
 @dataclass(frozen=True)
 class MigInstance:
-    """A GPU instance with one compute instance that spans it; `caps` are the minors of its two capability nodes."""
+    """A GPU instance with one compute instance that spans it; `caps` are the minors of its two capability nodes.
 
+    `index` is its place in the machine, where instances come after all cards.
+    """
+
+    index: int
     uuid: str
     profile: str
     slices: int
@@ -139,10 +143,12 @@ def resolve(directory: Path, cards: Sequence[SimCard]) -> tuple[Card, ...]:
     taken = {card.minor for card in cards if card.minor is not None}
     spare = iter(minor for minor in range(MAX_CARDS + len(taken)) if minor not in taken)
     links = _links(cards)
-    resolved = tuple(
-        _card(directory, index, card, next(spare) if card.minor is None else card.minor, links[index])
-        for index, card in enumerate(cards)
-    )
+    resolved: list[Card] = []
+    place = len(cards)
+    for index, card in enumerate(cards):
+        minor = next(spare) if card.minor is None else card.minor
+        resolved.append(_card(directory, index, card, minor, links[index], place))
+        place += len(card.mig)
     for what, values in (
         ("minor", [str(card.minor) for card in resolved]),
         ("UUID", [card.uuid for card in resolved]),
@@ -150,10 +156,12 @@ def resolve(directory: Path, cards: Sequence[SimCard]) -> tuple[Card, ...]:
         twice = {value for value in values if values.count(value) > 1}
         if twice:
             raise SimError(f"two cards have the {what} {', '.join(sorted(twice))}; give each its own")
-    return resolved
+    return tuple(resolved)
 
 
-def _card(directory: Path, index: int, card: SimCard, minor: int, links: Mapping[int, str]) -> Card:
+def _card(
+    directory: Path, index: int, card: SimCard, minor: int, links: Mapping[int, str], place: int
+) -> Card:
     where = f"card {index} ({card.model!r:.70})"
     if not _NAME.fullmatch(card.model) or '"' in card.model:
         raise SimError(f"{where}: a model name has 1 to 63 printable ASCII characters and no double quote")
@@ -183,7 +191,7 @@ def _card(directory: Path, index: int, card: SimCard, minor: int, links: Mapping
         numa_node=card.numa_node,
         bus=f"0000:{index + 1:02x}:00.0",
         mig_mode=bool(card.mig),
-        mig=_mig(where, made, minor, memory, card.mig, model),
+        mig=_mig(where, made, minor, memory, card.mig, model, place),
         links=tuple(sorted(links.items())),
         timing=timing_of(card),
     )
@@ -201,7 +209,7 @@ def timing_of(card: SimCard) -> tuple[tuple[str, int], ...]:
 
 
 def _mig(
-    where: str, card_uuid: str, minor: int, memory: int, profiles: Sequence[str], model: CardModel
+    where: str, card_uuid: str, minor: int, memory: int, profiles: Sequence[str], model: CardModel, place: int
 ) -> tuple[MigInstance, ...]:
     if profiles and not model.mig:
         raise SimError(
@@ -218,6 +226,7 @@ def _mig(
         instance, memory_slices = len(made) + 1, MIG_PROFILES[slices]
         made.append(
             MigInstance(
+                index=place + len(made),
                 uuid="MIG-" + str(uuids.uuid5(uuids.NAMESPACE_URL, f"{card_uuid}:{instance}")),
                 profile=_profile_name(slices, memory),
                 slices=slices,

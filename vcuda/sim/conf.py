@@ -21,13 +21,8 @@ def machine_conf(cards: Sequence[Card], driver_version: str, cuda_version: int) 
         "# The simulated machine's cards. Written by vcuda.sim when the machine was made; read by its driver.",
         _line("driver", {"version": driver_version, "cuda": cuda_version}),
     ]
-    index = len(cards)
-    for card in cards:
-        lines.append(_line("card", _card_keys(card)))
-    for card in cards:
-        for instance in card.mig:
-            lines.append(_line("card", _mig_keys(card, instance, index)))
-            index += 1
+    lines += [_line("card", _card_keys(card)) for card in cards]
+    lines += [_line("card", _mig_keys(card, instance)) for card in cards for instance in card.mig]
     return "\n".join(lines) + "\n"
 
 
@@ -56,10 +51,10 @@ def _card_keys(card: Card) -> dict[str, object]:
     }
 
 
-def _mig_keys(card: Card, instance: MigInstance, index: int) -> dict[str, object]:
+def _mig_keys(card: Card, instance: MigInstance) -> dict[str, object]:
     return {
         **_card_keys(card),
-        "index": index,
+        "index": instance.index,
         "parent": card.index,
         "profile": instance.profile,
         "caps": ",".join(str(minor) for minor in instance.caps),
@@ -127,6 +122,7 @@ def _parse_card(keys: Mapping[str, str]) -> Card:
 def _parse_mig(keys: Mapping[str, str]) -> MigInstance:
     first, second = keys["caps"].split(",")
     return MigInstance(
+        index=int(keys["index"]),
         uuid=keys["uuid"],
         profile=keys["profile"],
         slices=int(keys["slices"]),

@@ -12,7 +12,7 @@ from pathlib import Path
 from vcuda.sim import conf, libraries
 from vcuda.sim.cards import Card, SimCard, resolve
 from vcuda.sim.errors import SimError
-from vcuda.sim.faults import Fault
+from vcuda.sim.faults import CardLost, CardRecovered, Fault
 from vcuda.sim.hostroot import LIBRARY_FOLDER, HostRoot
 from vcuda.sim.report import Report, parse_report
 
@@ -136,9 +136,16 @@ class Machine:
         temporary.replace(path)
 
     def inject(self, *faults: Fault) -> None:
-        """Make the faults happen now, for every client. Raises SimError for a card that the machine does not have."""
+        """Make the faults happen now, for every client. Raises SimError for a card that the machine does not have.
+
+        A card that is lost or recovers takes its MIG instances along.
+        """
         for fault in faults:
-            for command in fault.commands():
+            commands = [*fault.commands()]
+            if isinstance(fault, CardLost | CardRecovered) and 0 <= fault.card < len(self.cards):
+                lost = int(isinstance(fault, CardLost))
+                commands += [f"lost {instance.index} {lost}" for instance in self.cards[fault.card].mig]
+            for command in commands:
                 self._driver().inject(command)
 
     def report(self) -> Report:
