@@ -1,0 +1,163 @@
+"""The few calls to the Kubernetes API that the extender makes, over the `kubernetes` package's configuration and login."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import kubernetes
+import orjson
+import urllib3
+
+_PAGE = 500
+_WATCH_SECONDS = 300
+_MOST_EXCERPT = 200
+
+
+class ApiError(Exception):
+    """The API server answered with an error: `status` is the HTTP code."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the API server answered {status}: {message}")
+        self.status = status
+
+
+class ApiUnreachable(Exception):
+    """No answer came: whether a request took effect is unknown."""
+
+
+class NoConfiguration(Exception):
+    """There is no usable kubeconfig and no service account; the message says which."""
+
+
+def _excerpt(body: bytes) -> str:
+    try:
+        data = orjson.loads(body)
+        message = data.get("message") if isinstance(data, dict) else None
+    except orjson.JSONDecodeError:
+        message = None
+    return str(message or body.decode("utf-8", "replace"))[:_MOST_EXCERPT]
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiUnreachable(f"the API server sent something that is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ApiUnreachable("the API server sent JSON that is not an object")
+    return data
+
+
+class ApiServer:
+    """Thread-safe. Calls raise ApiError or ApiUnreachable; nothing is retried here."""
+
+    def __init__(self, client: Any, timeout_seconds: float = 10.0) -> None:
+        self._client = client
+        self._timeout = timeout_seconds
+
+    @classmethod
+    def connect(cls, kubeconfig: str | None, timeout_seconds: float = 10.0) -> ApiServer:
+        """Log in by a kubeconfig file, or by the pod's service account if none is given. Raises NoConfiguration."""
+        configuration = kubernetes.client.Configuration()
+        try:
+            login: Any = kubernetes.config
+            if kubeconfig:
+                login.load_kube_config(kubeconfig, client_configuration=configuration)
+            else:
+                login.load_incluster_config(client_configuration=configuration)
+        except (kubernetes.config.ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
+            where = (
+                f"kubeconfig {kubeconfig}"
+                if kubeconfig
+                else "no --kubeconfig was given and the service account"
+            )
+            raise NoConfiguration(f"{where} cannot be used: {str(error).splitlines()[0]:.200}") from error
+        configuration.connection_pool_maxsize = 64
+        configuration.retries = False
+        return cls(kubernetes.client.ApiClient(configuration), timeout_seconds)
+
+    @property
+    def address(self) -> str:
+        return str(self._client.configuration.host)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        stream: bool = False,
+    ) -> Any:
+        headers = {"Accept": "application/json", "User-Agent": "gpu-scheduler-extender"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        read = _WATCH_SECONDS + 30 if stream else self._timeout
+        try:
+            response = self._client.rest_client.pool_manager.request(
+                method,
+                self.address
+                + path
+                + ("?" + "&".join(f"{key}={value}" for key, value in query.items()) if query else ""),
+                body=body,
+                headers=headers,
+                preload_content=not stream,
+                retries=False,
+                timeout=urllib3.Timeout(connect=self._timeout, read=read),
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiUnreachable(f"no answer from {self.address}: {error!s:.{_MOST_EXCERPT}}") from error
+        if response.status >= 300:
+            try:
+                excerpt = _excerpt(response.read() if stream else response.data)
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                excerpt = str(error)[:_MOST_EXCERPT]
+            raise ApiError(response.status, excerpt)
+        return response
+
+    def pages(self, resource: str) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        """List all "nodes" or "pods" of the cluster page by page: (objects, resource version)."""
+        going_on = ""
+        while True:
+            query = {"limit": str(_PAGE)} | ({"continue": going_on} if going_on else {})
+            data = _parsed(self._send("GET", f"/api/v1/{resource}", query).data)
+            metadata = data.get("metadata") or {}
+            yield data.get("items") or [], str(metadata.get("resourceVersion", ""))
+            going_on = metadata.get("continue") or ""
+            if not going_on:
+                return
+
+    def watch(self, resource: str, version: str) -> Iterator[dict[str, Any]]:
+        """Yield watch events after `version` until the server ends the stream (at most some minutes)."""
+        query = {
+            "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_SECONDS),
+        }  # fmt: skip
+        response = self._send("GET", f"/api/v1/{resource}", query, stream=True)
+        rest = b""
+        try:
+            for chunk in response.stream(None, decode_content=True):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (_parsed(line) for line in lines if line.strip())
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiUnreachable(f"the watch of {resource} broke off: {error!s:.{_MOST_EXCERPT}}") from error
+        finally:
+            response.close()
+
+    def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        """Read one pod."""
+        return _parsed(self._send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}", {}).data)
+
+    def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
+        """Create the pod's Binding. The API server copies its annotations to the pod in the same write."""
+        metadata: dict[str, Any] = {"namespace": namespace, "name": name, "uid": uid}
+        if annotations:
+            metadata["annotations"] = dict(annotations)
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        self._send("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", {}, orjson.dumps(binding))

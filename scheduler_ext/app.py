@@ -1,0 +1,185 @@
+"""The HTTP face: routes of the extender protocol as a raw ASGI application, the rest through starlette."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import scheduler_ext
+from scheduler_ext import protocol
+from scheduler_ext.binding import Binder
+from scheduler_ext.engine import Engine
+from scheduler_ext.protocol import BadInput, ExtenderArgs
+from scheduler_ext.reasons import ExtenderReason
+from vcuda.spec import request as pod_request
+
+_JSON = [(b"content-type", b"application/json")]
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Answerer = Callable[[bytes], Awaitable[bytes]]
+
+
+class NotReady(Exception):
+    """Nothing can be decided yet; the message says why."""
+
+
+class Extender:
+    """The verbs: each turns a request body into an answer, or raises BadInput or NotReady."""
+
+    def __init__(self, engine: Engine, binder: Binder) -> None:
+        self._engine, self._binder = engine, binder
+
+    def _args(self, body: bytes) -> ExtenderArgs:
+        args = protocol.read_args(body)
+        if pod_request.asks_for_share(args.pod, self._engine.names):
+            uid = args.pod["metadata"].get("uid")
+            if not isinstance(uid, str) or not uid:
+                raise BadInput("Pod.metadata.uid is missing; a placement is kept by UID")
+            self._require_ready()
+        return args
+
+    def _require_ready(self) -> None:
+        problem = self._engine.not_ready()
+        if problem is not None:
+            raise NotReady(f"{ExtenderReason.NOT_SYNCED}: {problem}")
+
+    async def filter(self, body: bytes) -> bytes:
+        args = self._args(body)
+        verdicts = self._engine.metrics.verdicts
+        if not pod_request.asks_for_share(args.pod, self._engine.names):
+            verdicts.labels("untouched").inc()
+            return protocol.untouched(args)
+        verdict = self._engine.filter(args.pod, args.names)
+        verdicts.labels("chosen" if verdict.chosen is not None else "refused").inc()
+        return protocol.filter_answer(args, verdict)
+
+    async def prioritize(self, body: bytes) -> bytes:
+        args = self._args(body)
+        return protocol.priorities(
+            list(zip(args.names, self._engine.prioritize(args.pod, args.names), strict=True))
+        )
+
+    async def prioritize_cpu_only(self, body: bytes) -> bytes:
+        args = self._args(body)
+        if pod_request.asks_for_share(args.pod, self._engine.names):
+            scores = [0] * len(args.names)
+        else:
+            self._require_ready()
+            scores = self._engine.prioritize_cpu_only(args.names)
+        return protocol.priorities(list(zip(args.names, scores, strict=True)))
+
+    async def bind(self, body: bytes) -> bytes:
+        args = protocol.read_binding(body)
+        self._require_ready()
+        refused = await self._binder.bind(args)
+        self._engine.metrics.binds.labels("bound" if refused is None else str(refused.reason)).inc()
+        return protocol.binding_answer("" if refused is None else str(refused))
+
+
+async def _body(scope: Scope, receive: Receive, most: int) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > most:
+            raise BadInput(f"the body has {int(value)} bytes; at most {most} are read (--body-mib)")
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadInput("the connection ended before the body did")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > most:
+            raise BadInput(f"the body has more than {most} bytes; no more are read (--body-mib)")
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _respond(send: Send, status: int, body: bytes, *, close: bool = False) -> None:
+    headers = [*_JSON, (b"content-length", str(len(body)).encode())]
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _pages(engine: Engine) -> ASGIApp:
+    async def version(_: Request) -> Response:
+        return JSONResponse({"version": scheduler_ext.version(), "name": "gpu-scheduler-extender"})
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        problem = engine.not_ready()
+        return PlainTextResponse(
+            "ok\n" if problem is None else f"{problem}\n", 200 if problem is None else 503
+        )
+
+    async def metrics(_: Request) -> Response:
+        return Response(engine.metrics.render(), media_type=_METRICS_TYPE)
+
+    pages = {
+        "/version": version,
+        "/scheduler/version": version,
+        "/healthz": healthz,
+        "/readyz": readyz,
+        "/metrics": metrics,
+    }
+    return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
+
+
+def create(engine: Engine, binder: Binder, *, body_bytes: int, body_seconds: float) -> ASGIApp:
+    """The ASGI application. Bodies are bounded in size and time; malformed requests get 400 and do nothing."""
+    extender = Extender(engine, binder)
+    verbs: dict[str, tuple[str, Answerer]] = {
+        "/scheduler/filter": ("filter", extender.filter),
+        "/scheduler/predicates": ("filter", extender.filter),  # the old system's route
+        "/scheduler/prioritize": ("prioritize", extender.prioritize),
+        "/scheduler/cpu/prioritize": ("cpu-prioritize", extender.prioritize_cpu_only),
+        "/scheduler/bind": ("bind", extender.bind),
+    }
+    pages = _pages(engine)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        known = verbs.get(scope["path"]) if scope["type"] == "http" else None
+        if known is None:
+            await pages(scope, receive, send)
+            return
+        verb, answer = known
+        if scope["method"] != "POST":
+            await _respond(send, 405, protocol.binding_answer(f"{scope['path']} takes POST"))
+            return
+        try:
+            async with asyncio.timeout(body_seconds):
+                body = await _body(scope, receive, body_bytes)
+        except TimeoutError:
+            await _bad(send, engine, f"the body did not arrive within {body_seconds:g} s (--body-seconds)")
+            return
+        except BadInput as error:
+            await _bad(send, engine, str(error))
+            return
+        start = time.perf_counter()
+        try:
+            result = await answer(body)
+        except BadInput as error:
+            await _bad(send, engine, str(error))
+        except NotReady as error:
+            await _respond(send, 503, protocol.binding_answer(str(error)))
+        else:
+            engine.metrics.requests.labels(verb).observe(time.perf_counter() - start)
+            await _respond(send, 200, result)
+
+    return app
+
+
+async def _bad(send: Send, engine: Engine, message: str) -> None:
+    """Refuse a request; the connection closes, because an unread body may still be coming."""
+    engine.metrics.bad_input.inc()
+    await _respond(send, 400, protocol.binding_answer(message), close=True)

@@ -1,0 +1,133 @@
+"""Bind: one write per pod, its result always known before the pod may be decided again."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from concurrent.futures import Executor
+
+from scheduler_ext import observed
+from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.engine import Engine
+from scheduler_ext.ledger import Record, State
+from scheduler_ext.outcomes import AlreadyBound, Refused, Write
+from scheduler_ext.protocol import BindingArgs
+from scheduler_ext.reasons import ExtenderReason
+from vcuda.spec import request
+
+_log = logging.getLogger(__name__)
+_NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
+
+
+class Binder:
+    """Binds pods. `bind` may be called any number of times for a pod; at most one write is under way for each."""
+
+    def __init__(self, api: ApiServer, engine: Engine, executor: Executor) -> None:
+        self._api, self._engine, self._executor = api, engine, executor
+        self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
+
+    async def bind(self, args: BindingArgs) -> Refused | None:
+        """Bind a pod; None means that it is bound to the node. Equal calls at the same time share one write."""
+        running = self._running.get(args)
+        if running is None:
+            loop = asyncio.get_running_loop()
+            running = self._running[args] = loop.run_in_executor(
+                self._executor, functools.partial(self._bind, args)
+            )
+            running.add_done_callback(lambda _: self._running.pop(args, None))
+        return await asyncio.shield(running)
+
+    def settle(self) -> None:
+        """Find out what became of writes with an unknown result, as far as the API server answers now."""
+        for record in self._engine.uncertain():
+            self._ask(record)
+
+    def _ask(self, record: Record) -> None:
+        try:
+            pod = self._api.pod(record.namespace, record.name)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                self._engine.lose_pod(record.uid)
+            return
+        except ApiUnreachable:
+            return
+        if observed.uid(pod) != record.uid:
+            self._engine.lose_pod(record.uid)
+        elif observed.place(pod):
+            self._engine.see_pod(pod)
+        else:
+            self._engine.end_bind(record.uid, State.ASSUMED)
+
+    def _bind(self, args: BindingArgs) -> Refused | None:
+        begun = self._engine.begin_bind(args.uid, args.node)
+        if begun is None:
+            answer = self._recover(args)
+            if not isinstance(answer, Write):
+                return answer
+            begun = answer
+        if isinstance(begun, AlreadyBound):
+            return None
+        if isinstance(begun, Refused):
+            return begun
+        return self._write(args, begun)
+
+    def _recover(self, args: BindingArgs) -> Write | Refused | None:
+        """Nothing is assumed for the pod (we restarted, or the assumption expired): look at it and decide again."""
+        try:
+            pod = self._api.pod(args.namespace, args.name)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return Refused(ExtenderReason.NO_SUCH_POD, f"pod {args.namespace}/{args.name} does not exist")
+            return Refused(ExtenderReason.BIND_FAILED, str(error))
+        except ApiUnreachable as error:
+            return Refused(ExtenderReason.BIND_FAILED, str(error))
+        if observed.uid(pod) != args.uid:
+            return Refused(
+                ExtenderReason.OTHER_POD, f"pod {args.namespace}/{args.name} is now another one of that name"
+            )
+        place = observed.place(pod)
+        if place:
+            self._engine.see_pod(pod)
+            return (
+                None
+                if place == args.node
+                else Refused(ExtenderReason.OTHER_NODE, f"the pod is bound to node {place}")
+            )
+        if not request.asks_for_share(pod, self._engine.names):
+            return Write(args.node, {})
+        refused = self._engine.decide_for(pod, args.node)
+        if refused is not None:
+            return refused
+        begun = self._engine.begin_bind(args.uid, args.node)
+        if isinstance(begun, Write | Refused):
+            return begun
+        return Refused(ExtenderReason.BIND_UNCERTAIN, "the pod changed while it was being bound; retry")
+
+    def _write(self, args: BindingArgs, write: Write) -> Refused | None:
+        self._engine.metrics.writes.inc()
+        try:
+            self._api.bind(args.namespace, args.name, args.uid, write.node, write.annotations)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                self._engine.end_bind(args.uid, None)
+                return Refused(ExtenderReason.NO_SUCH_POD, f"pod {args.namespace}/{args.name} does not exist")
+            if error.status != _CONFLICT and error.status < _SERVER_ERROR:
+                self._engine.end_bind(args.uid, State.ASSUMED)
+                return Refused(ExtenderReason.BIND_FAILED, str(error))
+            return self._after_doubt(args, str(error))
+        except ApiUnreachable as error:
+            return self._after_doubt(args, str(error))
+        self._engine.end_bind(args.uid, State.BOUND)
+        return None
+
+    def _after_doubt(self, args: BindingArgs, problem: str) -> Refused | None:
+        """The write failed in a way that may have taken effect, or somebody else bound the pod: look, never write again."""
+        _log.warning("binding %s/%s to %s: %s", args.namespace, args.name, args.node, problem)
+        self._engine.end_bind(args.uid, State.UNCERTAIN)
+        for record in self._engine.uncertain():
+            if record.uid == args.uid:
+                self._ask(record)
+        if self._engine.bound_to(args.uid) == args.node:
+            return None
+        return Refused(ExtenderReason.BIND_FAILED, problem)

@@ -1,0 +1,86 @@
+"""What each pod holds and how sure that is: assumed, being bound, bound, seen by the watch. Keyed by UID."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler_ext.cluster import Cluster, Usage
+from vcuda.spec.placement import Placement
+from vcuda.spec.request import PodRequest
+
+
+class State(enum.Enum):
+    """How far a pod is on its way. Only ASSUMED ones may be decided again; only they expire."""
+
+    ASSUMED = "assumed"
+    BINDING = "binding"  # our write is under way
+    UNCERTAIN = "uncertain"  # our write was sent, its result is unknown
+    BOUND = "bound"  # our write succeeded, the watch has not shown it yet
+    CONFIRMED = "confirmed"  # the API server showed it on its node
+
+
+@dataclass(slots=True)
+class Record:
+    """One pod's booking. `since`: monotonic seconds of the last change of state.
+
+    `request` and `placement` are ours only until the watch confirms the pod. `attempted`: a write for it failed.
+    `annotation` is the placement annotation that the watch showed, to notice changes cheaply.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    usage: Usage
+    state: State
+    since: float
+    request: PodRequest | None = None
+    placement: Placement | None = None
+    decided_ns: int = 0
+    attempted: bool = False
+    annotation: str | None = None
+
+
+class Ledger:
+    """Records by UID, with their bookings on the cluster. Not locked: the engine's lock covers it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._records: dict[str, Record] = {}
+        self._pending: set[str] = set()
+
+    def get(self, uid: str) -> Record | None:
+        return self._records.get(uid)
+
+    def put(self, record: Record) -> None:
+        """Book a record, in place of any other of its UID."""
+        self.release(record.uid)
+        self._records[record.uid] = record
+        if record.state is not State.CONFIRMED:
+            self._pending.add(record.uid)
+        self._cluster.book(record.uid, record.node, record.usage)
+
+    def move(self, record: Record, state: State, now: float) -> None:
+        record.state, record.since = state, now
+
+    def release(self, uid: str) -> Record | None:
+        """Give back what a pod holds. Returns its record, or None if it held nothing."""
+        record = self._records.pop(uid, None)
+        if record is not None:
+            self._pending.discard(uid)
+            self._cluster.release(uid, record.node)
+        return record
+
+    def pending(self) -> Iterator[Record]:
+        """Records that the watch has not confirmed."""
+        return iter([self._records[uid] for uid in self._pending])
+
+    def uids(self) -> list[str]:
+        return list(self._records)
+
+    def count(self, state: State) -> int:
+        if state is State.CONFIRMED:
+            return len(self._records) - len(self._pending)
+        return sum(self._records[uid].state is state for uid in self._pending)

@@ -1,0 +1,56 @@
+"""The command `gpu-scheduler-extender`: `serve` (the default) and `simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+import scheduler_ext
+from scheduler_ext import serve, settings, simulate_command
+from scheduler_ext.apiserver import ApiServer, NoConfiguration
+from scheduler_ext.trace import TraceError
+
+_COMMANDS = ("serve", "simulate")
+
+
+def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(
+        "gpu-scheduler-extender", description="Places pods with a share of a GPU, for kube-scheduler."
+    )
+    parser.add_argument("--version", action="version", version=scheduler_ext.version())
+    commands = parser.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser("serve", help="answer kube-scheduler (the default)")
+    settings.add_options(serving)
+    simulate_command.add_options(
+        commands.add_parser("simulate", help="replay a trace against the placement policies")
+    )
+    return parser, serving
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns its exit status: 0, 1 for a failure at run time, 2 for unusable settings."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser, serving = _parser()
+    if not words or (words[0] not in _COMMANDS and words[0] not in ("-h", "--help", "--version")):
+        words.insert(0, "serve")
+    options = parser.parse_args(words)
+    try:
+        if options.command == "simulate":
+            return simulate_command.run(options)
+        chosen = settings.from_arguments(options, serving)
+        logging.basicConfig(
+            level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        serve.run(chosen, ApiServer.connect(chosen.kubeconfig, chosen.api_timeout_seconds))
+    except (NoConfiguration, serve.CannotServe, TraceError) as error:
+        print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

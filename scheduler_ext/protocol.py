@@ -1,0 +1,170 @@
+"""kube-scheduler's extender v1 types: reads its requests strictly, writes its answers with Go's field names.
+
+Source: k8s.io/kube-scheduler/extender/v1. The types carry no JSON tags, so Go writes `NodeNames` and reads any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from scheduler_ext.reasons import FITS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
+
+MAX_PRIORITY = 10  # MaxExtenderPriority
+EXPLAINED_NODES = (
+    1000  # a success with more candidates does not list those that were not chosen: nobody reads them
+)
+
+_LABELS = ["" if reason is None else str(reason) for reason in ROW_CODES]
+_LABELS[FITS] = str(ExtenderReason.NOT_CHOSEN)
+
+
+class BadInput(Exception):
+    """A request can't be understood; the message names the field and what is wrong. Nothing was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderArgs:
+    """A filter or prioritize request. `nodes` holds the Node objects by name if whole objects were sent, else None."""
+
+    pod: Mapping[str, Any]
+    names: Sequence[str]
+    nodes: Mapping[str, Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BindingArgs:
+    name: str
+    namespace: str
+    uid: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision on a filter request.
+
+    `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
+    `refusal`: one reason and message for all nodes; `curable`: whether evicting other pods might help.
+    """
+
+    chosen: str | None = None
+    codes: Sequence[int] | None = None
+    refusal: tuple[AnyReason, str] | None = None
+    curable: bool = False
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"the body is a JSON {type(data).__name__}, not an object")
+    return {key.lower(): value for key, value in data.items()}
+
+
+def _whole_nodes(value: object) -> dict[str, Mapping[str, Any]]:
+    items = value.get("items", value.get("Items")) if isinstance(value, dict) else None
+    if not isinstance(items, list):
+        raise BadInput("Nodes is not a NodeList with items")
+    nodes = {}
+    for position, node in enumerate(items):
+        metadata = node.get("metadata") if isinstance(node, dict) else None
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        if not isinstance(name, str) or not name:
+            raise BadInput(f"Nodes.items[{position}] has no metadata.name")
+        nodes[name] = node
+    return nodes
+
+
+def read_args(body: bytes) -> ExtenderArgs:
+    """Read ExtenderArgs. Raises BadInput."""
+    data = _object(body)
+    pod = data.get("pod")
+    if not isinstance(pod, dict):
+        raise BadInput("Pod is missing or not an object")
+    for field in ("metadata", "spec"):
+        if not isinstance(pod.get(field), dict):
+            raise BadInput(f"Pod.{field} is missing or not an object")
+    for field in ("containers", "initContainers"):
+        containers = pod["spec"].get(field)
+        if not isinstance(containers, list | None) or not all(
+            isinstance(one, dict) for one in containers or ()
+        ):
+            raise BadInput(f"Pod.spec.{field} is not a list of containers")
+    names, nodes = data.get("nodenames"), data.get("nodes")
+    if names is None and nodes is None:
+        raise BadInput("neither NodeNames nor Nodes is given")
+    if names is None:
+        whole = _whole_nodes(nodes)
+        return ExtenderArgs(pod, list(whole), whole)
+    # str.join is the fastest check that a list holds nothing but strings.
+    try:
+        "".join(names)
+    except TypeError:
+        raise BadInput("NodeNames is not a list of strings") from None
+    if not isinstance(names, list):
+        raise BadInput("NodeNames is not a list of strings")
+    return ExtenderArgs(pod, names, None)
+
+
+def read_binding(body: bytes) -> BindingArgs:
+    """Read ExtenderBindingArgs. Raises BadInput."""
+    data = _object(body)
+    values = []
+    for field in ("PodName", "PodNamespace", "PodUID", "Node"):
+        value = data.get(field.lower())
+        if not isinstance(value, str) or not value or len(value) > 253 or "/" in value:
+            raise BadInput(f"{field} is missing or not a name")
+        values.append(value)
+    return BindingArgs(*values)
+
+
+def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
+    """ExtenderFilterResult. On success exactly the chosen node; the others with their reasons."""
+    failed: dict[str, str] = {}
+    hopeless: dict[str, str] = {}
+    if verdict.refusal is not None:
+        (failed if verdict.curable else hopeless).update(
+            dict.fromkeys(args.names, f"{verdict.refusal[0]}: {verdict.refusal[1]}")
+        )
+    elif verdict.codes is not None:
+        for name, code in zip(args.names, verdict.codes, strict=True):
+            (hopeless if code in UNRESOLVABLE else failed)[name] = _LABELS[code]
+        if verdict.chosen is not None:
+            failed.pop(verdict.chosen, None)
+    return _result(args, [] if verdict.chosen is None else [verdict.chosen], failed, hopeless)
+
+
+def untouched(args: ExtenderArgs) -> bytes:
+    """The answer for a pod that is none of our business: all nodes pass."""
+    return _result(args, args.names, {}, {})
+
+
+def _result(
+    args: ExtenderArgs, passed: Sequence[str], failed: dict[str, str], hopeless: dict[str, str]
+) -> bytes:
+    nodes = None if args.nodes is None else {"metadata": {}, "items": [args.nodes[name] for name in passed]}
+    return orjson.dumps(
+        {
+            "Nodes": nodes,
+            "NodeNames": None if args.nodes is not None else passed,
+            "FailedNodes": failed,
+            "FailedAndUnresolvableNodes": hopeless,
+            "Error": "",
+        }
+    )
+
+
+def priorities(scores: Sequence[tuple[str, int]]) -> bytes:
+    """HostPriorityList."""
+    return orjson.dumps([{"Host": name, "Score": score} for name, score in scores])
+
+
+def binding_answer(error: str) -> bytes:
+    """ExtenderBindingResult; empty means bound."""
+    return orjson.dumps({"Error": error})

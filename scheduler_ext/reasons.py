@@ -1,0 +1,55 @@
+"""Refusal codes that only the extender gives; the shared ones are `vcuda.spec.errors.Reason`. Never rename one."""
+
+from __future__ import annotations
+
+import enum
+
+from vcuda.spec.errors import Reason
+
+
+class ExtenderReason(enum.StrEnum):
+    """Stable codes of the extender's own refusals; they appear in answers, events, metrics and docs/extender.md."""
+
+    UNKNOWN_NODE = "UnknownNode"  # the API server's watch has not shown this node
+    NO_INVENTORY = "NoInventory"  # the manager has not published the node's cards
+    UNPLACED_POD = "UnplacedPod"  # a pod runs there with a share on cards that nobody has written down
+    NOT_CHOSEN = "NotChosen"  # it may fit, another node was better
+    NOT_SYNCED = "NotSynced"  # the first list of nodes and pods is not complete
+    NO_SUCH_POD = "NoSuchPod"
+    OTHER_POD = "OtherPod"  # same name, other UID
+    OTHER_NODE = "OtherNode"  # the pod is assumed on, or bound to, another node
+    BIND_UNCERTAIN = "BindUncertain"  # a write was sent and nobody knows yet whether it took effect
+    BIND_FAILED = "BindFailed"  # the API server refused the write
+
+
+AnyReason = Reason | ExtenderReason
+
+# Why a row (a node) can't take a request, as small integers for numpy; 0 is "it fits". The order is the order in
+# which they are reported when several are true.
+ROW_CODES: tuple[AnyReason | None, ...] = (
+    None,
+    ExtenderReason.UNKNOWN_NODE,
+    ExtenderReason.NO_INVENTORY,
+    Reason.INVALID_INVENTORY,
+    Reason.NO_CARDS,
+    ExtenderReason.UNPLACED_POD,
+    Reason.UNHEALTHY_CARD,
+    Reason.CARD_NOT_ALLOWED,
+    Reason.INSUFFICIENT_WHOLE_CARDS,
+    Reason.INSUFFICIENT_CORES,
+    Reason.INSUFFICIENT_MEMORY,
+)
+CODE_OF: dict[AnyReason, int] = {reason: code for code, reason in enumerate(ROW_CODES) if reason is not None}
+FITS = 0
+
+# Evicting pods can't cure these, so kube-scheduler must not try preemption there.
+UNRESOLVABLE = frozenset(
+    {
+        CODE_OF[ExtenderReason.UNKNOWN_NODE],
+        CODE_OF[ExtenderReason.NO_INVENTORY],
+        CODE_OF[Reason.INVALID_INVENTORY],
+        CODE_OF[Reason.NO_CARDS],
+        CODE_OF[Reason.UNHEALTHY_CARD],
+        CODE_OF[Reason.CARD_NOT_ALLOWED],
+    }
+)

@@ -1,0 +1,104 @@
+"""Costs of every node per class of pods, kept between requests: only rows that changed are computed again."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+
+from scheduler_ext import placing
+from scheduler_ext.cluster import Bools, Cluster, Floats, Ints
+from scheduler_ext.policies import SCORERS
+from scheduler_ext.shape import Shape
+from scheduler_ext.workload import Typical
+from vcuda.spec.request import CardFilter
+
+_MOST_CLASSES = 256
+_CHUNK = 256  # rows computed at once: keeps the temporary arrays in the processor's cache
+
+
+class Table:
+    """One class's costs, reason codes and picks for every row of the cluster."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.cost: Floats = np.full(0, np.inf)
+        self.code: Ints = np.zeros(0, np.int64)
+        self.picks: Ints = np.zeros((0, shape.columns), np.int64)
+        self._clock = -1
+        self._typical_version = -1
+        self._scorer = SCORERS[shape.policy]
+
+    def refresh(self, cluster: Cluster, typical: Typical) -> None:
+        """Bring the table up to date with the cluster and, for policies that read it, with the typical pods."""
+        count = len(cluster)
+        if self._scorer.reads_workload and typical.version != self._typical_version:
+            self._clock = -1
+        if count > len(self.cost):
+            size = max(64, 2 * count)
+            cost, code, picks = (
+                np.full(size, np.inf),
+                np.zeros(size, np.int64),
+                np.zeros((size, self.shape.columns), np.int64),
+            )
+            known = len(self.cost)
+            cost[:known], code[:known], picks[:known] = self.cost, self.code, self.picks
+            self.cost, self.code, self.picks = cost, code, picks
+        stale = np.flatnonzero(cluster.changed[:count] > self._clock)
+        for start in range(0, len(stale), _CHUNK):
+            self._compute(cluster, typical, stale[start : start + _CHUNK])
+        self._clock, self._typical_version = cluster.clock, typical.version
+
+    def _compute(self, cluster: Cluster, typical: Typical, rows: Ints) -> None:
+        allowed = self._allowed(cluster, rows)
+        plan = placing.plan(self.shape, cluster.view(rows), allowed, self._scorer, typical)
+        problem = cluster.code[rows]
+        self.cost[rows] = np.where(problem == 0, plan.cost, np.inf)
+        self.code[rows] = np.where(problem == 0, plan.code, problem)
+        self.picks[rows] = plan.picks
+
+    def _allowed(self, cluster: Cluster, rows: Ints) -> Bools | None:
+        models, uuids = self.shape.models, self.shape.uuids
+        if models == CardFilter() and uuids == CardFilter():
+            return None
+        accepted = np.array([models.allows(model) for model in cluster.models] or [True], np.bool_)
+        allowed: Bools = accepted[cluster.model[rows]]
+        if uuids != CardFilter():
+            for position, row in enumerate(rows.tolist()):
+                for column, card in enumerate(cluster.cards[row]):
+                    allowed[position, column] &= uuids.allows(card.uuid)
+        return allowed
+
+
+class Scores:
+    """The tables of the classes asked for most recently."""
+
+    def __init__(self, most: int = _MOST_CLASSES) -> None:
+        self._tables: collections.OrderedDict[Shape, Table] = collections.OrderedDict()
+        self._most = most
+
+    def table(self, shape: Shape, cluster: Cluster, typical: Typical) -> Table:
+        """The up-to-date table of a shape; valid until the cluster changes."""
+        table = self._tables.get(shape)
+        if table is None:
+            table = self._tables[shape] = Table(shape)
+            if len(self._tables) > self._most:
+                self._tables.popitem(last=False)
+        else:
+            self._tables.move_to_end(shape)
+        table.refresh(cluster, typical)
+        return table
+
+
+def cheapest(table: Table, cluster: Cluster, rows: Ints) -> int | None:
+    """The row with the least cost among `rows`, or None if none fits. Ties go to the first name in the alphabet.
+
+    Ties must not depend on the order of the request: that costs five points of allocation on the public trace.
+    """
+    costs = table.cost[rows]
+    if not len(costs):
+        return None
+    least = costs.min()
+    if not np.isfinite(least):
+        return None
+    return min((int(row) for row in rows[costs == least]), key=cluster.names.__getitem__)

@@ -1,0 +1,133 @@
+"""Runs the extender: watches, sweeper and HTTP server, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+
+from scheduler_ext import app, watch
+from scheduler_ext.apiserver import ApiServer
+from scheduler_ext.binding import Binder
+from scheduler_ext.engine import Engine
+from scheduler_ext.settings import MIB, Settings
+from vcuda.spec.names import Names
+
+_log = logging.getLogger(__name__)
+_BIND_THREADS = 32
+_BACKLOG = 512
+_LONGEST_SWEEP = 5.0
+
+
+class CannotServe(Exception):
+    """The server can't start; the message names what and why."""
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.bind_address else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.bind_address, settings.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CannotServe(
+            f"cannot listen on {settings.bind_address} port {settings.port}: {error.strerror}; choose another by --port"
+        ) from error
+    return listener
+
+
+class _Sweeper:
+    """A thread that expires assumptions, settles uncertain writes and reloads a changed certificate."""
+
+    def __init__(
+        self, engine: Engine, binder: Binder, settings: Settings, context: ssl.SSLContext | None
+    ) -> None:
+        self._engine, self._binder, self._settings, self._context = engine, binder, settings, context
+        self._stop = threading.Event()
+        self._certificate = self._fingerprint()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="sweeper", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _fingerprint(self) -> tuple[tuple[int, int], ...]:
+        files = filter(None, (self._settings.tls_cert, self._settings.tls_key))
+        try:
+            return tuple((status.st_mtime_ns, status.st_ino) for status in map(os.stat, files))
+        except OSError:
+            return ()  # being replaced: it is different again when it is back
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(_LONGEST_SWEEP, self._settings.assume_seconds / 4)):
+            expired = self._engine.expire()
+            if expired:
+                _log.info("%d assumed placements expired: their Bind never came", expired)
+            self._binder.settle()
+            self._reload()
+
+    def _reload(self) -> None:
+        found = self._fingerprint()
+        if self._context is None or not found or found == self._certificate:
+            return
+        try:
+            _load(self._context, self._settings)
+        except CannotServe as error:
+            _log.warning("%s; the old certificate stays in use", error)
+            return
+        self._certificate = found
+        _log.info("the certificate was reloaded")
+
+
+def _load(context: ssl.SSLContext, settings: Settings) -> None:
+    try:
+        context.load_cert_chain(str(settings.tls_cert), settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise CannotServe(
+            f"certificate {settings.tls_cert} with key {settings.tls_key} cannot be used: {error}"
+        ) from error
+
+
+def run(settings: Settings, api: ApiServer) -> None:
+    """Serve until SIGTERM or SIGINT. Raises CannotServe."""
+    engine = Engine(Names(settings.resource_domain), settings.policy, expiry_seconds=settings.assume_seconds)
+    engine.metrics.watch_figures(engine.figures)
+    context: ssl.SSLContext | None = None
+    if settings.tls_cert:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        _load(context, settings)
+    listener = _listen(settings)
+    with ThreadPoolExecutor(_BIND_THREADS, thread_name_prefix="bind") as executor:
+        binder = Binder(api, engine, executor)
+        application = app.create(
+            engine, binder, body_bytes=settings.body_mib * MIB, body_seconds=settings.body_seconds
+        )
+        configuration = uvicorn.Config(
+            application, http="httptools", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+            server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=5,
+        )  # fmt: skip
+        configuration.load()
+        configuration.ssl = context
+        watchers = [watch.Watcher(api, engine, how) for how in watch.handlers(engine)]
+        sweeper = _Sweeper(engine, binder, settings, context)
+        helpers: list[watch.Watcher | _Sweeper] = [*watchers, sweeper]
+        for helper in helpers:
+            helper.start()
+        scheme = "https" if context else "http"
+        host, port = listener.getsockname()[:2]
+        _log.info("serving on %s://%s:%d, API server %s, %s", scheme, host, port, api.address, settings)
+        try:
+            asyncio.run(uvicorn.Server(configuration).serve([listener]))
+        finally:
+            for helper in helpers:
+                helper.stop()

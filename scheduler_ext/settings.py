@@ -1,0 +1,120 @@
+"""The settings of `serve`, each with its default and meaning; the command line is their only source."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+
+from vcuda.spec.names import DEFAULT_DOMAIN
+from vcuda.spec.request import Policy
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set. Times in seconds; docs/extender.md explains each."""
+
+    kubeconfig: str | None = None
+    bind_address: str = "0.0.0.0"
+    port: int = 3456
+    resource_domain: str = DEFAULT_DOMAIN
+    policy: Policy = Policy.FGD
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    assume_seconds: float = 300.0
+    body_mib: int = 32
+    body_seconds: float = 10.0
+    api_timeout_seconds: float = 10.0
+    log_level: str = "info"
+
+    def __str__(self) -> str:
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise ValueError
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1e6:
+        raise ValueError
+    return number
+
+
+def _mib(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 1024:
+        raise ValueError
+    return number
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `serve`. Their defaults are those of `Settings`."""
+    default = Settings()
+    add = parser.add_argument
+    add("--kubeconfig", help="file to log in with; without it the pod's service account is used")
+    add("--bind-address", default=default.bind_address, help="address to listen on (default %(default)s)")
+    add(
+        "--port",
+        type=_port,
+        default=default.port,
+        help="port to listen on, 0 for a free one (default %(default)s)",
+    )
+    add(
+        "--resource-domain",
+        default=default.resource_domain,
+        help="domain of all resource and annotation names (default %(default)s)",
+    )
+    add(
+        "--policy",
+        type=Policy,
+        choices=list(Policy),
+        default=default.policy,
+        help="default policy; a pod's annotation overrides it",
+    )
+    add(
+        "--tls-cert",
+        help="certificate chain file (PEM); with --tls-key the extender serves HTTPS; reloaded when it changes",
+    )
+    add("--tls-key", help="private key file (PEM)")
+    add(
+        "--assume-seconds",
+        type=_positive,
+        default=default.assume_seconds,
+        help="how long a decision waits for its Bind (default %(default)s)",
+    )
+    add(
+        "--body-mib",
+        type=_mib,
+        default=default.body_mib,
+        help="largest request body in MiB (default %(default)s)",
+    )
+    add(
+        "--body-seconds",
+        type=_positive,
+        default=default.body_seconds,
+        help="how long a request body may take (default %(default)s)",
+    )
+    add(
+        "--api-timeout-seconds",
+        type=_positive,
+        default=default.api_timeout_seconds,
+        help="how long an API call may take (default %(default)s)",
+    )
+    add("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
+
+
+def from_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> Settings:
+    """The settings of a parsed command line; ends the program with a usage message if they contradict each other."""
+    values = vars(arguments)
+    settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        parser.error("--tls-cert and --tls-key belong together; give both or neither")
+    if not settings.resource_domain or "/" in settings.resource_domain:
+        parser.error(f"--resource-domain {settings.resource_domain!r} is not a domain")
+    return settings

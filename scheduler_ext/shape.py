@@ -1,0 +1,79 @@
+"""The shape of a pod: everything that placement depends on and nothing else, so that equal pods share their scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vcuda.spec.fit import share_of
+from vcuda.spec.inventory import Card
+from vcuda.spec.placement import CardShare, Placement
+from vcuda.spec.request import CardFilter, ContainerRequest, Kind, PodRequest, Policy
+
+_ANY = CardFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One container's wish: `cards` cards with `cores` and `blocks` of each (`blocks` is ignored if whole).
+
+    `sidecars_before` counts the pod's sidecars with a share that run while an init container (`init`) does.
+    """
+
+    cores: int
+    blocks: int
+    cards: int
+    whole: bool
+    init: bool
+    sidecars_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The key of a class of pods. Steps of app containers and sidecars come first, then those of init containers."""
+
+    steps: tuple[Step, ...]
+    policy: Policy
+    models: CardFilter = _ANY
+    uuids: CardFilter = _ANY
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+    @property
+    def columns(self) -> int:
+        """How many cards all steps pick together."""
+        return sum(step.cards for step in self.steps)
+
+
+def _in_step_order(request: PodRequest) -> list[ContainerRequest]:
+    return sorted(request.containers, key=lambda container: container.kind is Kind.INIT)
+
+
+def shape_of(request: PodRequest, default: Policy, cpu_milli: int = 0, memory_bytes: int = 0) -> Shape:
+    """The shape of a request, under the pod's own policy if it names one."""
+    steps = []
+    for container in _in_step_order(request):
+        earlier = request.containers[: request.containers.index(container)]
+        steps.append(
+            Step(
+                container.cores_per_card,
+                container.memory_blocks,
+                container.card_count,
+                container.whole,
+                container.kind is Kind.INIT,
+                sum(other.kind is Kind.SIDECAR for other in earlier),
+            )
+        )
+    return Shape(
+        tuple(steps), request.policy or default, request.models, request.uuids, cpu_milli, memory_bytes
+    )
+
+
+def placement_of(request: PodRequest, cards: tuple[Card, ...], picks: list[int]) -> Placement:
+    """The placement that a list of picked columns, in step order, means on a node with `cards`."""
+    chosen: dict[str, tuple[CardShare, ...]] = {}
+    position = 0
+    for container in _in_step_order(request):
+        columns = picks[position : position + container.card_count]
+        position += container.card_count
+        chosen[container.name] = tuple(share_of(container, cards[column]) for column in columns)
+    return Placement(chosen)
