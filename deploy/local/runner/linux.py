@@ -61,6 +61,14 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
         mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
+def unmount_below(directory: Path) -> None:
+    """Unmount whatever is mounted below `directory`, deepest first. Raises OSError that names the mount."""
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    points = [line.split()[1].encode().decode("unicode_escape") for line in mounts]
+    for point in sorted((p for p in points if p.startswith(f"{directory}/")), key=len, reverse=True):
+        _check(_libc.umount2(point.encode(), ctypes.c_int(MNT_DETACH)), f"umount {point}")
+
+
 def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), f"unshare 0x{flags:x}")
 

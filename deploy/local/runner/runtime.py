@@ -65,8 +65,16 @@ class Container:
 class Runtime:
     """All containers of this machine below one directory."""
 
-    def __init__(self, directory: Path, isolation: configs.Isolation, *, pid_namespace: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        isolation: configs.Isolation,
+        *,
+        pid_namespace: bool = False,
+        device_directory: str = "/dev",
+    ) -> None:
         self._directory = directory
+        self._device_directory = device_directory
         self.isolation = isolation
         self.pid_namespace = pid_namespace
         self._containers: dict[tuple[str, str, int], Container] = {}
@@ -91,7 +99,7 @@ class Runtime:
             directory.mkdir(parents=True)
             effective = replace(config, isolation=self.isolation, pid_namespace=self.pid_namespace)
             if not self.isolation.real_mounts:
-                effective = substitute.host_paths(effective)
+                effective = substitute.host_paths(effective, self._device_directory)
             (directory / "config.json").write_text(effective.dump(), encoding="utf-8")
         except OSError as error:
             raise RuntimeFailure(f"container {name}: its directory can't be prepared: {error}") from error
