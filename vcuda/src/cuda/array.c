@@ -1,0 +1,184 @@
+/* Arrays and mipmapped arrays: their layout is the driver's secret, so reserve an estimate, then hold the real size. */
+#include "charge.h"
+
+#define VC__TILE_ROWS 8u       /* rows and row bytes are padded to tiles */
+#define VC__TILE_ROW_BYTES 64u
+#define VC__ARRAY_PAGE 65536u
+
+/* CUarray_format → bytes per element, for those of the public header that are not one byte; block formats count one. */
+static uint64_t element_bytes(int format, unsigned int channels)
+{
+    switch (format) {
+    case 0x02: case 0x09: case 0x10: /* 16-bit integers, half */
+    case 0xc3: case 0xc4: case 0xc5: case 0xc9: case 0xca: case 0xcb:
+        return 2ull * channels;
+    case 0x03: case 0x0a: case 0x20: /* 32-bit integers, float */
+        return 4ull * channels;
+    default:
+        return channels ? channels : 1;
+    }
+}
+
+static uint64_t up_to(uint64_t value, uint64_t multiple)
+{
+    return value > UINT64_MAX - multiple ? UINT64_MAX : (value + multiple - 1) / multiple * multiple;
+}
+
+static uint64_t times(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
+{
+    uint64_t row = up_to(times(shape->Width, element_bytes(shape->Format, shape->NumChannels)), VC__TILE_ROW_BYTES);
+    uint64_t rows = shape->Height ? up_to(shape->Height, VC__TILE_ROWS) : 1;
+    uint64_t bytes = times(times(row, rows), shape->Depth ? shape->Depth : 1);
+    if (levels > 1)
+        bytes = times(bytes, 2); /* 1 + 1/2 + 1/4 + … for one dimension; less for more */
+    return up_to(bytes, VC__ARRAY_PAGE);
+}
+
+/* Sparse and deferred arrays get their memory from cuMemMapArrayAsync, by handles that were charged at cuMemCreate. */
+static bool has_memory(unsigned int flags)
+{
+    return !(flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
+}
+
+/* Change what is reserved to the size that the driver says. False: that is over the limit. */
+static bool hold_exactly(struct vc_charge *charge, uint64_t exact)
+{
+    if (charge->card < 0 || exact == 0)
+        return true;
+    uint32_t card = (uint32_t)charge->card;
+    if (exact < charge->bytes)
+        vc_quota_rollback(charge->region, card, charge->bytes - exact);
+    else if (exact > charge->bytes && !vc_quota_reserve(charge->region, card, exact - charge->bytes))
+        return false;
+    charge->bytes = exact;
+    return true;
+}
+
+static uint64_t real_array_bytes(CUarray array)
+{
+    CUDA_ARRAY_MEMORY_REQUIREMENTS requirements = {0};
+    CUdevice device;
+    if (!vc_real.cuArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+        vc_real.cuArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
+        return 0; /* the driver tells it of some arrays only: then the estimate stands */
+    return requirements.size;
+}
+
+static uint64_t real_mipmap_bytes(CUmipmappedArray array)
+{
+    CUDA_ARRAY_MEMORY_REQUIREMENTS requirements = {0};
+    CUdevice device;
+    if (!vc_real.cuMipmappedArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+        vc_real.cuMipmappedArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
+        return 0;
+    return requirements.size;
+}
+
+static CUresult end_array(struct vc_charge *charge, CUresult result, CUarray *array)
+{
+    if (result != CUDA_SUCCESS) {
+        vc_charge_drop(charge);
+        return result;
+    }
+    bool fits = hold_exactly(charge, real_array_bytes(*array));
+    if (fits && vc_charge_keep(charge, (uint64_t)(uintptr_t)*array, VC_MEMORY_PLAIN))
+        return CUDA_SUCCESS;
+    vc_real.cuArrayDestroy(*array);
+    if (!fits) {
+        vc_charge_drop(charge);
+        vc_quota_refused(charge->region, (uint32_t)charge->card);
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult vc_hook_cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v2 *descriptor)
+{
+    if (!array || !descriptor)
+        return vc_real.cuArrayCreate_v2(array, descriptor);
+    CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Format = descriptor->Format,
+                                        .NumChannels = descriptor->NumChannels};
+    struct vc_charge charge;
+    CUresult result = vc_charge_current(&charge, estimate(&shape, 1));
+    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArrayCreate_v2(array, descriptor), array);
+}
+
+CUresult vc_hook_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *descriptor)
+{
+    if (!array || !descriptor)
+        return vc_real.cuArrayCreate(array, descriptor);
+    CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Format = descriptor->Format,
+                                        .NumChannels = descriptor->NumChannels};
+    struct vc_charge charge;
+    CUresult result = vc_charge_current(&charge, estimate(&shape, 1));
+    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArrayCreate(array, descriptor), array);
+}
+
+CUresult vc_hook_cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v2 *descriptor)
+{
+    if (!array || !descriptor || !has_memory(descriptor->Flags))
+        return vc_real.cuArray3DCreate_v2(array, descriptor);
+    struct vc_charge charge;
+    CUresult result = vc_charge_current(&charge, estimate(descriptor, 1));
+    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArray3DCreate_v2(array, descriptor), array);
+}
+
+CUresult vc_hook_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *descriptor)
+{
+    if (!array || !descriptor || !has_memory(descriptor->Flags))
+        return vc_real.cuArray3DCreate(array, descriptor);
+    CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Depth = descriptor->Depth,
+                                        .Format = descriptor->Format, .NumChannels = descriptor->NumChannels};
+    struct vc_charge charge;
+    CUresult result = vc_charge_current(&charge, estimate(&shape, 1));
+    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArray3DCreate(array, descriptor), array);
+}
+
+CUresult vc_hook_cuArrayDestroy(CUarray array)
+{
+    struct vc_entry entry;
+    bool known = vc_charge_take((uint64_t)(uintptr_t)array, &entry);
+    CUresult result = vc_real.cuArrayDestroy(array);
+    if (known)
+        vc_charge_freed(&entry, result);
+    return result;
+}
+
+CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR_v2 *descriptor, unsigned int levels)
+{
+    if (!array || !descriptor || !has_memory(descriptor->Flags))
+        return vc_real.cuMipmappedArrayCreate(array, descriptor, levels);
+    struct vc_charge charge;
+    CUresult result = vc_charge_current(&charge, estimate(descriptor, levels));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = vc_real.cuMipmappedArrayCreate(array, descriptor, levels);
+    if (result != CUDA_SUCCESS) {
+        vc_charge_drop(&charge);
+        return result;
+    }
+    bool fits = hold_exactly(&charge, real_mipmap_bytes(*array));
+    if (fits && vc_charge_keep(&charge, (uint64_t)(uintptr_t)*array, VC_MEMORY_PLAIN))
+        return CUDA_SUCCESS;
+    vc_real.cuMipmappedArrayDestroy(*array);
+    if (!fits) {
+        vc_charge_drop(&charge);
+        vc_quota_refused(charge.region, (uint32_t)charge.card);
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult vc_hook_cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    struct vc_entry entry;
+    bool known = vc_charge_take((uint64_t)(uintptr_t)array, &entry);
+    CUresult result = vc_real.cuMipmappedArrayDestroy(array);
+    if (known)
+        vc_charge_freed(&entry, result);
+    return result;
+}
