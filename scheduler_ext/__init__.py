@@ -1,15 +1,7 @@
-"""The scheduler extender. May import vcuda.spec only."""
+"""The scheduler extender. May import `vcuda.spec` only (and the version)."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import vcuda
 
-DISTRIBUTION = "vcuda-gpu-manager"
-
-
-def version() -> str:
-    """The installed version, or "unknown" when run from a bare checkout."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+__version__ = vcuda.__version__

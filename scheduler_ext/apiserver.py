@@ -93,7 +93,7 @@ class ApiServer:
         headers = {"Accept": "application/json", "User-Agent": "gpu-scheduler-extender"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         read = _WATCH_SECONDS + 30 if stream else self._timeout
         try:
             response = self._client.rest_client.pool_manager.request(
@@ -137,7 +137,8 @@ class ApiServer:
         response = self._send("GET", f"/api/v1/{resource}", query, stream=True)
         rest = b""
         try:
-            for chunk in response.stream(None, decode_content=True):
+            # read1: whatever is there, chunked or not; stream() would wait for a full buffer.
+            while chunk := response.read1():
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from (_parsed(line) for line in lines if line.strip())
         except (urllib3.exceptions.HTTPError, OSError) as error:

@@ -109,12 +109,15 @@ async def _respond(send: Send, status: int, body: bytes, *, close: bool = False)
     await send({"type": "http.response.body", "body": body})
 
 
-def _pages(engine: Engine) -> ASGIApp:
+def _pages(engine: Engine, sick: Callable[[], str | None]) -> ASGIApp:
     async def version(_: Request) -> Response:
-        return JSONResponse({"version": scheduler_ext.version(), "name": "gpu-scheduler-extender"})
+        return JSONResponse({"version": scheduler_ext.__version__, "name": "gpu-scheduler-extender"})
 
     async def healthz(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        problem = sick()
+        return PlainTextResponse(
+            "ok\n" if problem is None else f"{problem}\n", 200 if problem is None else 500
+        )
 
     async def readyz(_: Request) -> Response:
         problem = engine.not_ready()
@@ -135,8 +138,22 @@ def _pages(engine: Engine) -> ASGIApp:
     return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
 
 
-def create(engine: Engine, binder: Binder, *, body_bytes: int, body_seconds: float) -> ASGIApp:
-    """The ASGI application. Bodies are bounded in size and time; malformed requests get 400 and do nothing."""
+def _well() -> None:
+    return None
+
+
+def create(
+    engine: Engine,
+    binder: Binder,
+    *,
+    body_bytes: int,
+    body_seconds: float,
+    sick: Callable[[], str | None] = _well,
+) -> ASGIApp:
+    """The ASGI application. Bodies are bounded in size and time; malformed requests get 400 and do nothing.
+
+    `sick` says why only a restart can help, for /healthz.
+    """
     extender = Extender(engine, binder)
     verbs: dict[str, tuple[str, Answerer]] = {
         "/scheduler/filter": ("filter", extender.filter),
@@ -145,7 +162,7 @@ def create(engine: Engine, binder: Binder, *, body_bytes: int, body_seconds: flo
         "/scheduler/cpu/prioritize": ("cpu-prioritize", extender.prioritize_cpu_only),
         "/scheduler/bind": ("bind", extender.bind),
     }
-    pages = _pages(engine)
+    pages = _pages(engine, sick)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         known = verbs.get(scope["path"]) if scope["type"] == "http" else None

@@ -72,6 +72,7 @@ class Engine:
         self._scores = Scores()
         self._workload = Workload()
         self._unsynced = {"nodes", "pods"}
+        self.metrics.watch_figures(self.figures)
 
     # --- what the API server shows ---
 

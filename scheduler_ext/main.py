@@ -19,7 +19,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     parser = argparse.ArgumentParser(
         "gpu-scheduler-extender", description="Places pods with a share of a GPU, for kube-scheduler."
     )
-    parser.add_argument("--version", action="version", version=scheduler_ext.version())
+    parser.add_argument("--version", action="version", version=scheduler_ext.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="answer kube-scheduler (the default)")
     settings.add_options(serving)

@@ -19,6 +19,8 @@ _WHOLE = CODE_OF[Reason.INSUFFICIENT_WHOLE_CARDS]
 _CORES = CODE_OF[Reason.INSUFFICIENT_CORES]
 _MEMORY = CODE_OF[Reason.INSUFFICIENT_MEMORY]
 
+_GROWTH_FIRST = 1e6  # more than any policy's cost of a card
+
 
 class Plan(NamedTuple):
     """For each of k nodes: the cost (inf: impossible), the reason code (0: fits), the picked columns in step order."""
@@ -58,6 +60,14 @@ def _refusal(usable: Bools, allowed: Bools, fits: Bools, enough_cores: Bools, st
     return code
 
 
+def _free_rides(fits: Bools, growth: Ints | None, step: Step) -> Bools:
+    """The cards that fit; only those already booked for another phase, where these suffice."""
+    if growth is None:
+        return fits
+    rides = fits & (growth == 0)
+    return np.where((rides.sum(axis=1) >= step.cards)[:, None], rides, fits)
+
+
 def plan(shape: Shape, view: View, allowed: Bools | None, scorer: Scorer, typical: Typical) -> Plan:
     """Choose cards on every node of `view` for every step in turn. `allowed`: cards that the pod accepts (None: all).
 
@@ -88,14 +98,17 @@ def plan(shape: Shape, view: View, allowed: Bools | None, scorer: Scorer, typica
         before = Rest(view.free_cores - booked_cores, view.free_blocks - booked_blocks, cpu, memory)
         cpu, memory = view.free_cpu - shape.cpu_milli, view.free_memory - shape.memory_bytes
         after = Rest(view.free_cores - peak_cores, view.free_blocks - peak_blocks, cpu, memory)
+        growth = (
+            np.where(fits, peak_cores - booked_cores + peak_blocks - booked_blocks, 0) if step.init else None
+        )
         if step.cards == 1:
             costs = np.where(fits, np.round(scorer.one_card(view, before, after, fits, typical), 9), np.inf)
-            best = costs.argmin(axis=1)
+            best = (costs if growth is None else costs + _GROWTH_FIRST * growth).argmin(axis=1)
             taken = np.zeros((rows, cards), np.bool_)
             taken[np.arange(rows), best] = True
             cost += costs[np.arange(rows), best]
         else:
-            taken = best_linked(view.links, fits, step.cards)
+            taken = best_linked(view.links, _free_rides(fits, growth, step), step.cards)
             after = after._replace(
                 cores=np.where(taken, after.cores, before.cores),
                 blocks=np.where(taken, after.blocks, before.blocks),

@@ -100,7 +100,6 @@ def _load(context: ssl.SSLContext, settings: Settings) -> None:
 def run(settings: Settings, api: ApiServer) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotServe."""
     engine = Engine(Names(settings.resource_domain), settings.policy, expiry_seconds=settings.assume_seconds)
-    engine.metrics.watch_figures(engine.figures)
     context: ssl.SSLContext | None = None
     if settings.tls_cert:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -109,8 +108,18 @@ def run(settings: Settings, api: ApiServer) -> None:
     listener = _listen(settings)
     with ThreadPoolExecutor(_BIND_THREADS, thread_name_prefix="bind") as executor:
         binder = Binder(api, engine, executor)
+        watchers = [watch.Watcher(api, engine, how) for how in watch.handlers(engine)]
+
+        def sick() -> str | None:
+            ended = [watcher.resource for watcher in watchers if watcher.ended]
+            return f"the watch of {' and '.join(ended)} has ended; see the log" if ended else None
+
         application = app.create(
-            engine, binder, body_bytes=settings.body_mib * MIB, body_seconds=settings.body_seconds
+            engine,
+            binder,
+            body_bytes=settings.body_mib * MIB,
+            body_seconds=settings.body_seconds,
+            sick=sick,
         )
         configuration = uvicorn.Config(
             application, http="httptools", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
@@ -118,7 +127,6 @@ def run(settings: Settings, api: ApiServer) -> None:
         )  # fmt: skip
         configuration.load()
         configuration.ssl = context
-        watchers = [watch.Watcher(api, engine, how) for how in watch.handlers(engine)]
         sweeper = _Sweeper(engine, binder, settings, context)
         helpers: list[watch.Watcher | _Sweeper] = [*watchers, sweeper]
         for helper in helpers:

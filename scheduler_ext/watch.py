@@ -65,6 +65,15 @@ class Watcher:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the thread ended although nobody asked it to: a defect, cured only by a restart."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set()
+
+    @property
+    def resource(self) -> str:
+        return self._how.resource
+
     def stop(self) -> None:
         """Ask the thread to end; it may still wait for the API server, so nobody joins it."""
         self._stop.set()
@@ -72,7 +81,7 @@ class Watcher:
     def _run(self) -> None:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((ApiError, ApiUnreachable)),
-            wait=tenacity.wait_exponential_jitter(initial=0.2, max=self._longest_wait, jitter=0.2),
+            wait=tenacity.wait_exponential_jitter(multiplier=0.2, max=self._longest_wait, jitter=0.2),
             sleep=tenacity.sleep_using_event(self._stop),
             stop=tenacity.stop_when_event_set(self._stop),
             before_sleep=self._report,

@@ -1,0 +1,100 @@
+"""Fixtures: a fake API server, and a whole extender in front of it, over loopback HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from scheduler_ext import app, watch
+from scheduler_ext.apiserver import ApiServer
+from scheduler_ext.binding import Binder
+from scheduler_ext.engine import Engine
+from tests.scheduler_ext.extender_support import NAMES, FakeApi, eventually
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    fake = FakeApi()
+    yield fake
+    fake.close()
+
+
+class Running:
+    """An extender under test: its engine for looking inside, `client` for talking to it."""
+
+    def __init__(self, server: ApiServer, **options: Any) -> None:
+        self.body_bytes = options.pop("body_bytes", 2**20)
+        self.engine = Engine(NAMES, **options)
+        self.executor = ThreadPoolExecutor(8)
+        self.binder = Binder(server, self.engine, self.executor)
+        self.watchers = [
+            watch.Watcher(server, self.engine, how, longest_wait=0.3) for how in watch.handlers(self.engine)
+        ]
+        application = app.create(self.engine, self.binder, body_bytes=self.body_bytes, body_seconds=1.0)
+        config = uvicorn.Config(
+            application, http="httptools", loop="asyncio", lifespan="off", log_config=None
+        )
+        self.server = uvicorn.Server(config)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = listener.getsockname()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([listener])), daemon=True)
+        self.thread.start()
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.address[1]}", timeout=20)
+
+    def follow(self, *, wait: bool = True) -> None:
+        for watcher in self.watchers:
+            watcher.start()
+        if wait:
+            eventually(lambda: self.engine.not_ready() is None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        answer = self.client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def filter(self, pod: dict[str, Any], names: list[str]) -> Any:
+        return self.post("/scheduler/filter", {"Pod": pod, "NodeNames": names})
+
+    def bind(self, pod: dict[str, Any], node: str) -> str:
+        metadata = pod["metadata"]
+        args = {
+            "PodName": metadata["name"],
+            "PodNamespace": "default",
+            "PodUID": metadata["uid"],
+            "Node": node,
+        }
+        return str(self.post("/scheduler/bind", args)["Error"])
+
+    def close(self) -> None:
+        for watcher in self.watchers:
+            watcher.stop()
+        self.client.close()
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.executor.shutdown(wait=False)
+
+
+@pytest.fixture
+def start(api: FakeApi, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts extenders; `follow=False` leaves the watches off."""
+    running: list[Running] = []
+
+    def begin(*, follow: bool = True, **options: Any) -> Running:
+        one = Running(ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3), **options)
+        running.append(one)
+        if follow:
+            one.follow()
+        return one
+
+    yield begin
+    for one in running:
+        one.close()

@@ -1,0 +1,388 @@
+"""The extender over HTTP: filter, bind, forged annotations, restarts, faults of the API server, malformed requests."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.scheduler_ext.conftest import Running
+from tests.scheduler_ext.extender_support import (
+    NAMES,
+    FakeApi,
+    cards,
+    container,
+    eventually,
+    node,
+    plain_pod,
+    pod,
+)
+from vcuda.spec import placement
+
+Start = Callable[..., Running]
+
+
+def free_cores(extender: Running) -> float:
+    return extender.engine.figures()["free_cores"]
+
+
+def test_filter_chooses_one_node_and_explains_the_others(api: FakeApi, start: Start) -> None:
+    api.put(
+        "nodes",
+        node("a", cards("a")),
+        node("b", cards("b")),
+        node("bare", None),
+        node("none", ()),
+        node("bad", None),
+    )
+    broken = node("bad", None)
+    broken["metadata"]["annotations"] = {NAMES.inventory: "{"}
+    api.put("nodes", broken)
+    extender = start()
+    answer = extender.filter(pod("p"), ["b", "a", "bare", "none", "bad", "ghost"])
+    assert answer["NodeNames"] == ["a"] and answer["Nodes"] is None and answer["Error"] == ""
+    assert answer["FailedNodes"] == {"b": "NotChosen"}
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "bare": "NoInventory", "none": "NoCards", "bad": "InvalidInventory", "ghost": "UnknownNode",
+    }  # fmt: skip
+
+
+def test_whole_node_objects_come_back_as_they_were_sent(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a")), node("b", cards("b")))
+    sent = [node("b", None) | {"extra": 1}, node("a", None) | {"extra": 2}]
+    answer = start().post("/scheduler/predicates", {"pod": pod("p"), "nodes": {"items": sent}})
+    assert answer["Nodes"]["items"] == [sent[1]] and answer["NodeNames"] is None
+    assert answer["FailedNodes"] == {"b": "NotChosen"}
+
+
+def test_keys_are_read_in_any_case(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a")))
+    answer = start().post("/scheduler/filter", {"pod": pod("p"), "nodeNAMES": ["a"]})
+    assert answer["NodeNames"] == ["a"]
+
+
+def test_a_pod_without_a_share_passes_untouched_even_before_the_first_list(start: Start) -> None:
+    extender = start(follow=False)
+    assert extender.filter(plain_pod("p"), ["x", "y"])["NodeNames"] == ["x", "y"]
+    answer = extender.post(
+        "/scheduler/filter", {"Pod": plain_pod("p"), "Nodes": {"items": [node("x", None)]}}
+    )
+    assert answer["Nodes"]["items"] == [node("x", None)]
+    assert extender.post("/scheduler/prioritize", {"Pod": plain_pod("p"), "NodeNames": ["x"]}) == [
+        {"Host": "x", "Score": 0}
+    ]
+
+
+def test_nothing_is_decided_before_the_first_list(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a")))
+    api.list_faults = 3
+    extender = start(follow=False)
+    assert extender.client.get("/readyz").status_code == 503
+    refused = extender.client.post("/scheduler/filter", json={"Pod": pod("p"), "NodeNames": ["a"]})
+    assert refused.status_code == 503 and "nodes and pods" in refused.json()["Error"]
+    extender.follow()
+    assert extender.client.get("/readyz").status_code == 200
+    assert extender.filter(pod("p"), ["a"])["NodeNames"] == ["a"]
+
+
+def test_one_write_binds_and_carries_the_annotations(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 4)))
+    wanted = pod("p", containers=[container("x", 30, 10), {"name": "plain"}, container("y", 200, None)],
+                 init=[container("prepare", 100, None)])  # fmt: skip
+    api.put("pods", wanted)
+    extender = start()
+    assert extender.filter(wanted, ["a"])["NodeNames"] == ["a"]
+    assert api.bindings == []
+    assert [extender.bind(wanted, "a") for _ in range(3)] == ["", "", ""]
+    assert len(api.bindings) == 1
+    written = api.get("pods", "default/p")["metadata"]["annotations"]
+    chosen = placement.decode(written[NAMES.placement])
+    assert set(chosen.containers) == {"prepare", "x", "y"}
+    assert len(chosen.containers["y"]) == 2 and written[NAMES.predicate_gpu_index(2)].count(",") == 1
+    assert written[NAMES.predicate_node] == "a" and written[NAMES.gpu_assigned] == "false"
+    assert abs(int(written[NAMES.predicate_time]) - time.time_ns()) < 60e9
+    eventually(lambda: extender.engine.figures()["confirmed"] == 1)
+    # The init container's card costs nothing beside the app containers' ones.
+    assert free_cores(extender) == 400 - 230
+
+
+def test_placement_annotations_of_an_unbound_pod_are_ignored_and_replaced(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    forged = {
+        NAMES.placement: '{"version":1,"containers":{"main":[["GPU-a-0",100,40]]}}',
+        NAMES.predicate_gpu_index(0): "7",
+    }
+    evil = pod("evil", 10, 5, annotations=forged)
+    api.put("pods", evil)
+    extender = start()
+    assert free_cores(extender) == 100
+    assert extender.filter(evil, ["a"])["NodeNames"] == ["a"]
+    assert extender.bind(evil, "a") == ""
+    written = api.get("pods", "default/evil")["metadata"]["annotations"]
+    assert placement.decode(written[NAMES.placement]).containers["main"][0].cores == 10
+    assert written[NAMES.predicate_gpu_index(0)] == "0"
+
+
+def test_a_bound_pod_whose_placement_contradicts_it_books_nothing(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    huge = json.dumps({"version": 1, "containers": {"main": [["GPU-a-0", 100, 10]]}})
+    api.put("pods", pod("liar", 10, 5, node="a", annotations={NAMES.placement: huge}))
+    api.put("pods", pod("garbage", 10, 5, node="a", annotations={NAMES.placement: "}"}))
+    extender = start()
+    assert free_cores(extender) == 100
+    assert b"vcuda_extender_wrong_placements_total 2.0" in extender.client.get("/metrics").content
+
+
+def test_a_share_bound_past_us_closes_its_node_until_its_cards_are_known(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    stranger = pod("stranger", 10, 5, node="a")
+    api.put("pods", stranger)
+    extender = start()
+    assert extender.filter(pod("p"), ["a"])["FailedNodes"] == {"a": "UnplacedPod"}
+    chosen = json.dumps({"version": 1, "containers": {"main": [["GPU-a-0", 10, 5]]}})
+    api.put(
+        "pods",
+        pod(
+            "stranger",
+            10,
+            5,
+            node="a",
+            uid=stranger["metadata"]["uid"],
+            annotations={NAMES.placement: chosen},
+        ),
+    )
+    eventually(lambda: free_cores(extender) == 90)
+    assert extender.filter(pod("p"), ["a"])["NodeNames"] == ["a"]
+
+
+def test_a_restart_rebuilds_all_bookings(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    first = start()
+    for number in range(3):
+        one = pod(f"p{number}")
+        api.put("pods", one)
+        assert first.filter(one, ["a"])["NodeNames"] == ["a"]
+        assert first.bind(one, "a") == ""
+    second = start()
+    assert free_cores(second) == 10
+    answer = second.filter(pod("late"), ["a"])
+    assert answer["NodeNames"] == [] and answer["FailedNodes"] == {"a": "InsufficientCores"}
+
+
+def test_bind_after_a_restart_decides_again_for_that_node(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)), node("b", cards("b", 1)))
+    wanted, whole = pod("p"), pod("whole", 100, None)
+    api.put("pods", wanted, whole)
+    assert start().filter(wanted, ["a", "b"])["NodeNames"] == ["a"]
+    second = start()
+    assert second.bind(wanted, "b") == ""
+    assert second.bind(wanted, "a").startswith("OtherNode")
+    assert second.bind(whole, "b").startswith("InsufficientWholeCards")
+    assert second.bind(pod("ghost"), "b").startswith("NoSuchPod")
+    assert second.bind(pod("whole"), "a").startswith("OtherPod")
+    assert len(api.bindings) == 1
+
+
+def test_deleted_and_finished_pods_free_their_cards(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    extender = start()
+    for name in ("gone", "done"):
+        one = pod(name)
+        api.put("pods", one)
+        extender.filter(one, ["a"])
+        assert extender.bind(one, "a") == ""
+    assert free_cores(extender) == 40
+    api.delete("pods", "default/gone")
+    api.set_phase("default/done", "Succeeded")
+    eventually(lambda: free_cores(extender) == 100)
+
+
+def test_a_pod_deleted_between_filter_and_bind_frees_its_cards(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    watched, unwatched = pod("watched"), pod("unwatched")
+    api.put("pods", watched, unwatched)
+    extender = start()
+    extender.filter(watched, ["a"])
+    extender.filter(unwatched, ["a"])
+    api.delete("pods", "default/watched")
+    eventually(lambda: free_cores(extender) == 70)
+    with api.deaf():
+        api.delete("pods", "default/unwatched")
+        assert extender.bind(unwatched, "a").startswith("NoSuchPod")
+    assert free_cores(extender) == 100
+
+
+def test_lost_watches_are_caught_up_by_a_new_list(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)), node("b", cards("b", 1)))
+    extender = start()
+    one, two = pod("one"), pod("two")
+    api.put("pods", one, two)
+    extender.filter(one, ["a"])
+    assert extender.bind(one, "a") == ""
+    extender.filter(two, ["a"])
+    eventually(lambda: extender.engine.figures()["confirmed"] == 1)
+    with api.deaf():
+        api.delete("pods", "default/one")
+        api.delete("nodes", "b")
+        api.list_faults = 2
+    eventually(
+        lambda: extender.engine.figures()["nodes"] == 1 and extender.engine.figures()["confirmed"] == 0
+    )
+
+
+@pytest.mark.parametrize(("fault", "bound"), [(500, False), ("cut", False), ("lost", True)])
+def test_a_failed_write_is_looked_at_and_never_doubled(
+    api: FakeApi, start: Start, fault: int | str, bound: bool
+) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    wanted = pod("p")
+    api.put("pods", wanted)
+    extender = start()
+    extender.filter(wanted, ["a"])
+    api.binding_faults = [fault]
+    error = extender.bind(wanted, "a")
+    assert len(api.bindings) == 1
+    if bound:
+        assert error == ""
+    else:
+        assert error.startswith("BindFailed")
+        assert extender.filter(wanted, ["a"])["NodeNames"] == ["a"]
+        assert extender.bind(wanted, "a") == ""
+    assert free_cores(extender) == 70
+
+
+def test_a_conflict_with_another_binder_follows_the_api_server(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)), node("b", cards("b", 1)))
+    wanted = pod("p")
+    api.put("pods", wanted)
+    first, second = start(), start()
+    first.filter(wanted, ["a"])
+    second.filter(wanted, ["b"])
+    assert first.bind(wanted, "a") == ""
+    assert second.bind(wanted, "b") != ""
+    eventually(lambda: free_cores(second) == 170 and free_cores(first) == 170)
+
+
+def test_an_invalid_request_is_refused_with_its_reason(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    extender = start()
+    for cores, blocks, reason in ((150, 10, "InvalidCores"), (30, 0, "InvalidMemory"), ("-1", 1, "InvalidQuantity"),
+                                  ("x", 1, "InvalidQuantity"), (30, None, "IncompleteRequest"), (None, 3, "IncompleteRequest")):  # fmt: skip
+        answer = extender.filter(pod("p", cores, blocks), ["a"])
+        refusal = answer["FailedAndUnresolvableNodes"]["a"]
+        assert (
+            answer["NodeNames"] == [] and refusal.startswith(reason + ": ") and "container 'main'" in refusal
+        )
+    assert free_cores(extender) == 100
+
+
+def test_prioritize_and_the_route_for_pods_without_cards(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 2)), node("b", cards("b", 1)), node("cpu", None))
+    extender = start()
+    names = ["a", "b", "cpu", "ghost"]
+    answer = extender.post("/scheduler/cpu/prioritize", {"Pod": plain_pod("p"), "NodeNames": names})
+    scores = {entry["Host"]: entry["Score"] for entry in answer}
+    assert scores["cpu"] == 10 and scores["cpu"] > scores["b"] > scores["a"] >= 0
+    wanted = pod("p", 100, None)
+    answer = extender.post("/scheduler/prioritize", {"Pod": wanted, "NodeNames": names})
+    scores = {entry["Host"]: entry["Score"] for entry in answer}
+    assert scores["cpu"] == scores["ghost"] == 0 < min(scores["a"], scores["b"])
+    chosen = extender.filter(wanted, names)["NodeNames"]
+    answer = extender.post("/scheduler/prioritize", {"Pod": wanted, "NodeNames": names})
+    assert [entry["Host"] for entry in answer if entry["Score"] == 10] == chosen
+
+
+BAD = [
+    (b"", "not JSON"),
+    (b"{", "not JSON"),
+    (b"\xff\xfe", "not JSON"),
+    (b"[]", "list"),
+    (b"{}", "Pod"),
+    (b'{"Pod":3,"NodeNames":[]}', "Pod"),
+    (b'{"Pod":{"metadata":{}},"NodeNames":[]}', "Pod.spec"),
+    (b'{"Pod":{"metadata":{},"spec":{"containers":7}},"NodeNames":[]}', "containers"),
+    (b'{"Pod":{"metadata":{},"spec":{"containers":[7]}},"NodeNames":[]}', "containers"),
+    (b'{"Pod":{"metadata":{},"spec":{}}}', "NodeNames"),
+    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":"abc"}', "NodeNames"),
+    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":{"a":1}}', "NodeNames"),
+    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":["a",1]}', "NodeNames"),
+    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":7}', "NodeNames"),
+    (b'{"Pod":{"metadata":{},"spec":{}},"Nodes":{"items":[{}]}}', "items[0]"),
+    (b'{"Pod":{"metadata":{},"spec":{}},"Nodes":[]}', "Nodes"),
+    (
+        b'{"Pod":{"metadata":{},"spec":{"containers":[{"resources":{"limits":{"tencent.com/vcuda-core":1}}}]}},"NodeNames":[]}',
+        "uid",
+    ),
+    (b"[" * 100_000, "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "names"), BAD, ids=range(len(BAD)))
+def test_malformed_filter_bodies_get_400_with_the_reason(
+    api: FakeApi, start: Start, body: bytes, names: str
+) -> None:
+    extender = start(follow=False)
+    for path in ("filter", "prioritize", "cpu/prioritize", "predicates"):
+        answer = extender.client.post(f"/scheduler/{path}", content=body)
+        assert answer.status_code == 400 and names in answer.json()["Error"], answer.text
+
+
+def test_malformed_bind_bodies_get_400(api: FakeApi, start: Start) -> None:
+    extender = start()
+    good = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
+    for field in good:
+        for value in (None, "", 3, "../../nodes", "x" * 300):
+            answer = extender.client.post("/scheduler/bind", json=good | {field: value})
+            assert answer.status_code == 400 and field in answer.json()["Error"]
+    assert extender.client.get("/scheduler/bind").status_code == 405
+    assert extender.client.post("/scheduler/nonsense").status_code == 404
+
+
+def test_bodies_are_bounded_in_size_and_time(api: FakeApi, start: Start) -> None:
+    extender = start(body_bytes=1000)
+    answer = extender.client.post("/scheduler/filter", content=b"x" * 2000)
+    assert answer.status_code == 400 and "2000 bytes" in answer.text
+    answer = extender.client.post("/scheduler/filter", content=(b"x" * 500 for _ in range(3)))
+    assert answer.status_code == 400 and "more than 1000" in answer.text
+    with socket.create_connection(extender.address, timeout=10) as slow:
+        slow.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+        received = b""
+        while b"did not arrive" not in received:
+            part = slow.recv(4096)
+            assert part, received
+            received += part
+        assert received.startswith(b"HTTP/1.1 400")
+    with socket.create_connection(extender.address, timeout=10) as rude:
+        rude.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+    assert extender.client.get("/healthz").text == "ok\n"
+
+
+def test_pages(api: FakeApi, start: Start) -> None:
+    api.put("nodes", node("a", cards("a", 3)))
+    extender = start()
+    assert extender.client.get("/version").json()["name"] == "gpu-scheduler-extender"
+    extender.filter(pod("p"), ["a"])
+    text = extender.client.get("/metrics").text
+    assert "vcuda_extender_cards 3.0" in text and 'vcuda_extender_pods{state="assumed"} 1.0' in text
+    assert 'vcuda_extender_filters_total{result="chosen"} 1.0' in text
+
+
+def test_concurrent_binds_of_one_pod_share_one_write(api: FakeApi, start: Start) -> None:
+    import threading
+
+    api.put("nodes", node("a", cards("a", 1)))
+    wanted = pod("p")
+    api.put("pods", wanted)
+    extender = start()
+    extender.filter(wanted, ["a"])
+    errors: list[Any] = []
+    threads = [threading.Thread(target=lambda: errors.append(extender.bind(wanted, "a"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [""] * 6 and len(api.bindings) == 1
