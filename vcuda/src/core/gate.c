@@ -44,7 +44,7 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
     struct vc_policy policy = {
         .gated = vc_gate_needed(limit),
         .shared = vc_load_relaxed(&limit->flags) & VC_CARD_SHARED,
-        .arbitrated = heartbeat != 0 && now_ns < heartbeat + VC_HEARTBEAT_LIMIT_NS,
+        .arbitrated = !gate->alone && heartbeat != 0 && now_ns < heartbeat + VC_HEARTBEAT_LIMIT_NS,
         .rate_ppm = cores * VC_PPM_PER_CORE,
         .lease_end_ns = UINT64_MAX,
     };

@@ -62,6 +62,7 @@ struct vc_gate {
     const struct vc_card_limit *limit;
     struct vc_card_usage *usage;
     struct vc_slot_card *slot;
+    bool alone; /* usage is this process's own: guaranteed share, no lending */
 
     pthread_mutex_t mutex;
     uint64_t finish_ns;    /* when the card is predicted to have done all that was launched */

@@ -1,0 +1,62 @@
+/* The way of every operation through the gate: begin, the driver's own call, end.
+ *
+ *   struct vc_work work;
+ *   if (!vc_work_begin_kernel(&work, …)) return vc_real.cuX(…);        nothing to be done afterwards
+ *   return vc_work_end(&work, vc_real.cuX(…));
+ *
+ * Begin may wait, without holding any lock; it never changes what the driver answers.
+ */
+#ifndef VC_WORK_H
+#define VC_WORK_H
+
+#include "cards.h"
+#include "event.h"
+#include "gate_lane.h"
+
+struct vc_stream_lane;
+
+struct vc_work {
+    struct vc_stream_lane *lane;
+    struct vc_estimate *estimate;
+    CUstream stream; /* explicit: never NULL */
+    struct vc_gate_answer answer;
+    struct vc_lane_step step;
+};
+
+/* Kinds of keys beside functions (vc_estimate_key). */
+enum {
+    VC_WORK_GRAPH = 1 << 20,
+    VC_WORK_COPY,
+    VC_WORK_SET,
+};
+
+/* NULL means the legacy stream, or the thread's own for the _ptsz variants. */
+static inline CUstream vc_work_stream(CUstream stream, bool per_thread)
+{
+    return stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+/* A function launched on so many blocks and threads per block. False: just call the driver. */
+bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction function, uint64_t blocks, uint64_t threads);
+
+/* Anything else, by its key. */
+bool vc_work_begin(struct vc_work *work, CUstream stream, uint64_t key);
+
+/* Whether anything here is gated at all: cheap, before an operation is looked at. */
+bool vc_work_gated(void);
+
+/* Account for the driver's answer; returns it unchanged. */
+CUresult vc_work_end(struct vc_work *work, CUresult result);
+
+/* A capture began somewhere, or ended. */
+void vc_work_capture_began(void);
+void vc_work_capture_ended(void);
+
+/* The application waited for a stream or an event (`whole_context`: for all work of the current context). */
+void vc_work_synchronized(bool whole_context);
+
+/* Handles may come back as another stream's or context's. Call the second before the driver destroys it. */
+void vc_work_stream_gone(void);
+void vc_work_context_gone(CUcontext context);
+
+#endif

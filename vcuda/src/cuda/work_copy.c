@@ -1,0 +1,82 @@
+/* Hooks of copies within the card and of sets: the large ones occupy it like a kernel does. */
+#include "work.h"
+
+/* Smaller ones take microseconds and are not worth a question. */
+static const uint64_t LARGE_BYTES = 1 << 20;
+
+static bool on_device(CUdeviceptr pointer)
+{
+    unsigned int type = 0;
+    return vc_real.cuPointerGetAttribute &&
+           vc_real.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) == CUDA_SUCCESS &&
+           type == CU_MEMORYTYPE_DEVICE;
+}
+
+static bool begin_sized(struct vc_work *work, CUstream stream, bool per_thread, uint64_t kind, uint64_t bytes)
+{
+    return bytes >= LARGE_BYTES && vc_work_begin(work, vc_work_stream(stream, per_thread), vc_estimate_key(kind, 0, bytes));
+}
+
+/* A copy whose direction only its pointers tell. */
+static bool begin_copy(struct vc_work *work, CUstream stream, bool per_thread, CUdeviceptr destination, CUdeviceptr source,
+                       uint64_t bytes)
+{
+    if (bytes < LARGE_BYTES || !vc_work_gated() || !on_device(destination) || !on_device(source))
+        return false;
+    return begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
+}
+
+#define VC__HOOK(name, parameters, arguments, begin)       \
+    CUresult vc_hook_##name parameters                     \
+    {                                                      \
+        struct vc_work work;                               \
+        if (!(begin))                                      \
+            return vc_real.name arguments;                 \
+        return vc_work_end(&work, vc_real.name arguments); \
+    }
+
+#define VC__COPY(name, per_thread)                                                                          \
+    VC__HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes), (destination, source, bytes), \
+             begin_copy(&work, NULL, per_thread, destination, source, bytes))
+#define VC__COPY_ASYNC(name, per_thread)                                                                     \
+    VC__HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream),             \
+             (destination, source, bytes, stream), begin_copy(&work, stream, per_thread, destination, source, bytes))
+#define VC__SET(name, per_thread, value_type)                                                                \
+    VC__HOOK(name, (CUdeviceptr destination, value_type value, size_t count), (destination, value, count),   \
+             begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
+#define VC__SET_ASYNC(name, per_thread, value_type)                                                          \
+    VC__HOOK(name, (CUdeviceptr destination, value_type value, size_t count, CUstream stream),               \
+             (destination, value, count, stream),                                                            \
+             begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
+#define VC__SET_2D(name, per_thread, value_type)                                                             \
+    VC__HOOK(name, (CUdeviceptr destination, size_t pitch, value_type value, size_t width, size_t height),   \
+             (destination, pitch, value, width, height),                                                     \
+             begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+#define VC__SET_2D_ASYNC(name, per_thread, value_type)                                                       \
+    VC__HOOK(name,                                                                                           \
+             (CUdeviceptr destination, size_t pitch, value_type value, size_t width, size_t height, CUstream stream), \
+             (destination, pitch, value, width, height, stream),                                             \
+             begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+
+VC__COPY(cuMemcpy, false)
+VC__COPY(cuMemcpy_ptds, true)
+VC__COPY(cuMemcpyDtoD_v2, false)
+VC__COPY(cuMemcpyDtoD_v2_ptds, true)
+VC__COPY_ASYNC(cuMemcpyAsync, false)
+VC__COPY_ASYNC(cuMemcpyAsync_ptsz, true)
+VC__COPY_ASYNC(cuMemcpyDtoDAsync_v2, false)
+VC__COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, true)
+
+#define VC__SETS(bits, value_type)                            \
+    VC__SET(cuMemsetD##bits##_v2, false, value_type)          \
+    VC__SET(cuMemsetD##bits##_v2_ptds, true, value_type)      \
+    VC__SET_ASYNC(cuMemsetD##bits##Async, false, value_type)  \
+    VC__SET_ASYNC(cuMemsetD##bits##Async_ptsz, true, value_type) \
+    VC__SET_2D(cuMemsetD2D##bits##_v2, false, value_type)     \
+    VC__SET_2D(cuMemsetD2D##bits##_v2_ptds, true, value_type) \
+    VC__SET_2D_ASYNC(cuMemsetD2D##bits##Async, false, value_type) \
+    VC__SET_2D_ASYNC(cuMemsetD2D##bits##Async_ptsz, true, value_type)
+
+VC__SETS(8, unsigned char)
+VC__SETS(16, unsigned short)
+VC__SETS(32, unsigned int)
