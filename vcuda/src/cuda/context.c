@@ -3,6 +3,7 @@
 
 #include "charge.h"
 #include "measure.h"
+#include "work.h"
 
 #define VC__MAX_DEVICES 64
 
@@ -157,7 +158,9 @@ static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext))
     bool known = vc_ledger_take(&contexts, (uint64_t)(uintptr_t)context, &cost);
     size_t count = 0;
     struct vc_entry *dying = known ? vc_charge_take_context(context, &count) : NULL;
+    struct vc_tracker *work = vc_work_context_ending(context);
     CUresult result = call(context);
+    vc_work_context_ended(work, result == CUDA_SUCCESS);
     vc_cards_forget_contexts();
     for (size_t index = 0; index < count; index++)
         vc_charge_freed(&dying[index], result);
@@ -224,21 +227,19 @@ CUresult vc_hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-/* A release or reset succeeded: if the context is gone, so is what it held. */
-static CUresult primary_ended(CUresult result, CUdevice device)
+/* A release or reset succeeded: if the context is gone, so is what it held. Returns whether it is. */
+static bool primary_ended(CUdevice device)
 {
     unsigned int flags;
     int active = 1;
-    if (result != CUDA_SUCCESS || device < 0 || device >= VC__MAX_DEVICES)
-        return result;
     struct primary *primary = &primaries[device];
     if (!vc_load_acquire(&primary->charged) || vc_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS ||
         active)
-        return result;
+        return false;
     struct vc_entry cost = primary->cost;
     CUcontext context = primary->context;
     if (!__atomic_exchange_n(&primary->charged, 0, __ATOMIC_ACQ_REL))
-        return result;
+        return true;
     size_t count = 0;
     struct vc_entry *dying = vc_charge_take_context(context, &count);
     for (size_t index = 0; index < count; index++)
@@ -246,29 +247,38 @@ static CUresult primary_ended(CUresult result, CUdevice device)
     free(dying);
     release_cost(&cost);
     vc_cards_forget_contexts();
+    return true;
+}
+
+static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice))
+{
+    vc_region_get();
+    if (device < 0 || device >= VC__MAX_DEVICES)
+        return call(device);
+    bool charged = vc_load_acquire(&primaries[device].charged);
+    struct vc_tracker *work = charged ? vc_work_context_ending(primaries[device].context) : NULL;
+    CUresult result = call(device);
+    bool gone = result == CUDA_SUCCESS && primary_ended(device);
+    vc_work_context_ended(work, gone);
     return result;
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxRelease(CUdevice device)
 {
-    vc_region_get();
-    return primary_ended(vc_real.cuDevicePrimaryCtxRelease(device), device);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxRelease);
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-    vc_region_get();
-    return primary_ended(vc_real.cuDevicePrimaryCtxRelease_v2(device), device);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxRelease_v2);
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxReset(CUdevice device)
 {
-    vc_region_get();
-    return primary_ended(vc_real.cuDevicePrimaryCtxReset(device), device);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxReset);
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-    vc_region_get();
-    return primary_ended(vc_real.cuDevicePrimaryCtxReset_v2(device), device);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxReset_v2);
 }

@@ -173,7 +173,7 @@ static void drop_under_way(struct vc_tracker *tracker)
     tracker->under_way_count = 0;
 }
 
-void vc_event_context_gone(CUcontext context)
+struct vc_tracker *vc_event_context_suspend(CUcontext context)
 {
     pthread_mutex_lock(&vc__trackers_mutex);
     struct vc_tracker **link = &vc__trackers;
@@ -188,8 +188,22 @@ void vc_event_context_gone(CUcontext context)
             pthread_cond_wait(&vc__trackers_idle, &vc__trackers_mutex);
     }
     pthread_mutex_unlock(&vc__trackers_mutex);
+    return tracker;
+}
+
+void vc_event_context_resume(struct vc_tracker *tracker, bool gone)
+{
     if (!tracker)
         return;
+    if (!gone) {
+        pthread_mutex_lock(&vc__trackers_mutex);
+        tracker->next = vc__trackers;
+        vc__trackers = tracker;
+        vc__trackers_changes++;
+        pthread_mutex_unlock(&vc__trackers_mutex);
+        vc__helper_expect(0);
+        return;
+    }
     pthread_mutex_lock(&tracker->mutex);
     tracker->gone = true;
     struct vc_mark *spare = tracker->spare;

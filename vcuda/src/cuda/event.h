@@ -29,8 +29,10 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
 /* The application has just waited for the card: look now. */
 void vc_event_kick(void);
 
-/* The context is about to be destroyed: after this returns the helper does not touch it any more. */
-void vc_event_context_gone(CUcontext context);
+/* The context may be about to be destroyed: after this returns the helper does not touch it. NULL: nothing is tracked. */
+struct vc_tracker *vc_event_context_suspend(CUcontext context);
+/* It is gone, with all its events, or it lives on. */
+void vc_event_context_resume(struct vc_tracker *tracker, bool gone);
 
 /* In a forked child: nothing of the parent's exists any more. */
 void vc_event_forked(void);

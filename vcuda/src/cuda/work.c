@@ -323,8 +323,14 @@ void vc_work_stream_gone(void)
     vc_add(&epoch, 1);
 }
 
-void vc_work_context_gone(CUcontext context)
+struct vc_tracker *vc_work_context_ending(CUcontext context)
 {
-    vc_event_context_gone(context);
-    vc_add(&epoch, 1);
+    return vc_event_context_suspend(context);
+}
+
+void vc_work_context_ended(struct vc_tracker *tracker, bool gone)
+{
+    vc_event_context_resume(tracker, gone);
+    if (gone)
+        vc_add(&epoch, 1);
 }

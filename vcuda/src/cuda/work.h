@@ -55,8 +55,11 @@ void vc_work_capture_ended(void);
 /* The application waited for a stream or an event (`whole_context`: for all work of the current context). */
 void vc_work_synchronized(bool whole_context);
 
-/* Handles may come back as another stream's or context's. Call the second before the driver destroys it. */
+/* A stream's handle may come back as another's. */
 void vc_work_stream_gone(void);
-void vc_work_context_gone(CUcontext context);
+
+/* Around a call that destroys a context, or may (the release of a primary one). */
+struct vc_tracker *vc_work_context_ending(CUcontext context);
+void vc_work_context_ended(struct vc_tracker *tracker, bool gone);
 
 #endif
