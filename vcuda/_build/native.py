@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -52,6 +54,10 @@ class Library:
     # Libraries that must exist before this one is linked, by name.
     needs: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = field(default=())
+    # Link-time stub: an empty function for every name of this shape that the one library in `needs` exports.
+    stub_names: str = ""
+    # Whether it belongs into an installation.
+    shipped: bool = True
 
     def sources(self) -> list[Path]:
         return [path for folder in self.source_folders for path in sorted((ROOT / folder).glob("*.c"))]
@@ -69,13 +75,21 @@ SIM_INCLUDES = ("vcuda/sim/src/include", "vcuda/sim/src/core")
 
 LIBRARIES: tuple[Library, ...] = (
     # Link-time stand-ins for the alias of the real driver: only their SONAME matters (it becomes DT_NEEDED).
-    Library("cuda-driver-stub", "build/libcuda-driver.so", ("vcuda/src/stub",), (), "libcuda-driver.so.1"),
+    Library(
+        "cuda-driver-stub",
+        "build/libcuda-driver.so",
+        ("vcuda/src/stub",),
+        (),
+        "libcuda-driver.so.1",
+        shipped=False,
+    ),
     Library(
         "nvml-driver-stub",
         "build/libnvidia-ml-driver.so",
         ("vcuda/src/stub",),
         (),
         "libnvidia-ml-driver.so.1",
+        shipped=False,
     ),
     Library(
         "cuda-shim",
@@ -132,6 +146,19 @@ LIBRARIES: tuple[Library, ...] = (
             ("libnvidia-ml.so", "libnvidia-ml.so.1"),
         ),
     ),
+    # For programs built where no driver is: `gcc program.c -L .../stubs -lcuda`. Never loaded.
+    Library(
+        "cuda-stub", "stubs/libcuda.so", (), (), "libcuda.so.1", needs=("sim-cuda",), stub_names="cu[A-Z]"
+    ),
+    Library(
+        "nvml-stub",
+        "stubs/libnvidia-ml.so",
+        (),
+        (),
+        "libnvidia-ml.so.1",
+        needs=("sim-nvml",),
+        stub_names="nvml[A-Z]",
+    ),
 )
 
 # The same C code that tenants run, for the cffi module and for the native tests.
@@ -142,11 +169,11 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "gcc"))
 
 
-def compile_command(library: Library, output: Path, out: Path) -> list[str]:
+def compile_command(library: Library, output: Path, out: Path, stub: Path | None = None) -> list[str]:
     includes = [f"-I{ROOT / folder}" for folder in library.include_folders]
     defines = [f'-DVC_SIM_DRIVER_VERSION="{SIM_DRIVER_VERSION}"']
     link = [part.replace("{out}", str(out)) for part in library.link]
-    sources = [str(path) for path in library.sources()]
+    sources = [str(path) for path in library.sources()] if stub is None else [str(stub)]
     soname = f"-Wl,-soname,{library.soname}"
     return [
         *compiler(),
@@ -162,13 +189,46 @@ def compile_command(library: Library, output: Path, out: Path) -> list[str]:
     ]
 
 
-def fingerprint(library: Library) -> str:
+def fingerprint(library: Library, out: Path) -> str:
     """Hash of every input and of the compiler's command line: what decides whether a library is stale."""
-    digest = hashlib.sha256(" ".join([*compiler(), *C_FLAGS, *LINK_FLAGS, *library.link]).encode())
-    for path in library.inputs():
+    words = [*compiler(), *C_FLAGS, *LINK_FLAGS, *library.link, library.stub_names]
+    digest = hashlib.sha256(" ".join(words).encode())
+    for path in [*library.inputs(), *(_stubbed(library, out) if library.stub_names else ())]:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _stubbed(library: Library, out: Path) -> list[Path]:
+    return [out / other.output for other in LIBRARIES if other.name in library.needs]
+
+
+def stub_source(library: Library, out: Path) -> str:
+    """C code with an empty function for every export that a program may want to link against."""
+    shape = re.compile(library.stub_names)
+    lines = ["/* Link-time stub: names only. */"]
+    for path in _stubbed(library, out):
+        command = [os.environ.get("NM", "nm"), "-D", "-P", "--defined-only", str(path)]
+        result = _run(command, f"cannot list the exports of {path}")
+        names = {line.split()[0].partition("@")[0] for line in result.stdout.splitlines() if line}
+        lines += [
+            f'__attribute__((visibility("default"))) void {name}(void);\nvoid {name}(void) {{}}'
+            for name in sorted(names)
+            if shape.match(name)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _run(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(
+            f"{what}: {command[0]} can't be executed ({error.strerror}); install gcc and binutils"
+        ) from error
+    if result.returncode != 0:
+        raise BuildError(f"{what}: {shlex.join(command)}\n{result.stderr}")
+    return result
 
 
 def replace_link(path: Path, target: str) -> None:
@@ -182,22 +242,19 @@ def build_library(library: Library, out: Path) -> bool:
     """Build one library if it is stale; return whether the compiler ran. A mapped old file is never overwritten."""
     output = out / library.output
     stamp = output.with_name(f".{output.name}.inputs")
-    wanted = fingerprint(library)
+    wanted = fingerprint(library, out)
     if output.exists() and stamp.exists() and stamp.read_text() == wanted:
         return False
     output.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        command = compile_command(library, temporary, out)
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            raise BuildError(f"cannot build {library.name}: {shlex.join(command)}\n{result.stderr}")
-        temporary.chmod(0o755)
-        temporary.replace(output)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+        stub = None
+        if library.stub_names:
+            stub = Path(folder, "stub.c")
+            stub.write_text(stub_source(library, out))
+        made = Path(folder, output.name)
+        _run(compile_command(library, made, out, stub), f"cannot build {library.name}")
+        made.chmod(0o755)
+        made.replace(output)
     for link, target in library.links:
         replace_link(output.with_name(link), target)
     stamp.write_text(wanted)
@@ -209,9 +266,19 @@ def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
 
     Raises BuildError with the compiler's words, KeyError for an unknown name.
     """
+    if not (ROOT / CORE_SOURCE_FOLDER).is_dir():
+        raise BuildError(f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it")
     known = {library.name: library for library in LIBRARIES}
-    wanted = list(known) if names is None else list(with_needs(names, known))
-    return [name for name in wanted if build_library(known[name], out)]
+    ordered = list(known) if names is None else list(with_needs(names, known))
+    return [name for name in ordered if build_library(known[name], out)]
+
+
+def install(built: Path, target: Path) -> None:
+    """Copy what belongs into an installation from `built` to `target`: no links (a wheel has none), no stamps."""
+    for library in LIBRARIES:
+        if library.shipped:
+            (target / library.output).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(built / library.output, target / library.output)
 
 
 def with_needs(names: Iterable[str], known: dict[str, Library]) -> list[str]:
