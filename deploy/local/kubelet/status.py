@@ -77,8 +77,7 @@ class ContainerRecord:
         }  # fmt: skip
         if self.container is not None:
             result["containerID"] = self.container.id
-        last = self.last if "terminated" not in current else None
-        result["lastState"] = {"terminated": _terminated(last)} if last is not None else {}
+        result["lastState"] = {"terminated": _terminated(self.last)} if self.last is not None else {}
         return result
 
 
