@@ -1,0 +1,403 @@
+"""Allocate, PreStartContainer and GetPreferredAllocation: one decision per container, booked once, obeyed afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from manager import booking, devices, nodes, placing, response
+from manager.admission import Admission
+from manager.cards import NodeCard
+from manager.errors import Reason, Refusal
+from manager.hostroot import HostRoot
+from manager.identity import Candidate
+from manager.inventory import Inventory, Snapshot
+from manager.kube import Pod, terminal, uid_of
+from manager.mirror_keeper import MirrorKeeper
+from manager.nodes import DeviceNode, NodeProblem
+from manager.outbox import Outbox
+from manager.proto import deviceplugin_pb2 as api
+from manager.regions import Regions, shared_cards
+from manager.settings import Settings
+from manager.state import Allocation, Held, StateError, StateFile
+from vcuda.spec import errors, fit, placement
+from vcuda.spec.errors import InvalidPlacement, SpecError
+from vcuda.spec.names import Names
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import ContainerRequest, PodRequest, asks_for_share, parse_pod
+
+LOCK_TIMEOUT_S = 1.5
+# How long a pod must be missing from kubelet's list when there is no API server to ask.
+ABSENT_GRACE_S = 60.0
+
+log = logging.getLogger(__name__)
+
+Allocations = dict[tuple[str, str], Allocation]
+
+
+class Allocator:
+    """The allocations of this node. Every change is under one lock, saved before it is answered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        names: Names,
+        root: HostRoot,
+        inventory: Inventory,
+        admission: Admission,
+        regions: Regions,
+        mirror: MirrorKeeper,
+        state: StateFile,
+        outbox: Outbox,
+    ) -> None:
+        self._settings = settings
+        self._names = names
+        self._root = root
+        self._inventory = inventory
+        self._admission = admission
+        self._regions = regions
+        self._mirror = mirror
+        self._state = state
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._allocations: Allocations = {}
+        self._absent_since: dict[str, float] = {}
+
+    # Reading.
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """All allocations in the order in which they were made; a snapshot."""
+        return tuple(self._allocations.values())
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=LOCK_TIMEOUT_S):
+            raise Refusal(Reason.BUSY, "another call has not ended in time; kubelet may try again")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # Start.
+
+    def restore(self, allocations: Mapping[tuple[str, str], Allocation]) -> None:
+        """Take over what is known from the state file and kubelet; remove regions that nobody knows."""
+        with self._locked():
+            self._allocations = dict(allocations)
+            for orphan in self._regions.remove_orphans({item.region for item in allocations.values()}):
+                log.info("removed the region %s, which no container has", orphan)
+            for allocation in allocations.values():
+                shared = shared_cards(allocation, allocations.values())
+                try:
+                    if self._regions.ensure(allocation, shared):
+                        log.warning("the region of %s was gone; made again", allocation.name)
+                except Refusal as refusal:
+                    log.warning("%s", refusal.message)
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self._state.save(self._allocations.values())
+        except StateError as error:
+            raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
+
+    # Allocate.
+
+    def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
+        """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
+        with self._locked():
+            candidate, pods = self._admission.find(resource, len(device_ids), self._allocations)
+            about = (*candidate.full_name, candidate.uid)
+            try:
+                answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
+            except SpecError as error:
+                refusal = Refusal.of(error)
+            except Refusal as error:
+                refusal = error
+            else:
+                self._admission.succeeded(candidate.uid)
+                return answer
+            self._admission.refused(candidate.uid)
+            raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
+
+    def _allocate(
+        self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Pod]
+    ) -> api.ContainerAllocateResponse:
+        request = parse_pod(candidate.pod, self._names)
+        container = request.container(candidate.container)
+        if container is None:
+            raise Refusal(Reason.POD_UNKNOWN, f"container {candidate.container!r} asks for no share")
+        before = self._allocations.get((candidate.uid, container.name))
+        if before is not None:
+            self._check_same(before, container)
+            allocation = before
+        else:
+            allocation = self._decide(candidate, request, container, pods)
+        cards = self._cards_of(allocation)
+        device_nodes = self._nodes(cards)
+        driver = self._mirror.current()
+        allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
+        if before is None or not self._regions.intact(allocation):
+            self._regions.create(allocation, shared_cards(allocation, self._allocations.values()))
+        self._book(allocation.with_held(resource, held), before)
+        return response.build(resource, allocation, device_nodes, driver, self._settings, self._names)
+
+    def _book(self, allocation: Allocation, before: Allocation | None) -> None:
+        self._allocations[allocation.key] = allocation
+        try:
+            self._save()
+        except Refusal:
+            if before is None:
+                del self._allocations[allocation.key]
+                self._regions.remove(allocation)
+            else:
+                self._allocations[allocation.key] = before
+            raise
+        self._regions.reshare(self._allocations)
+        if before is None:
+            log.info(
+                "%s: %d cores, %d blocks on %s",
+                allocation.name,
+                allocation.cores,
+                allocation.memory_blocks,
+                ", ".join(share.uuid for share in allocation.shares),
+            )
+
+    def _check_same(self, before: Allocation, container: ContainerRequest) -> None:
+        """The second call of a container adds nothing; it must agree with the first."""
+        if (before.cores, before.memory_blocks) != (container.cores, container.memory_blocks):
+            raise Refusal(
+                Reason.CALLS_DISAGREE,
+                f"container {container.name!r} asks for {container.cores} cores and {container.memory_blocks} blocks, but "
+                f"{before.cores} and {before.memory_blocks} were booked for it; recreate the pod",
+            )
+
+    def _decide(
+        self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Pod]
+    ) -> Allocation:
+        """The cards for a container that has none yet. Raises Refusal, SpecError."""
+        snapshot = self._inventory.snapshot
+        cards = {item.card.uuid: item for item in snapshot.cards}
+        known = [item.card for item in snapshot.cards]
+        allocations = self._allocations.values()
+        annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
+        written = annotations.get(self._names.placement)
+        if written is not None:
+            states = booking.states_for(known, allocations, candidate.uid, container)
+            chosen = placement.decode(str(written))
+            placement.check(chosen, request)
+            shares = chosen.containers[container.name]
+            by_uuid = {state.card.uuid: state for state in states}
+            for share in shares:
+                if share.uuid not in by_uuid:
+                    raise Refusal(
+                        errors.Reason.UNKNOWN_CARD,
+                        f"the placement names card {share.uuid}, which this node does not have; recreate the pod",
+                    )
+                fit.require(by_uuid[share.uuid], container)
+                if share != fit.share_of(container, by_uuid[share.uuid].card):
+                    raise InvalidPlacement(
+                        errors.Reason.INVALID_PLACEMENT,
+                        f"the placement gives {share.memory_blocks} blocks of card {share.uuid} to a whole-card container; "
+                        "recreate the pod",
+                    )
+        else:
+            reserved = self._reserved(candidate.uid, pods)
+            states = booking.states_for(known, allocations, candidate.uid, container, reserved)
+            shares = placing.choose(request, container, states)
+        namespace, name = candidate.full_name
+        return Allocation(
+            pod_uid=candidate.uid,
+            namespace=namespace,
+            pod_name=name,
+            container=container.name,
+            kind=container.kind,
+            cores=container.cores,
+            memory_blocks=container.memory_blocks,
+            core_limit=container.core_limit,
+            priority=str(request.priority),
+            shares=shares,
+            minors={share.uuid: cards[share.uuid].card.minor for share in shares},
+            region=str(self._regions.path_for(candidate.uid, container.name)),
+            mirror="",
+            created_ns=time.time_ns(),
+        )
+
+    def _reserved(self, own_uid: str, pods: Sequence[Pod]) -> list[booking.Use]:
+        """What the extender has placed here for pods that kubelet has not admitted yet."""
+        started = {uid for uid, _ in self._allocations}
+        found: list[booking.Use] = []
+        for pod in pods:
+            uid = uid_of(pod)
+            annotations = (pod.get("metadata") or {}).get("annotations") or {}
+            if uid == own_uid or uid in started or terminal(pod) or self._names.placement not in annotations:
+                continue
+            if not asks_for_share(pod, self._names):
+                continue
+            try:
+                chosen = placement.decode(str(annotations[self._names.placement]))
+                found.append(placement.peak_use(parse_pod(pod, self._names), chosen))
+            except SpecError as error:
+                log.debug("pod %s reserves nothing: %s", uid, error)
+        return found
+
+    def _cards_of(self, allocation: Allocation) -> list[NodeCard]:
+        snapshot: Snapshot = self._inventory.snapshot
+        found = []
+        for share in allocation.shares:
+            item = snapshot.card(share.uuid)
+            if item is None:
+                raise Refusal(
+                    Reason.CARD_CHANGED, f"card {share.uuid} is gone from this node; recreate the pod"
+                )
+            found.append(item)
+        return found
+
+    def _nodes(self, cards: Sequence[NodeCard]) -> tuple[DeviceNode, ...]:
+        try:
+            return nodes.full_set(self._root, cards)
+        except NodeProblem as problem:
+            self._inventory.on_node_problem(problem.node)
+            raise Refusal(Reason.DEVICE_NODES_MISSING, str(problem)) from problem
+
+    def announce(self, resource: str, device_ids: Sequence[str]) -> None:
+        """After a call went well: tell the API server when all containers of the pod have their devices."""
+        held = Held.of(device_ids)
+        mine = [item for item in self.allocations if item.held.get(resource) == held]
+        for allocation in mine[-1:]:
+            if all(item.complete for item in self.allocations if item.pod_uid == allocation.pod_uid):
+                self._outbox.annotate_pod(
+                    allocation.namespace,
+                    allocation.pod_name,
+                    allocation.pod_uid,
+                    {self._names.gpu_assigned: "true"},
+                )
+
+    # The other calls.
+
+    def prestart(self, resource: str, device_ids: Sequence[str]) -> None:
+        """Before a container starts: is it the one these devices were given to, and is all still in place? Raises Refusal."""
+        held = Held.of(device_ids)
+        with self._locked():
+            mine = [item for item in self._allocations.values() if item.held.get(resource) == held]
+            if not mine:
+                raise Refusal(
+                    Reason.NOT_ALLOCATED,
+                    f"{held.count} devices for {resource} were never given to a container of this node; recreate the pod",
+                )
+            about = tuple((item.namespace, item.pod_name, item.pod_uid) for item in mine[:1])
+            try:
+                self._check_kubelet(resource, held, mine)
+                for allocation in mine:
+                    self._prepare(allocation)
+            except Refusal as refusal:
+                raise Refusal(refusal.reason, f"{mine[0].name}: {refusal.message}", about) from refusal
+
+    def _check_kubelet(self, resource: str, held: Held, mine: Sequence[Allocation]) -> None:
+        holders = [
+            entry for entry in self._admission.records() if entry.resource == resource and entry.held == held
+        ]
+        if not holders:
+            return  # kubelet's records can't be had, or it has not written them yet: nothing contradicts ours
+        for allocation in mine:
+            pod = (allocation.namespace, allocation.pod_name)
+            if any(
+                entry.container == allocation.container
+                and (entry.pod_uid == allocation.pod_uid or entry.pod == pod)
+                for entry in holders
+            ):
+                return
+        other = holders[0]
+        raise Refusal(
+            Reason.CALLS_DISAGREE,
+            f"kubelet gave these devices to container {other.container!r} of pod {other.pod_uid or '/'.join(other.pod)}, we "
+            f"booked them for {mine[0].name}; recreate both pods",
+        )
+
+    def _prepare(self, allocation: Allocation) -> None:
+        for item in self._cards_of(allocation):
+            before = allocation.minors.get(item.card.uuid)
+            if before != item.card.minor:
+                raise Refusal(
+                    Reason.CARD_CHANGED,
+                    f"card {item.card.uuid} was /dev/nvidia{before} at admission and is /dev/nvidia{item.card.minor} now; "
+                    "kubelet would hand out the old one: recreate the pod",
+                )
+        self._nodes(self._cards_of(allocation))
+        if not Path(allocation.mirror).is_dir():
+            raise Refusal(
+                Reason.DRIVER_UNAVAILABLE,
+                f"the driver directory {allocation.mirror} that this container mounts is gone; recreate the pod",
+            )
+        if self._regions.ensure(allocation, shared_cards(allocation, self._allocations.values())):
+            log.warning("the region of %s was gone; made again before the container starts", allocation.name)
+
+    def preferred(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> list[str]:
+        """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
+        try:
+            with self._locked():
+                candidate, pods = self._admission.find(resource, size, self._allocations)
+                request = parse_pod(candidate.pod, self._names)
+                container = request.container(candidate.container)
+                if container is not None:
+                    before = self._allocations.get((candidate.uid, container.name))
+                    shares = (before or self._decide(candidate, request, container, pods)).shares
+                    chosen = devices.prefer(available, must_include, size, _per_card(resource, shares, size))
+                    if chosen is not None:
+                        return chosen
+        except (Refusal, SpecError) as error:
+            log.debug("no preference for %d devices for %s: %s", size, resource, error)
+        rest = [device_id for device_id in available if device_id not in set(must_include)]
+        return [*must_include, *rest][:size]
+
+    # Garbage.
+
+    def collect(self) -> list[Allocation]:
+        """Forget containers whose pods are gone or have ended; return them."""
+        if not self._allocations:
+            return []
+        seen = self._admission.presence(timeout=5.0)
+        if seen is None:
+            return []
+        with self._locked():
+            now = time.monotonic()
+            absent = {
+                item.pod_uid
+                for item in self._allocations.values()
+                if item.pod_uid not in seen.present and item.created_ns < seen.started_ns
+            }
+            self._absent_since = {uid: self._absent_since.get(uid, now) for uid in absent}
+            grace = 0.0 if seen.certain else ABSENT_GRACE_S
+            gone = [
+                item
+                for item in self._allocations.values()
+                if item.pod_uid in seen.ended
+                or (item.pod_uid in absent and now - self._absent_since[item.pod_uid] >= grace)
+            ]
+            if not gone:
+                return []
+            for item in gone:
+                del self._allocations[item.key]
+            self._save()
+            for item in gone:
+                self._regions.remove(item)
+                log.info("%s is gone; its share is free", item.name)
+            self._regions.reshare(self._allocations)
+        return gone
+
+
+def _per_card(resource: str, shares: Sequence[CardShare], size: int) -> dict[str, int]:
+    """How many of a container's devices belong to each of its cards."""
+    if resource == "core":
+        return {share.uuid: share.cores for share in shares}
+    # Whole cards may ask any number of blocks; spread them evenly, as kubelet only counts.
+    even, rest = divmod(size, len(shares))
+    return {share.uuid: even + (position < rest) for position, share in enumerate(shares)}

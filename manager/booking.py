@@ -1,0 +1,89 @@
+"""What is left of each card for one container, given all bookings: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from manager.state import Allocation
+from vcuda.spec.fit import CardState
+from vcuda.spec.inventory import Card
+from vcuda.spec.placement import Placement, peak_use
+from vcuda.spec.request import ContainerRequest, Kind, PodRequest
+from vcuda.spec.units import CORES_PER_CARD
+
+# UUID -> (cores, memory blocks)
+Use = Mapping[str, tuple[int, int]]
+
+
+def container_of(allocation: Allocation) -> ContainerRequest:
+    """The request behind an allocation; its index in the pod is not kept."""
+    return ContainerRequest(
+        allocation.container,
+        allocation.kind,
+        None,
+        allocation.cores,
+        allocation.memory_blocks,
+        allocation.core_limit,
+    )
+
+
+def pod_use(allocations: Sequence[Allocation]) -> dict[str, tuple[int, int]]:
+    """What one pod books: the peak over its init containers and the rest, in the order of their allocation."""
+    first = allocations[0]
+    request = PodRequest(
+        first.pod_uid, first.namespace, first.pod_name, tuple(container_of(item) for item in allocations)
+    )
+    return peak_use(request, Placement({item.container: item.shares for item in allocations}))
+
+
+def total(uses: Iterable[Use]) -> dict[str, tuple[int, int]]:
+    summed: dict[str, tuple[int, int]] = {}
+    for use in uses:
+        for uuid, (cores, blocks) in use.items():
+            before = summed.get(uuid, (0, 0))
+            summed[uuid] = (before[0] + cores, before[1] + blocks)
+    return summed
+
+
+def by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
+    found: dict[str, list[Allocation]] = {}
+    for allocation in allocations:
+        found.setdefault(allocation.pod_uid, []).append(allocation)
+    return found
+
+
+def booked(allocations: Iterable[Allocation]) -> dict[str, tuple[int, int]]:
+    """What all pods together book."""
+    return total(pod_use(group) for group in by_pod(allocations).values())
+
+
+def states_for(
+    cards: Sequence[Card],
+    allocations: Iterable[Allocation],
+    pod_uid: str,
+    container: ContainerRequest,
+    reserved: Iterable[Use] = (),
+) -> list[CardState]:
+    """What each card has left for this container.
+
+    Other pods count with their peaks; of its own pod only what runs at the same time: a finished init container's share is
+    free again. `reserved`: uses of pods that were placed here but have not been admitted yet.
+    """
+    pods = by_pod(allocations)
+    own = [
+        item
+        for item in pods.pop(pod_uid, ())
+        if item.container != container.name and item.kind is not Kind.INIT
+    ]
+    uses: list[Use] = [pod_use(group) for group in pods.values()]
+    uses += reserved
+    uses += [{share.uuid: (share.cores, share.memory_blocks) for share in item.shares} for item in own]
+    used = total(uses)
+    return [
+        CardState(
+            card,
+            CORES_PER_CARD - used.get(card.uuid, (0, 0))[0],
+            card.memory_blocks - used.get(card.uuid, (0, 0))[1],
+        )
+        for card in cards
+    ]

@@ -1,0 +1,96 @@
+"""The driver behind an interface: what the daemon needs to know of cards, whoever provides them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vcuda.spec.inventory import Card
+
+
+class DriverError(Exception):
+    """The driver is absent or does not answer; the message says which call and how it failed."""
+
+
+@dataclass(frozen=True)
+class NodeCard:
+    """A card or MIG instance with what only its own node needs to know.
+
+    `device_minor` is N of /dev/nvidiaN (the parent's for an instance); `parent_uuid` is set for instances;
+    `capability_minors` are the N of /dev/nvidia-caps/nvidia-capN that grant an instance.
+    """
+
+    card: Card
+    device_minor: int
+    parent_uuid: str = ""
+    capability_minors: tuple[int, ...] = ()
+
+    @property
+    def physical_uuid(self) -> str:
+        return self.parent_uuid or self.card.uuid
+
+
+@dataclass(frozen=True)
+class Probe:
+    """All cards the driver shows now. `failed` maps the UUID or bus id of a card that did not answer to the reason."""
+
+    driver_version: str
+    cards: tuple[NodeCard, ...]
+    failed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class XidEvent:
+    """An error the driver reported for a physical card (Xid numbers: NVIDIA's "XID Errors" documentation)."""
+
+    uuid: str
+    xid: int
+
+
+@dataclass(frozen=True)
+class CardSample:
+    """What a card does now. `gpu_percent` is the driver's utilization over its own sample window, 0 to 100."""
+
+    gpu_percent: int
+    memory_used_bytes: int
+
+
+class Driver(Protocol):
+    """One opened driver. Methods raise DriverError when it is gone; then the caller closes it and opens another."""
+
+    name: str
+
+    def probe(self) -> Probe: ...
+
+    def wait_xid(self, timeout_s: float) -> XidEvent | None:
+        """Block at most `timeout_s`; None if nothing happened or events are not to be had (then it may return at once)."""
+
+    @property
+    def has_events(self) -> bool: ...
+
+    def sample(self, uuid: str) -> CardSample | None:
+        """None if this card does not say."""
+
+    def close(self) -> None: ...
+
+
+class NullDriver:
+    """No driver: a node without cards, which serves all the same."""
+
+    name = "none"
+    has_events = False
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def probe(self) -> Probe:
+        return Probe("", ())
+
+    def wait_xid(self, timeout_s: float) -> XidEvent | None:  # noqa: ARG002
+        return None
+
+    def sample(self, uuid: str) -> CardSample | None:  # noqa: ARG002
+        return None
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,294 @@
+"""The daemon put together: what is made of what, started and stopped in which order."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import vcuda
+from manager import kubeconfig, kubelet_pods, node_description, nvml, rebuild, storage, web
+from manager.admission import Admission
+from manager.allocation import Allocator
+from manager.cards import Driver
+from manager.errors import Refusal, StartError
+from manager.hostroot import HostRoot
+from manager.inventory import Inventory, Snapshot
+from manager.kube import Kube, Pod
+from manager.kubelet_records import PodResources
+from manager.metrics import Metrics
+from manager.mirror_keeper import MirrorKeeper
+from manager.outbox import Outbox
+from manager.plugin import Board, Plugin
+from manager.podwatch import PodWatch
+from manager.regions import ArbiterLike, Regions
+from manager.registration import SOCKETS, Registrar
+from manager.report import Reporter
+from manager.settings import Settings
+from manager.state import StateDamaged, StateError, StateFile
+from vcuda.spec.names import Names
+
+# A probe of the driver that takes longer than this beyond its interval is stuck.
+STUCK_S = 30.0
+_LOCK_WAIT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """One gpu-manager. `start` returns when everything serves; it raises StartError and then nothing runs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environment: Mapping[str, str],
+        make_arbiter: Callable[[], ArbiterLike],
+        *,
+        shims: Path = Path(vcuda.__file__).parent / "lib/shim",
+        open_driver: Callable[[HostRoot], Driver] = nvml.open_driver,
+    ) -> None:
+        self.settings = settings
+        self._stack = contextlib.ExitStack()
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        names = self._names = Names(settings.resource_domain)
+        root = HostRoot(settings.driver_root, settings.driver_root_on_host)
+        log.info("driver root %s is %s to the container runtime", root.path, root.on_host)
+        self._listener = web.listen(settings.query_addr, settings.query_port)
+        self._stack.callback(self._listener.close)
+        self.port = int(self._listener.getsockname()[1])
+        try:
+            self._lock(settings.checkpoint_path)
+            usage_storage = storage.choose(settings.virtual_manager_path, settings.usage_storage)
+            kind = "a small tmpfs each" if usage_storage.tmpfs else "plain directories"
+            log.info("regions live in %s: %s", kind, usage_storage.why)
+            api = kubeconfig.api_server(settings.kubeconfig, environment)
+            kube = Kube(api[0], settings.node_name) if api else None
+            kubelet = kubelet_pods.connect(
+                settings.kubelet_url,
+                settings.kubelet_token_file,
+                settings.kubelet_ca_file,
+                api[1] if api else None,
+            )
+            self._state = StateFile(settings.checkpoint_path)
+            self.metrics = Metrics()
+            self.outbox = Outbox(kube)
+            self.inventory = Inventory(
+                root, open_driver, settings.health_check_interval, settings.health_ignore_xids
+            )
+            self.mirror = MirrorKeeper(settings.virtual_manager_path, root, shims)
+            self._pod_resources = PodResources(settings.pod_resources_socket, names)
+            self.admission = Admission(names, settings.device_plugin_path, kubelet, self._pod_resources, kube)
+            self._arbiter = make_arbiter()
+            self._stack.callback(self._arbiter.close)
+            regions = Regions(settings.virtual_manager_path, usage_storage, self._arbiter)
+            self.allocator = Allocator(
+                settings,
+                names,
+                root,
+                self.inventory,
+                self.admission,
+                regions,
+                self.mirror,
+                self._state,
+                self.outbox,
+            )
+            self._board = Board()
+            plugins = [
+                Plugin(name, self.allocator, self._board, self.outbox, self.metrics) for name in SOCKETS
+            ]
+            self.registrar = Registrar(
+                settings.device_plugin_path, names, plugins, self._board, self.admission.kubelet_restarted
+            )
+            self._watch = PodWatch(kube, self._wake.set) if kube else None
+            reporter = Reporter(
+                settings.node_name, self.inventory, self.allocator, regions, settings.sample_period
+            )
+            self.metrics.watch(reporter.report)
+            pages = web.Pages(
+                self._exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
+            )
+            self._web = web.WebServer(web.application(pages), self._listener)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+
+    def _lock(self, directory: Path) -> None:
+        """Two daemons on one node would book the same cards twice. Raises StartError."""
+        path = directory / "lock"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            file = self._stack.enter_context(path.open("w"))
+        except OSError as error:
+            raise StartError(
+                f"cannot write to {directory} ({error.strerror}); make it writable or point --checkpoint-path elsewhere"
+            ) from None
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise StartError(
+                        f"another gpu-manager holds {path}; stop it, or give this one its own --checkpoint-path"
+                    ) from None
+                time.sleep(0.1)
+            else:
+                return
+
+    # Life.
+
+    def start(self) -> None:
+        """Raises StartError."""
+        try:
+            self.inventory.on_change = self._cards_changed
+            self.inventory.on_node_problem = self.metrics.node_problem
+            self.inventory.on_card_problem = self._card_problem
+            self.outbox.start()
+            self.inventory.start()
+            self._cards_changed(self.inventory.snapshot)
+            self.mirror.refresh(self.inventory.snapshot.driver_version)
+            self._restore()
+            self._web.start()
+            self._stack.callback(self._web.stop)
+            self.registrar.start()
+            self._keeper.start()
+            if self._watch is not None:
+                self._watch.start()
+        except BaseException:
+            self.stop()
+            raise
+        log.info("serving on %s:%d", self.settings.query_addr, self.port)
+
+    def stop(self) -> None:
+        """Everything ends within two seconds; running containers are left as they are."""
+        self._stopping.set()
+        self._wake.set()
+        self._board.close()
+        if self._watch is not None and self._keeper.ident is not None:
+            self._watch.stop()
+        self.registrar.stop()
+        self.outbox.stop()
+        self._pod_resources.close()
+        self._stack.close()
+        self.inventory.stop()
+
+    def _restore(self) -> None:
+        try:
+            known = self._state.load()
+        except StateDamaged as error:
+            log.error("%s", error)
+            known = {}
+        except StateError as error:
+            raise StartError(str(error)) from None
+        pods: list[Pod] = []
+        entries = self.admission.records()
+        if entries:
+            try:
+                pods = self.admission.pods(timeout=2.0)[0]
+            except Refusal as refusal:
+                log.info("pods are not known at start: %s", refusal.message)
+        restored = rebuild.complete(known, entries, pods, self._names, self.settings.virtual_manager_path)
+        try:
+            self.allocator.restore(restored)
+        except Refusal as refusal:
+            raise StartError(refusal.message) from None
+        if restored:
+            log.info("%d containers hold shares", len(restored))
+
+    def _keep(self) -> None:
+        """What has to be looked at again and again: the driver directory, pods that are gone."""
+        next_collection = 0.0
+        while not self._stopping.is_set():
+            self.mirror.refresh(self.inventory.snapshot.driver_version)
+            if self._wake.is_set() or time.monotonic() >= next_collection:
+                self._wake.clear()
+                try:
+                    self.allocator.collect()
+                except Refusal as refusal:
+                    log.warning("looking for pods that are gone: %s", refusal)
+                self.mirror.remove_unused(
+                    {Path(item.mirror) for item in self.allocator.allocations if item.mirror}
+                )
+                next_collection = time.monotonic() + self.settings.allocation_check_period
+            self._wake.wait(min(self.settings.health_check_interval, self.settings.allocation_check_period))
+
+    # Cards.
+
+    def _cards_changed(self, snapshot: Snapshot) -> None:
+        self._board.show(snapshot)
+        self.metrics.describe(vcuda.__version__, snapshot.driver_version, self.settings.node_name)
+        cards = [item.card for item in snapshot.cards]
+        log.info(
+            "%d cards, %d healthy, driver %s",
+            len(cards),
+            sum(card.healthy for card in cards),
+            snapshot.driver_version or "none",
+        )
+        self.outbox.describe_node(
+            node_description.inventory_of(snapshot, self._names),
+            node_description.labels(cards, self._names, self.settings.node_labels),
+        )
+        self._wake.set()
+
+    def _card_problem(self, uuid: str, why: str) -> None:
+        for item in self.allocator.allocations:
+            if any(share.uuid == uuid for share in item.shares):
+                self.outbox.pod_event(
+                    item.namespace, item.pod_name, item.pod_uid, "CardUnhealthy", f"card {uuid}: {why}"
+                )
+
+    # Probes.
+
+    def unhealthy(self) -> list[str]:
+        """Reasons for which a restart may help."""
+        found = []
+        if self.inventory.probe_age_s > self.settings.health_check_interval + STUCK_S:
+            found.append(f"the driver has not answered a probe for {self.inventory.probe_age_s:.0f} s")
+        if not self._keeper.is_alive() and not self._stopping.is_set():
+            found.append("the housekeeping thread has ended")
+        return found
+
+    def not_ready(self) -> list[str]:
+        """Reasons for which pods can't be given shares now."""
+        found = self.unhealthy()
+        if not self.registrar.registered:
+            found.append("not registered with kubelet")
+        snapshot = self.inventory.snapshot
+        if snapshot.node_problem:
+            found.append(snapshot.node_problem)
+        if snapshot.cards and not self.mirror.ready:
+            found.append("there is no driver directory yet")
+        return found
+
+    def _exposition(self) -> bytes:
+        self.metrics.observe_registration(self.registrar.registered, self.registrar.registrations)
+        return self.metrics.exposition()
+
+
+def notify_address(environment: Mapping[str, str]) -> str | None:
+    return environment.get("NOTIFY_SOCKET")
+
+
+def run(settings: Settings, environment: Mapping[str, str], wait: Callable[[], Any]) -> None:
+    """Start, call `wait`, stop. Raises StartError."""
+    from vcuda.arbiter import Arbiter
+
+    from manager import sdnotify
+
+    daemon = Daemon(settings, environment, Arbiter)
+    daemon.start()
+    address = notify_address(environment)
+    sdnotify.notify(address, f"READY=1\nMAINPID={os.getpid()}")
+    try:
+        wait()
+    finally:
+        sdnotify.notify(address, "STOPPING=1")
+        daemon.stop()

@@ -1,0 +1,72 @@
+"""Device IDs and the lists that kubelet sees: they name card and slot, but decide nothing.
+
+An ID is ten hexadecimal digits of a hash of the card's UUID, a dash and the slot: eight cards of 192 GB are 6144 memory
+devices, and one message to kubelet must stay below 4 MiB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from manager.proto import deviceplugin_pb2 as api
+from vcuda.spec.inventory import Card
+from vcuda.spec.units import CORES_PER_CARD
+
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+
+def card_key(uuid: str) -> str:
+    return hashlib.blake2s(uuid.encode(), digest_size=5).hexdigest()
+
+
+def card_of(device_id: str) -> str:
+    """The card's key within an ID."""
+    return device_id.partition("-")[0]
+
+
+def slots(card: Card, resource: str) -> int:
+    """How many devices of "core" or "memory" a card offers."""
+    return CORES_PER_CARD if resource == "core" else card.memory_blocks
+
+
+def device_list(cards: Iterable[Card], resource: str, *, all_unhealthy: bool) -> api.ListAndWatchResponse:
+    """The whole list for ListAndWatch."""
+    devices = []
+    for card in cards:
+        key = card_key(card.uuid)
+        health = HEALTHY if card.healthy and not all_unhealthy else UNHEALTHY
+        topology = None
+        if card.numa_node is not None:
+            topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa_node)])
+        devices += [
+            api.Device(ID=f"{key}-{slot}", health=health, topology=topology)
+            for slot in range(slots(card, resource))
+        ]
+    return api.ListAndWatchResponse(devices=devices)
+
+
+def prefer(
+    available: Sequence[str], must_include: Sequence[str], size: int, shares: Mapping[str, int]
+) -> list[str] | None:
+    """IDs of the placed cards: `shares` maps UUID to how many of them. None if kubelet does not offer enough.
+
+    IDs that kubelet insists on come first, whatever their card.
+    """
+    chosen = list(must_include)
+    taken = set(chosen)
+    wanted = {card_key(uuid): count for uuid, count in shares.items()}
+    for device_id in chosen:
+        key = card_of(device_id)
+        if wanted.get(key, 0) > 0:
+            wanted[key] -= 1
+    for device_id in available:
+        if len(chosen) >= size:
+            break
+        key = card_of(device_id)
+        if device_id not in taken and wanted.get(key, 0) > 0:
+            wanted[key] -= 1
+            taken.add(device_id)
+            chosen.append(device_id)
+    return chosen if len(chosen) == size else None

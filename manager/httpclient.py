@@ -1,0 +1,169 @@
+"""A small HTTP client for the two servers that the daemon asks, with a deadline for the whole answer.
+
+The kubernetes package would cost more memory than the rest of the daemon together.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+MAX_BODY_BYTES = 256 * 1024 * 1024
+_STALE = (
+    http.client.RemoteDisconnected,
+    BrokenPipeError,
+    ConnectionResetError,
+    http.client.CannotSendRequest,
+)
+
+
+class HttpError(Exception):
+    """A request failed. `status` is None if no answer came; the message is trimmed: the peer wrote part of it."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Endpoint:
+    """One server. Connections are kept per thread; every call has its own deadline in seconds."""
+
+    def __init__(
+        self, url: str, context: ssl.SSLContext | None = None, token: Callable[[], str] | None = None
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r:.120} is no http:// or https:// URL")
+        self.url = url.rstrip("/")
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._prefix = parts.path.rstrip("/")
+        self._context = (context or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._token = token
+        self._local = threading.local()
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        if self._context is not None:
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=self._context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+
+    def _headers(self, content_type: str | None) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": "gpu-manager"}
+        if content_type:
+            headers["Content-Type"] = content_type
+        token = self._token() if self._token else ""
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+    def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout: float,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        """Send a request and parse the JSON answer. Raises HttpError."""
+        target = self._prefix + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        payload = None if body is None else json.dumps(body).encode()
+        deadline = time.monotonic() + timeout
+        reused = getattr(self._local, "connection", None) is not None
+        while True:
+            try:
+                status, data = self._exchange(method, target, payload, content_type, deadline)
+                break
+            except _STALE as error:
+                self._drop()
+                if not reused:  # only a kept connection may have been closed by the server meanwhile
+                    raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
+                reused = False
+            except (OSError, http.client.HTTPException) as error:
+                self._drop()
+                raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
+        if status >= 300:
+            raise HttpError(f"{method} {self.url}{path}: {status} {_words(data)}", status)
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise HttpError(f"{method} {self.url}{path}: the answer is not JSON", status) from error
+
+    def _exchange(
+        self, method: str, target: str, payload: bytes | None, content_type: str, deadline: float
+    ) -> tuple[int, bytes]:
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect(_remaining(deadline))
+        elif connection.sock is not None:
+            connection.sock.settimeout(_remaining(deadline))
+        connection.request(method, target, payload, self._headers(content_type if payload else None))
+        response = connection.getresponse()
+        pieces = []
+        size = 0
+        while piece := response.read1(1 << 18):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_BODY_BYTES:
+                raise http.client.HTTPException("the answer is too long")
+            if connection.sock is not None:
+                connection.sock.settimeout(_remaining(deadline))
+        response.close()  # read1 leaves a finished response open, and the connection unusable
+        if response.will_close:
+            self._drop()
+        return response.status, b"".join(pieces)
+
+    def _drop(self) -> None:
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
+    def lines(
+        self, path: str, query: Mapping[str, str], silence: float, opened: Callable[[socket.socket], None]
+    ) -> Iterator[bytes]:
+        """Lines of a streamed answer, on a connection of its own; ends with the stream. Raises HttpError.
+
+        `silence` is the longest time without a byte; `opened` gets the socket, so that another thread can shut it.
+        """
+        connection = self._connect(silence)
+        try:
+            target = f"{self._prefix}{path}?{urllib.parse.urlencode(query)}"
+            connection.request("GET", target, headers=self._headers(None))
+            response = connection.getresponse()
+            if connection.sock is not None:
+                opened(connection.sock)
+            if response.status >= 300:
+                raise HttpError(
+                    f"GET {self.url}{path}: {response.status} {_words(response.read(4096))}", response.status
+                )
+            while line := response.readline():
+                yield line
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+
+
+def _remaining(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _words(data: bytes) -> str:
+    """What a server says of an error: the message of a Kubernetes Status, else its first words."""
+    try:
+        message = json.loads(data)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = data.decode(errors="replace")
+    return " ".join(str(message).split())[:200]

@@ -1,0 +1,112 @@
+"""Which container an Allocate call is for: pure rules over lists of pods and records.
+
+Kubelet admits pods one after another, and within a pod container by container (init containers first, in order), asking
+for all resources of one container before the next, in random order. So the call is for a pod that is neither finished nor
+refused, whose first container that lacks something lacks this resource and asks this number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manager.kube import Pod, terminal, uid_of
+from vcuda.spec.errors import InvalidRequest
+from vcuda.spec.names import Names
+from vcuda.spec.units import parse_count
+
+# What is held already: (pod UID, container) -> resources out of "core" and "memory".
+Holdings = Mapping[tuple[str, str], Collection[str]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pod that could be the one being admitted, and the container that comes next in it."""
+
+    pod: Pod
+    container: str
+
+    @property
+    def uid(self) -> str:
+        return uid_of(self.pod)
+
+    @property
+    def full_name(self) -> tuple[str, str]:
+        metadata = self.pod["metadata"]
+        return str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.full_name)
+
+
+def asked(pod: Pod, names: Names) -> list[tuple[str, dict[str, int]]]:
+    """Per container, in kubelet's order, how many devices of which of our resources it asks; valid or not.
+
+    A number that is none is left out: kubelet never calls for it.
+    """
+    spec = pod.get("spec") or {}
+    found = []
+    for key in ("initContainers", "containers"):
+        for container in spec.get(key) or ():
+            numbers = _numbers((container.get("resources") or {}).get("limits") or {}, names)
+            if numbers:
+                found.append((str(container.get("name", "")), numbers))
+    return found
+
+
+def _numbers(limits: Mapping[str, Any], names: Names) -> dict[str, int]:
+    found = {}
+    for resource, name in (("core", names.core), ("memory", names.memory)):
+        if name in limits:
+            try:
+                number = parse_count(limits[name], name)
+            except InvalidRequest:
+                continue
+            if number > 0:
+                found[resource] = number
+    return found
+
+
+def next_container(pod: Pod, names: Names, holdings: Holdings) -> tuple[str, dict[str, int]] | None:
+    """The first container that lacks something, and what it lacks."""
+    uid = uid_of(pod)
+    for container, numbers in asked(pod, names):
+        held = holdings.get((uid, container), ())
+        lacking = {resource: number for resource, number in numbers.items() if resource not in held}
+        if lacking:
+            return container, lacking
+    return None
+
+
+def candidates(
+    pods: Sequence[Pod],
+    names: Names,
+    resource: str,
+    count: int,
+    holdings: Holdings,
+    *,
+    excluded: Collection[str] = (),
+    last_uid: str | None = None,
+    skip_deleted: bool = True,
+) -> list[Candidate]:
+    """All containers that the call may be for.
+
+    `excluded`: UIDs of refused pods. `last_uid`: the pod of the last call that went well; admission is serial, so another
+    pod that has some of its devices but not all was given up. None: unknown (the daemon just started).
+    """
+    started = {uid for uid, _ in holdings}
+    found = []
+    for pod in pods:
+        uid = uid_of(pod)
+        if not uid or terminal(pod) or uid in excluded:
+            continue
+        if skip_deleted and (pod.get("metadata") or {}).get("deletionTimestamp"):
+            continue
+        if last_uid is not None and uid in started and uid != last_uid:
+            continue
+        step = next_container(pod, names, holdings)
+        if step is not None and step[1].get(resource) == count:
+            found.append(Candidate(pod, step[0]))
+    return found

@@ -1,0 +1,128 @@
+"""What kubelet itself says each container holds: PodResources, and its own checkpoint file.
+
+The checkpoint knows pods by UID, lists init containers and is not rate-limited, but its format is kubelet's own affair:
+`DeviceIDs` is a list up to 1.19 and a map of lists by NUMA node later. PodResources is the official answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from manager.proto import deviceplugin_pb2 as api
+from manager.proto import podresources_pb2 as resources_api
+from manager.proto import podresources_pb2_grpc
+from manager.state import Held
+from vcuda.spec.names import Names
+
+CHECKPOINT_FILE = "kubelet_internal_checkpoint"
+_MAX_MESSAGE = 64 * 1024 * 1024
+
+
+class RecordsError(Exception):
+    """Kubelet's records can't be had now; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Devices of one resource ("core" or "memory") that a container holds.
+
+    The checkpoint fills `pod_uid` and `response` (what Allocate answered), PodResources fills `pod` (namespace, name).
+    """
+
+    container: str
+    resource: str
+    held: Held
+    pod_uid: str = ""
+    pod: tuple[str, str] = ("", "")
+    response: api.ContainerAllocateResponse | None = None
+
+
+def _resource(name: str, names: Names) -> str | None:
+    return {names.core: "core", names.memory: "memory"}.get(name)
+
+
+def from_checkpoint(directory: Path, names: Names) -> list[Entry]:
+    """Entries of our resources in kubelet's checkpoint; empty if there is none yet. Raises RecordsError."""
+    path = directory / CHECKPOINT_FILE
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise RecordsError(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
+    try:
+        rows = document["Data"]["PodDeviceEntries"] or []
+        entries = [_checkpoint_entry(row, names) for row in rows]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RecordsError(f"kubelet's checkpoint {path} has an unknown format ({error!s:.80})") from error
+    return [entry for entry in entries if entry is not None]
+
+
+def _checkpoint_entry(row: Mapping[str, Any], names: Names) -> Entry | None:
+    resource = _resource(str(row["ResourceName"]), names)
+    if resource is None:
+        return None
+    ids = row["DeviceIDs"]
+    if isinstance(ids, Mapping):
+        ids = [device_id for part in ids.values() for device_id in part]
+    try:
+        response = api.ContainerAllocateResponse.FromString(base64.b64decode(row.get("AllocResp") or ""))
+    except (binascii.Error, DecodeError, TypeError):
+        response = None
+    return Entry(
+        str(row["ContainerName"]),
+        resource,
+        Held.of(map(str, ids)),
+        pod_uid=str(row["PodUID"]),
+        response=response,
+    )
+
+
+class PodResources:
+    """Kubelet's PodResources API v1 over its socket."""
+
+    def __init__(self, socket: Path, names: Names) -> None:
+        self._socket = socket
+        self._names = names
+        self._channel: grpc.Channel | None = None
+
+    def list(self, timeout: float) -> list[Entry]:
+        """Raises RecordsError."""
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(
+                f"unix:{self._socket}", options=[("grpc.max_receive_message_length", _MAX_MESSAGE)]
+            )
+        stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)
+        try:
+            answer = stub.List(resources_api.ListPodResourcesRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            self.close()  # after a restart of kubelet the old channel would back off for long
+            raise RecordsError(f"PodResources at {self._socket}: {error.details()}") from error
+        found = []
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                ids: dict[str, list[str]] = {}
+                for devices in container.devices:  # newer kubelets split a resource by NUMA node
+                    resource = _resource(devices.resource_name, self._names)
+                    if resource is not None:
+                        ids.setdefault(resource, []).extend(devices.device_ids)
+                found += [
+                    Entry(container.name, resource, Held.of(held), pod=(pod.namespace, pod.name))
+                    for resource, held in ids.items()
+                    if held
+                ]
+        return found
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None

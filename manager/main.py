@@ -1,0 +1,44 @@
+"""The command `gpu-manager`: settings in, exit code out; every expected failure is one line on standard error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+import vcuda
+from manager import daemon, logs, settings
+from manager.errors import StartError
+
+
+def main() -> int:
+    """0: ended by a signal; 1: could not start; 2: wrong settings."""
+    try:
+        parsed = settings.parse(sys.argv[1:], os.environ)
+    except StartError as error:
+        print(f"gpu-manager: {error}", file=sys.stderr)
+        return 2
+    if parsed is None:
+        print(f"gpu-manager {vcuda.__version__}")
+        return 0
+    logs.configure(parsed.settings.log_format, parsed.settings.v)
+    log = logging.getLogger("manager")
+    log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(parsed.settings.describe()))
+    for warning in parsed.warnings:
+        log.warning("%s", warning)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        daemon.run(parsed.settings, os.environ, stop.wait)
+    except StartError as error:
+        log.error("%s", error)
+        return 1
+    log.info("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Device nodes of the driver: the full set for a container's cards, made when missing, or a problem, never a part.
+
+Probed at every Allocate: /dev/nvidia-uvm may appear after the daemon (or vanish, or get another major at a reboot).
+Minors: nvidia N = the card, 254 = modeset, 255 = ctl; uvm 0 = uvm, 1 = uvm-tools. Majors come from /proc/devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from manager.cards import NodeCard
+from manager.hostroot import HostRoot
+
+CONTROL_MINOR, MODESET_MINOR = 255, 254
+
+
+class NodeProblem(Exception):
+    """A required node can't be had. `node` is its path on a host, str() says why and what to do."""
+
+    def __init__(self, node: str, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A node as the container sees it and as the container runtime finds it."""
+
+    container_path: str
+    host_path: str
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    name: str
+    drivers: tuple[
+        str, ...
+    ]  # names in /proc/devices, any of them; newer drivers say nvidia, older nvidia-frontend
+    minor: int
+    mode: int = 0o666
+
+
+_NVIDIA = ("nvidia", "nvidia-frontend", "nvidiactl")
+_COMMON = (
+    _Wanted("nvidiactl", ("nvidiactl", "nvidia", "nvidia-frontend"), CONTROL_MINOR),
+    _Wanted("nvidia-uvm", ("nvidia-uvm",), 0),
+    _Wanted("nvidia-uvm-tools", ("nvidia-uvm",), 1),
+)
+_MODESET = _Wanted("nvidia-modeset", ("nvidia-modeset", "nvidia", "nvidia-frontend"), MODESET_MINOR)
+
+
+def majors(root: HostRoot) -> dict[str, int]:
+    """Character majors by driver name. Raises NodeProblem if the list can't be read."""
+    path = root.path / "proc/devices"
+    if not path.exists():
+        path = Path(
+            "/proc/devices"
+        )  # a driver container's root has no /proc of its own; the kernel is the same
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise NodeProblem("/proc/devices", f"cannot read {path}: {error.strerror}") from error
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        if line.startswith("Block devices"):
+            break
+        words = line.split()
+        if len(words) == 2 and words[0].isdigit():
+            found.setdefault(words[1], int(words[0]))
+    return found
+
+
+def common(root: HostRoot) -> tuple[DeviceNode, ...]:
+    """The nodes that every container needs, whatever its cards. Raises NodeProblem."""
+    known = majors(root)
+    found = [_require(root, wanted, known) for wanted in _COMMON]
+    # Only some hosts have modeset; one that has it must be given, one that has not is complete without.
+    if (root.path / "dev" / _MODESET.name).exists():
+        found.append(_require(root, _MODESET, known))
+    return tuple(found)
+
+
+def of_card(root: HostRoot, card: NodeCard) -> tuple[DeviceNode, ...]:
+    """The nodes of one card or MIG instance. Raises NodeProblem."""
+    known = majors(root)
+    found = [_require(root, _Wanted(f"nvidia{card.device_minor}", _NVIDIA, card.device_minor), known)]
+    for minor in card.capability_minors:
+        wanted = _Wanted(f"nvidia-caps/nvidia-cap{minor}", ("nvidia-caps",), minor, 0o444)
+        found.append(_require(root, wanted, known))
+    return tuple(found)
+
+
+def full_set(root: HostRoot, cards: Iterable[NodeCard]) -> tuple[DeviceNode, ...]:
+    """All nodes for a container with these cards, each once. Raises NodeProblem: then none is given."""
+    found = dict.fromkeys(common(root))
+    for card in cards:
+        found.update(dict.fromkeys(of_card(root, card)))
+    return tuple(found)
+
+
+def _require(root: HostRoot, wanted: _Wanted, known: dict[str, int]) -> DeviceNode:
+    path = root.path / "dev" / wanted.name
+    container_path = f"/dev/{wanted.name}"
+    major = next((known[name] for name in wanted.drivers if name in known), None)
+    if major is None:
+        raise NodeProblem(
+            container_path,
+            f"{container_path} can't be given: /proc/devices lists no {' or '.join(wanted.drivers)}; "
+            f"load the kernel module ({_module(wanted)}), for instance by nvidia-modprobe",
+        )
+    if not _right(root, path, major, wanted.minor):
+        _make(path, major, wanted, container_path)
+    _link_char(root, path)
+    return DeviceNode(container_path, root.host_path(path))
+
+
+def _module(wanted: _Wanted) -> str:
+    return "nvidia-uvm" if "nvidia-uvm" in wanted.drivers else "nvidia"
+
+
+def _right(root: HostRoot, path: Path, major: int, minor: int) -> bool:
+    """Whether the node is there with the right numbers.
+
+    Below a root that only stands for a host, plain files stand for nodes that could not be made there.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    if stat.S_ISCHR(status.st_mode):
+        return status.st_rdev == os.makedev(major, minor)
+    return stat.S_ISREG(status.st_mode) and not root.is_host
+
+
+def _make(path: Path, major: int, wanted: _Wanted, container_path: str) -> None:
+    """Make the node as nvidia-modprobe would, in one step, replacing one with outdated numbers."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        os.mknod(temporary, stat.S_IFCHR | wanted.mode, os.makedev(major, wanted.minor))
+        temporary.chmod(wanted.mode)
+        temporary.replace(path)
+    except OSError as error:
+        raise NodeProblem(
+            container_path,
+            f"{container_path} is missing and can't be made ({error.strerror}); run gpu-manager privileged with the "
+            "host's /dev writable, or nvidia-modprobe on the host",
+        ) from error
+
+
+def _link_char(root: HostRoot, path: Path) -> None:
+    """Link /dev/char/MAJOR:MINOR to the node: without it runc 1.1.3 to 1.1.6 drops the device at daemon-reload."""
+    try:
+        status = path.stat()
+        if not stat.S_ISCHR(status.st_mode):
+            return
+        link = root.path / "dev/char" / f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        if not link.is_symlink():
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(os.path.relpath(path, link.parent))
+    except OSError:
+        return  # a help against one runtime's defect, never a reason to refuse a container

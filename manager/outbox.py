@@ -1,0 +1,117 @@
+"""What the daemon tells the API server: patches and events, sent by one thread, tried again until they arrive.
+
+Nothing that a pod waits for depends on it; while the API server is away the daemon serves on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from manager.httpclient import HttpError
+from manager.kube import Kube
+from manager.logs import Conditions
+
+TIMEOUT_S = 5.0
+_KEPT = 2048
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
+_FINAL = (400, 403, 404, 409, 422)
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """A queue of named messages; a newer one of the same name replaces the older. Without `kube` all is dropped."""
+
+    def __init__(self, kube: Kube | None) -> None:
+        self._kube = kube
+        self._pending: OrderedDict[str, Callable[[Kube], None]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._conditions = Conditions(log)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def reachable(self) -> bool | None:
+        """Whether the last message arrived; None without an API server."""
+        return None if self._kube is None else not self._conditions.active()
+
+    def start(self) -> None:
+        if self._kube is None:
+            log.info("no API server is configured: no events, no annotations on node and pods")
+            return
+        self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.put(None)
+        if self._thread is not None:
+            self._thread.join(0.5)
+
+    def _put(self, name: str, message: Callable[[Kube], None]) -> None:
+        if self._kube is None:
+            return
+        with self._lock:
+            self._pending[name] = message
+            while len(self._pending) > _KEPT:
+                self._pending.popitem(last=False)
+        self._wake.put(None)
+
+    def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        self._put(f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S))
+
+    def describe_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
+        self._put("node", lambda kube: kube.patch_node(annotations, labels, TIMEOUT_S))
+
+    def event(self, about: Mapping[str, str], kind: str, reason: str, message: str) -> None:
+        self._put(
+            f"event {about.get('uid')} {reason} {message}",
+            lambda kube: kube.event(about, kind, reason, message, TIMEOUT_S),
+        )
+
+    def pod_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
+        """A warning on a pod."""
+        about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
+        self.event(about, "Warning", reason, message)
+
+    def _send_all(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            with self._lock:
+                entry = next(iter(self._pending.items()), None)
+            if entry is None or self._kube is None:
+                self._wake.get()
+                continue
+            name, message = entry
+            try:
+                message(self._kube)
+            except HttpError as error:
+                if error.status in _FINAL:
+                    log.warning("the API server refused %s: %s", name.split(" ")[0], error)
+                else:
+                    self._conditions.set("api", f"the API server can't be reached: {error}; trying on")
+                    self._stop.wait(pause)
+                    pause = min(pause * 2, _LONGEST_PAUSE_S)
+                    continue
+            self._conditions.clear("api", "the API server answers again")
+            pause = _FIRST_PAUSE_S
+            with self._lock:
+                if self._pending.get(name) is message:
+                    del self._pending[name]
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Whether everything was sent in time; for tests and shutdown."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not self._pending:
+                    return True
+            time.sleep(0.02)
+        return False

@@ -1,0 +1,157 @@
+"""Allocations out of kubelet's own records, for a state file that is lost, damaged or behind.
+
+Kubelet's checkpoint keeps what we answered: the annotations say cores, memory and cards, the mounts say which region. What a
+container asked is how many devices it holds. The region itself knows elastic limit, priority and minors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from manager import mirror, regions
+from manager.kube import Pod, uid_of
+from manager.kubelet_records import Entry
+from manager.state import Allocation, Held
+from vcuda import region
+from vcuda.spec import placement
+from vcuda.spec.errors import SpecError
+from vcuda.spec.names import Names
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import ContainerRequest, Kind, parse_pod
+from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+
+
+def complete(
+    known: Mapping[Key, Allocation],
+    entries: Iterable[Entry],
+    pods: Sequence[Pod],
+    names: Names,
+    regions_base: Path,
+) -> dict[Key, Allocation]:
+    """`known`, with what kubelet holds beyond it. What can't be rebuilt is logged and left out."""
+    by_uid = {uid_of(pod): pod for pod in pods}
+    by_name = {
+        (str(pod["metadata"].get("namespace") or "default"), str(pod["metadata"].get("name", ""))): uid
+        for uid, pod in by_uid.items()
+    }
+    grouped: dict[Key, list[Entry]] = {}
+    for entry in entries:
+        uid = entry.pod_uid or by_name.get(entry.pod, "")
+        if uid:
+            grouped.setdefault((uid, entry.container), []).append(entry)
+    found = dict(known)
+    for key, group in grouped.items():
+        held = {entry.resource: entry.held for entry in group}
+        before = found.get(key)
+        if before is not None:
+            # Kubelet's word counts for the devices: it may have saved a call that we did not live to save.
+            found[key] = dataclasses.replace(before, held={**before.held, **held})
+            continue
+        allocation = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base)
+        if allocation is None:
+            log.warning(
+                "container %s of pod %s holds devices by kubelet's records, but its cards can't be told; recreate the pod",
+                key[1],
+                key[0],
+            )
+            continue
+        log.warning("%s was not in the state; rebuilt from kubelet's records", allocation.name)
+        found[key] = allocation
+    return found
+
+
+def _rebuild(
+    key: Key,
+    group: Sequence[Entry],
+    held: Mapping[str, Held],
+    pod: Pod | None,
+    names: Names,
+    regions_base: Path,
+) -> Allocation | None:
+    uid, container = key
+    mounts = {
+        mount.container_path: mount.host_path
+        for entry in group
+        if entry.response is not None
+        for mount in entry.response.mounts
+    }
+    directory = mounts.get(regions.CONTAINER_PATH, str(regions_base / regions.FOLDER / uid / container))
+    limits = _limits(Path(directory))
+    cores = held["core"].count if "core" in held else 0
+    blocks = held["memory"].count if "memory" in held else 0
+    request = _request(pod, container, names)
+    shares = _from_answer(group, names) or _from_annotation(pod, container, names) or _from_limits(limits)
+    if not shares or not cores:
+        return None
+    metadata = (pod or {}).get("metadata") or {}
+    return Allocation(
+        pod_uid=uid,
+        namespace=str(metadata.get("namespace") or "default"),
+        pod_name=str(metadata.get("name") or uid),
+        container=container,
+        kind=request.kind if request else Kind.APP,
+        cores=cores,
+        memory_blocks=blocks,
+        core_limit=limits[0].core_limit
+        if limits
+        else request.core_limit
+        if request
+        else min(cores, CORES_PER_CARD),
+        priority=limits[0].priority if limits else "normal",
+        shares=shares,
+        minors={card.uuid: card.minor for card in limits},
+        region=directory,
+        mirror=mounts.get(mirror.CONTAINER_PATH, ""),
+        held=dict(held),
+    )
+
+
+def _limits(directory: Path) -> tuple[region.CardLimit, ...]:
+    try:
+        return region.read_limits(directory)
+    except region.RegionError:
+        return ()
+
+
+def _request(pod: Pod | None, container: str, names: Names) -> ContainerRequest | None:
+    if pod is None:
+        return None
+    try:
+        return parse_pod(pod, names).container(container)
+    except SpecError:
+        return None
+
+
+def _from_answer(group: Sequence[Entry], names: Names) -> tuple[CardShare, ...]:
+    for entry in group:
+        written = entry.response.annotations if entry.response is not None else {}
+        uuids = [uuid for uuid in written.get(names.device, "").split(",") if uuid]
+        try:
+            cores, memory = int(written.get(names.core, "")), int(written.get(names.memory, ""))
+        except ValueError:
+            continue
+        if uuids:
+            blocks = memory // BLOCK_BYTES // len(uuids)
+            return tuple(CardShare(uuid, min(cores, CORES_PER_CARD), blocks) for uuid in uuids)
+    return ()
+
+
+def _from_annotation(pod: Pod | None, container: str, names: Names) -> tuple[CardShare, ...]:
+    annotations = ((pod or {}).get("metadata") or {}).get("annotations") or {}
+    if names.placement not in annotations:
+        return ()
+    try:
+        return placement.decode(str(annotations[names.placement])).containers.get(container, ())
+    except SpecError:
+        return ()
+
+
+def _from_limits(limits: Sequence[region.CardLimit]) -> tuple[CardShare, ...]:
+    return tuple(CardShare(card.uuid, card.cores, card.memory_bytes // BLOCK_BYTES) for card in limits)

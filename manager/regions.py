@@ -1,0 +1,179 @@
+"""One region per container below the virtual manager path: made at Allocate, changed live, removed with the pod."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+from manager.errors import Reason, Refusal
+from manager.state import Allocation
+from manager.storage import Storage
+from vcuda import region
+from vcuda.spec.units import BLOCK_BYTES
+
+FOLDER = "regions"
+CONTAINER_PATH = "/etc/vcuda"
+
+log = logging.getLogger(__name__)
+
+
+class ArbiterLike(Protocol):
+    """What is used of `vcuda.arbiter.Arbiter`."""
+
+    def add(self, name: str, directory: Path) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def shared_cards(allocation: Allocation, all_allocations: Iterable[Allocation]) -> frozenset[str]:
+    """UUIDs of the allocation's cards on which another container is placed too.
+
+    An init container and its own pod's later containers never run together, so they do not count for each other.
+    """
+    own = {share.uuid for share in allocation.shares}
+    found: set[str] = set()
+    for other in all_allocations:
+        if other.key == allocation.key:
+            continue
+        if other.pod_uid == allocation.pod_uid and "init" in (other.kind, allocation.kind):
+            continue
+        found |= own & {share.uuid for share in other.shares}
+    return frozenset(found)
+
+
+class Regions:
+    """All regions of this node."""
+
+    def __init__(self, base: Path, storage: Storage, arbiter: ArbiterLike) -> None:
+        self.base = base / FOLDER
+        self._storage = storage
+        self._arbiter = arbiter
+        self._managed: set[str] = set()
+        self._shared: dict[tuple[str, str], frozenset[str]] = {}
+
+    def path_for(self, pod_uid: str, container: str) -> Path:
+        """Raises Refusal for names that are no single path component (they come from outside)."""
+        for name in (pod_uid, container):
+            if not name or "/" in name or name in (".", ".."):
+                raise Refusal(Reason.REGION_UNAVAILABLE, f"{name!r:.80} can't name a region's folder")
+        return self.base / pod_uid / container
+
+    def _limits(self, allocation: Allocation, shared: Collection[str]) -> tuple[region.CardLimit, ...]:
+        return tuple(
+            region.CardLimit(
+                uuid=share.uuid,
+                minor=allocation.minors[share.uuid],
+                memory_bytes=share.memory_blocks * BLOCK_BYTES,
+                cores=share.cores,
+                core_limit=max(share.cores, allocation.core_limit),
+                whole=allocation.whole,
+                shared=share.uuid in shared,
+                priority=cast(region.Priority, allocation.priority),
+            )
+            for share in allocation.shares
+        )
+
+    def create(self, allocation: Allocation, shared: frozenset[str]) -> None:
+        """Make the region afresh and hand it to the arbiter. Raises Refusal; then nothing is left."""
+        directory = Path(allocation.region)
+        self._forget(allocation)
+        try:
+            self._storage.make(directory)
+            region.create(directory, self._limits(allocation, shared))
+        except (OSError, region.RegionError) as error:
+            self._drop(directory)
+            raise Refusal(
+                Reason.REGION_UNAVAILABLE, f"cannot make the region of {allocation.name}: {error}"
+            ) from error
+        self._shared[allocation.key] = shared
+        self._adopt(allocation)
+
+    def ensure(self, allocation: Allocation, shared: frozenset[str]) -> bool:
+        """Before a container starts: make the region again if a reboot or a clean-up took it. Returns whether it did."""
+        if self.intact(allocation):
+            self.share(allocation, shared)
+            self._adopt(allocation)
+            return False
+        self.create(allocation, shared)
+        return True
+
+    def intact(self, allocation: Allocation) -> bool:
+        directory = Path(allocation.region)
+        try:
+            cards = region.read_limits(directory)
+            region.read_usage(directory)
+        except (OSError, region.RegionError):
+            return False
+        return tuple(card.uuid for card in cards) == tuple(share.uuid for share in allocation.shares)
+
+    def share(self, allocation: Allocation, shared: frozenset[str]) -> None:
+        """Tell a running container, live, on which of its cards it has company."""
+        if self._shared.get(allocation.key) == shared:
+            return
+        try:
+            region.update(Path(allocation.region), self._limits(allocation, shared))
+        except (OSError, region.RegionError) as error:
+            log.warning("cannot update the region of %s: %s", allocation.name, error)
+            return
+        self._shared[allocation.key] = shared
+
+    def reshare(self, allocations: Mapping[tuple[str, str], Allocation]) -> None:
+        """Bring the shared flags of all containers up to date after one came or went."""
+        for allocation in allocations.values():
+            self.share(allocation, shared_cards(allocation, allocations.values()))
+
+    def _adopt(self, allocation: Allocation) -> None:
+        if allocation.region in self._managed:
+            return
+        try:
+            self._arbiter.add(allocation.region, Path(allocation.region))
+        except (OSError, region.RegionError) as error:
+            # The tenant falls back to its guaranteed rate without an arbiter; it is no reason to refuse it.
+            log.warning("the arbiter can't take the region of %s: %s", allocation.name, error)
+            return
+        self._managed.add(allocation.region)
+
+    def _forget(self, allocation: Allocation) -> None:
+        self._shared.pop(allocation.key, None)
+        if allocation.region in self._managed:
+            self._managed.discard(allocation.region)
+            self._arbiter.remove(allocation.region)
+
+    def usage(self, allocation: Allocation) -> region.Usage | None:
+        """What the container reports, bounded by the reader; None while its region can't be read."""
+        try:
+            return region.read_usage(Path(allocation.region))
+        except (OSError, region.RegionError):
+            return None
+
+    def remove(self, allocation: Allocation) -> None:
+        self._forget(allocation)
+        self._drop(Path(allocation.region))
+
+    def _drop(self, directory: Path) -> None:
+        try:
+            Storage.remove(directory)
+            if (
+                directory.parent != self.base
+                and directory.parent.exists()
+                and not any(directory.parent.iterdir())
+            ):
+                directory.parent.rmdir()
+        except OSError as error:
+            log.warning(
+                "cannot remove the region %s: %s; it is tried again at the next start", directory, error
+            )
+
+    def remove_orphans(self, known: Collection[str]) -> list[Path]:
+        """Remove regions that no allocation names (a crash between making one and saving it); return them."""
+        orphans = [
+            directory
+            for pod in (self.base.iterdir() if self.base.is_dir() else ())
+            for directory in (pod.iterdir() if pod.is_dir() else ())
+            if str(directory) not in known
+        ]
+        for directory in orphans:
+            self._drop(directory)
+        return orphans

@@ -1,0 +1,204 @@
+"""One picture of the node: cards, what is booked on them, what each container uses; for metrics, /usage and /graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from dataclasses import dataclass
+
+from manager import booking
+from manager.allocation_view import AllocationView
+from manager.inventory import Inventory
+from manager.regions import Regions
+from manager.state import Allocation
+from vcuda.region import CardUsage
+from vcuda.spec.units import BLOCK_BYTES, format_bytes
+
+
+@dataclass(frozen=True)
+class CardReport:
+    """A card of the node."""
+
+    uuid: str
+    minor: int
+    model: str
+    numa_node: int | None
+    memory_bytes: int
+    memory_used_bytes: int
+    gpu_percent: int
+    booked_cores: int
+    booked_memory_bytes: int
+    healthy: bool
+    problem: str
+
+
+@dataclass(frozen=True)
+class ShareReport:
+    """A container's share of one card: limits and what its processes say they use."""
+
+    uuid: str
+    minor: int
+    cores: int
+    core_limit: int
+    memory_limit_bytes: int
+    memory_used_bytes: int
+    memory_peak_bytes: int
+    gpu_time_ns: int
+    waited_ns: int
+    launches: int
+    refusals: int
+
+
+@dataclass(frozen=True)
+class ContainerReport:
+    """A container with a share."""
+
+    namespace: str
+    pod_name: str
+    pod_uid: str
+    container: str
+    cores: int
+    priority: str
+    processes: int
+    cards: tuple[ShareReport, ...]
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """Everything at one moment."""
+
+    node: str
+    driver: str
+    driver_version: str
+    problem: str
+    cards: tuple[CardReport, ...]
+    containers: tuple[ContainerReport, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+
+_NOTHING = CardUsage("", 0, 0, 0, 0, 0, 0)
+
+
+class Reporter:
+    """Makes reports, at most one per `period_s`: scrapers and people may ask as often as they like."""
+
+    def __init__(
+        self, node: str, inventory: Inventory, view: AllocationView, regions: Regions, period_s: float
+    ) -> None:
+        self._node = node
+        self._inventory = inventory
+        self._view = view
+        self._regions = regions
+        self._period = period_s
+        self._lock = threading.Lock()
+        self._report: NodeReport | None = None
+        self._made = 0.0
+
+    def report(self) -> NodeReport:
+        with self._lock:
+            if self._report is None or time.monotonic() - self._made >= self._period:
+                self._report = self._make()
+                self._made = time.monotonic()
+            return self._report
+
+    def _make(self) -> NodeReport:
+        snapshot = self._inventory.snapshot
+        allocations = self._view.allocations
+        booked = booking.booked(allocations)
+        problems = dict(snapshot.problems)
+        cards = []
+        for item in snapshot.cards:
+            card = item.card
+            sample = self._inventory.sample(card.uuid)
+            cores, blocks = booked.get(card.uuid, (0, 0))
+            cards.append(
+                CardReport(
+                    card.uuid,
+                    card.minor,
+                    card.model,
+                    card.numa_node,
+                    card.memory_bytes,
+                    sample.memory_used_bytes if sample else 0,
+                    sample.gpu_percent if sample else 0,
+                    cores,
+                    blocks * BLOCK_BYTES,
+                    card.healthy and not snapshot.node_problem,
+                    problems.get(card.uuid, "") or snapshot.node_problem,
+                )
+            )
+        return NodeReport(
+            self._node,
+            snapshot.driver,
+            snapshot.driver_version,
+            snapshot.node_problem,
+            tuple(cards),
+            tuple(self._container(item) for item in allocations),
+        )
+
+    def _container(self, allocation: Allocation) -> ContainerReport:
+        usage = self._regions.usage(allocation)
+        used = {card.uuid: card for card in usage.cards} if usage else {}
+        shares = []
+        for share in allocation.shares:
+            card = used.get(share.uuid, _NOTHING)
+            shares.append(
+                ShareReport(
+                    share.uuid,
+                    allocation.minors.get(share.uuid, -1),
+                    share.cores,
+                    max(share.cores, allocation.core_limit),
+                    share.memory_blocks * BLOCK_BYTES,
+                    card.memory_used_bytes,
+                    card.memory_peak_bytes,
+                    card.gpu_time_ns,
+                    card.waited_ns,
+                    card.launches,
+                    card.refusals,
+                )
+            )
+        return ContainerReport(
+            allocation.namespace,
+            allocation.pod_name,
+            allocation.pod_uid,
+            allocation.container,
+            allocation.cores,
+            allocation.priority,
+            sum(process.alive for process in usage.processes) if usage else 0,
+            tuple(shares),
+        )
+
+
+def graph(report: NodeReport) -> str:
+    """The text tree of /graph: node, NUMA nodes, cards, containers."""
+    lines = [f"{report.node}  driver {report.driver_version or 'none'}"]
+    if report.problem:
+        lines.append(f"  unhealthy: {report.problem}")
+    for numa in sorted({-1 if card.numa_node is None else card.numa_node for card in report.cards}):
+        lines.append(f"  NUMA node {numa}" if numa >= 0 else "  no NUMA node")
+        for card in report.cards:
+            if (-1 if card.numa_node is None else card.numa_node) == numa:
+                lines += _card_lines(report, card)
+    if not report.cards:
+        lines.append("  no cards")
+    return "\n".join(lines) + "\n"
+
+
+def _card_lines(report: NodeReport, card: CardReport) -> list[str]:
+    state = "" if card.healthy else f"  UNHEALTHY: {card.problem}"
+    lines = [
+        f"    card {card.minor}  {card.model}  {card.uuid}{state}",
+        f"      booked {card.booked_cores}/100 cores, {format_bytes(card.booked_memory_bytes)} of "
+        f"{format_bytes(card.memory_bytes)}; in use {card.gpu_percent} %, {format_bytes(card.memory_used_bytes)}",
+    ]
+    for item in report.containers:
+        for share in item.cards:
+            if share.uuid == card.uuid:
+                limit = f" (up to {share.core_limit})" if share.core_limit > share.cores else ""
+                lines.append(
+                    f"      {item.namespace}/{item.pod_name}/{item.container}: {share.cores} cores{limit}, "
+                    f"{format_bytes(share.memory_used_bytes)} of {format_bytes(share.memory_limit_bytes)}"
+                )
+    return lines

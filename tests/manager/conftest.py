@@ -1,0 +1,67 @@
+"""Nodes with simulated cards for the daemon's tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from manager.storage import Storage
+from tests.manager.manager_support import Node
+from vcuda.sim import Machine, SimCard
+
+GIB = 2**30
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """A socket's path may have 107 bytes, which pytest's own directories use up."""
+    path = Path(tempfile.mkdtemp(prefix="vgm-"))
+    yield path
+    for folder, _, _ in os.walk(path):
+        if os.path.ismount(folder):
+            Storage.remove(Path(folder))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def make_machine(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+    """Machines whose driver this very process can open; each has its own copy of the library, so its own state."""
+
+    def make(*cards: SimCard) -> Machine:
+        made = Machine.create(short_directory / "machine", cards)
+        monkeypatch.setenv("VCUDA_SIM_DIR", made.environment()["VCUDA_SIM_DIR"])
+        return made
+
+    return make
+
+
+@pytest.fixture
+def machine(make_machine: Callable[..., Machine]) -> Machine:
+    """Two cards of 8 GiB: 100 cores and 32 blocks each."""
+    return make_machine(SimCard(memory_bytes=8 * GIB), SimCard(memory_bytes=8 * GIB))
+
+
+@pytest.fixture
+def make_node(short_directory: Path) -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def make(root: Path, **options: bool) -> Node:
+        made.append(Node(short_directory, root, **options))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+@pytest.fixture
+def node(machine: Machine, make_node: Callable[..., Node]) -> Node:
+    """A node with two simulated cards and a running kubelet; the daemon is not started yet."""
+    made = make_node(machine.root)
+    made.kubelet.start()
+    return made

@@ -1,0 +1,209 @@
+"""Allocate end to end on simulated cards: what a container gets, who gets what, what is refused."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from manager import allocation
+from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from vcuda import region
+from vcuda.sim import Machine
+from vcuda.spec import placement
+from vcuda.spec.placement import CardShare, Placement
+
+MIB = 2**20
+
+
+def test_a_share_gets_nodes_mounts_environment_and_a_region(node: Node, machine: Machine) -> None:
+    node.start("--container-env=A=b", "--container-mount=/opt:/opt:ro", wait=200)
+    mine = pod("one", container("main", 30, 10), annotations={NAMES.core_limit: "50"})
+    node.kubelet.admit(mine)
+    answer = node.kubelet.answer(mine, "main")
+
+    devices = {spec.container_path: spec for spec in answer.devices}
+    minor = next(card.minor for card in machine.cards if card.uuid == answer.annotations[NAMES.device])
+    assert set(devices) == {
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+        "/dev/nvidia-modeset",
+        f"/dev/nvidia{minor}",
+    }
+    assert {spec.permissions for spec in answer.devices} == {"rw"}
+    assert devices["/dev/nvidiactl"].host_path == str(machine.root / "dev/nvidiactl")
+
+    mounts = {mount.container_path: mount for mount in answer.mounts}
+    driver = Path(mounts["/usr/local/nvidia"].host_path)
+    assert mounts["/usr/local/nvidia"].read_only and driver.name != "current"
+    assert (driver.parent / "current").resolve() == driver
+    assert (driver / "lib64/libcuda.so.1").read_text() == "shim libcuda.so.1"
+    assert not (driver / "lib64/libcuda.so.1").is_symlink()
+    assert (driver / "lib64/drv/libcuda-driver.so.1").resolve().name.startswith("libcuda.so.5")
+    assert mounts["/etc/vcuda"].read_only and not mounts["/etc/vcuda/usage"].read_only
+    for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"):
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            assert mounts[f"{folder}/{name}"].host_path == str(driver / "lib64" / name)
+    assert mounts["/opt"].read_only
+    order = [mount.container_path for mount in answer.mounts]
+    assert order.index("/etc/vcuda") < order.index("/etc/vcuda/usage")
+
+    assert dict(answer.envs) == {
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
+        "TRITON_LIBCUDA_PATH": "/usr/local/nvidia/lib64",
+        "A": "b",
+    }
+    assert answer.annotations[NAMES.core] == "30"
+    assert answer.annotations[NAMES.memory] == str(10 * 256 * MIB)
+
+    directory = Path(mounts["/etc/vcuda"].host_path)
+    assert stat.S_IMODE((directory / "limits").stat().st_mode) == 0o444
+    assert stat.S_IMODE((directory / "usage").stat().st_mode) == 0o666
+    (limit,) = region.read_limits(directory)
+    assert (limit.cores, limit.core_limit, limit.memory_bytes) == (30, 50, 10 * 256 * MIB)
+    assert not limit.whole and not limit.shared
+    assert str(directory) in node.arbiter.regions
+    second = node.kubelet.answer(mine, "main", NAMES.memory)
+    assert not second.mounts and not second.devices and second.annotations == answer.annotations
+
+
+def test_settings_leave_variables_out(node: Node) -> None:
+    node.start("--ld-library-path=omit", "--nvidia-visible-devices=", wait=200)
+    mine = pod("one", container("main", 30, 10))
+    node.kubelet.admit(mine)
+    assert set(node.kubelet.answer(mine, "main").envs) == {"TRITON_LIBCUDA_PATH"}
+
+
+def test_shares_fill_one_card_and_learn_of_each_other(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.start(wait=200)
+    first, second, third = (
+        pod("a", container("c", 30, 10)), pod("b", container("c", 60, 10)), pod("d", container("c", 20, 20))
+    )  # fmt: skip
+    node.kubelet.admit(first)
+    assert not region.read_limits(node.region(first, "c"))[0].shared
+    node.kubelet.admit(second)
+    assert node.kubelet.cards(first, "c") == node.kubelet.cards(second, "c")
+    assert region.read_limits(node.region(first, "c"))[0].shared
+    assert region.read_limits(node.region(second, "c"))[0].shared
+    node.kubelet.admit(third)
+    assert node.kubelet.cards(third, "c") != node.kubelet.cards(first, "c")
+    assert not region.read_limits(node.region(third, "c"))[0].shared
+    node.kubelet.remove(second)
+    monkeypatch.setattr(allocation, "ABSENT_GRACE_S", 0.0)
+    eventually(lambda: not region.read_limits(node.region(first, "c"))[0].shared, "the first is alone again")
+    assert not node.region(second, "c").exists()
+    assert len(node.arbiter.regions) == 2
+
+
+def test_whole_cards_are_given_whole(node: Node, machine: Machine) -> None:
+    node.start(wait=200)
+    node.kubelet.admit(pod("share", container("c", 10, 1)))
+    whole = pod("whole", container("c", 100, 1))
+    node.kubelet.admit(whole)
+    (limit,) = region.read_limits(node.region(whole, "c"))
+    assert limit.whole and limit.cores == 100 and limit.memory_bytes == 32 * 256 * MIB
+    with pytest.raises(Rejected):
+        node.kubelet.admit(pod("late", container("c", 100, 1)))
+
+
+def test_two_whole_cards_without_memory(node: Node, machine: Machine) -> None:
+    node.start(wait=200)
+    both = pod("both", container("c", 200))
+    node.kubelet.admit(both)
+    assert set(node.kubelet.cards(both, "c")) == {card.uuid for card in machine.cards}
+    assert {f"/dev/nvidia{card.minor}" for card in machine.cards} <= {
+        spec.container_path for spec in node.kubelet.answer(both, "c").devices
+    }
+
+
+def test_the_extenders_placement_is_obeyed_and_preferred(node: Node, machine: Machine) -> None:
+    node.start(wait=200)
+    other = machine.cards[1].uuid
+    node.kubelet.admit(pod("fill", container("c", 10, 1)))
+    placed = Placement({"c": (CardShare(other, 30, 10),)})
+    mine = pod("placed", container("c", 30, 10), annotations={NAMES.placement: placement.encode(placed)})
+    node.kubelet.admit(mine)
+    assert node.kubelet.cards(mine, "c") == [other]
+    keys = {
+        device_id.partition("-")[0]
+        for device_id in node.kubelet.held[mine["metadata"]["uid"], "c", NAMES.core]
+    }
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize(
+    ("annotation", "reason"),
+    [
+        ("not json", "InvalidPlacement"),
+        (placement.encode(Placement({"c": (CardShare("GPU-elsewhere", 30, 10),)})), "UnknownCard"),
+        (placement.encode(Placement({"c": (CardShare("CARD0", 40, 10),)})), "InvalidPlacement"),
+        (placement.encode(Placement({"c": (CardShare("CARD0", 30, 10),)})), "InsufficientCores"),
+    ],
+)
+def test_a_placement_that_disagrees_is_refused(
+    node: Node, machine: Machine, annotation: str, reason: str
+) -> None:
+    node.start(wait=200)
+    node.kubelet.admit(pod("fill", container("c", 80, 1)))
+    (full,) = {uuid for uuid, (cores, _) in node.booked().items() if cores}
+    before = node.booked()
+    mine = pod(
+        "placed", container("c", 30, 10), annotations={NAMES.placement: annotation.replace("CARD0", full)}
+    )
+    with pytest.raises(Rejected, match=f"{reason}: default/placed"):
+        node.kubelet.admit(mine)
+    assert node.booked() == before
+    assert not node.region(mine, "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("cores", "blocks", "annotations", "reason"),
+    [
+        (150, 10, {}, "InvalidCores"),
+        (30, None, {}, "IncompleteRequest"),
+        (30, 10, {NAMES.core_limit: "20"}, "InvalidAnnotation"),
+        (30, 33, {}, "InsufficientMemory"),
+    ],
+)
+def test_invalid_requests_are_refused_and_nothing_is_booked(
+    node: Node, cores: int, blocks: int | None, annotations: dict[str, str], reason: str
+) -> None:
+    node.start(wait=200)
+    with pytest.raises(Rejected, match=reason):
+        node.kubelet.admit(pod("bad", container("c", cores, blocks), annotations=annotations))
+    assert set(node.booked().values()) == {(0, 0)}
+    good = pod("good", container("c", 30, 10))
+    node.kubelet.admit(good)
+
+
+def test_containers_init_containers_and_sidecars(node: Node) -> None:
+    node.start(wait=200)
+    mine = pod(
+        "many",
+        container("a", 30, 4),
+        container("b", 40, 4),
+        init=[container("prepare", 90, 8), container("side", 20, 2, restartPolicy="Always")],
+    )
+    node.kubelet.admit(mine)
+    regions = {name: region.read_limits(node.region(mine, name))[0] for name in ("a", "b", "prepare", "side")}
+    assert [regions[name].cores for name in ("a", "b", "prepare", "side")] == [30, 40, 90, 20]
+    # The init container ends before the rest starts: its 90 cores and their 90 are never booked together.
+    assert sorted(cores for cores, _ in node.booked().values()) == [0, 90]
+
+
+def test_what_an_init_container_used_is_free_for_its_pod_only(node: Node) -> None:
+    node.start(wait=200)
+    node.kubelet.admit(pod("x", container("a", 100, 1)))
+    node.kubelet.admit(pod("y", container("a", 50, 1), init=[container("i", 90, 1)]))
+    node.kubelet.admit(pod("z", container("a", 10, 1)))
+    assert {cores for cores, _ in node.booked().values()} == {100}
+    # Y's later container needs 50 of the 90: what is left of them is not for others.
+    placed = Placement({"a": (CardShare(node.kubelet.cards(node.kubelet.pods[1], "a")[0], 1, 1),)})
+    node.kubelet.held[node.kubelet.pods[1]["metadata"]["uid"], "i", NAMES.core].pop()
+    with pytest.raises(Rejected, match="InsufficientCores"):
+        node.kubelet.admit(
+            pod("w", container("a", 1, 1), annotations={NAMES.placement: placement.encode(placed)})
+        )
