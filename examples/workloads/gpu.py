@@ -72,7 +72,7 @@ class Gpu:
     def describe(self) -> str:
         name = check("cuDeviceGetName", driver.cuDeviceGetName(100, self.device))
         free, total = check("cuMemGetInfo", driver.cuMemGetInfo())
-        return f"{name.decode().rstrip(chr(0))}: {total // MIB} MiB in all, {free // MIB} MiB free"
+        return f"{name.split(bytes(1))[0].decode()}: {total // MIB} MiB in all, {free // MIB} MiB free"
 
     def allocate(self, size: int) -> int:
         """Bytes on the card. Raises CudaError."""

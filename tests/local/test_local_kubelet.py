@@ -73,7 +73,7 @@ class FakePlugin(v1beta1_grpc.DevicePluginServicer):
         self.changed.set()
         self.server.stop(0).wait(5)
 
-    def ListAndWatch(self, request: Any, context: Any) -> Any:
+    def ListAndWatch(self, _request: Any, context: Any) -> Any:
         while not self.stopped and context.is_active():
             self.changed.clear()
             yield v1beta1.ListAndWatchResponse(
@@ -85,7 +85,7 @@ class FakePlugin(v1beta1_grpc.DevicePluginServicer):
             while not self.changed.wait(0.1) and context.is_active():
                 pass
 
-    def GetPreferredAllocation(self, request: Any, context: Any) -> Any:
+    def GetPreferredAllocation(self, request: Any, _context: Any) -> Any:
         self.calls.append(("preferred", request))
         answer = v1beta1.ContainerPreferredAllocationResponse(deviceIDs=self.preferred)
         return v1beta1.PreferredAllocationResponse(container_responses=[answer])

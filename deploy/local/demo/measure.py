@@ -30,10 +30,10 @@ class Truth:
 
 @dataclass(frozen=True)
 class ManagerFigures:
-    """What gpu-manager's /usage says of one pod; None where it says nothing."""
+    """What gpu-manager's /usage says of one pod: bytes now, nanoseconds of GPU time so far."""
 
-    memory_bytes: int | None = None
-    share: float | None = None
+    memory_bytes: int
+    gpu_time_ns: int
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,18 @@ class Meter:
         try:
             with urllib.request.urlopen(f"{self._cluster.manager_url}/usage", timeout=2) as answer:
                 return read_usage(json.load(answer))
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError, TypeError):
             return {}  # shown as a gap in the table; whether the daemon lives is checked elsewhere
 
 
 def read_usage(document: JsonObject) -> dict[str, ManagerFigures]:
-    """The manager's /usage, per pod name: bytes used, and its latest GPU share in cores."""
-    figures = {}
-    for pod in document.get("pods", []):
-        cards = [card for container in pod.get("containers", []) for card in container.get("cards", [])]
-        figures[str(pod.get("name"))] = ManagerFigures(
-            sum(int(card.get("memory_used_bytes", 0)) for card in cards),
-            sum(float(card.get("cores_used", 0.0)) for card in cards) if cards else None,
+    """The manager's /usage, added up per pod name."""
+    figures: dict[str, ManagerFigures] = {}
+    for container in document["containers"]:
+        before = figures.get(container["pod_name"], ManagerFigures(0, 0))
+        figures[container["pod_name"]] = ManagerFigures(
+            before.memory_bytes + sum(card["memory_used_bytes"] for card in container["cards"]),
+            before.gpu_time_ns + sum(card["gpu_time_ns"] for card in container["cards"]),
         )
     return figures
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from deploy.local.apiserver.table import pod_state
 from deploy.local.demo import checks, measure
-from deploy.local.demo.measure import ManagerFigures, Sample, Truth
+from deploy.local.demo.measure import Sample, Truth
 from deploy.local.demo.scenario import DemoPod
 from vcuda import sim
 from vcuda.spec import units
 
-JsonObject = dict[str, Any]
 _HEADERS = ("POD", "CARD", "MEMORY USED / LIMIT", "SHARE: ACHIEVED / TARGET", "gpu-manager SAYS", "STATE")
 
 
@@ -41,34 +39,41 @@ def _target(pod: DemoPod) -> str:
     return f"{pod.cores}…{pod.core_limit}"
 
 
-def _row(
-    expected: DemoPod,
-    pod: JsonObject | None,
-    truth: Truth,
-    figures: ManagerFigures,
-    share: float | None,
-    machine: sim.Machine,
-) -> Row:
+def _share(before_ns: int, after_ns: int, seconds: float) -> float:
+    return 100.0 * (after_ns - before_ns) / 1e9 / seconds
+
+
+def _manager(name: str, previous: Sample | None, now: Sample) -> str:
+    """The manager's own figures: memory, and the share since `previous`."""
+    figures = now.manager.get(name)
+    if figures is None:
+        return ""
+    text = units.format_bytes(figures.memory_bytes)
+    before = previous.manager.get(name) if previous is not None else None
+    if previous is not None and before is not None and now.at > previous.at:
+        text += f", {_share(before.gpu_time_ns, figures.gpu_time_ns, now.at - previous.at):.1f}"
+    return text
+
+
+def _row(expected: DemoPod, previous: Sample | None, now: Sample, machine: sim.Machine) -> Row:
+    name = expected.name
+    pod = now.pods.get(name)
     if pod is None:
-        return Row(expected.name, "", "", "", "", "not applied yet")
+        return Row(name, "", "", "", "", "not applied yet")
     refusal = checks.refusal_of(pod)
     if refusal:
-        return Row(expected.name, "none", "", "", "", f"Pending: {refusal}")
-    minors = measure.card_minors(pod, machine)
+        return Row(name, "none", "", "", "", f"Pending: {refusal}")
+    truth = now.truth.get(name, Truth())
     limit = expected.memory_bytes if expected.memory_bytes is not None else machine.cards[0].memory_bytes
-    memory = f"{units.format_bytes(truth.memory_bytes)} / {units.format_bytes(limit)}"
-    achieved = "" if share is None else f"{share:.1f}"
-    says = []
-    if figures.memory_bytes is not None:
-        says.append(units.format_bytes(figures.memory_bytes))
-    if figures.share is not None:
-        says.append(f"{figures.share:.1f}")
+    achieved = ""
+    if previous is not None and now.at > previous.at and name in previous.truth:
+        achieved = f"{_share(previous.truth[name].busy_ns, truth.busy_ns, now.at - previous.at):.1f}"
     return Row(
-        expected.name,
-        ", ".join(map(str, minors)),
-        memory,
+        name,
+        ", ".join(map(str, measure.card_minors(pod, machine))),
+        f"{units.format_bytes(truth.memory_bytes)} / {units.format_bytes(limit)}",
         f"{achieved} / {_target(expected)}",
-        ", ".join(says),
+        _manager(name, previous, now),
         pod_state(pod),
     )
 
@@ -77,15 +82,7 @@ def rows(
     expected: Sequence[DemoPod], previous: Sample | None, now: Sample, machine: sim.Machine
 ) -> list[Row]:
     """One row per pod; shares are averages since `previous`."""
-    result = []
-    for pod in expected:
-        truth = now.truth.get(pod.name, Truth())
-        share = None
-        if previous is not None and now.at > previous.at and pod.name in previous.truth:
-            share = (truth.busy_ns - previous.truth[pod.name].busy_ns) / 1e7 / (now.at - previous.at)
-        figures = now.manager.get(pod.name, ManagerFigures())
-        result.append(_row(pod, now.pods.get(pod.name), truth, figures, share, machine))
-    return result
+    return [_row(pod, previous, now, machine) for pod in expected]
 
 
 def table(title: str, content: Sequence[Row]) -> Table:
