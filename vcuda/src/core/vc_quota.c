@@ -132,6 +132,8 @@ static void add_committed(struct vc_slot_card *mine, uint64_t bytes, enum vc_quo
     uint64_t *counter = kind_counter(mine, kind);
     if (counter)
         vc_add_relaxed(counter, bytes);
+    if (kind == VC_QUOTA_CONTEXT)
+        vc_add_relaxed(&mine->contexts, 1);
     vc_add_relaxed(&mine->generation, 1);
 }
 
@@ -158,6 +160,8 @@ void vc_quota_release(struct vc_region *region, uint32_t card, uint64_t bytes, e
     uint64_t *counter = kind_counter(mine, kind);
     if (counter)
         __atomic_sub_fetch(counter, bytes, __ATOMIC_RELAXED);
+    if (kind == VC_QUOTA_CONTEXT)
+        __atomic_sub_fetch(&mine->contexts, 1, __ATOMIC_RELAXED);
     vc_add_relaxed(&mine->generation, 1);
     /* In this order reserved_bytes never reads less than committed_bytes for long: others would take it for idle. */
     vc_sub(&mine->committed_bytes, bytes);

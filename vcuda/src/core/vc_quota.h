@@ -14,7 +14,7 @@
 /* What a booking is for, besides the totals. */
 enum vc_quota_kind {
     VC_QUOTA_PLAIN,
-    VC_QUOTA_CONTEXT, /* also counted in context_bytes */
+    VC_QUOTA_CONTEXT, /* one context: also counted in context_bytes and contexts */
     VC_QUOTA_MANAGED, /* also counted in managed_bytes */
 };
 

@@ -1,0 +1,144 @@
+/* Count, index and handles: the tenant sees the share's cards, numbered from 0 in the driver's order.
+ *
+ * In a container the device nodes already hide the others, so this changes nothing there; on a bare machine
+ * (`vcuda run`) the driver shows every card. The driver's list is read at each question: cards may fall off. */
+#include "devices.h"
+
+#include <string.h>
+
+#define VC__MAX_DEVICES 64
+
+int vc_card_of_handle(struct vc_region *region, nvmlDevice_t device)
+{
+    char uuid[VC_NVML_UUID_BYTES];
+    if (!vc_nvml_real.nvmlDeviceGetUUID || vc_nvml_real.nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS)
+        return -1;
+    return vc_region_card(region, uuid);
+}
+
+/* Whether a top-level device is a card of the share, or the parent of a MIG instance that is. */
+static bool is_visible(struct vc_region *region, nvmlDevice_t device)
+{
+    if (region->card_count == 0 || vc_card_of_handle(region, device) >= 0)
+        return true; /* with unreadable limits we know of no cards: hide none */
+    unsigned int instances = 0;
+    if (!vc_nvml_real.nvmlDeviceGetMaxMigDeviceCount || !vc_nvml_real.nvmlDeviceGetMigDeviceHandleByIndex ||
+        vc_nvml_real.nvmlDeviceGetMaxMigDeviceCount(device, &instances) != NVML_SUCCESS)
+        return false;
+    for (unsigned int index = 0; index < instances; index++) {
+        nvmlDevice_t instance;
+        if (vc_nvml_real.nvmlDeviceGetMigDeviceHandleByIndex(device, index, &instance) == NVML_SUCCESS &&
+            vc_card_of_handle(region, instance) >= 0)
+            return true;
+    }
+    return false;
+}
+
+/* The driver's indices of the visible devices; their number in *count. Returns the driver's error, if any. */
+static nvmlReturn_t visible_devices(struct vc_region *region, unsigned int *indices, unsigned int *count)
+{
+    unsigned int all = 0;
+    *count = 0;
+    nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetCount_v2(&all);
+    for (unsigned int index = 0; result == NVML_SUCCESS && index < all && *count < VC__MAX_DEVICES; index++) {
+        nvmlDevice_t device;
+        /* A card that can't be opened is not ours to judge: its handle call gives the driver's error. */
+        if (vc_nvml_real.nvmlDeviceGetHandleByIndex_v2(index, &device) != NVML_SUCCESS || is_visible(region, device))
+            indices[(*count)++] = index;
+    }
+    return result;
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    unsigned int indices[VC__MAX_DEVICES], visible;
+    if (!count)
+        return vc_nvml_real.nvmlDeviceGetCount_v2(count);
+    nvmlReturn_t result = visible_devices(vc_region_get(), indices, &visible);
+    if (result == NVML_SUCCESS)
+        *count = visible;
+    return result;
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetCount(unsigned int *count)
+{
+    return vc_nvml_real.nvmlDeviceGetCount_v2 ? vc_hook_nvmlDeviceGetCount_v2(count) : vc_nvml_real.nvmlDeviceGetCount(count);
+}
+
+static nvmlReturn_t by_index(unsigned int index, nvmlDevice_t *device, nvmlReturn_t (*call)(unsigned int, nvmlDevice_t *))
+{
+    unsigned int indices[VC__MAX_DEVICES], visible;
+    nvmlReturn_t result = visible_devices(vc_region_get(), indices, &visible);
+    if (result != NVML_SUCCESS)
+        return result;
+    return index < visible ? call(indices[index], device) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    return by_index(index, device, vc_nvml_real.nvmlDeviceGetHandleByIndex_v2);
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+    return by_index(index, device, vc_nvml_real.nvmlDeviceGetHandleByIndex);
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    unsigned int indices[VC__MAX_DEVICES], visible, really;
+    nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetIndex(device, &really);
+    if (result != NVML_SUCCESS || vc_card_of_handle(vc_region_get(), device) < 0) {
+        if (result == NVML_SUCCESS)
+            *index = really;
+        return result;
+    }
+    char uuid[VC_NVML_UUID_BYTES];
+    if (vc_nvml_real.nvmlDeviceGetUUID(device, uuid, sizeof uuid) == NVML_SUCCESS && strncmp(uuid, "MIG-", 4) == 0) {
+        *index = really; /* counts within its parent */
+        return result;
+    }
+    result = visible_devices(vc_region_get(), indices, &visible);
+    for (unsigned int ours = 0; result == NVML_SUCCESS && ours < visible; ours++) {
+        if (indices[ours] == really) {
+            *index = ours;
+            return result;
+        }
+    }
+    return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
+}
+
+/* A card outside the share is not there. */
+static nvmlReturn_t only_visible(nvmlReturn_t result, nvmlDevice_t *device)
+{
+    if (result == NVML_SUCCESS && !is_visible(vc_region_get(), *device)) {
+        *device = NULL;
+        return NVML_ERROR_NOT_FOUND;
+    }
+    return result;
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    return only_visible(vc_nvml_real.nvmlDeviceGetHandleByUUID(uuid, device), device);
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleByUUIDV(const void *uuid, nvmlDevice_t *device)
+{
+    return only_visible(vc_nvml_real.nvmlDeviceGetHandleByUUIDV(uuid, device), device);
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
+{
+    return only_visible(vc_nvml_real.nvmlDeviceGetHandleBySerial(serial, device), device);
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleByPciBusId(const char *bus, nvmlDevice_t *device)
+{
+    return only_visible(vc_nvml_real.nvmlDeviceGetHandleByPciBusId(bus, device), device);
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *device)
+{
+    return only_visible(vc_nvml_real.nvmlDeviceGetHandleByPciBusId_v2(bus, device), device);
+}

@@ -1,0 +1,10 @@
+/* NVML's devices and the share's cards. */
+#ifndef VC_DEVICES_H
+#define VC_DEVICES_H
+
+#include "hooks.h"
+
+/* Card of the share that this handle is (a GPU or a MIG instance), or -1. */
+int vc_card_of_handle(struct vc_region *region, nvmlDevice_t device);
+
+#endif
