@@ -60,6 +60,7 @@ class Cluster:
         self.clock = 0
         self._columns: list[dict[str, int]] = []
         self._unused: list[int] = []
+        self._order: Ints | None = None
         self._bookings: dict[str, dict[str, Usage]] = {}
         self._capacity_cpu: list[tuple[int, int]] = []
         self._problem: list[int] = []
@@ -115,7 +116,18 @@ class Cluster:
             if row >= len(self.code):
                 self._allocate(2 * len(self.code), self.free_cores.shape[1])
         self.index[name] = row
+        self._order = None
         return row
+
+    @property
+    def order(self) -> Ints:
+        """Per row the position of its name in the alphabet, for ties that must not depend on anything else."""
+        if self._order is None:
+            self._order = np.zeros(len(self.names), np.int64)
+            self._order[sorted(range(len(self.names)), key=self.names.__getitem__)] = np.arange(
+                len(self.names)
+            )
+        return self._order
 
     def _touch(self, row: int) -> None:
         self.clock += 1

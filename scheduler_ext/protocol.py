@@ -133,8 +133,11 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
             dict.fromkeys(args.names, f"{verdict.refusal[0]}: {verdict.refusal[1]}")
         )
     elif verdict.codes is not None:
-        for name, code in zip(args.names, verdict.codes, strict=True):
-            (hopeless if code in UNRESOLVABLE else failed)[name] = _LABELS[code]
+        if UNRESOLVABLE.isdisjoint(verdict.codes):
+            failed = dict(zip(args.names, map(_LABELS.__getitem__, verdict.codes), strict=True))
+        else:
+            for name, code in zip(args.names, verdict.codes, strict=True):
+                (hopeless if code in UNRESOLVABLE else failed)[name] = _LABELS[code]
         if verdict.chosen is not None:
             failed.pop(verdict.chosen, None)
     return _result(args, [] if verdict.chosen is None else [verdict.chosen], failed, hopeless)

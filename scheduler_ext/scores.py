@@ -101,4 +101,5 @@ def cheapest(table: Table, cluster: Cluster, rows: Ints) -> int | None:
     least = costs.min()
     if not np.isfinite(least):
         return None
-    return min((int(row) for row in rows[costs == least]), key=cluster.names.__getitem__)
+    equal = rows[costs == least]
+    return int(equal[cluster.order[equal].argmin()])

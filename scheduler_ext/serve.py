@@ -31,7 +31,8 @@ class CannotServe(Exception):
 
 def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.bind_address else socket.AF_INET
-    listener = socket.socket(family)
+    # asyncio switches Nagle's delay (40 ms per answer) off only on sockets whose protocol is given.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.bind_address, settings.port))
