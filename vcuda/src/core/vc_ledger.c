@@ -106,6 +106,26 @@ bool vc_ledger_get(struct vc_ledger *ledger, uint64_t key, struct vc_entry *entr
     return look_up(ledger, key, entry, false);
 }
 
+uint64_t vc_ledger_add(struct vc_ledger *ledger, uint64_t key, int64_t change)
+{
+    uint64_t hash = hash_of(key), sum = UINT64_MAX;
+    struct vc_ledger_shard *shard = shard_of(ledger, hash);
+    pthread_mutex_lock(&shard->mutex);
+    if ((shard->count + 1) * 4 <= shard->capacity * 3 || grow(shard)) {
+        size_t place = find(shard, key, hash);
+        struct vc_entry *entry = &shard->entries[place];
+        if (entry->key == 0) {
+            *entry = (struct vc_entry){.key = key};
+            shard->count++;
+        }
+        sum = entry->bytes += (uint64_t)change;
+        if (sum == 0)
+            erase(shard, place);
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    return sum;
+}
+
 struct vc_entry *vc_ledger_take_all(struct vc_ledger *ledger, bool (*matches)(const struct vc_entry *, const void *),
                                     const void *argument, size_t *count)
 {

@@ -50,6 +50,10 @@ bool vc_ledger_get(struct vc_ledger *ledger, uint64_t key, struct vc_entry *entr
 struct vc_entry *vc_ledger_take_all(struct vc_ledger *ledger, bool (*matches)(const struct vc_entry *, const void *),
                                     const void *argument, size_t *count);
 
+/* Use the ledger as counters: add `change` to the bytes of `key`, which starts at 0 and disappears at 0, and return the sum.
+ * UINT64_MAX, with nothing changed, if there is no host memory. */
+uint64_t vc_ledger_add(struct vc_ledger *ledger, uint64_t key, int64_t change);
+
 /* Number of entries. */
 size_t vc_ledger_count(struct vc_ledger *ledger);
 

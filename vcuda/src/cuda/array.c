@@ -19,11 +19,6 @@ static uint64_t element_bytes(int format, unsigned int channels)
     }
 }
 
-static uint64_t up_to(uint64_t value, uint64_t multiple)
-{
-    return value > UINT64_MAX - multiple ? UINT64_MAX : (value + multiple - 1) / multiple * multiple;
-}
-
 static uint64_t times(uint64_t a, uint64_t b)
 {
     uint64_t product;
@@ -32,32 +27,18 @@ static uint64_t times(uint64_t a, uint64_t b)
 
 static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
-    uint64_t row = up_to(times(shape->Width, element_bytes(shape->Format, shape->NumChannels)), VC__TILE_ROW_BYTES);
-    uint64_t rows = shape->Height ? up_to(shape->Height, VC__TILE_ROWS) : 1;
+    uint64_t row = vc_round_up(times(shape->Width, element_bytes(shape->Format, shape->NumChannels)), VC__TILE_ROW_BYTES);
+    uint64_t rows = shape->Height ? vc_round_up(shape->Height, VC__TILE_ROWS) : 1;
     uint64_t bytes = times(times(row, rows), shape->Depth ? shape->Depth : 1);
     if (levels > 1)
         bytes = times(bytes, 2); /* 1 + 1/2 + 1/4 + … for one dimension; less for more */
-    return up_to(bytes, VC__ARRAY_PAGE);
+    return vc_round_up(bytes, VC__ARRAY_PAGE);
 }
 
 /* Sparse and deferred arrays get their memory from cuMemMapArrayAsync, by handles that were charged at cuMemCreate. */
 static bool has_memory(unsigned int flags)
 {
     return !(flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
-}
-
-/* Change what is reserved to the size that the driver says. False: that is over the limit. */
-static bool hold_exactly(struct vc_charge *charge, uint64_t exact)
-{
-    if (charge->card < 0 || exact == 0)
-        return true;
-    uint32_t card = (uint32_t)charge->card;
-    if (exact < charge->bytes)
-        vc_quota_rollback(charge->region, card, charge->bytes - exact);
-    else if (exact > charge->bytes && !vc_quota_reserve(charge->region, card, exact - charge->bytes))
-        return false;
-    charge->bytes = exact;
-    return true;
 }
 
 static uint64_t real_array_bytes(CUarray array)
@@ -86,14 +67,13 @@ static CUresult end_array(struct vc_charge *charge, CUresult result, CUarray *ar
         vc_charge_drop(charge);
         return result;
     }
-    bool fits = hold_exactly(charge, real_array_bytes(*array));
-    if (fits && vc_charge_keep(charge, (uint64_t)(uintptr_t)*array, VC_MEMORY_PLAIN))
+    uint64_t bytes = real_array_bytes(*array);
+    bool fits = bytes == 0 || vc_charge_resize(charge, bytes);
+    if (fits && vc_charge_keep_opaque(charge, *array))
         return CUDA_SUCCESS;
     vc_real.cuArrayDestroy(*array);
-    if (!fits) {
+    if (!fits)
         vc_charge_drop(charge);
-        vc_quota_refused(charge->region, (uint32_t)charge->card);
-    }
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -141,11 +121,11 @@ CUresult vc_hook_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v
 
 CUresult vc_hook_cuArrayDestroy(CUarray array)
 {
-    struct vc_entry entry;
-    bool known = vc_charge_take((uint64_t)(uintptr_t)array, &entry);
+    struct vc_freeing freeing;
+    bool known = vc_charge_take((uint64_t)(uintptr_t)array, &freeing);
     CUresult result = vc_real.cuArrayDestroy(array);
     if (known)
-        vc_charge_freed(&entry, result);
+        vc_charge_freed(&freeing, result);
     return result;
 }
 
@@ -162,23 +142,22 @@ CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRA
         vc_charge_drop(&charge);
         return result;
     }
-    bool fits = hold_exactly(&charge, real_mipmap_bytes(*array));
-    if (fits && vc_charge_keep(&charge, (uint64_t)(uintptr_t)*array, VC_MEMORY_PLAIN))
+    uint64_t bytes = real_mipmap_bytes(*array);
+    bool fits = bytes == 0 || vc_charge_resize(&charge, bytes);
+    if (fits && vc_charge_keep_opaque(&charge, *array))
         return CUDA_SUCCESS;
     vc_real.cuMipmappedArrayDestroy(*array);
-    if (!fits) {
+    if (!fits)
         vc_charge_drop(&charge);
-        vc_quota_refused(charge.region, (uint32_t)charge.card);
-    }
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult vc_hook_cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
-    struct vc_entry entry;
-    bool known = vc_charge_take((uint64_t)(uintptr_t)array, &entry);
+    struct vc_freeing freeing;
+    bool known = vc_charge_take((uint64_t)(uintptr_t)array, &freeing);
     CUresult result = vc_real.cuMipmappedArrayDestroy(array);
     if (known)
-        vc_charge_freed(&entry, result);
+        vc_charge_freed(&freeing, result);
     return result;
 }

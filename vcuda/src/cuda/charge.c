@@ -1,16 +1,18 @@
-/* Reservations and the record of live allocations. */
+/* Reservations, the record of live allocations, and the chunks that they share. */
 #include "charge.h"
+
+#include <stdlib.h>
 
 #include "pool.h"
 
-/* Suballocation granularity of the driver's own heaps; larger requests are served in whole pages. */
-#define VC__SMALL_ALIGNMENT 512u
-
 static struct vc_ledger allocations = VC_LEDGER_INITIALIZER;
+/* Chunk of small allocations → how many lie in it. Managed memory has chunks of its own in the quota's figures. */
+static struct vc_ledger chunks = VC_LEDGER_INITIALIZER;
 
 static void forget(void)
 {
     vc_ledger_reset(&allocations);
+    vc_ledger_reset(&chunks);
     vc_cards_forget_contexts();
 }
 
@@ -21,16 +23,15 @@ static void watch_forks(void)
         vc_region_on_fork(forget);
 }
 
-uint64_t vc_round_plain(uint64_t bytes)
+uint64_t vc_round_up(uint64_t bytes, uint64_t multiple)
 {
-    uint64_t rounded = (bytes + VC__SMALL_ALIGNMENT - 1) & ~(uint64_t)(VC__SMALL_ALIGNMENT - 1);
-    return rounded >= bytes ? rounded : UINT64_MAX;
+    return bytes > UINT64_MAX - multiple ? UINT64_MAX : (bytes + multiple - 1) / multiple * multiple;
 }
 
 static CUresult reserve(struct vc_charge *charge, uint64_t bytes)
 {
     struct vc_region *region = charge->region;
-    charge->bytes = bytes;
+    charge->reserved = bytes;
     if (charge->card == VC_CARD_UNKNOWN)
         return CUDA_SUCCESS;
     if (charge->card == VC_CARD_NONE)
@@ -59,58 +60,147 @@ CUresult vc_charge_device(struct vc_charge *charge, CUdevice device, uint64_t by
     return reserve(charge, bytes);
 }
 
-static enum vc_quota_kind quota_kind(uint32_t kind)
-{
-    return kind == VC_MEMORY_MANAGED ? VC_QUOTA_MANAGED : VC_QUOTA_PLAIN;
-}
-
-bool vc_charge_keep(const struct vc_charge *charge, uint64_t key, enum vc_memory_kind kind)
+bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
 {
     if (charge->card < 0)
         return true;
-    struct vc_entry entry = {
-        .key = key,
-        .bytes = charge->bytes,
-        .owner = (uint64_t)(uintptr_t)charge->context,
-        .card = charge->card,
-        .kind = kind,
-    };
-    if (!vc_ledger_put(&allocations, &entry)) {
-        vc_charge_drop(charge);
+    uint32_t card = (uint32_t)charge->card;
+    if (bytes < charge->reserved) {
+        vc_quota_rollback(charge->region, card, charge->reserved - bytes);
+    } else if (bytes > charge->reserved && !vc_quota_reserve(charge->region, card, bytes - charge->reserved)) {
+        vc_quota_refused(charge->region, card);
         return false;
     }
-    vc_quota_commit(charge->region, (uint32_t)charge->card, charge->bytes, quota_kind(kind));
+    charge->reserved = bytes;
     return true;
 }
 
 void vc_charge_drop(const struct vc_charge *charge)
 {
     if (charge->card >= 0)
-        vc_quota_rollback(charge->region, (uint32_t)charge->card, charge->bytes);
+        vc_quota_rollback(charge->region, (uint32_t)charge->card, charge->reserved);
 }
 
-bool vc_charge_take(uint64_t key, struct vc_entry *entry)
+static enum vc_quota_kind quota_kind(uint32_t kind)
+{
+    return kind == VC_MEMORY_MANAGED ? VC_QUOTA_MANAGED : VC_QUOTA_PLAIN;
+}
+
+static bool is_small(const struct vc_entry *entry)
+{
+    return entry->bytes < VC_CHUNK && (entry->kind == VC_MEMORY_PLAIN || entry->kind == VC_MEMORY_MANAGED);
+}
+
+static uint64_t first_chunk(const struct vc_entry *entry)
+{
+    return entry->key / VC_CHUNK;
+}
+
+static uint64_t last_chunk(const struct vc_entry *entry)
+{
+    return (entry->key + entry->bytes - 1) / VC_CHUNK;
+}
+
+static uint64_t chunk_key(const struct vc_entry *entry, uint64_t chunk)
+{
+    return (chunk + 1) * 2 + (entry->kind == VC_MEMORY_MANAGED);
+}
+
+/* Enter a small allocation into its chunks (two, if it lies across a border); return the bytes of those that are new. */
+static uint64_t enter_chunks(const struct vc_entry *entry)
+{
+    uint64_t taken = 0;
+    for (uint64_t chunk = first_chunk(entry); chunk <= last_chunk(entry); chunk++)
+        taken += vc_ledger_add(&chunks, chunk_key(entry, chunk), 1) == 1 ? VC_CHUNK : 0;
+    return taken;
+}
+
+/* The opposite; return the bytes of those that are empty now. */
+static uint64_t leave_chunks(const struct vc_entry *entry)
+{
+    uint64_t emptied = 0;
+    for (uint64_t chunk = first_chunk(entry); chunk <= last_chunk(entry); chunk++)
+        emptied += vc_ledger_add(&chunks, chunk_key(entry, chunk), -1) == 0 ? VC_CHUNK : 0;
+    return emptied;
+}
+
+static bool keep(struct vc_charge *charge, const struct vc_entry *entry, uint64_t taken)
+{
+    if (vc_charge_resize(charge, taken)) {
+        if (vc_ledger_put(&allocations, entry)) {
+            vc_quota_commit(charge->region, (uint32_t)charge->card, taken, quota_kind(entry->kind));
+            return true;
+        }
+    }
+    if (is_small(entry))
+        leave_chunks(entry);
+    vc_charge_drop(charge);
+    return false;
+}
+
+bool vc_charge_keep(struct vc_charge *charge, CUdeviceptr pointer, uint64_t bytes, enum vc_memory_kind kind)
+{
+    if (charge->card < 0)
+        return true;
+    struct vc_entry entry = {
+        .key = pointer,
+        .bytes = bytes,
+        .owner = (uint64_t)(uintptr_t)charge->context,
+        .card = charge->card,
+        .kind = kind,
+    };
+    if (is_small(&entry))
+        return keep(charge, &entry, enter_chunks(&entry));
+    entry.bytes = (last_chunk(&entry) - first_chunk(&entry) + 1) * VC_CHUNK;
+    return keep(charge, &entry, entry.bytes);
+}
+
+bool vc_charge_keep_opaque(struct vc_charge *charge, const void *handle)
+{
+    if (charge->card < 0)
+        return true;
+    struct vc_entry entry = {
+        .key = (uint64_t)(uintptr_t)handle,
+        .bytes = charge->reserved,
+        .owner = (uint64_t)(uintptr_t)charge->context,
+        .card = charge->card,
+        .kind = VC_MEMORY_OPAQUE,
+    };
+    return keep(charge, &entry, entry.bytes);
+}
+
+bool vc_charge_record_pooled(CUdeviceptr pointer, uint64_t bytes, uint64_t pool, int card)
+{
+    struct vc_entry entry = {.key = pointer, .bytes = bytes, .owner = pool, .card = card, .kind = VC_MEMORY_POOL};
+    return vc_ledger_put(&allocations, &entry);
+}
+
+static void begin_freeing(struct vc_freeing *freeing)
+{
+    freeing->bytes = is_small(&freeing->entry) ? leave_chunks(&freeing->entry) : freeing->entry.bytes;
+}
+
+bool vc_charge_take(uint64_t key, struct vc_freeing *freeing)
 {
     vc_region_get(); /* in a forked child: forgets the parent's allocations first */
-    return vc_ledger_take(&allocations, key, entry);
+    if (!vc_ledger_take(&allocations, key, &freeing->entry))
+        return false;
+    begin_freeing(freeing);
+    return true;
 }
 
-void vc_charge_freed(const struct vc_entry *entry, CUresult result)
+void vc_charge_freed(const struct vc_freeing *freeing, CUresult result)
 {
+    const struct vc_entry *entry = &freeing->entry;
     if (result != CUDA_SUCCESS) {
+        if (is_small(entry))
+            enter_chunks(entry); /* of which `bytes` were never released */
         vc_ledger_put(&allocations, entry); /* it came from there: the table has the room */
-        return;
-    }
-    if (entry->kind == VC_MEMORY_POOL)
+    } else if (entry->kind == VC_MEMORY_POOL) {
         vc_pool_freed(entry);
-    else
-        vc_quota_release(vc_region_get(), (uint32_t)entry->card, entry->bytes, quota_kind(entry->kind));
-}
-
-bool vc_charge_record_pooled(uint64_t key, uint64_t bytes, uint64_t pool, uint32_t card)
-{
-    struct vc_entry entry = {.key = key, .bytes = bytes, .owner = pool, .card = (int32_t)card, .kind = VC_MEMORY_POOL};
-    return vc_ledger_put(&allocations, &entry);
+    } else if (freeing->bytes > 0) {
+        vc_quota_release(vc_region_get(), (uint32_t)entry->card, freeing->bytes, quota_kind(entry->kind));
+    }
 }
 
 static bool dies_with(const struct vc_entry *entry, const void *context)
@@ -118,7 +208,20 @@ static bool dies_with(const struct vc_entry *entry, const void *context)
     return entry->kind != VC_MEMORY_POOL && entry->owner == (uint64_t)(uintptr_t)context;
 }
 
-struct vc_entry *vc_charge_take_context(CUcontext context, size_t *count)
+struct vc_freeing *vc_charge_take_context(CUcontext context, size_t *count)
 {
-    return vc_ledger_take_all(&allocations, dies_with, context, count);
+    struct vc_entry *entries = vc_ledger_take_all(&allocations, dies_with, context, count);
+    struct vc_freeing *freeing = *count ? calloc(*count, sizeof *freeing) : NULL;
+    for (size_t index = 0; freeing && index < *count; index++) {
+        freeing[index].entry = entries[index];
+        begin_freeing(&freeing[index]);
+    }
+    if (!freeing) {
+        /* No host memory for the bookkeeping: leave them recorded, charged until the process ends. */
+        for (size_t index = 0; index < *count; index++)
+            vc_ledger_put(&allocations, &entries[index]);
+        *count = 0;
+    }
+    free(entries);
+    return freeing;
 }

@@ -1,4 +1,8 @@
-/* One allocation's way through the quota: begin, then end with what the driver said. */
+/* One allocation's way through the quota: begin, then end with what the driver said.
+ *
+ * The driver's heaps take memory from the card in chunks of 2 MiB that small allocations share. So a small allocation is
+ * charged the chunk that its address lies in, once for all that lie there, and the chunk is released with the last of
+ * them: exact whatever the driver's own rules are, and without asking it. */
 #ifndef VC_CHARGE_H
 #define VC_CHARGE_H
 
@@ -9,40 +13,55 @@
 enum vc_memory_kind {
     VC_MEMORY_PLAIN,
     VC_MEMORY_MANAGED,
-    VC_MEMORY_POOL, /* charged by its pool, listed here to find the pool again */
+    VC_MEMORY_OPAQUE, /* arrays: no address, the driver says the size */
+    VC_MEMORY_POOL,   /* charged by its pool, listed here to find the pool again */
 };
+
+/* The driver takes memory from the card in pieces of this size; smaller allocations share one. */
+#define VC_CHUNK ((uint64_t)2 << 20)
 
 struct vc_charge {
     struct vc_region *region;
     CUcontext context; /* current when the charge began; NULL if it was begun for a device */
-    int card;          /* >= 0: `bytes` are reserved; VC_CARD_UNKNOWN: nothing is, the driver will refuse by itself */
-    uint64_t bytes;
+    int card;          /* >= 0: `reserved` is booked; VC_CARD_UNKNOWN: nothing is, the driver will refuse by itself */
+    uint64_t reserved;
 };
 
-/* What the driver really takes for a plain allocation of `bytes`. */
-uint64_t vc_round_plain(uint64_t bytes);
+/* Memory on its way back to the driver. */
+struct vc_freeing {
+    struct vc_entry entry;
+    uint64_t bytes; /* of quota that become free when the driver has freed it */
+};
+
+uint64_t vc_round_up(uint64_t bytes, uint64_t multiple); /* saturates */
 
 /* Reserve for the current context, or for a device. CUDA_ERROR_OUT_OF_MEMORY: refused, nothing is reserved, do not call
  * the driver. Before it refuses it gives back what the process's own pools hold idle, and tries again. */
 CUresult vc_charge_current(struct vc_charge *charge, uint64_t bytes);
 CUresult vc_charge_device(struct vc_charge *charge, CUdevice device, uint64_t bytes);
 
-/* The driver allocated `key`: commit and record it. False: no host memory to record it in; the reservation is gone, the
- * caller frees and refuses. */
-bool vc_charge_keep(const struct vc_charge *charge, uint64_t key, enum vc_memory_kind kind);
+/* Change what is reserved to exactly `bytes`. False: that is over the limit; the reservation is as before. */
+bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes);
+
+/* The driver put `bytes` at `pointer`: commit the chunks that this took from the card, and record it. False (over the
+ * limit, or no host memory): the reservation is gone, the caller frees it and refuses. */
+bool vc_charge_keep(struct vc_charge *charge, CUdeviceptr pointer, uint64_t bytes, enum vc_memory_kind kind);
+
+/* The same for memory without an address: commits what is reserved. */
+bool vc_charge_keep_opaque(struct vc_charge *charge, const void *handle);
+
+/* Record memory that its pool has charged. False: no host memory. */
+bool vc_charge_record_pooled(CUdeviceptr pointer, uint64_t bytes, uint64_t pool, int card);
 
 /* The driver refused. */
 void vc_charge_drop(const struct vc_charge *charge);
 
-/* What is recorded under a pointer, taken out before the driver frees it; false: not ours, just forward. */
-bool vc_charge_take(uint64_t key, struct vc_entry *entry);
+/* Take out what is recorded under a pointer or handle, before the driver frees it; false: not ours, just forward. */
+bool vc_charge_take(uint64_t key, struct vc_freeing *freeing);
 /* After the driver's answer: release it, or (result is an error) record it again. */
-void vc_charge_freed(const struct vc_entry *entry, CUresult result);
+void vc_charge_freed(const struct vc_freeing *freeing, CUresult result);
 
-/* Record memory that its pool has charged. False: no host memory. */
-bool vc_charge_record_pooled(uint64_t key, uint64_t bytes, uint64_t pool, uint32_t card);
-
-/* Everything that dies with a context: taken out before, released or recorded again after. Free(3) the array. */
-struct vc_entry *vc_charge_take_context(CUcontext context, size_t *count);
+/* Everything that dies with a context, taken out like the above; free(3) the array. */
+struct vc_freeing *vc_charge_take_context(CUcontext context, size_t *count);
 
 #endif

@@ -67,16 +67,16 @@ static bool hold_cost(struct creation *creation)
             vc_quota_refused(charge->region, card);
             return false;
         }
-        charge->bytes = cost;
+        charge->reserved = cost;
         vc_raise_to(&charge->region->usage->cards[card].learnt_context_bytes, cost);
     }
-    vc_quota_commit(charge->region, card, charge->bytes, VC_QUOTA_CONTEXT);
+    vc_quota_commit(charge->region, card, charge->reserved, VC_QUOTA_CONTEXT);
     return true;
 }
 
 static struct vc_entry cost_of(const struct creation *creation, CUcontext context)
 {
-    return (struct vc_entry){.key = (uint64_t)(uintptr_t)context, .bytes = creation->charge.bytes,
+    return (struct vc_entry){.key = (uint64_t)(uintptr_t)context, .bytes = creation->charge.reserved,
                              .card = creation->charge.card, .kind = 1};
 }
 
@@ -157,7 +157,7 @@ static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext))
     vc_region_get(); /* a forked child forgets its parent's contexts first */
     bool known = vc_ledger_take(&contexts, (uint64_t)(uintptr_t)context, &cost);
     size_t count = 0;
-    struct vc_entry *dying = known ? vc_charge_take_context(context, &count) : NULL;
+    struct vc_freeing *dying = known ? vc_charge_take_context(context, &count) : NULL;
     struct vc_tracker *work = vc_work_context_ending(context);
     CUresult result = call(context);
     vc_work_context_ended(work, result == CUDA_SUCCESS);
@@ -241,7 +241,7 @@ static bool primary_ended(CUdevice device)
     if (!__atomic_exchange_n(&primary->charged, 0, __ATOMIC_ACQ_REL))
         return true;
     size_t count = 0;
-    struct vc_entry *dying = vc_charge_take_context(context, &count);
+    struct vc_freeing *dying = vc_charge_take_context(context, &count);
     for (size_t index = 0; index < count; index++)
         vc_charge_freed(&dying[index], CUDA_SUCCESS);
     free(dying);

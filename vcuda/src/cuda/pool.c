@@ -8,6 +8,8 @@
 
 #include "charge.h"
 
+#define VC__POOL_ALIGNMENT 512u /* of sizes within a pool */
+
 struct pool {
     struct pool *next; /* the list only grows; a destroyed pool's record is used again */
     pthread_mutex_t mutex;
@@ -21,6 +23,8 @@ struct pool {
 static struct pool *pools; /* pushed with compare-and-swap */
 static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t next_serial = 1;
+/* The largest steps that a driver is known to let a pool grow by, until this driver shows smaller ones. */
+static uint64_t growth_unit = (uint64_t)32 << 20;
 static uint32_t unsettled; /* something was freed asynchronously since all charges were brought up to date */
 
 static void forget(void)
@@ -129,6 +133,14 @@ void vc_pools_settle(void)
 
 typedef CUresult (*allocator)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 
+/* Learn from a growth that was seen: pools grow in powers of two that only shrink in our view. */
+static void learn_unit(uint64_t growth)
+{
+    uint64_t unit = growth & -growth;
+    if (unit >= VC_CHUNK && unit < vc_load_relaxed(&growth_unit))
+        vc_store_relaxed(&growth_unit, unit);
+}
+
 /* Pre: pool->mutex held, `held` bytes are reserved in the quota for this allocation. Charge what the pool has really
  * grown by. False: it grew beyond the limit. */
 static bool true_up(struct vc_region *region, struct pool *pool, uint64_t held)
@@ -139,49 +151,61 @@ static bool true_up(struct vc_region *region, struct pool *pool, uint64_t held)
         return false;
     if (growth < held)
         vc_quota_rollback(region, (uint32_t)pool->card, held - growth);
-    if (growth > 0)
+    if (growth > 0) {
         vc_quota_commit(region, (uint32_t)pool->card, growth, VC_QUOTA_PLAIN);
+        learn_unit(growth);
+    }
     pool->charged += growth;
     lower_charge(region, pool);
     return true;
 }
 
-/* Allocate from a pool of the share. `call` allocates `bytes` from `handle` on `stream`. */
-static CUresult allocate(uint32_t card, CUmemoryPool handle, CUdeviceptr *pointer, size_t bytes, CUstream stream,
-                         allocator call, CUresult (*undo)(CUdeviceptr, CUstream))
+/* What the pool may have to take from the card to serve `bytes`. Pre: its mutex is held. */
+static uint64_t expected_growth(const struct pool *pool, uint64_t bytes)
+{
+    uint64_t wanted = bytes > UINT64_MAX - pool->live ? UINT64_MAX : pool->live + bytes;
+    return wanted > pool->charged ? vc_round_up(wanted - pool->charged, vc_load_relaxed(&growth_unit)) : 0;
+}
+
+/* Pre: the pool's mutex is held. Reserve what it may grow by; *held is that. Before refusing, what this pool and others
+ * hold idle is given back. */
+static bool reserve_growth(struct vc_region *region, struct pool *pool, uint64_t bytes, uint64_t *held)
+{
+    *held = expected_growth(pool, bytes);
+    if (*held == 0 || vc_quota_reserve(region, (uint32_t)pool->card, *held))
+        return true;
+    lower_charge(region, pool); /* what the driver has given back since: then it may have to grow by more again */
+    vc_pools_make_room((uint32_t)pool->card);
+    *held = expected_growth(pool, bytes);
+    return *held == 0 || vc_quota_reserve(region, (uint32_t)pool->card, *held);
+}
+
+/* Allocate from a pool of the share. `call` allocates from `handle` on `stream`, `undo` takes it back. */
+static CUresult allocate(int card, CUmemoryPool handle, CUdeviceptr *pointer, size_t bytes, CUstream stream, allocator call,
+                         CUresult (*undo)(CUdeviceptr, CUstream))
 {
     struct vc_region *region = vc_region_get();
-    struct pool *pool = find_or_add(handle, (int)card);
+    struct pool *pool = find_or_add(handle, card);
     if (!pool)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t held = vc_round_plain(bytes);
-    bool roomy = vc_quota_reserve(region, card, held) || (vc_pools_make_room(card) && vc_quota_reserve(region, card, held));
+    uint64_t held, size = vc_round_up(bytes, VC__POOL_ALIGNMENT);
     pthread_mutex_lock(&pool->mutex);
-    if (!roomy) {
-        /* Over the limit unless it fits into what this pool holds already: true_up will tell. */
-        held = 0;
-        if (pool->charged < pool->live || pool->charged - pool->live < bytes) {
-            pthread_mutex_unlock(&pool->mutex);
-            vc_quota_refused(region, card);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-    }
-    CUresult result = call(pointer, bytes, handle, stream);
-    if (result != CUDA_SUCCESS) {
-        vc_quota_rollback(region, card, held);
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!reserve_growth(region, pool, size, &held)) {
+        vc_quota_refused(region, (uint32_t)card);
+    } else if ((result = call(pointer, bytes, handle, stream)) != CUDA_SUCCESS) {
+        vc_quota_rollback(region, (uint32_t)card, held);
     } else if (!true_up(region, pool, held)) {
         undo(*pointer, stream);
-        if (vc_real.cuMemPoolTrimTo)
-            vc_real.cuMemPoolTrimTo(handle, 0);
-        vc_quota_rollback(region, card, held);
-        vc_store_relaxed(&unsettled, 1);
-        vc_quota_refused(region, card);
+        vc_quota_rollback(region, (uint32_t)card, held);
+        vc_real.cuMemPoolTrimTo(handle, 0);
+        vc_quota_refused(region, (uint32_t)card);
         result = CUDA_ERROR_OUT_OF_MEMORY;
-    } else if (!vc_charge_record_pooled(*pointer, bytes, pool->serial, card)) {
+    } else if (bytes > 0 && !vc_charge_record_pooled(*pointer, size, pool->serial, card)) {
         undo(*pointer, stream);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
-        pool->live += bytes;
+        pool->live += size;
     }
     pthread_mutex_unlock(&pool->mutex);
     return result;
@@ -221,7 +245,7 @@ static CUresult from_default(CUdeviceptr *pointer, size_t bytes, CUstream stream
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (card == VC_CARD_UNKNOWN)
         return call(pointer, bytes, pool, stream);
-    return allocate((uint32_t)card, pool, pointer, bytes, stream, call, undo);
+    return allocate(card, pool, pointer, bytes, stream, call, undo);
 }
 
 CUresult vc_hook_cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
@@ -246,7 +270,7 @@ static CUresult from_pool(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handl
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (card == VC_CARD_UNKNOWN || !handle)
         return call(pointer, bytes, handle, stream);
-    return allocate((uint32_t)card, handle, pointer, bytes, stream, call, undo);
+    return allocate(card, handle, pointer, bytes, stream, call, undo);
 }
 
 CUresult vc_hook_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
@@ -261,11 +285,11 @@ CUresult vc_hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes
 
 static CUresult free_async(CUdeviceptr pointer, CUstream stream, CUresult (*call)(CUdeviceptr, CUstream))
 {
-    struct vc_entry entry;
-    bool known = vc_charge_take(pointer, &entry);
+    struct vc_freeing freeing;
+    bool known = vc_charge_take(pointer, &freeing);
     CUresult result = call(pointer, stream);
     if (known)
-        vc_charge_freed(&entry, result);
+        vc_charge_freed(&freeing, result);
     return result;
 }
 
