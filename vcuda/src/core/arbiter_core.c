@@ -85,19 +85,37 @@ static bool on_card(const struct vc_tenant *tenant, uint64_t now_ns)
     return tenant->finish_ns + VC_LEASE_IDLE_NS > now_ns;
 }
 
+/* How long since the last look the tenant had work on the card, as it predicted. */
+static uint64_t busy_since(const struct vc_tenant *tenant, uint64_t last_ns, uint64_t now_ns)
+{
+    uint64_t until = earlier(tenant->finish_ns, now_ns);
+    return until > last_ns ? until - last_ns : 0;
+}
+
+/* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
+static void split_overlaps(struct vc_card_plan *plan, uint64_t last_ns, uint64_t now_ns)
+{
+    unsigned present = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        present += busy_since(&plan->tenants[i], last_ns, now_ns) != 0;
+    if (present < 2)
+        return;
+    for (unsigned i = 0; i < plan->count; i++) {
+        uint64_t own = busy_since(&plan->tenants[i], last_ns, now_ns);
+        for (unsigned j = 0; own != 0 && j < plan->count; j++)
+            if (j != i)
+                plan->tenants[i].others_gpu_ns += earlier(own, busy_since(&plan->tenants[j], last_ns, now_ns)) / present;
+    }
+}
+
 static void observe(struct vc_card_plan *plan, uint64_t now_ns)
 {
-    uint64_t charged_by_all = 0;
     unsigned busy = 0;
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         int64_t charged = charge_since_last_look(tenant);
         tenant->virtual_ns += (double)charged / share(tenant);
         tenant->lease_charged_ns += charged;
-        /* Taken out of the sum for itself below. Refunds stay out: this is a clock for others, it never runs back. */
-        uint64_t gained = charged > 0 ? (uint64_t)charged : 0;
-        charged_by_all += gained;
-        tenant->others_gpu_ns -= gained;
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = earlier(tenant->seen.predicted_finish_ns, now_ns + FINISH_BOUND_NS);
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
@@ -106,10 +124,12 @@ static void observe(struct vc_card_plan *plan, uint64_t now_ns)
     }
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
-        tenant->others_gpu_ns += charged_by_all;
         if (busy > on_card(tenant, now_ns))
             tenant->others_active_ns = now_ns;
     }
+    if (plan->looked_ns != 0)
+        split_overlaps(plan, plan->looked_ns, now_ns);
+    plan->looked_ns = now_ns;
 }
 
 /* A tenant that comes back from idle starts level with the least of the active ones: nothing is banked. */
@@ -179,6 +199,7 @@ static void start_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t clo
     plan->lease_clock_ns = clock_ns;
     plan->lease_end_ns = clock_ns + length;
     plan->contended = others_wait(plan, plan->holder);
+    plan->occupancy_counts = plan->contended;
     holder->lease_charged_ns = 0;
 }
 
@@ -199,14 +220,14 @@ static void grant(struct vc_card_plan *plan, int next, int previous, uint64_t no
     plan->tenants[next].returned = false;
     plan->tenants[next].was_idle = false;
     start_lease(plan, now_ns, clock);
-    plan->contended = plan->contended || previous >= 0;
+    plan->occupancy_counts = plan->contended || previous >= 0;
 }
 
 /* What the lease kept the card busy with, but nobody was charged for (switches, bubbles), is the holder's. */
 static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
 {
     struct vc_tenant *holder = &plan->tenants[plan->holder];
-    if (!plan->contended)
+    if (!plan->occupancy_counts)
         return;
     uint64_t until = holder->finish_ns > now_ns ? holder->finish_ns
                      : holder->was_idle         ? later(now_ns - VC_LEASE_IDLE_NS, holder->finish_ns)

@@ -50,8 +50,8 @@ struct vc_tenant {
     uint64_t lease_end_ns; /* 0: not the holder; UINT64_MAX: nobody else waits */
     uint64_t lease_clock_ns;
     uint64_t lease_sequence;
-    uint64_t others_gpu_ns;
-    uint64_t others_active_ns;
+    uint64_t others_gpu_ns;    /* a clock: others' parts of the card while this tenant had work on it */
+    uint64_t others_active_ns; /* when others last had work on the card */
     bool wake; /* the grant changed: wake its waiting threads */
 };
 
@@ -59,10 +59,12 @@ struct vc_card_plan {
     struct vc_tenant *tenants;
     unsigned count;
     int holder; /* index, or -1 */
-    bool contended;
+    bool contended;        /* somebody else waits: the lease ends */
+    bool occupancy_counts; /* somebody waited from its beginning: the holder answers for all of its time */
     uint64_t lease_start_ns, lease_end_ns, lease_clock_ns;
     uint64_t held_from_ns; /* when the holder's work could first run; renewals keep it */
     uint64_t sequence;
+    uint64_t looked_ns;
 };
 
 void vc_plan_init(struct vc_card_plan *plan);

@@ -82,10 +82,10 @@ static void refuse(struct vc_gate_answer *answer, enum vc_gate_reason reason, ui
 }
 
 /* Nothing has been seen to end for so long that waiting for it could be a dead-lock: the work on the card may itself be
- * waiting for what we hold back. */
+ * waiting for what we hold back. Then one more operation goes, and the next one waits longer. */
 static bool stalled(const struct vc_gate *gate, uint64_t now_ns)
 {
-    return now_ns >= gate->progress_ns + VC_STALL_NS;
+    return now_ns >= gate->progress_ns + VC_STALL_NS * (uint64_t)(1 + gate->unseen);
 }
 
 /* After the bucket ran dry, resume with a whole chunk instead of one operation at a time. */
@@ -174,7 +174,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     /* A new holder's work queues behind what its predecessor left on the card. */
     if (policy->leased && policy->lease_end_ns != UINT64_MAX)
         start = later(start, earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
-    if (nothing_outstanding)
+    if (nothing_outstanding || stalled(gate, now_ns))
         gate->progress_ns = now_ns;
     gate->finish_ns = later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
@@ -294,7 +294,7 @@ static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy 
             settlement.charged_ns = interval->estimate_ns;
         return settlement;
     }
-    /* Others' slices are inside: take out what they were charged, but never nearly everything. */
+    /* Others' slices are inside: take out their part, as the arbiter saw it, but never nearly everything. */
     settlement.evidence = VC_EVIDENCE_LONG_OVERLAP;
     uint64_t least = uncovered / 5;
     settlement.charged_ns = uncovered > interval->others_gpu_ns ? later(uncovered - interval->others_gpu_ns, least) : least;

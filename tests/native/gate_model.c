@@ -1,0 +1,400 @@
+/* The model's clockwork; see gate_model.h. */
+#include "gate_model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "vc_atomic.h"
+
+enum { MODEL_BINS = 100000, MODEL_BURSTS = 4096 }; /* bins of 100 us: 10 s */
+static const uint64_t STEP = 1000, SLICE = 2000000, SWITCH = 75000, SEE = 60000, WAKE = 30000, LAUNCH = 4000;
+
+extern uint64_t vc_test_ticks;
+
+struct kernel {
+    uint64_t left_ns;
+    int start_mark, end_mark; /* -1: none */
+};
+
+struct mark {
+    bool used;
+    uint64_t reached_ns;
+    bool from_idle;
+    uint64_t others_gpu_ns;
+};
+
+struct expected {
+    bool used;
+    int from, to;
+    struct vc_lane_step step;
+};
+
+struct process {
+    unsigned tenant;
+    struct model_load load;
+    struct vc_gate gate;
+    struct vc_lane lane;
+    struct vc_estimate estimate;
+    struct vc_slot_card slot;
+    struct kernel queue[MODEL_QUEUE];
+    unsigned head, count;
+    struct mark marks[MODEL_MARKS];
+    int open;
+    struct expected expected[MODEL_MARKS];
+    unsigned expected_head, expected_count;
+    uint64_t ready_ns, blocked_from_ns, seen_ns;
+    bool blocked, syncing;
+    enum vc_gate_reason why;
+    unsigned since_sync;
+    uint64_t burst_from_ns;
+    unsigned next_mark;
+};
+
+struct tenant {
+    struct vc_card_usage usage;
+    uint32_t *bins;
+    uint64_t bursts[MODEL_BURSTS];
+    unsigned burst_count;
+    uint32_t last_grant;
+};
+
+struct model {
+    uint64_t now;
+    unsigned seed;
+    bool arbiter;
+    struct vc_limits limits; /* one card entry per tenant: they share the heartbeat only */
+    struct tenant tenants[MODEL_TENANTS];
+    unsigned tenant_count;
+    struct process processes[MODEL_PROCESSES];
+    unsigned process_count;
+    struct vc_tenant plan_tenants[MODEL_TENANTS];
+    struct vc_card_plan plan;
+    uint64_t decide_at;
+    int on_card; /* process whose context is on the card */
+    uint64_t slice_end, switched_at;
+};
+
+static double uniform(struct model *model)
+{
+    model->seed = model->seed * 1664525u + 1013904223u;
+    return (double)(model->seed >> 8) / (double)(1u << 24);
+}
+
+struct model *model_new(unsigned seed, bool arbiter)
+{
+    struct model *model = calloc(1, sizeof *model);
+    model->seed = seed;
+    model->arbiter = arbiter;
+    model->now = 1000000000;
+    model->on_card = -1;
+    vc_plan_init(&model->plan);
+    model->plan.tenants = model->plan_tenants;
+    return model;
+}
+
+void model_free(struct model *model)
+{
+    for (unsigned i = 0; i < model->tenant_count; i++)
+        free(model->tenants[i].bins);
+    free(model);
+}
+
+unsigned model_tenant(struct model *model, uint32_t cores, uint32_t core_limit, bool shared)
+{
+    unsigned index = model->tenant_count++;
+    struct vc_card_limit *limit = &model->limits.cards[index];
+    limit->cores = cores;
+    limit->core_limit = core_limit;
+    limit->flags = shared ? VC_CARD_SHARED : 0;
+    model->tenants[index].bins = calloc(MODEL_BINS, sizeof(uint32_t));
+    vc_tenant_init(&model->plan_tenants[index], cores, core_limit);
+    model->plan.count = model->tenant_count;
+    return index;
+}
+
+void model_process(struct model *model, unsigned tenant, struct model_load load)
+{
+    struct process *process = &model->processes[model->process_count++];
+    process->tenant = tenant;
+    process->load = load;
+    process->ready_ns = model->now + load.from_ns;
+    process->open = -1;
+    vc_gate_init(&process->gate, &model->limits, &model->limits.cards[tenant], &model->tenants[tenant].usage, &process->slot);
+    vc_lane_init(&process->lane, &process->gate);
+}
+
+/* --- the card --- */
+
+static void finish_kernel(struct model *model, struct process *process)
+{
+    struct kernel *kernel = &process->queue[process->head];
+    if (kernel->end_mark >= 0) {
+        process->marks[kernel->end_mark].reached_ns = model->now;
+        process->marks[kernel->end_mark].others_gpu_ns = model->limits.cards[process->tenant].others_gpu_ns;
+    }
+    process->head = (process->head + 1) % MODEL_QUEUE;
+    process->count--;
+}
+
+static void choose(struct model *model)
+{
+    for (unsigned i = 1; i <= model->process_count; i++) {
+        unsigned next = (unsigned)(model->on_card + (int)i + (int)model->process_count) % model->process_count;
+        if (model->processes[next].count == 0)
+            continue;
+        if ((int)next != model->on_card)
+            model->switched_at = model->now + SWITCH;
+        model->on_card = (int)next;
+        model->slice_end = model->now + SLICE;
+        return;
+    }
+}
+
+static void card_step(struct model *model)
+{
+    struct process *process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
+    if (!process || process->count == 0 || model->now >= model->slice_end) {
+        choose(model);
+        process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
+    }
+    if (!process || process->count == 0 || model->now < model->switched_at)
+        return;
+    struct kernel *kernel = &process->queue[process->head];
+    if (kernel->start_mark >= 0) {
+        process->marks[kernel->start_mark].reached_ns = model->now;
+        kernel->start_mark = -1;
+    }
+    uint64_t bin = (model->now - 1000000000) / 100000;
+    if (bin < MODEL_BINS)
+        model->tenants[process->tenant].bins[bin] += (uint32_t)STEP;
+    kernel->left_ns -= STEP < kernel->left_ns ? STEP : kernel->left_ns;
+    if (kernel->left_ns == 0)
+        finish_kernel(model, process);
+}
+
+/* --- the tenants --- */
+
+static int take_mark(struct model *model, struct process *process, bool from_idle)
+{
+    int index = (int)(process->next_mark++ % MODEL_MARKS);
+    process->marks[index] = (struct mark){true, 0, from_idle, model->limits.cards[process->tenant].others_gpu_ns};
+    return index;
+}
+
+static void expect_end(struct process *process, int from, int to, const struct vc_lane_step *step)
+{
+    unsigned slot = (process->expected_head + process->expected_count++) % MODEL_MARKS;
+    process->expected[slot] = (struct expected){true, from, to, *step};
+}
+
+static void push_kernel(struct model *model, struct process *process, int start, int end)
+{
+    unsigned slot = (process->head + process->count++) % MODEL_QUEUE;
+    double noise = 0.9 + 0.2 * uniform(model);
+    process->queue[slot] = (struct kernel){(uint64_t)((double)process->load.kernel_ns * noise), start, end};
+}
+
+static void blocked(struct model *model, struct process *process, const struct vc_gate_answer *answer)
+{
+    struct tenant *tenant = &model->tenants[process->tenant];
+    uint64_t until = answer->until_ns > model->now + VC_RECHECK_NS ? model->now + VC_RECHECK_NS : answer->until_ns;
+    process->blocked = true;
+    process->why = answer->reason;
+    process->ready_ns = (until > model->now ? until : model->now) + WAKE;
+    tenant->usage.refill_ns = answer->refill_ns;
+    tenant->usage.waiting_until_ns = model->now + 2 * VC_RECHECK_NS;
+    if (answer->reason != VC_GATE_OUTSTANDING && model->decide_at > model->now + WAKE)
+        model->decide_at = model->now + WAKE;
+}
+
+static void launch(struct model *model, struct process *process)
+{
+    vc_test_ticks = model->now;
+    int start = -1, end = -1;
+    if (vc_lane_pass(&process->lane, &process->estimate)) {
+        push_kernel(model, process, -1, -1);
+    } else {
+        struct vc_gate_answer answer;
+        struct vc_lane_step step;
+        if (process->blocked)
+            model->tenants[process->tenant].usage.waiting_until_ns = 0;
+        process->blocked = false;
+        vc_lane_ask(&process->lane, &process->estimate, model->now, model->now, &answer, &step);
+        if (answer.reason != VC_GATE_GO) {
+            blocked(model, process, &answer);
+            return;
+        }
+        if (step.mark_before) {
+            process->open = start = take_mark(model, process, step.from_idle);
+            vc_lane_opened(&process->lane, true);
+        }
+        vc_lane_launched(&process->lane, &process->estimate, &answer, &step);
+        if (step.mark_after) {
+            end = take_mark(model, process, false);
+            expect_end(process, step.interval.measurable ? process->open : -1, end, &step);
+            process->open = end;
+        }
+        push_kernel(model, process, start, end);
+    }
+    process->since_sync++;
+    process->ready_ns = model->now + LAUNCH;
+}
+
+static void note_burst(struct model *model, struct process *process)
+{
+    struct tenant *tenant = &model->tenants[process->tenant];
+    bool learnt = model->now > 1000000000 + 500000000; /* the first ones pay for learning the kernels' costs */
+    if (learnt && tenant->burst_count < MODEL_BURSTS)
+        tenant->bursts[tenant->burst_count++] = model->now - process->burst_from_ns;
+}
+
+static void process_step(struct model *model, struct process *process)
+{
+    if (process->syncing) {
+        if (process->count != 0)
+            return;
+        process->syncing = false;
+        process->since_sync = 0;
+        vc_gate_idle(&process->gate, model->now);
+        note_burst(model, process);
+        process->ready_ns = model->now + 5000 + process->load.pause_ns;
+    }
+    if (model->now < process->ready_ns || model->now >= 1000000000 + process->load.until_ns)
+        return;
+    if (process->load.sync_every && process->since_sync >= process->load.sync_every) {
+        process->syncing = true;
+        return;
+    }
+    if (process->since_sync == 0 && !process->blocked)
+        process->burst_from_ns = model->now;
+    if (process->count < 1024)
+        launch(model, process);
+}
+
+/* The helper: marks in order, each some time after it was reached. */
+static void helper_step(struct model *model, struct process *process)
+{
+    while (process->expected_count != 0) {
+        struct expected *next = &process->expected[process->expected_head];
+        struct mark *to = &process->marks[next->to];
+        if (to->reached_ns == 0 || model->now < to->reached_ns + SEE)
+            break;
+        struct vc_interval interval = next->step.interval;
+        interval.to_ns = to->reached_ns;
+        if (next->from >= 0) {
+            struct mark *from = &process->marks[next->from];
+            interval.from_ns = from->reached_ns;
+            interval.others_gpu_ns = to->others_gpu_ns - from->others_gpu_ns;
+        }
+        struct vc_settlement settlement = vc_gate_seen(&process->gate, model->now, &interval);
+        vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);
+        process->expected_head = (process->expected_head + 1) % MODEL_MARKS;
+        process->expected_count--;
+        if (process->blocked && process->why == VC_GATE_OUTSTANDING && process->ready_ns > model->now + WAKE)
+            process->ready_ns = model->now + WAKE;
+    }
+    if (process->expected_count != 0 && model->now % 100000 == 0 && process->gate.finish_ns < model->now)
+        vc_gate_overdue(&process->gate, model->now);
+}
+
+/* --- the arbiter --- */
+
+static void arbiter_step(struct model *model)
+{
+    if (!model->arbiter || model->now < model->decide_at)
+        return;
+    model->limits.arbiter_heartbeat_ns = model->now;
+    for (unsigned i = 0; i < model->tenant_count; i++) {
+        const struct vc_card_usage *usage = &model->tenants[i].usage;
+        const struct vc_card_limit *limit = &model->limits.cards[i];
+        vc_tenant_resize(&model->plan_tenants[i], limit->cores, limit->core_limit);
+        model->plan_tenants[i].seen =
+            (struct vc_observation){usage->gpu_ns,    usage->credit_ns,        usage->credit_updated_ns,
+                                    usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns};
+    }
+    model->decide_at = vc_plan_decide(&model->plan, model->now);
+    for (unsigned i = 0; i < model->tenant_count; i++) {
+        struct vc_card_limit *limit = &model->limits.cards[i];
+        const struct vc_tenant *plan = &model->plan_tenants[i];
+        limit->granted_ppm = plan->granted_ppm;
+        limit->others_gpu_ns = plan->others_gpu_ns;
+        limit->others_active_ns = plan->others_active_ns;
+        limit->lease_clock_ns = plan->lease_clock_ns;
+        limit->lease_end_ns = plan->lease_end_ns;
+        limit->lease_sequence = plan->lease_sequence;
+        for (unsigned p = 0; plan->wake && p < model->process_count; p++) {
+            struct process *process = &model->processes[p];
+            if (process->tenant == i && process->blocked && process->why != VC_GATE_OUTSTANDING &&
+                process->ready_ns > model->now + WAKE)
+                process->ready_ns = model->now + WAKE;
+        }
+    }
+}
+
+void model_run(struct model *model, uint64_t until_ns)
+{
+    for (; model->now < 1000000000 + until_ns; model->now += STEP) {
+        card_step(model);
+        for (unsigned i = 0; i < model->process_count; i++) {
+            helper_step(model, &model->processes[i]);
+            process_step(model, &model->processes[i]);
+        }
+        arbiter_step(model);
+    }
+}
+
+/* --- what came out --- */
+
+uint64_t model_work_ns(const struct model *model, unsigned tenant, uint64_t from_ns, uint64_t to_ns)
+{
+    uint64_t sum = 0;
+    for (uint64_t bin = from_ns / 100000; bin < to_ns / 100000 && bin < MODEL_BINS; bin++)
+        sum += model->tenants[tenant].bins[bin];
+    return sum;
+}
+
+double model_error(const struct model *model, unsigned tenant, double target, uint64_t window_ns, uint64_t from_ns,
+                   uint64_t to_ns)
+{
+    double sum = 0;
+    unsigned windows = 0;
+    for (uint64_t at = from_ns; at + window_ns <= to_ns; at += window_ns, windows++) {
+        double points = 100.0 * (double)model_work_ns(model, tenant, at, at + window_ns) / (double)window_ns;
+        sum += points > target ? points - target : target - points;
+    }
+    return windows ? sum / windows : 1e9;
+}
+
+static int ascending(const void *left, const void *right)
+{
+    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return a < b ? -1 : a > b;
+}
+
+uint64_t model_burst_percentile(const struct model *model, unsigned tenant, double part)
+{
+    static uint64_t sorted[MODEL_BURSTS];
+    unsigned count = model->tenants[tenant].burst_count;
+    if (count == 0)
+        return 0;
+    memcpy(sorted, model->tenants[tenant].bursts, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, ascending);
+    unsigned index = (unsigned)(part * count);
+    return sorted[index < count ? index : count - 1];
+}
+
+struct vc_card_usage *model_usage(struct model *model, unsigned tenant)
+{
+    return &model->tenants[tenant].usage;
+}
+
+struct vc_card_limit *model_limit(struct model *model, unsigned tenant)
+{
+    return &model->limits.cards[tenant];
+}
+
+void model_arbiter(struct model *model, bool alive)
+{
+    model->arbiter = alive;
+    model->decide_at = model->now;
+}

@@ -1,0 +1,46 @@
+/* A card, its tenants and the arbiter on a simulated clock: the real gate, lanes and arbiter rules, nothing timed.
+ *
+ * The card time-slices contexts (2 ms, 75 us per switch); the helper sees an event 60 us after it happened, a woken thread
+ * runs 30 us later. One step is a microsecond.
+ */
+#ifndef GATE_MODEL_H
+#define GATE_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "arbiter_core.h"
+#include "gate_lane.h"
+
+enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 8, MODEL_QUEUE = 4096, MODEL_MARKS = 1024 };
+
+/* What a process does: kernels of `kernel_ns` (+-10 %), `sync_every` of them and then a wait for the card (0: never),
+ * then `pause_ns` on the processor; active from `from_ns` to `until_ns`. */
+struct model_load {
+    uint64_t kernel_ns;
+    unsigned sync_every;
+    uint64_t pause_ns;
+    uint64_t from_ns, until_ns;
+};
+
+struct model;
+
+struct model *model_new(unsigned seed, bool arbiter);
+void model_free(struct model *model);
+/* A container on the card; returns its index. */
+unsigned model_tenant(struct model *model, uint32_t cores, uint32_t core_limit, bool shared);
+void model_process(struct model *model, unsigned tenant, struct model_load load);
+void model_run(struct model *model, uint64_t until_ns);
+
+/* GPU time that the tenant really got in [from, to), from the card's own books. */
+uint64_t model_work_ns(const struct model *model, unsigned tenant, uint64_t from_ns, uint64_t to_ns);
+/* Mean of |share - target| over windows, in points of the card. */
+double model_error(const struct model *model, unsigned tenant, double target, uint64_t window_ns, uint64_t from_ns,
+                   uint64_t to_ns);
+/* Time from a burst's first launch to its end, once the costs are learnt (only with sync_every). */
+uint64_t model_burst_percentile(const struct model *model, unsigned tenant, double part);
+struct vc_card_usage *model_usage(struct model *model, unsigned tenant);
+struct vc_card_limit *model_limit(struct model *model, unsigned tenant);
+void model_arbiter(struct model *model, bool alive);
+
+#endif

@@ -1,0 +1,212 @@
+/* The gate's rules one by one: what is let through, what waits for what, what is settled. */
+#include <string.h>
+
+#include "bucket.h"
+#include "gate.h"
+#include "gate_check.h"
+
+static struct vc_limits limits;
+static struct vc_card_usage usage;
+static struct vc_slot_card slot;
+static struct vc_gate gate;
+static struct vc_gate_answer answer;
+static const uint64_t T = 1000 * MS;
+
+static void start(uint32_t cores, uint32_t core_limit, uint32_t flags)
+{
+    memset(&limits, 0, sizeof limits);
+    memset(&usage, 0, sizeof usage);
+    memset(&slot, 0, sizeof slot);
+    limits.cards[0].cores = cores;
+    limits.cards[0].core_limit = core_limit;
+    limits.cards[0].flags = flags;
+    vc_gate_init(&gate, &limits, &limits.cards[0], &usage, &slot);
+}
+
+static void lease(uint64_t now, uint64_t end, uint64_t clock)
+{
+    limits.arbiter_heartbeat_ns = now;
+    limits.cards[0].granted_ppm = limits.cards[0].core_limit * 10000;
+    limits.cards[0].lease_sequence = 7;
+    limits.cards[0].lease_end_ns = end;
+    limits.cards[0].lease_clock_ns = clock;
+}
+
+static enum vc_gate_reason ask(uint64_t now, uint64_t cost)
+{
+    vc_gate_enter(&gate, now, cost, &answer);
+    return answer.reason;
+}
+
+static void test_who_needs_a_gate(void)
+{
+    start(100, 100, 0);
+    CHECK(!vc_gate_needed(gate.limit));
+    start(30, 100, 0);
+    CHECK(!vc_gate_needed(gate.limit));
+    start(30, 100, VC_CARD_SHARED);
+    CHECK(vc_gate_needed(gate.limit));
+    start(30, 50, 0);
+    CHECK(vc_gate_needed(gate.limit));
+    start(100, 50, VC_CARD_WHOLE | VC_CARD_SHARED);
+    CHECK(!vc_gate_needed(gate.limit));
+}
+
+static void test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_more(void)
+{
+    start(30, 50, 0);
+    CHECK(vc_gate_policy(&gate, T).rate_ppm == 300000);
+    lease(T, UINT64_MAX, 0);
+    CHECK(vc_gate_policy(&gate, T + 49 * MS).rate_ppm == 500000);
+    CHECK(vc_gate_policy(&gate, T + 51 * MS).rate_ppm == 300000);
+    limits.cards[0].granted_ppm = 4000000;
+    CHECK(vc_gate_policy(&gate, T).rate_ppm == 500000);
+    limits.cards[0].granted_ppm = 1;
+    CHECK(vc_gate_policy(&gate, T).rate_ppm == 300000);
+    gate.alone = true;
+    CHECK(vc_gate_policy(&gate, T).rate_ppm == 300000);
+    start(0, 4000, 0); /* an impossible file */
+    CHECK(vc_gate_policy(&gate, T).rate_ppm == 10000);
+}
+
+static void test_debt_shuts_the_gate_until_a_chunk_is_there(void)
+{
+    start(30, 30, 0);
+    CHECK(ask(T, 12 * MS) == VC_GATE_GO); /* the bucket is full: one operation may overrun it */
+    CHECK(answer.closing);
+    CHECK(usage.credit_ns == -(int64_t)(2 * MS));
+    CHECK(usage.gpu_ns == 12 * MS && slot.gpu_ns == 12 * MS);
+    CHECK(ask(T, 100 * US) == VC_GATE_CREDIT);
+    CHECK(answer.refill_ns == 1 * MS);
+    CHECK_NEAR(answer.until_ns - T, 10 * MS, 10); /* 3 ms at 30 % */
+    CHECK(ask(T + 9 * MS, 100 * US) == VC_GATE_CREDIT);
+    CHECK(ask(T + 10 * MS + 10, 100 * US) == VC_GATE_GO);
+}
+
+static void test_one_unknown_operation_at_a_time_but_no_dead_lock(void)
+{
+    start(30, 30, 0);
+    CHECK(ask(T, 0) == VC_GATE_GO);
+    vc_gate_marked(&gate, answer.allowance_ns);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    CHECK(ask(T + MS, 0) == VC_GATE_OUTSTANDING);
+    CHECK(ask(T + 60 * MS, 0) == VC_GATE_OUTSTANDING);
+    CHECK(ask(T + 110 * MS, 0) == VC_GATE_GO); /* it may be what the first one waits for */
+    CHECK(ask(T + 111 * MS, 0) == VC_GATE_OUTSTANDING);
+}
+
+static void test_only_the_holder_of_the_lease_passes(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, 0, 0);
+    CHECK(ask(T, 100 * US) == VC_GATE_LEASE);
+    CHECK(answer.until_ns <= T + VC_RECHECK_NS);
+    lease(T, UINT64_MAX, 0);
+    CHECK(ask(T, 100 * US) == VC_GATE_GO);
+    lease(T, 0, 0);
+    CHECK(ask(T + 60 * MS, 100 * US) == VC_GATE_GO); /* the arbiter is dead */
+}
+
+static void test_the_holder_fits_its_work_into_the_lease(void)
+{
+    start(90, 90, VC_CARD_SHARED);
+    lease(T, T + 5 * MS, T);
+    CHECK(ask(T, 1 * MS) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    CHECK(ask(T, 1 * MS) == VC_GATE_GO); /* outstanding 1, half of the next: within 2 ms */
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    CHECK(ask(T, 1 * MS) == VC_GATE_OUTSTANDING);
+    CHECK_NEAR(answer.until_ns, T + 1 * MS, 10 * US);
+    CHECK(ask(T + 4 * MS, 1 * MS) == VC_GATE_GO); /* nothing outstanding: half of it would still fit */
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    CHECK(ask(T + 4 * MS, 1 * MS) == VC_GATE_LEASE);
+}
+
+static void test_a_new_holder_counts_from_its_predecessors_end(void)
+{
+    start(90, 90, VC_CARD_SHARED);
+    lease(T, T + 8 * MS, T + 1500 * US);
+    CHECK(ask(T, 500 * US) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    CHECK(gate.finish_ns == T + 2 * MS);
+    CHECK(usage.predicted_finish_ns == T + 2 * MS);
+}
+
+static void test_a_permit_is_paid_for_and_the_rest_comes_back(void)
+{
+    start(30, 30, 0);
+    CHECK(ask(T, 10 * US) == VC_GATE_GO);
+    CHECK(answer.allowance_ns == 1 * MS);
+    CHECK(usage.credit_ns == (int64_t)(10 * MS - 1010 * US));
+    vc_gate_fold(&gate, answer.allowance_ns, 400 * US);
+    CHECK(usage.credit_ns == (int64_t)(10 * MS - 410 * US));
+    CHECK(usage.gpu_ns == 410 * US);
+    vc_gate_undo(&gate, 10 * US);
+    CHECK(usage.gpu_ns == 400 * US);
+}
+
+static void test_the_difference_to_the_estimate_is_settled(void)
+{
+    start(30, 30, 0);
+    CHECK(ask(T, 3 * MS) == VC_GATE_GO);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 5 * MS, .estimate_ns = 3 * MS, .operations = 1, .measurable = true};
+    interval.launched_ns = vc_gate_marked(&gate, 0);
+    struct vc_settlement settlement = vc_gate_seen(&gate, T + 5 * MS, &interval);
+    CHECK(settlement.charged_ns == 5 * MS && settlement.evidence == VC_EVIDENCE_CLEAN);
+    CHECK(usage.gpu_ns == 5 * MS && usage.credit_ns == (int64_t)(5 * MS));
+    CHECK(gate.finish_ns == T + 5 * MS && gate.unseen == 0);
+}
+
+static void test_overlapped_work_is_charged_fairly(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    lease(T, T + 8 * MS, T);
+    limits.cards[0].others_active_ns = T + 5 * MS;
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 3 * MS, .estimate_ns = 1 * MS, .operations = 1, .measurable = true,
+                                   .sequence = 6};
+    struct vc_settlement settlement = vc_gate_seen(&gate, T + 5 * MS, &interval);
+    CHECK(settlement.charged_ns == 1 * MS && settlement.evidence == VC_EVIDENCE_SHORT_OVERLAP); /* short: its estimate */
+    interval = (struct vc_interval){.from_ns = T + 3 * MS, .to_ns = T + 13 * MS, .estimate_ns = 6 * MS, .operations = 1,
+                                    .measurable = true, .sequence = 6, .others_gpu_ns = 4 * MS};
+    limits.cards[0].others_active_ns = T + 12 * MS;
+    settlement = vc_gate_seen(&gate, T + 13 * MS, &interval);
+    CHECK(settlement.charged_ns == 6 * MS && settlement.evidence == VC_EVIDENCE_LONG_OVERLAP); /* long: less the others' part */
+    interval = (struct vc_interval){.from_ns = T + 13 * MS, .to_ns = T + 16 * MS, .estimate_ns = 1 * MS, .operations = 1,
+                                    .measurable = true, .sequence = 7};
+    limits.cards[0].others_active_ns = T + 16 * MS;
+    settlement = vc_gate_seen(&gate, T + 16 * MS, &interval);
+    CHECK(settlement.charged_ns == 3 * MS && settlement.evidence == VC_EVIDENCE_CLEAN); /* all within our own lease */
+}
+
+static void test_two_processes_pay_common_time_once(void)
+{
+    start(30, 30, 0);
+    struct vc_gate other;
+    struct vc_slot_card other_slot = {0};
+    vc_gate_init(&other, &limits, &limits.cards[0], &usage, &other_slot);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 4 * MS, .estimate_ns = 2 * MS, .operations = 1, .measurable = true};
+    CHECK(vc_gate_seen(&gate, T + 4 * MS, &interval).charged_ns == 4 * MS);
+    interval.from_ns = T + 2 * MS;
+    interval.to_ns = T + 6 * MS;
+    CHECK(vc_gate_seen(&other, T + 6 * MS, &interval).charged_ns == 2 * MS);
+    interval.from_ns = T + 5 * MS;
+    interval.to_ns = T + 8 * MS;
+    CHECK(vc_gate_seen(&gate, T + 8 * MS, &interval).charged_ns == 2 * MS);
+}
+
+int main(void)
+{
+    test_who_needs_a_gate();
+    test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_more();
+    test_debt_shuts_the_gate_until_a_chunk_is_there();
+    test_one_unknown_operation_at_a_time_but_no_dead_lock();
+    test_only_the_holder_of_the_lease_passes();
+    test_the_holder_fits_its_work_into_the_lease();
+    test_a_new_holder_counts_from_its_predecessors_end();
+    test_a_permit_is_paid_for_and_the_rest_comes_back();
+    test_the_difference_to_the_estimate_is_settled();
+    test_overlapped_work_is_charged_fairly();
+    test_two_processes_pay_common_time_once();
+    return check_failures != 0;
+}

@@ -1,0 +1,162 @@
+/* What shares come out of the gate and the arbiter together, on the model card: no thread, no clock, the same every time. */
+#include "gate_check.h"
+#include "gate_model.h"
+
+#define S 1000000000ull
+
+static struct model_load greedy(uint64_t kernel_ns)
+{
+    return (struct model_load){.kernel_ns = kernel_ns, .until_ns = 100 * S};
+}
+
+static double share(const struct model *model, unsigned tenant, uint64_t from, uint64_t to)
+{
+    return 100.0 * (double)model_work_ns(model, tenant, from, to) / (double)(to - from);
+}
+
+static void test_a_cap_holds_for_short_and_long_kernels(void)
+{
+    static const uint64_t kernels[] = {10 * US, 1 * MS, 5 * MS, 100 * MS};
+    static const uint32_t caps[] = {5, 30, 90};
+    for (unsigned k = 0; k < 4; k++)
+        for (unsigned c = 0; c < 3; c++) {
+            struct model *model = model_new(1, false);
+            model_tenant(model, caps[c], caps[c], false);
+            model_process(model, 0, greedy(kernels[k]));
+            model_run(model, 5 * S);
+            CHECK_NEAR(100 * share(model, 0, S, 5 * S), 100.0 * caps[c], 100);
+            if (kernels[k] <= MS)
+                CHECK(model_error(model, 0, caps[c], 100 * MS, S, 5 * S) <= 3.0);
+            model_free(model);
+        }
+}
+
+static void test_greedy_tenants_get_their_shares_and_the_card_stays_busy(void)
+{
+    static const uint32_t splits[2][4] = {{30, 70, 0, 0}, {10, 20, 30, 40}};
+    static const uint64_t kernels[] = {10 * US, 1 * MS};
+    for (unsigned split = 0; split < 2; split++)
+        for (unsigned k = 0; k < 2; k++) {
+            struct model *model = model_new(1, true);
+            unsigned tenants = 0;
+            for (; tenants < 4 && splits[split][tenants]; tenants++) {
+                model_tenant(model, splits[split][tenants], splits[split][tenants], true);
+                model_process(model, tenants, greedy(kernels[k]));
+            }
+            model_run(model, 5 * S);
+            double sum = 0;
+            for (unsigned tenant = 0; tenant < tenants; tenant++) {
+                CHECK_NEAR(100 * share(model, tenant, S, 5 * S), 100.0 * splits[split][tenant], 100);
+                CHECK(model_error(model, tenant, splits[split][tenant], 100 * MS, S, 5 * S) <= 3.0);
+                sum += share(model, tenant, S, 5 * S);
+            }
+            CHECK(sum >= 98.0);
+            model_free(model);
+        }
+}
+
+static void test_idle_time_is_lent_up_to_the_limit_and_given_back(void)
+{
+    struct model *model = model_new(1, true);
+    model_tenant(model, 30, 50, true);
+    model_tenant(model, 70, 70, true);
+    model_process(model, 0, greedy(MS));
+    struct model_load owner = greedy(MS);
+    owner.from_ns = 2 * S;
+    owner.until_ns = 3 * S;
+    model_process(model, 1, owner);
+    model_run(model, 4 * S);
+    CHECK_NEAR(share(model, 0, S, 2 * S), 50, 1);
+    CHECK_NEAR(share(model, 0, 2200 * MS, 3 * S), 30, 2);
+    CHECK_NEAR(share(model, 1, 2200 * MS, 3 * S), 70, 2);
+    CHECK_NEAR(share(model, 0, 3200 * MS, 4 * S), 50, 1);
+    model_free(model);
+}
+
+static void test_a_short_request_is_hardly_delayed(void)
+{
+    struct model_load requests = {.kernel_ns = 500 * US, .sync_every = 10, .pause_ns = 45 * MS, .until_ns = 100 * S};
+    static const uint64_t neighbours[] = {0, 1 * MS, 2 * MS, 20 * MS};
+    static const double bounds[] = {1.05, 2, 2, 3};
+    for (unsigned i = 0; i < 4; i++) {
+        struct model *model = model_new(1, true);
+        model_tenant(model, 30, 30, true);
+        model_tenant(model, 70, 70, true);
+        model_process(model, 0, requests);
+        if (neighbours[i])
+            model_process(model, 1, greedy(neighbours[i]));
+        model_run(model, 5 * S);
+        CHECK((double)model_burst_percentile(model, 0, 0.99) <= bounds[i] * 5.05 * MS);
+        model_free(model);
+    }
+}
+
+static void test_all_processes_of_a_container_share_one_cap(void)
+{
+    struct model *model = model_new(1, false);
+    model_tenant(model, 30, 30, false);
+    for (unsigned i = 0; i < 4; i++)
+        model_process(model, 0, greedy(MS));
+    model_run(model, 4 * S);
+    CHECK_NEAR(share(model, 0, S, 4 * S), 30, 1);
+    model_free(model);
+}
+
+static void test_without_an_arbiter_everyone_has_the_guaranteed_share(void)
+{
+    struct model *model = model_new(1, true);
+    model_tenant(model, 30, 90, true);
+    model_tenant(model, 30, 30, true);
+    model_process(model, 0, greedy(MS));
+    model_run(model, 2 * S);
+    CHECK_NEAR(share(model, 0, S, 2 * S), 90, 1);
+    model_arbiter(model, false);
+    model_run(model, 4 * S);
+    CHECK_NEAR(share(model, 0, 2200 * MS, 4 * S), 30, 1);
+    CHECK_NEAR(share(model, 0, 2060 * MS, 2160 * MS), 30, 6); /* no burst, no pause */
+    model_arbiter(model, true);
+    model_run(model, 5 * S);
+    CHECK_NEAR(share(model, 0, 4200 * MS, 5 * S), 90, 1);
+    model_free(model);
+}
+
+static void test_a_live_change_of_the_limit_takes_effect(void)
+{
+    struct model *model = model_new(1, true);
+    model_tenant(model, 30, 30, false);
+    model_process(model, 0, greedy(MS));
+    model_run(model, 2 * S);
+    model_limit(model, 0)->cores = model_limit(model, 0)->core_limit = 60;
+    model_run(model, 4 * S);
+    CHECK_NEAR(share(model, 0, S, 2 * S), 30, 1);
+    CHECK_NEAR(share(model, 0, 2200 * MS, 4 * S), 60, 1);
+    model_free(model);
+}
+
+static void test_charges_agree_with_what_the_card_did(void)
+{
+    struct model *model = model_new(3, true);
+    model_tenant(model, 30, 30, true);
+    model_tenant(model, 70, 70, true);
+    model_process(model, 0, greedy(MS));
+    model_process(model, 1, greedy(100 * US));
+    model_run(model, 4 * S);
+    for (unsigned tenant = 0; tenant < 2; tenant++) {
+        double real = (double)model_work_ns(model, tenant, 0, 4 * S);
+        CHECK_NEAR((double)model_usage(model, tenant)->gpu_ns / real * 1000, 1000, 30);
+    }
+    model_free(model);
+}
+
+int main(void)
+{
+    test_a_cap_holds_for_short_and_long_kernels();
+    test_greedy_tenants_get_their_shares_and_the_card_stays_busy();
+    test_idle_time_is_lent_up_to_the_limit_and_given_back();
+    test_a_short_request_is_hardly_delayed();
+    test_all_processes_of_a_container_share_one_cap();
+    test_without_an_arbiter_everyone_has_the_guaranteed_share();
+    test_a_live_change_of_the_limit_takes_effect();
+    test_charges_agree_with_what_the_card_did();
+    return check_failures != 0;
+}
