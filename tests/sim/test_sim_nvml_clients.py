@@ -142,3 +142,30 @@ def test_inner_calls_can_be_interposed_as_in_the_genuine_library(machine: sim.Ma
         "nvmlDeviceGetHandleByIndex_v2",
         "nvmlDeviceGetHandleByPciBusId_v2",
     }
+
+
+_ERROR_STRINGS = """
+import ctypes, json, sys
+library = ctypes.CDLL(sys.argv[1])
+library.nvmlErrorString.restype = ctypes.c_char_p
+print(json.dumps([library.nvmlErrorString(number).decode() for number in (*range(29), 999, 12345)]))
+"""
+
+
+def test_error_strings_are_the_genuine_ones(machine: sim.Machine) -> None:
+    try:
+        real = genuine.libnvidia_ml("550")
+    except genuine.Unavailable as error:
+        pytest.skip(f"no genuine libnvidia-ml: {error}")
+    ours = machine.library_folder / "libnvidia-ml.so.1"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", _ERROR_STRINGS, str(library)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for library in (ours, real)
+    ]
+    assert said[0] == said[1]
