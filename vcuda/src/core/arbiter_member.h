@@ -11,7 +11,7 @@
 #include "arbiter_core.h"
 #include "vc_file.h"
 
-enum { VC_MEMBER_NAME_BYTES = 256 };
+enum { VC_MEMBER_NAME_BYTES = 1024 };
 
 struct vc_member {
     char name[VC_MEMBER_NAME_BYTES];
