@@ -156,7 +156,7 @@ class Cluster:
         )  # fmt: skip
         self.manager = Daemon(
             "gpu-manager", "manager.main", self._manager_arguments(manager_port, token_file),
-            self.directory / "manager.log", environment,
+            self.directory / "manager.log", {**environment, **self.machine.environment()},
         )  # fmt: skip
         for daemon in (self.extender, self.manager):
             daemon.start()

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from deploy.local import api as apis
+from deploy.local.apiserver.table import pod_state
 from deploy.local.cluster import Cluster, ClusterOptions
 from deploy.local.demo import checks, scenario, view
 from deploy.local.demo.checks import Finding, Period
@@ -23,6 +24,8 @@ _SAMPLE_SECONDS = 0.5
 _LINE_SECONDS = 2.0
 _SETTLE_SECONDS = 2.0
 _START_SECONDS = 60.0
+# States that waiting does not cure.
+_HOPELESS = ("CrashLoopBackOff", "Error", "Completed", "UnexpectedAdmissionError", "Failed", "StartError")
 # The simulated card goes by the kernels' names; a real one runs their code, which takes the same time.
 _KERNEL_NS = {"spin_500us": 500_000, "spin_1000us": 1_000_000}
 
@@ -119,10 +122,10 @@ class Demo:
     def _settled(self, sample: Sample) -> bool:
         """Every pod works on its card, met its limit or was refused; or it never will."""
         for pod in self._pods:
-            found = sample.pods.get(pod.name, {"status": {}})
+            found = sample.pods[pod.name]
             if pod.expect is Expect.REFUSED:
                 done = bool(checks.refusal_of(found))
-            elif found["status"].get("phase") in ("Failed", "Succeeded"):
+            elif pod_state(found) in _HOPELESS:
                 done = True
             elif pod.expect is Expect.OUT_OF_MEMORY:
                 done = checks.OUT_OF_MEMORY in self._log(pod)
