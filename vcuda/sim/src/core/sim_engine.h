@@ -23,6 +23,8 @@ void sim_advance(sim_state *state, sim_card *card, uint64_t now);
 /* Contexts, streams, events of the own process: an index, or SIM_NONE when the table is full. A new context costs
  * `bytes` of the card's memory: -2 when they are not there. */
 int32_t sim_context_create(sim_state *state, sim_card *card, uint64_t bytes);
+/* Add `bytes` (may be negative) to what the context costs; -1 when the card has not that much left. */
+int sim_context_resize(sim_card *card, int32_t context, int64_t bytes);
 void sim_context_destroy(sim_card *card, int32_t context);
 int32_t sim_stream_create(sim_card *card, int32_t context, int blocking, int legacy, int priority);
 /* The stream ends when what it still holds is done. */

@@ -42,6 +42,19 @@ int32_t sim_context_create(sim_state *state, sim_card *card, uint64_t bytes)
     return index;
 }
 
+int sim_context_resize(sim_card *card, int32_t index, int64_t bytes)
+{
+    sim_context *context = &card->contexts[index];
+    sim_usage *usage = &card->usage[context->process];
+    if (bytes > 0 && (uint64_t)bytes > card->config.memory_bytes - card->used_bytes)
+        return -1;
+    context->bytes += (uint64_t)bytes;
+    usage->context_bytes += (uint64_t)bytes;
+    card->used_bytes += (uint64_t)bytes;
+    note_peak(usage);
+    return 0;
+}
+
 static void free_stream(sim_card *card, int32_t index)
 {
     sim_stream *stream = &card->streams[index];

@@ -1,0 +1,72 @@
+/* Modules, libraries and functions: names found in an image, with what the driver would know of them. */
+#ifndef CU_MODULE_H
+#define CU_MODULE_H
+
+#include "cu_client.h"
+
+enum { CU_PARAMS = 64 };
+
+/* A kernel is a function that has not been bound to a context: one struct serves both handles. */
+struct CUfunc_st {
+    int magic;
+    struct CUfunc_st *next;
+    CUmodule module;
+    char *name;
+    size_t param_count;
+    struct {
+        size_t offset, bytes;
+    } params[CU_PARAMS];
+    int attributes[16];
+    sim_kernel_time time;
+    unsigned legacy_block[3]; /* cuFuncSetBlockShape */
+};
+
+typedef struct cu_global {
+    struct cu_global *next;
+    char *name;
+    size_t bytes;
+    CUdeviceptr pointer;
+} cu_global;
+
+struct CUmod_st {
+    int magic;
+    CUcontext ctx; /* NULL: a library's */
+    CUmodule next;
+    CUfunction functions;
+    cu_global *globals;
+    int any_name; /* the image's names can't be read (compressed): each that is asked for exists */
+    size_t bytes; /* charged to the context */
+    CUlibrary library;
+};
+
+struct CUlib_st {
+    int magic;
+    CUmodule module;
+};
+
+/* Read an image (PTX, cubin, fat binary or the product of cuLinkComplete) into an empty module. */
+CUresult cu_image_read(const void *image, CUmodule module);
+/* Bytes of an image that says its own length; PTX: up to the terminating zero, included. 0: not an image. */
+size_t cu_image_bytes(const void *image);
+CUfunction cu_module_add(CUmodule module, const char *name, size_t length);
+void cu_module_add_global(CUmodule module, const char *name, size_t length, size_t bytes);
+
+CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *module);
+void cu_module_free(CUmodule module);
+void cu_module_clear(CUmodule module); /* free what it holds */
+CUfunction cu_module_find(CUmodule module, const char *name);
+CUresult cu_module_global(CUmodule module, CUcontext ctx, const char *name, CUdeviceptr *pointer, size_t *bytes);
+CUresult cu_function_of(CUfunction function);
+/* JIT options that give back text or sizes: our logs are empty. */
+void cu_jit_logs(unsigned count, const CUjit_option *options, void **values);
+char *cu_read_file(const char *path, size_t *bytes);
+
+/* The product of cuLinkComplete: this header, then `count` images, each after its 8-byte length. */
+typedef struct {
+    char magic[8];
+    uint64_t bytes; /* with this header */
+    uint64_t count;
+} cu_linked;
+#define CU_LINKED_MAGIC "SIMLINK1"
+
+#endif
