@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,15 @@ def test_what_a_container_needs_is_the_state_and_where_it_is(tmp_path: Path) -> 
     (mount,) = machine.container_mounts()
     assert mount.host_path == machine.state and not mount.read_only
     assert mount.container_path == machine.container_environment()["VCUDA_SIM_DIR"] + "/state"
+
+
+def test_tenants_of_any_user_can_read_the_state(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        machine = sim.Machine.create(tmp_path / "machine")
+        machine.set_kernel_time("spin*", 1)
+    finally:
+        os.umask(old)
+    assert machine.state.stat().st_mode & 0o777 == 0o777
+    for name in ("machine.conf", "kernels"):
+        assert (machine.state / name).stat().st_mode & 0o444 == 0o444

@@ -71,8 +71,10 @@ class Machine:
             state = temporary / "state"
             state.mkdir(parents=True)
             state.chmod(0o777)  # tenants run under any user; a simulated machine guards nothing
-            (state / "machine.conf").write_text(conf.machine_conf(resolved, version, libraries.CUDA_VERSION))
-            (state / "kernels").touch()
+            _write_readable(
+                state / "machine.conf", conf.machine_conf(resolved, version, libraries.CUDA_VERSION)
+            )
+            _write_readable(state / "kernels", "")
             HostRoot(temporary / "root", resolved, version).create(
                 None if nvidia_smi is None else Path(nvidia_smi)
             )
@@ -131,9 +133,7 @@ class Machine:
             )
         path = self.state / "kernels"
         others = [line for line in path.read_text().splitlines() if line.split()[:1] != [pattern]]
-        temporary = path.with_name(f".kernels.{os.getpid()}")
-        temporary.write_text("\n".join([f"{pattern} {ns} {ns_per_block}", *others]) + "\n")
-        temporary.replace(path)
+        _write_readable(path, "\n".join([f"{pattern} {ns} {ns_per_block}", *others]) + "\n")
 
     def inject(self, *faults: Fault) -> None:
         """Make the faults happen now, for every client. Raises SimError for a card that the machine does not have.
@@ -191,3 +191,11 @@ class Machine:
     def load_driver(self, uvm_major: int | None = None) -> None:
         """Bring the kernel driver back, by choice with another nvidia-uvm major."""
         self._host.load_driver(uvm_major)
+
+
+def _write_readable(path: Path, text: str) -> None:
+    """Write a file of `state/` whole, for tenants of any user to read, whatever the umask."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.chmod(0o644)
+    temporary.replace(path)
