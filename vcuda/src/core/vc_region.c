@@ -341,14 +341,14 @@ bool vc_limits_read(const struct vc_limits *limits, uint32_t card, struct vc_car
     uint64_t deadline = 0;
     for (;;) {
         uint64_t before = vc_load_acquire(&limits->sequence);
-        view->memory_bytes = vc_load_relaxed(&limit->memory_bytes);
-        view->overhead_bytes = vc_load_relaxed(&limit->overhead_bytes);
-        view->context_bytes = vc_load_relaxed(&limit->context_bytes);
-        view->cores = vc_load_relaxed(&limit->cores);
-        view->core_limit = vc_load_relaxed(&limit->core_limit);
-        view->flags = vc_load_relaxed(&limit->flags);
-        view->priority = vc_load_relaxed(&limit->priority);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        view->memory_bytes = vc_load_acquire(&limit->memory_bytes);
+        view->overhead_bytes = vc_load_acquire(&limit->overhead_bytes);
+        view->context_bytes = vc_load_acquire(&limit->context_bytes);
+        view->cores = vc_load_acquire(&limit->cores);
+        view->core_limit = vc_load_acquire(&limit->core_limit);
+        view->flags = vc_load_acquire(&limit->flags);
+        view->priority = vc_load_acquire(&limit->priority);
+        /* Acquire loads above: the sequence is read again after them. */
         if (before % 2 == 0 && vc_load_relaxed(&limits->sequence) == before)
             return true;
         uint64_t now = vc_now_ns();

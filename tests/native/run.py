@@ -1,0 +1,119 @@
+"""Compile and run the native tests of the C core, plainly or under sanitizers: `python tests/native/run.py --sanitizers`.
+
+Every program checks its own claims and ends non-zero if one broke. gcc only; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "tests" / "native"
+CORE = ROOT / "vcuda" / "src" / "core"
+INCLUDES = (HERE, CORE, ROOT / "vcuda" / "abi", ROOT / "vcuda" / "src" / "include")
+SECONDS = 120
+
+SANITIZERS = {
+    "none": (),
+    "address": ("-fsanitize=address", "-fno-sanitize-recover=all"),
+    "undefined": ("-fsanitize=undefined", "-fno-sanitize-recover=all"),
+    "address,undefined": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-fsanitize=thread",),
+}
+# What `--sanitizers` runs: the two that can't be combined with each other.
+ALL = ("address,undefined", "thread")
+
+_RULES = ("bucket", "estimate", "gate", "gate_busy", "gate_lane", "gate_time", "arbiter_core")
+_TICKS = ("-DVC_TICKS_OF_TEST=1",)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One test program: its own sources, and which part of the core it is about (names without .c, or a pattern)."""
+
+    sources: tuple[str, ...]
+    core: tuple[str, ...] = ("vc_*",)
+    flags: tuple[str, ...] = ()
+
+    def files(self) -> list[Path]:
+        core = [path for pattern in self.core for path in sorted(CORE.glob(f"{pattern}.c"))]
+        return [HERE / name for name in self.sources] + core
+
+
+PROGRAMS = {
+    "ledger": Program(("ledger_test.c",)),
+    "quota_threads": Program(("quota_threads_test.c",)),
+    "quota_processes": Program(("quota_processes_test.c",)),
+    "slot": Program(("slot_test.c",)),
+    "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS),
+    "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS),
+    "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS),
+    "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2")),
+}
+
+
+def compile_command(program: Program, sanitizer: str, output: Path) -> list[str]:
+    return [
+        *shlex.split(os.environ.get("CC", "gcc")),
+        *("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing"),
+        *SANITIZERS[sanitizer],
+        *program.flags,
+        *(f"-I{path}" for path in INCLUDES),
+        *("-o", str(output)),
+        *(str(path) for path in program.files()),
+        *("-lpthread", "-ldl"),
+    ]
+
+
+def run(name: str, sanitizer: str) -> str:
+    """Compile and run one program; return "" or what went wrong."""
+    with tempfile.TemporaryDirectory(prefix="vcuda-native-") as folder:
+        output = Path(folder) / name
+        built = subprocess.run(
+            compile_command(PROGRAMS[name], sanitizer, output),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        if built.returncode != 0:
+            return built.stderr
+        environment = {**os.environ, "TMPDIR": folder}
+        try:
+            ran = subprocess.run(
+                [output], capture_output=True, text=True, timeout=SECONDS, check=False, env=environment
+            )
+        except subprocess.TimeoutExpired as error:
+            return f"not finished after {SECONDS} s\n{error.stderr!r}"
+        return "" if ran.returncode == 0 else f"exit status {ran.returncode}\n{ran.stdout}{ran.stderr}"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="PROGRAM", help=f"all by default: {', '.join(PROGRAMS)}")
+    parser.add_argument("--sanitizer", choices=SANITIZERS, default="none")
+    parser.add_argument("--sanitizers", action="store_true", help=f"once under each of: {' and '.join(ALL)}")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in PROGRAMS]
+    if unknown:
+        parser.error(f"no program {unknown[0]}; there are {', '.join(PROGRAMS)}")
+    failed = 0
+    for sanitizer in ALL if options.sanitizers else (options.sanitizer,):
+        for name in options.names or PROGRAMS:
+            began = time.monotonic()
+            problem = run(name, sanitizer)
+            failed += bool(problem)
+            print(f"{name} [{sanitizer}]: {problem or 'ok'} ({time.monotonic() - began:.1f} s)", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+/* Slots: forks, exec, closed descriptors, threads that fork, exhaustion, reuse; an owner that lives keeps its slot. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sched.h>
+#include <sys/syscall.h>
+
+#include "check.h"
+#include "vc_clock.h"
+#include "vc_slot.h"
+
+#define LIMIT 1000u
+
+static char *folder;
+
+static bool is_locked(struct vc_region *region, uint32_t index)
+{
+    int descriptor = open(region->usage_path, O_RDONLY | O_CLOEXEC);
+    bool locked = vc_slot_locked(descriptor, index);
+    close(descriptor);
+    return locked;
+}
+
+static uint32_t index_of(struct vc_region *region, struct vc_slot *slot)
+{
+    return (uint32_t)(slot - region->usage->slots);
+}
+
+static void take(struct vc_region *region, uint64_t bytes)
+{
+    CHECK(vc_quota_reserve(region, 0, bytes));
+    vc_quota_commit(region, 0, bytes, VC_QUOTA_PLAIN);
+}
+
+static void a_forked_child_gets_a_slot_of_its_own(struct vc_region *region)
+{
+    struct vc_slot *mine = vc_region_slot(region);
+    take(region, 600);
+    pid_t child = fork();
+    if (child == 0) {
+        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_slot *own = vc_region_slot(region);
+        CHECK(own && own->pid == getpid() && index_of(region, own) == 1);
+        CHECK(!vc_quota_reserve(region, 0, 401)); /* the parent's 600 count */
+        take(region, 400);
+        _exit(broken != 0);
+    }
+    join(child);
+    CHECK(mine->pid == getpid() && mine->cards[0].committed_bytes == 600);
+    CHECK(is_locked(region, 0));
+    CHECK(vc_quota_reserve(region, 0, 400)); /* the child's are free again */
+    vc_quota_rollback(region, 0, 400);
+    vc_quota_release(region, 0, 600, VC_QUOTA_PLAIN);
+}
+
+/* The C library's fork handlers do not run in a child made by the bare system call. */
+static void so_does_one_made_by_the_bare_system_call(struct vc_region *region)
+{
+    struct vc_slot *mine = vc_region_slot(region);
+    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (child == 0) {
+        struct vc_region *region = vc_region_get_at(folder);
+        CHECK(vc_region_slot(region) && index_of(region, vc_region_slot(region)) == 1);
+        _exit(broken != 0);
+    }
+    join(child);
+    CHECK(mine->pid == getpid() && is_locked(region, 0));
+}
+
+static void a_child_that_never_uses_it_does_not_keep_a_dead_parents_slot(struct vc_region *region)
+{
+    int ready[2];
+    CHECK(pipe(ready) == 0);
+    pid_t parent = fork();
+    if (parent == 0) {
+        struct vc_region *region = vc_region_get_at(folder);
+        take(region, 700);
+        pid_t grandchild = fork();
+        if (grandchild == 0) {
+            ssize_t written = write(ready[1], &(pid_t){getpid()}, sizeof(pid_t));
+            (void)written;
+            pause();
+        }
+        pause();
+    }
+    pid_t grandchild = 0;
+    CHECK(read(ready[0], &grandchild, sizeof grandchild) == (ssize_t)sizeof grandchild);
+    CHECK(vc_quota_used(region, 0) == 700);
+    kill(parent, SIGKILL);
+    waitpid(parent, NULL, 0);
+    CHECK(vc_slots_reap(region) == 1);
+    CHECK(vc_quota_used(region, 0) == 0);
+    kill(grandchild, SIGKILL);
+    close(ready[0]);
+    close(ready[1]);
+}
+
+static void an_owner_that_closes_all_descriptors_keeps_its_slot(struct vc_region *region)
+{
+    int ready[2];
+    CHECK(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct vc_region *region = vc_region_get_at(folder);
+        take(region, 100);
+        for (int descriptor = 3; descriptor < 1024; descriptor++) {
+            if (descriptor != ready[1])
+                close(descriptor);
+        }
+        ssize_t written = write(ready[1], "x", 1);
+        (void)written;
+        pause();
+    }
+    char byte;
+    CHECK(read(ready[0], &byte, 1) == 1);
+    CHECK(vc_slots_reap(region) == 0);
+    CHECK(vc_quota_used(region, 0) == 100);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    CHECK(vc_slots_reap(region) == 1);
+    close(ready[0]);
+    close(ready[1]);
+}
+
+static void exec_gives_the_memory_back(struct vc_region *region)
+{
+    int ready[2];
+    CHECK(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct vc_region *region = vc_region_get_at(folder);
+        take(region, 300);
+        dup2(ready[1], 1);
+        execl("/bin/sh", "sh", "-c", "echo; exec sleep 30", (char *)NULL);
+        _exit(1);
+    }
+    char byte;
+    CHECK(read(ready[0], &byte, 1) == 1);
+    bool mapped = region->slot->flags & VC_SLOT_LOCK_MAPPED;
+    CHECK(vc_slots_reap(region) == (mapped ? 1 : 0)); /* on overlayfs it can't be told from a closed descriptor */
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    vc_slots_reap(region);
+    CHECK(vc_quota_used(region, 0) == 0);
+    close(ready[0]);
+    close(ready[1]);
+}
+
+static void when_all_slots_are_taken_memory_is_refused(struct vc_region *region)
+{
+    int ready[2], go[2];
+    CHECK(pipe(ready) == 0 && pipe(go) == 0);
+    pid_t children[VC_MAX_SLOTS];
+    for (int number = 0; number < VC_MAX_SLOTS; number++) {
+        children[number] = fork();
+        if (children[number] != 0)
+            continue;
+        struct vc_region *region = vc_region_get_at(folder);
+        char has = vc_region_slot(region) != NULL;
+        close(go[1]);
+        CHECK(vc_quota_reserve(region, 0, 1) == has);
+        ssize_t moved = write(ready[1], &has, 1);
+        moved += read(go[0], &has, 1);
+        _exit(broken != 0 || moved < 1);
+    }
+    int served = 0;
+    char has;
+    for (int number = 0; number < VC_MAX_SLOTS; number++)
+        served += read(ready[0], &has, 1) == 1 && has;
+    CHECK(served == VC_MAX_SLOTS - 1); /* ours is one */
+    CHECK(vc_load(&region->usage->slot_shortage) >= 1);
+    close(go[1]);
+    for (int number = 0; number < VC_MAX_SLOTS; number++)
+        join(children[number]);
+    close(ready[0]);
+    close(ready[1]);
+    close(go[0]);
+    CHECK(vc_slots_reap(region) == (uint32_t)VC_MAX_SLOTS - 1);
+}
+
+int main(void)
+{
+    folder = make_region(LIMIT);
+    struct vc_region *region = vc_region_get_at(folder);
+    CHECK(vc_region_slot(region) == &region->usage->slots[0]);
+    CHECK(is_locked(region, 0) && !is_locked(region, 1));
+    a_forked_child_gets_a_slot_of_its_own(region);
+    so_does_one_made_by_the_bare_system_call(region);
+    a_child_that_never_uses_it_does_not_keep_a_dead_parents_slot(region);
+    an_owner_that_closes_all_descriptors_keeps_its_slot(region);
+    exec_gives_the_memory_back(region);
+    when_all_slots_are_taken_memory_is_refused(region);
+    remove_region(folder);
+    return broken != 0;
+}
