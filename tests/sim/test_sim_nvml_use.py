@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,26 @@ def test_the_first_process_interface_has_its_smaller_structure(machine: sim.Mach
             """,
         )
     assert got[:5] == [7, 1, 0, 1, pid] and got[5] >= 64
+
+
+def test_pids_are_those_of_the_reader_even_for_a_process_in_a_container(machine: sim.Machine) -> None:
+    """As the genuine NVML, which speaks host PIDs: a daemon in the host's PID namespace sees host PIDs."""
+    inside = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this process may not make a PID namespace")
+    with (
+        simulated.tenant(machine, memory_bytes=64 * MIB, wrapper=inside) as outer,
+        simulated.tenant(machine, card=1, memory_bytes=64 * MIB) as neighbour,
+    ):
+        (child,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
+        rows = simulated.nvml(machine, MEMORY)
+        assert [row[2][0][0] for row in rows] == [int(child), neighbour]
+        assert sorted(process.pid for process in machine.report().processes) == sorted(
+            [int(child), neighbour]
+        )
+        seen_inside = simulated.nvml(machine, MEMORY, wrapper=inside)
+    assert [row[2] for row in seen_inside] == [[], []], "a process outside has no PID there"
+    assert all(row[0] > 64 * MIB for row in seen_inside)
 
 
 def test_utilization_follows_the_load_with_nvmls_delay(machine: sim.Machine) -> None:

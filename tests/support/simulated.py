@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vcuda.sim import Machine
@@ -24,10 +24,10 @@ def environment(machine: Machine, **more: str) -> dict[str, str]:
     return {**kept, **machine.environment(), **more}
 
 
-def nvml(machine: Machine, code: str, **more: str) -> Any:
+def nvml(machine: Machine, code: str, *, wrapper: Sequence[str] = (), **more: str) -> Any:
     """Run Python `code` with pynvml's names against the machine; return what it gave to `answer(...)`."""
     result = subprocess.run(
-        [sys.executable, "-c", _PRELUDE + textwrap.dedent(code)],
+        [*wrapper, sys.executable, "-c", _PRELUDE + textwrap.dedent(code)],
         env=environment(machine, **more),
         capture_output=True,
         text=True,
@@ -67,10 +67,15 @@ time.sleep(600)
 
 
 @contextlib.contextmanager
-def tenant(machine: Machine, *, card: int = 0, memory_bytes: int, busy: bool = False) -> Iterator[int]:
-    """A CUDA process that holds `memory_bytes` on a card (and keeps it busy with memsets); yields its PID."""
+def tenant(
+    machine: Machine, *, card: int = 0, memory_bytes: int, busy: bool = False, wrapper: Sequence[str] = ()
+) -> Iterator[int]:
+    """A CUDA process that holds `memory_bytes` on a card (and keeps it busy with memsets); yields its PID.
+
+    `wrapper` is a command line to run it under; the PID is then the wrapper's.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-c", _TENANT, str(card), str(memory_bytes), str(int(busy))],
+        [*wrapper, sys.executable, "-c", _TENANT, str(card), str(memory_bytes), str(int(busy))],
         env=environment(machine),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
