@@ -122,6 +122,29 @@ static void an_owner_that_closes_all_descriptors_keeps_its_slot(struct vc_region
     close(ready[1]);
 }
 
+static void an_unreaped_victim_holds_nothing(struct vc_region *region)
+{
+    int ready[2];
+    CHECK(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        take(vc_region_get_at(folder), 300);
+        ssize_t written = write(ready[1], "x", 1);
+        (void)written;
+        pause();
+    }
+    char byte;
+    CHECK(read(ready[0], &byte, 1) == 1);
+    kill(child, SIGKILL);
+    siginfo_t info;
+    waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT);
+    CHECK(kill(child, 0) == 0); /* it still answers */
+    CHECK(vc_slots_reap(region) == 1);
+    waitpid(child, NULL, 0);
+    close(ready[0]);
+    close(ready[1]);
+}
+
 static void exec_gives_the_memory_back(struct vc_region *region)
 {
     int ready[2];
@@ -188,6 +211,7 @@ int main(void)
     so_does_one_made_by_the_bare_system_call(region);
     a_child_that_never_uses_it_does_not_keep_a_dead_parents_slot(region);
     an_owner_that_closes_all_descriptors_keeps_its_slot(region);
+    an_unreaped_victim_holds_nothing(region);
     exec_gives_the_memory_back(region);
     when_all_slots_are_taken_memory_is_refused(region);
     remove_region(folder);
