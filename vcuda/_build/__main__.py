@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from vcuda._build import ffi, native
+from vcuda._build import native
 
 
 def main(names: list[str]) -> int:
@@ -13,6 +13,8 @@ def main(names: list[str]) -> int:
     try:
         built = native.build(package / "lib", [name for name in names if name != "native"] if names else None)
         if not names or "native" in names:
+            from vcuda._build import ffi  # reads sources that only a checkout has
+
             built += ffi.build_in_place(package)
     except (native.BuildError, KeyError) as error:
         known = ", ".join([library.name for library in native.LIBRARIES] + ["native"])

@@ -1,0 +1,172 @@
+"""The `vcuda` command line: bad words are explained with exit status 2, refusals with 125, and never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import vcuda
+from tests.support.runs import Runner, wait_for
+from vcuda import sim
+from vcuda.cli import main, run_command
+from vcuda.runs.place import Wish
+from vcuda.spec.errors import InvalidRequest
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    folder = tmp_path_factory.mktemp("cli") / "machine"
+    card = sim.SimCard(memory_bytes=8 * GIB)
+    sim.Machine.create(folder, [card, card])
+    return Runner(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("30", "4GiB", None, []), Wish(30, 30, 4 * GIB)),
+        (("30", "4GiB", "50", ["0"]), Wish(30, 50, 4 * GIB, 1, ("0",))),
+        (("100", None, None, []), Wish(100, 100, None, 1)),
+        (("200", None, "100", []), Wish(100, 100, None, 2)),
+        (("100", "1GiB", None, ["0"]), Wish(100, 100, GIB, 1, ("0",))),
+    ],
+)
+def test_words_become_a_wish(words: tuple[str, str | None, str | None, list[str]], expected: Wish) -> None:
+    assert run_command.wish(*words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("0", "1GiB", None, []), "--core"),
+        (("-5", "1GiB", None, []), "--core"),
+        (("150", "1GiB", None, []), "--core"),
+        (("many", "1GiB", None, []), "--core"),
+        (("30", None, None, []), "--memory"),
+        (("30", "0", None, []), "--memory"),
+        (("30", "lots", None, []), "--memory"),
+        (("30", "1GiB", "29", []), "--core-limit"),
+        (("30", "1GiB", "101", []), "--core-limit"),
+        (("100", None, "99", []), "--core-limit"),
+        (("200", None, None, ["0"]), "--device"),
+    ],
+)
+def test_impossible_wishes_name_the_option(
+    words: tuple[str, str | None, str | None, list[str]], named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        run_command.wish(*words)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (
+            ["run", "--sim", "--core", "3", "--", "x", "--sim"],
+            ["run", "--sim=", "--core", "3", "--", "x", "--sim"],
+        ),
+        (["run", "--core", "--sim", "x"], ["run", "--core", "--sim", "x"]),
+        (["run", "--core=3", "--sim", "x", "--sim"], ["run", "--core=3", "--sim=", "x", "--sim"]),
+        (["run", "--sim=/d", "x"], ["run", "--sim=/d", "x"]),
+        (["ls", "--json", "--sim"], ["ls", "--json", "--sim="]),
+    ],
+)
+def test_a_lone_sim_takes_no_value_and_the_commands_own_words_are_left_alone(
+    written: list[str], meant: list[str]
+) -> None:
+    assert run_command.prepare(written) == meant
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["run"],
+        ["run", "--core", "30", "--memory", "1GiB"],
+        ["run", "--core", "30", "--memory", "1GiB", "--"],
+        ["run", "--core", "30", "--memory", "1GiB", "--speed", "9", "--", "true"],
+        ["ls", "--interval", "soon"],
+    ],
+)
+def test_bad_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(words)
+    assert caught.value.code == 2
+    assert "usage: vcuda" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"vcuda {vcuda.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--core", "150", "--memory", "1GiB"], 2, "--core is 150"),
+        (["--core", "30", "--memory", "9GiB"], 125, "no card has 30 cores and 9 GiB free"),
+        (["--core", "300"], 125, "fewer than 3 of these cards"),
+        (["--core", "30", "--memory", "1GiB", "--device", "7"], 125, "--device 7 is no card of this machine"),
+        (
+            ["--core", "30", "--memory", "1GiB", "--ledger", "/proc/nothing"],
+            125,
+            "/proc/nothing can't be used",
+        ),
+    ],
+)
+def test_refusals_are_one_message_and_book_nothing(
+    runner: Runner, arguments: list[str], status: int, text: str
+) -> None:
+    result = runner.call(*runner.run("true", share=arguments))
+    assert result.returncode == status, result.stderr
+    assert text in result.stderr
+    assert result.stderr.startswith("vcuda: ") and "Traceback" not in result.stderr
+    assert runner.bookings() == []
+
+
+def test_a_simulated_machine_that_is_none_is_refused(tmp_path: Path) -> None:
+    result = Runner(tmp_path / "nowhere").call("run", "--core", "30", "--memory", "1GiB", "--", "true")
+    assert result.returncode == 125
+    assert "holds no simulated machine" in result.stderr
+
+
+def test_ls_and_show_tell_who_holds_what(runner: Runner) -> None:
+    nobody = runner.call("ls")
+    assert (nobody.returncode, nobody.stdout) == (0, "no run holds a share on this machine\n")
+    share = ["--core", "60", "--core-limit", "80", "--memory", "2GiB", "--device", "1"]
+    script = "print('ready', flush=True); input()"
+    front = runner.start(*runner.run(sys.executable, "-c", script, share=share), stdin=-1)
+    assert front.stdout is not None
+    front.stdout.readline()
+
+    table = runner.call("ls", "--interval", "0")
+    assert table.returncode == 0, table.stderr
+    assert all(
+        word in table.stdout for word in (str(front.pid), "60-80", "2 GiB", f"{Path(sys.executable).name} -c")
+    )
+    (row,) = json.loads(runner.call("ls", "--json").stdout)
+    assert (row["pid"], row["shares"][0]["cores"], row["shares"][0]["memory_used_bytes"]) == (
+        front.pid,
+        60,
+        0,
+    )
+    assert row["shares"][0]["uuid"] == sim.Machine(runner.machine).cards[1].uuid
+
+    cards = json.loads(runner.call("show", "--json").stdout)
+    assert [(card["free_cores"], card["free_bytes"]) for card in cards] == [(100, 8 * GIB), (40, 6 * GIB)]
+    assert "40 / 100" in runner.call("show").stdout
+    assert runner.call("show", str(front.pid)).returncode == 0
+    assert runner.call("show", "1").returncode == 125
+
+    refused = runner.call(*runner.run("true", share=["--core", "50", "--memory", "1GiB", "--device", "1"]))
+    assert refused.returncode == 125
+    assert f"pid {front.pid} of " in refused.stderr and "60 cores, 2 GiB" in refused.stderr
+    front.communicate("\n", timeout=60)
+    wait_for("the end of the booking", lambda: not runner.bookings())

@@ -1,0 +1,75 @@
+"""Which machine a command is about: this one, or a simulated one; the only place here that reads the environment."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+from vcuda import sim
+from vcuda.runs import ledger
+from vcuda.runs.driver import CUDA_NAME, NVML_NAME, Driver
+from vcuda.runs.errors import RunError
+from vcuda.runs.run import Machine
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sim",
+        metavar="DIR",
+        help="use the simulated machine in DIR (written --sim=DIR); --sim alone: one of your own, made if need be",
+    )
+    parser.add_argument(
+        "--ledger",
+        metavar="DIR",
+        type=Path,
+        help=f"where runs are booked; all users must share it (default: {ledger.default_folder()})",
+    )
+
+
+def say(message: str) -> None:
+    """A note to the user; never on stdout, which belongs to the command."""
+    print(f"vcuda: {message}", file=sys.stderr)
+
+
+def chosen(options: argparse.Namespace) -> Machine:
+    """Raises RunError or SimError."""
+    temporary = Path(tempfile.gettempdir())
+    elsewhere = [temporary]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        elsewhere.append(Path(runtime))
+    with contextlib.suppress(RuntimeError):
+        elsewhere.append(Path.home())
+    if options.sim is None:
+        return Machine(options.ledger or ledger.default_folder(), elsewhere=elsewhere)
+    simulated = (
+        sim.Machine(options.sim) if options.sim else _own_simulated(temporary / f"vcuda-sim-{os.geteuid()}")
+    )
+    libraries = simulated.library_folder
+    return Machine(
+        options.ledger or simulated.directory / "ledger",
+        driver=Driver((libraries / CUDA_NAME).resolve(), (libraries / NVML_NAME).resolve()),
+        environment=simulated.environment(),
+        elsewhere=elsewhere,
+    )
+
+
+def _own_simulated(folder: Path) -> sim.Machine:
+    """The user's own simulated machine; two commands may make it at once."""
+    if not folder.exists():
+        try:
+            made = sim.Machine.create(folder)
+        except sim.SimError:
+            return sim.Machine(folder)
+        say(
+            f"made the simulated machine {folder} ({len(made.cards)} x {made.cards[0].name}); `vcuda sim` changes it"
+        )
+        return made
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise RunError(f"{folder} is not yours; name a simulated machine with --sim=DIR")
+    return sim.Machine(folder)

@@ -1,0 +1,58 @@
+"""The `vcuda` command: one parser, one place where errors become exit codes and lines on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import vcuda
+from vcuda.cli import run_command, show_command
+from vcuda.runs.errors import CommandError, RunError
+from vcuda.sim import SimError
+from vcuda.sim import command as sim_command
+from vcuda.spec.errors import SpecError
+
+BAD_USAGE = 2
+REFUSED = 125  # as `docker run`: the share was refused or can't be set up; the command did not start
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="vcuda", description="Shares of NVIDIA GPUs.", allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"vcuda {vcuda.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    run_command.add_parser(commands)
+    show_command.add_parsers(commands)
+    sim_command.add_parser(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status. Users see messages, never tracebacks."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["run"], ["ls"], ["show"]):
+        words = run_command.prepare(words)
+    options = parser().parse_args(words)
+    try:
+        status: int = options.run(options)
+        return status
+    except SpecError as error:
+        return _fail(error.message, BAD_USAGE)
+    except CommandError as error:
+        return _fail(str(error), error.status)
+    except (RunError, SimError) as error:
+        return _fail(str(error), REFUSED)
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads our table any more: as `ls | head`
+        return 141
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"vcuda: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

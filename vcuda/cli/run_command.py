@@ -1,0 +1,111 @@
+"""`vcuda run`: the command line's words become a wish."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from vcuda.cli import machine
+from vcuda.runs import run
+from vcuda.runs.place import Wish
+from vcuda.spec import request, units
+from vcuda.spec.errors import InvalidRequest, Reason
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_DESCRIPTION = """\
+Run COMMAND with a share of a card: a hard memory limit and a share of the card's time for its whole process tree.
+Needs no root. The share is booked for as long as any process of the tree lives; what would exceed 100 cores or the
+card's memory is refused with who holds what."""
+_EPILOG = """\
+exit status: that of COMMAND, 128+N if signal N ended it; 2: bad usage; 125: the share is refused or can't be set up;
+126, 127: COMMAND can't be executed or is not found.
+
+  vcuda run --core 30 --memory 4GiB -- python train.py
+  vcuda run --core 30 --core-limit 100 --memory 4GiB --device 1 -- python train.py   # may use idle time
+  vcuda run --core 100 -- python train.py                                            # a whole card"""
+_WITH_VALUE = ("--core", "--memory", "--core-limit", "--device", "--ledger")
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run a command with a share of a card",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="vcuda run --core N --memory SIZE [--core-limit N] [--device UUID|INDEX]... [--sim[=DIR]] -- COMMAND [ARG...]",
+    )
+    parser.add_argument(
+        "--core",
+        metavar="N",
+        required=True,
+        help="hundredths of a card: 1 to 99, or whole cards as 100, 200, ...",
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help='limit on each card, e.g. "4GiB"; may be left out for whole cards'
+    )
+    parser.add_argument(
+        "--core-limit", metavar="N", help="use idle time up to this (default: hard limit at --core)"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="UUID|INDEX",
+        action="append",
+        default=[],
+        help="this card, or the start of its UUID; repeated: a share of each (default: the fullest that fits)",
+    )
+    machine.add_options(parser)
+    parser.add_argument(
+        "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="what to run, with its arguments"
+    )
+    parser.set_defaults(run=_run, fail=parser.error)
+
+
+def prepare(words: list[str]) -> list[str]:
+    """Write a lone `--sim` among our own options as `--sim=`: argparse would take the next word for its value."""
+    position = 1
+    while position < len(words) and words[position].startswith("--") and words[position] != "--":
+        if words[position] == "--sim":
+            words[position] = "--sim="
+        position += 2 if words[position] in _WITH_VALUE else 1
+    return words
+
+
+def wish(core: str, memory: str | None, core_limit: str | None, devices: list[str]) -> Wish:
+    """Raises InvalidRequest that names the option."""
+    cores = units.parse_count(core, "--core")
+    request.check_cores(cores, f"--core is {cores}")
+    whole = cores >= units.CORES_PER_CARD
+    cards = cores // units.CORES_PER_CARD if whole else 1
+    cores_per_card = units.CORES_PER_CARD if whole else cores
+    memory_bytes = None if memory is None else units.parse_bytes(memory, "--memory")
+    if memory_bytes is None and not whole:
+        raise InvalidRequest(
+            Reason.INCOMPLETE_REQUEST, "a share needs --memory too, for instance --memory 4GiB"
+        )
+    if memory_bytes == 0:
+        raise InvalidRequest(Reason.INVALID_MEMORY, "--memory is 0; ask for instance 4GiB")
+    limit = cores_per_card if core_limit is None else units.parse_count(core_limit, "--core-limit")
+    if not cores_per_card <= limit <= units.CORES_PER_CARD:
+        raise InvalidRequest(
+            Reason.INVALID_CORES,
+            f"--core-limit is {limit}; it must be from --core ({cores_per_card}) to {units.CORES_PER_CARD}",
+        )
+    if whole and devices and len(devices) != cards:
+        raise InvalidRequest(
+            Reason.INVALID_CORES,
+            f"--core {cores} asks for {cards} whole cards, --device names {len(devices)}",
+        )
+    return Wish(cores_per_card, limit, memory_bytes, cards, tuple(devices))
+
+
+def _run(options: argparse.Namespace) -> int:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        options.fail("no COMMAND; write it after --")
+    wanted = wish(options.core, options.memory, options.core_limit, options.device)
+    return run.run(wanted, command, machine.chosen(options), dict(os.environ), machine.say)

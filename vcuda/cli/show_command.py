@@ -1,0 +1,180 @@
+"""`vcuda ls` and `vcuda show`: who holds what on this machine, and what they use of it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import rich.box
+import rich.console
+import rich.table
+
+from vcuda.cli import machine
+from vcuda.runs import place, view
+from vcuda.runs.errors import RunError
+from vcuda.runs.ledger import Ledger
+from vcuda.runs.view import RunView, ShareView
+from vcuda.spec.units import format_bytes
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parsers(commands: Commands) -> None:
+    listing = commands.add_parser("ls", help="the runs on this machine and what they use", allow_abbrev=False)
+    listing.set_defaults(run=_list)
+    details = commands.add_parser(
+        "show", help="the cards with what is free on them; one run with its processes", allow_abbrev=False
+    )
+    details.add_argument(
+        "wanted", nargs="?", metavar="RUN", help="process ID or name of a run, as `vcuda ls` shows it"
+    )
+    details.set_defaults(run=_show)
+    for parser in (listing, details):
+        machine.add_options(parser)
+        parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
+        parser.add_argument(
+            "--interval",
+            metavar="SECONDS",
+            type=float,
+            default=0.5,
+            help="measure GPU time for so long (default: 0.5)",
+        )
+
+
+def _look(options: argparse.Namespace) -> list[RunView]:
+    chosen = machine.chosen(options)
+    ledger = Ledger.open(chosen.ledger, machine.say)
+    try:
+        return view.look(ledger, min(max(options.interval, 0.0), 60.0))
+    finally:
+        ledger.close()
+
+
+def _list(options: argparse.Namespace) -> int:
+    runs = _look(options)
+    if options.json:
+        print(json.dumps([_as_json(run) for run in runs], indent=2))
+        return 0
+    if not runs:
+        print("no run holds a share on this machine")
+        return 0
+    _print(_table_of_runs(runs))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    if options.wanted is not None:
+        return _show_run(options)
+    chosen = machine.chosen(options)
+    cards = chosen.cards(chosen.find_driver(dict(os.environ)))
+    runs = _look(options)
+    rooms = place.rooms(cards, [run.booking for run in runs])
+    if options.json:
+        print(json.dumps([_room_as_json(room) for room in rooms], indent=2))
+        return 0
+    table = _table("card", "UUID", "model", "cores free", "memory free", "runs")
+    for room in rooms:
+        table.add_row(
+            str(room.index),
+            room.card.uuid,
+            room.card.model,
+            f"{room.free_cores} / 100",
+            f"{format_bytes(max(0, room.free_bytes))} / {format_bytes(room.card.memory_bytes)}",
+            str(len(room.bookings)),
+        )
+    _print(table)
+    if runs:
+        _print(_table_of_runs(runs))
+    return 0
+
+
+def _show_run(options: argparse.Namespace) -> int:
+    runs = _look(options)
+    found = [run for run in runs if options.wanted in (run.booking.name, str(run.booking.pid))]
+    if not found:
+        raise RunError(f"there is no run {options.wanted}; `vcuda ls` lists them")
+    if options.json:
+        print(json.dumps([_as_json(run) for run in found], indent=2))
+        return 0
+    _print(_table_of_runs(found))
+    table = _table("process", "program", "memory")
+    for process in found[0].processes:
+        table.add_row(str(process.pid), process.command, format_bytes(sum(process.memory_bytes.values())))
+    if found[0].processes:
+        _print(table)
+    return 0
+
+
+def _table_of_runs(runs: list[RunView]) -> rich.table.Table:
+    table = _table("run", "user", "since", "card", "cores", "used", "memory", "limit", "command")
+    for run in runs:
+        for share in run.shares:
+            table.add_row(
+                str(run.booking.pid),
+                place.user_name(run.booking.user_id),
+                time.strftime("%m-%d %H:%M", time.localtime(run.booking.since)),
+                share.share.uuid[:12],
+                _cores(share),
+                "?" if share.achieved_cores is None else f"{share.achieved_cores:.0f}",
+                "?" if share.memory_used_bytes is None else format_bytes(share.memory_used_bytes),
+                format_bytes(share.share.memory_bytes),
+                place.short(run.booking.command)[:60],
+            )
+    return table
+
+
+def _cores(share: ShareView) -> str:
+    """The guarantee, and the elastic limit where there is one; in brackets while another user's run forbids lending."""
+    if share.share.core_limit == share.share.cores:
+        return str(share.share.cores)
+    limit = (
+        f"{share.share.core_limit}" if share.core_limit > share.share.cores else f"({share.share.core_limit})"
+    )
+    return f"{share.share.cores}-{limit}"
+
+
+def _table(*columns: str) -> rich.table.Table:
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _print(table: rich.table.Table) -> None:
+    # A pipe has no width: never fold what another program reads.
+    width = None if sys.stdout.isatty() else 200
+    rich.console.Console(width=width, highlight=False, markup=False).print(table)
+
+
+def _as_json(run: RunView) -> dict[str, Any]:
+    booking = dataclasses.asdict(run.booking)
+    del booking["shares"], booking["folder"]
+    shares = [
+        dataclasses.asdict(share.share)
+        | {
+            "core_limit_in_force": share.core_limit,
+            "memory_used_bytes": share.memory_used_bytes,
+            "achieved_cores": share.achieved_cores,
+        }
+        for share in run.shares
+    ]
+    processes = [dataclasses.asdict(process) for process in run.processes]
+    return booking | {"user": place.user_name(run.booking.user_id), "shares": shares, "processes": processes}
+
+
+def _room_as_json(room: place.Room) -> dict[str, Any]:
+    return {
+        "index": room.index,
+        "uuid": room.card.uuid,
+        "model": room.card.model,
+        "memory_bytes": room.card.memory_bytes,
+        "free_cores": room.free_cores,
+        "free_bytes": room.free_bytes,
+        "runs": [booking.name for booking in room.bookings],
+    }

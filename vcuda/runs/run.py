@@ -1,0 +1,141 @@
+"""From a wish to a running command: find driver and cards, book, lay out, start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vcuda.runs import cards, driver, front, layout, place, processes
+from vcuda.runs.booking import Booking
+from vcuda.runs.driver import Driver
+from vcuda.runs.duty import Duty
+from vcuda.runs.errors import RunError
+from vcuda.runs.keeper import Task
+from vcuda.runs.ledger import Ledger
+from vcuda.runs.place import Wish
+from vcuda.spec.inventory import Card
+
+MARK = "VCUDA_RUN"  # in the environment of a run's processes: the name of its booking
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where to find the driver and the ledger; `environment` is what clients of this driver need beside the library path.
+
+    `driver` None: the machine's own, looked for as the dynamic linker does.
+    """
+
+    ledger: Path
+    driver: Driver | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Sequence[Path] = ()  # where libraries may lie if the ledger's file system is mounted noexec
+
+    def find_driver(self, environment: Mapping[str, str]) -> Driver:
+        return self.driver or driver.find(_split(environment.get("LD_LIBRARY_PATH", "")))
+
+    def cards(self, found: Driver) -> tuple[Card, ...]:
+        """All cards, from NVML. Puts the driver's variables into this process's own environment: NVML reads them there."""
+        os.environ.update(self.environment)
+        return cards.discover(found.nvml)
+
+
+def run(
+    wish: Wish,
+    command: Sequence[str],
+    machine: Machine,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> int:
+    """Book the wish, run the command with `environment` under it, and return its exit status.
+
+    Raises RunError (nothing booked, nothing started) or CommandError (the command can't be executed).
+    """
+    if MARK in environment:
+        raise RunError(
+            f"this shell is inside the run {environment[MARK]:.40} already; a share can't be divided again"
+        )
+    found = machine.find_driver(environment)
+    available = machine.cards(found)
+    ledger = Ledger.open(machine.ledger, say)
+    entry, lock = book(ledger, wish, command, available, machine)
+    folder = Path(entry.folder)
+    try:
+        libraries = layout.lay_out(folder, ledger.region_folder(entry.name), found)
+    except RunError:
+        ledger.remove(entry.name, entry.folder)
+        raise
+    held = processes.inheritable_copy(lock)
+    os.close(lock)
+    visible = ",".join(share.uuid for share in entry.shares)
+    if environment.get("CUDA_VISIBLE_DEVICES", visible) != visible:
+        say(f"CUDA_VISIBLE_DEVICES is replaced by the share's card: {visible}; --device chooses another one")
+    task = Task(
+        command=command,
+        environment=_environment(environment, machine, libraries, entry.name, visible),
+        mask=(),
+        held=frozenset({held, ledger.descriptor}),
+        duty=Duty(ledger, entry.user_id, say),
+        finish=lambda: ledger.remove(entry.name, entry.folder),
+    )
+    return front.run(task, say)
+
+
+def book(
+    ledger: Ledger, wish: Wish, command: Sequence[str], available: Sequence[Card], machine: Machine
+) -> tuple[Booking, int]:
+    """Find room and book it, in one step under the ledger's lock; return the booking and the descriptor that holds it."""
+    elsewhere = layout.other_folder(machine.ledger, machine.elsewhere)
+    try:
+        with ledger.locked():
+            ledger.purge()
+            before = ledger.bookings()
+            chosen = place.choose(place.rooms(available, before), wish)
+            wanted = Booking(
+                name="",
+                user_id=os.geteuid(),
+                pid=os.getpid(),
+                since=time.time(),
+                command=shlex.join(command),
+                folder=str(elsewhere or ""),
+                shares=tuple(room.share(wish) for room in chosen),
+            )
+            entry, lock = ledger.add(wanted, place.limits(wanted, before))
+            # Another program may have removed the lock's file under us: what is written decides.
+            chosen_uuids = {share.uuid for share in entry.shares}
+            overbooked = [
+                room
+                for room in place.rooms(available, ledger.bookings())
+                if room.card.uuid in chosen_uuids and (room.free_cores < 0 or room.free_bytes < 0)
+            ]
+            if overbooked:
+                os.close(lock)
+                ledger.remove(entry.name, "")
+                raise RunError("another run booked the same share at this moment; try again")
+            return entry, lock
+    except RunError:
+        if elsewhere is not None:
+            elsewhere.rmdir()
+        raise
+
+
+def _split(library_path: str) -> list[str]:
+    return library_path.split(":") if library_path else []
+
+
+def _environment(
+    environment: Mapping[str, str], machine: Machine, libraries: Path, name: str, visible: str
+) -> dict[str, str]:
+    added = dict(machine.environment)
+    paths = [str(libraries), added.pop("LD_LIBRARY_PATH", ""), environment.get("LD_LIBRARY_PATH", "")]
+    return {
+        **environment,
+        **added,
+        "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
+        "CUDA_VISIBLE_DEVICES": visible,
+        "TRITON_LIBCUDA_PATH": str(libraries),  # Triton asks ldconfig instead of the linker
+        MARK: name,
+    }

@@ -1,0 +1,74 @@
+"""What the runs of a ledger hold and use right now, for `vcuda ls` and `vcuda show`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vcuda import region
+from vcuda.runs.booking import Booking, Share
+from vcuda.runs.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class ShareView:
+    """One card of a run. Figures are None where another user's region may not be read; `achieved_cores` in 1/100 card."""
+
+    share: Share
+    core_limit: int
+    memory_used_bytes: int | None
+    achieved_cores: float | None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run with its processes that use CUDA, as far as they may be seen."""
+
+    booking: Booking
+    shares: tuple[ShareView, ...]
+    processes: tuple[region.ProcessUsage, ...]
+
+
+def look(ledger: Ledger, interval_seconds: float) -> list[RunView]:
+    """Read all living runs twice, `interval_seconds` apart, to tell the GPU time in between."""
+    before = {entry.name: _gpu_time(ledger, entry) for entry in ledger.bookings()}
+    began = time.monotonic_ns()
+    time.sleep(interval_seconds)
+    passed = max(1, time.monotonic_ns() - began)
+    return [_view(ledger, entry, before.get(entry.name, {}), passed) for entry in ledger.bookings()]
+
+
+def _usage(ledger: Ledger, entry: Booking) -> region.Usage | None:
+    try:
+        return region.read_usage(ledger.region_folder(entry.name))
+    except (region.RegionError, OSError):  # another user's, or just ended
+        return None
+
+
+def _gpu_time(ledger: Ledger, entry: Booking) -> dict[str, int]:
+    usage = _usage(ledger, entry)
+    return {} if usage is None else {card.uuid: card.gpu_time_ns for card in usage.cards}
+
+
+def _limits_in_force(ledger: Ledger, entry: Booking) -> dict[str, int]:
+    try:
+        return {card.uuid: card.core_limit for card in region.read_limits(ledger.region_folder(entry.name))}
+    except (region.RegionError, OSError):
+        return {}
+
+
+def _view(ledger: Ledger, entry: Booking, before: dict[str, int], passed_ns: int) -> RunView:
+    usage = _usage(ledger, entry)
+    now = {} if usage is None else {card.uuid: card for card in usage.cards}
+    in_force = _limits_in_force(ledger, entry)
+    shares = []
+    for share in entry.shares:
+        card = now.get(share.uuid)
+        achieved = None
+        if card is not None and share.uuid in before:
+            achieved = 100 * max(0, card.gpu_time_ns - before[share.uuid]) / passed_ns
+        used = None if card is None else card.memory_used_bytes
+        shares.append(ShareView(share, in_force.get(share.uuid, share.core_limit), used, achieved))
+    processes: Sequence[region.ProcessUsage] = () if usage is None else usage.processes
+    return RunView(entry, tuple(shares), tuple(process for process in processes if process.alive))
