@@ -60,11 +60,14 @@ class Gpu:
         self.context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self.device))
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self.context))
         self.stream = check("cuStreamCreate", driver.cuStreamCreate(0))
+        self._kernels = self._load(microseconds) if microseconds else {}
+
+    @staticmethod
+    def _load(microseconds: tuple[int, ...]) -> dict[int, Any]:
         entries = "".join(_ENTRY.format(microseconds=us, nanoseconds=us * 1000) for us in microseconds)
-        module = check(
-            "cuModuleLoadData", driver.cuModuleLoadData(_PTX.format(entries=entries).encode() + b"\0")
-        )
-        self._kernels = {
+        image = _PTX.format(entries=entries).encode() + b"\0"
+        module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
+        return {
             us: check("cuModuleGetFunction", driver.cuModuleGetFunction(module, f"spin_{us}us".encode()))
             for us in microseconds
         }
