@@ -54,20 +54,23 @@ static void test_estimates_follow_the_evidence(void)
 {
     struct vc_estimate *cost = vc_estimate_find(vc_estimate_function_key(0x1000, 64, 256));
     CHECK(vc_estimate_cost(cost) == 0);
-    vc_estimate_learn(cost, 500, 100, VC_EVIDENCE_CLEAN); /* nothing to correct yet */
+    vc_estimate_learn(cost, 100, 500, 100, VC_EVIDENCE_CLEAN); /* nothing to correct yet */
     CHECK(vc_estimate_cost(cost) == 0);
     vc_estimate_set(cost, 1000);
-    vc_estimate_learn(cost, 2000, 1000, VC_EVIDENCE_CLEAN);
+    vc_estimate_learn(cost, 1000, 2000, 1000, VC_EVIDENCE_CLEAN);
     CHECK(vc_estimate_cost(cost) == 1150);
     vc_estimate_set(cost, 1000);
-    vc_estimate_learn(cost, 100000, 1000, VC_EVIDENCE_CLEAN); /* clipped at 2 */
+    vc_estimate_learn(cost, 1000, 100000, 1000, VC_EVIDENCE_CLEAN); /* clipped at 2 */
     CHECK(vc_estimate_cost(cost) == 1150);
     vc_estimate_set(cost, 1000);
-    vc_estimate_learn(cost, 3000, 1000, VC_EVIDENCE_SHORT_OVERLAP);
+    vc_estimate_learn(cost, 1000, 3000, 1000, VC_EVIDENCE_SHORT_OVERLAP);
     CHECK(vc_estimate_cost(cost) == 1020);
     vc_estimate_set(cost, 1000);
-    vc_estimate_learn(cost, 500, 1000, VC_EVIDENCE_SHORT_OVERLAP); /* a smaller wall time is always the better bound */
+    vc_estimate_learn(cost, 1000, 500, 1000, VC_EVIDENCE_SHORT_OVERLAP); /* a smaller wall time is always the better bound */
     CHECK(vc_estimate_cost(cost) == 925);
+    for (int i = 0; i < 100; i++) /* launched while it was still thought to cost 24 us: all say 10 us, and 10 us it becomes */
+        vc_estimate_learn(cost, 24000, 10000, 24000, VC_EVIDENCE_CLEAN);
+    CHECK_NEAR(vc_estimate_cost(cost), 10000, 50);
     vc_estimate_reset(cost);
     CHECK(vc_estimate_cost(cost) == 0);
 }

@@ -54,16 +54,16 @@ struct vc_estimate *vc_estimate_find(uint64_t key)
 void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns)
 {
     __atomic_store_n(&estimate->cost_ns, cost_ns ? cost_ns : 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&estimate->unmeasured_ns, 0, __ATOMIC_RELAXED);
 }
 
-void vc_estimate_learn(struct vc_estimate *estimate, uint64_t measured_ns, uint64_t expected_ns,
+void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
                        enum vc_evidence evidence)
 {
     uint64_t cost = vc_estimate_cost(estimate);
-    if (cost == 0 || expected_ns == 0)
+    if (cost == 0 || cost_then_ns == 0 || expected_ns == 0)
         return;
-    double ratio = (double)measured_ns / (double)expected_ns;
+    double implied = (double)cost_then_ns * ((double)measured_ns / (double)expected_ns);
+    double ratio = implied / (double)cost;
     /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth. */
     double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.8 ? 0.15
                     : evidence == VC_EVIDENCE_LONG_OVERLAP       ? 0.10
@@ -73,7 +73,7 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t measured_ns, uint6
     if (ratio > 2.0)
         ratio = 2.0;
     double learnt = (double)cost * (1.0 + weight * (ratio - 1.0));
-    vc_estimate_set(estimate, learnt < 1.0 ? 1 : (uint64_t)(learnt + 0.5));
+    __atomic_store_n(&estimate->cost_ns, learnt < 1.0 ? 1 : (uint64_t)(learnt + 0.5), __ATOMIC_RELAXED);
 }
 
 void vc_estimate_reset(struct vc_estimate *estimate)

@@ -12,7 +12,7 @@
 struct vc_estimate {
     uint64_t key;           /* 0: free */
     uint64_t cost_ns;       /* 0: unknown */
-    uint64_t unmeasured_ns; /* estimated work launched since the last measurement */
+    uint64_t unmeasured_ns; /* estimated work launched since an interval with it was last marked */
 };
 
 /* How much is known about an interval that was measured; decides how fast an estimate follows it. */
@@ -41,8 +41,9 @@ static inline uint64_t vc_estimate_cost(const struct vc_estimate *estimate)
 /* The operation's first measurement. */
 void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns);
 
-/* Follow a measurement: `measured_ns` was seen where the estimates said `expected_ns` (> 0). */
-void vc_estimate_learn(struct vc_estimate *estimate, uint64_t measured_ns, uint64_t expected_ns,
+/* Follow a measurement: `measured_ns` was seen where the estimates said `expected_ns` (> 0) when this one's cost was taken
+ * to be `cost_then_ns`; it may have learnt more since, from work launched before. */
+void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
                        enum vc_evidence evidence);
 
 /* The operation has changed (graph update, parameters): unknown again. */

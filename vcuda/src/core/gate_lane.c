@@ -104,6 +104,8 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     };
     step->distinct = lane->distinct;
     memcpy(step->learners, lane->learners, lane->distinct * sizeof lane->learners[0]);
+    for (unsigned i = 0; lane->open && i < lane->distinct; i++)
+        vc_store_relaxed(&lane->learners[i].estimate->unmeasured_ns, 0);
     lane->open = true;
     lane->sequence = answer->sequence;
     forget_interval(lane);
@@ -115,15 +117,16 @@ void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step)
     lane->finish_ns -= step->cost_ns < lane->finish_ns ? step->cost_ns : lane->finish_ns;
 }
 
-void vc_lane_learn(struct vc_estimate *const *learners, unsigned count, const struct vc_interval *interval,
+void vc_lane_learn(const struct vc_learner *learners, unsigned count, const struct vc_interval *interval,
                    const struct vc_settlement *settlement)
 {
     if (!interval->measurable || count == 0)
         return;
     if (interval->unknown && interval->estimate_ns == 0) {
-        vc_estimate_set(learners[count - 1], settlement->measured_ns);
+        vc_estimate_set(learners[count - 1].estimate, settlement->measured_ns);
         return;
     }
     for (unsigned i = 0; i < count; i++)
-        vc_estimate_learn(learners[i], settlement->measured_ns, interval->estimate_ns, settlement->evidence);
+        vc_estimate_learn(learners[i].estimate, learners[i].cost_ns, settlement->measured_ns, interval->estimate_ns,
+                          settlement->evidence);
 }

@@ -15,6 +15,12 @@
 
 enum { VC_LANE_OPERATIONS = 8, VC_LANE_FIXED_POINT = 20 };
 
+/* An operation of an interval, and what it was taken to cost. */
+struct vc_learner {
+    struct vc_estimate *estimate;
+    uint64_t cost_ns;
+};
+
 struct vc_lane {
     struct vc_gate *gate;
     /* The permit: work paid for in advance, good while the lane's stream is predicted busy and until the limit. */
@@ -30,7 +36,7 @@ struct vc_lane {
     uint32_t operations;
     uint64_t sequence;
     unsigned distinct;
-    struct vc_estimate *learners[VC_LANE_OPERATIONS];
+    struct vc_learner learners[VC_LANE_OPERATIONS];
 };
 
 /* What to do around one operation. */
@@ -42,7 +48,7 @@ struct vc_lane_step {
     bool closing;     /* the gate shuts behind it */
     struct vc_interval interval; /* without its times */
     unsigned distinct;
-    struct vc_estimate *learners[VC_LANE_OPERATIONS];
+    struct vc_learner learners[VC_LANE_OPERATIONS];
 };
 
 static inline void vc_lane__note(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t cost_ns)
@@ -53,10 +59,10 @@ static inline void vc_lane__note(struct vc_lane *lane, struct vc_estimate *estim
     /* A lost update of two threads only delays the next measurement. */
     __atomic_store_n(&estimate->unmeasured_ns, __atomic_load_n(&estimate->unmeasured_ns, __ATOMIC_RELAXED) + cost_ns,
                      __ATOMIC_RELAXED);
-    if (lane->distinct != 0 && lane->learners[lane->distinct - 1] == estimate)
+    if (lane->distinct != 0 && lane->learners[lane->distinct - 1].estimate == estimate)
         return;
     if (lane->distinct < VC_LANE_OPERATIONS)
-        lane->learners[lane->distinct++] = estimate;
+        lane->learners[lane->distinct++] = (struct vc_learner){estimate, cost_ns};
 }
 
 /* The launch fast path: whether the operation may go with neither a question nor an event. No lock, no clock. */
@@ -95,7 +101,7 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
 void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step);
 
 /* The helper's part: let the estimates of the interval's operations follow what became of it. */
-void vc_lane_learn(struct vc_estimate *const *learners, unsigned count, const struct vc_interval *interval,
+void vc_lane_learn(const struct vc_learner *learners, unsigned count, const struct vc_interval *interval,
                    const struct vc_settlement *settlement);
 
 #endif

@@ -23,7 +23,7 @@ struct vc_under_way {
     CUstream stream;
     struct vc_interval interval;
     unsigned distinct;
-    struct vc_estimate *learners[VC_LANE_OPERATIONS];
+    struct vc_learner learners[VC_LANE_OPERATIONS];
     uint64_t expected_ns;
     struct vc_under_way *next;
 };

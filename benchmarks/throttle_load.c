@@ -1,0 +1,260 @@
+/* A CUDA driver-API program that puts work on the card: what benchmarks/throttle.py and the throttle's tests run in a share.
+ *
+ * throttle_load kernel=NAME seconds=S [sync=N] [pause_us=U] [streams=N] [graph=N] [cost=N] [threads=N] [wait=1]
+ *
+ * Launches kernel NAME for S seconds, waits for the card after every N launches (0: never) and then U us; with graph=N one
+ * launch is a graph of N captured kernels; with cost=N it measures N single launches instead. wait=1: starts at a line
+ * on stdin. Prints one line of JSON. Needs no CUDA toolkit: it finds libcuda.so.1 as any program does.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef void *handle;
+
+static int (*cuInit)(unsigned);
+static int (*cuDeviceGet)(int *, int);
+static int (*cuCtxCreate_v2)(handle *, unsigned, int);
+static int (*cuCtxSetCurrent)(handle);
+static int (*cuCtxSynchronize)(void);
+static int (*cuModuleLoadData)(handle *, const void *);
+static int (*cuModuleGetFunction)(handle *, handle, const char *);
+static int (*cuStreamCreate)(handle *, unsigned);
+static int (*cuLaunchKernel)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **,
+                             void **);
+static int (*cuStreamBeginCapture_v2)(handle, int);
+static int (*cuStreamEndCapture)(handle, handle *);
+static int (*cuGraphInstantiateWithFlags)(handle *, handle, unsigned long long);
+static int (*cuGraphLaunch)(handle, handle);
+
+static const struct {
+    const char *name;
+    void *pointer;
+} functions[] = {
+#define FUNCTION(name) {#name, &name}
+    FUNCTION(cuInit),           FUNCTION(cuDeviceGet),         FUNCTION(cuCtxCreate_v2),
+    FUNCTION(cuCtxSetCurrent),  FUNCTION(cuCtxSynchronize),    FUNCTION(cuModuleLoadData),
+    FUNCTION(cuModuleGetFunction), FUNCTION(cuStreamCreate),   FUNCTION(cuLaunchKernel),
+    FUNCTION(cuStreamBeginCapture_v2), FUNCTION(cuStreamEndCapture), FUNCTION(cuGraphInstantiateWithFlags),
+    FUNCTION(cuGraphLaunch),
+};
+
+enum { MOST_STREAMS = 16, MOST_BURSTS = 100000, MOST_THREADS = 8 };
+
+struct options {
+    char kernel[128];
+    double seconds;
+    unsigned sync, pause_us, streams, graph, cost, threads, wait;
+};
+
+static struct options options = {.kernel = "spin_1000us", .seconds = 1, .streams = 1, .threads = 1};
+static handle context, function;
+static uint64_t bursts[MOST_BURSTS];
+static unsigned burst_count;
+
+static void check(int result, const char *what)
+{
+    if (result == 0)
+        return;
+    fprintf(stderr, "throttle_load: %s failed with CUDA error %d\n", what, result);
+    exit(1);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void pause_for(unsigned us)
+{
+    struct timespec pause = {us / 1000000, (long)(us % 1000000) * 1000};
+    if (us)
+        nanosleep(&pause, NULL);
+}
+
+static void load_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        void *address = library ? dlsym(library, functions[i].name) : NULL;
+        if (!address) {
+            fprintf(stderr, "throttle_load: no %s: %s\n", functions[i].name, dlerror());
+            exit(1);
+        }
+        memcpy(functions[i].pointer, &address, sizeof address);
+    }
+}
+
+static void load_kernel(void)
+{
+    char image[512];
+    int device;
+    snprintf(image, sizeof image, ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry %s()\n{\n\tret;\n}\n",
+             options.kernel);
+    check(cuInit(0), "cuInit");
+    check(cuDeviceGet(&device, 0), "cuDeviceGet");
+    check(cuCtxCreate_v2(&context, 0, device), "cuCtxCreate");
+    handle module;
+    check(cuModuleLoadData(&module, image), "cuModuleLoadData");
+    check(cuModuleGetFunction(&function, module, options.kernel), "cuModuleGetFunction");
+}
+
+static void launch(handle stream)
+{
+    check(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+}
+
+static handle make_graph(handle stream)
+{
+    handle graph, executable;
+    check(cuStreamBeginCapture_v2(stream, 0), "cuStreamBeginCapture");
+    for (unsigned i = 0; i < options.graph; i++)
+        launch(stream);
+    check(cuStreamEndCapture(stream, &graph), "cuStreamEndCapture");
+    check(cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiate");
+    return executable;
+}
+
+struct outcome {
+    uint64_t launches, first_ns, last_ns;
+};
+
+static void *work(void *argument)
+{
+    struct outcome *outcome = argument;
+    handle streams[MOST_STREAMS], graph = NULL;
+    check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    for (unsigned i = 0; i < options.streams; i++)
+        check(cuStreamCreate(&streams[i], 1), "cuStreamCreate");
+    if (options.graph)
+        graph = make_graph(streams[0]);
+    uint64_t start = now_ns(), end = start + (uint64_t)(options.seconds * 1e9), burst = start;
+    outcome->first_ns = start;
+    while (now_ns() < end) {
+        handle stream = streams[outcome->launches % options.streams];
+        if (graph)
+            check(cuGraphLaunch(graph, stream), "cuGraphLaunch");
+        else
+            launch(stream);
+        outcome->launches++;
+        if (!options.sync || outcome->launches % options.sync)
+            continue;
+        check(cuCtxSynchronize(), "cuCtxSynchronize");
+        if (burst_count < MOST_BURSTS && options.threads == 1)
+            bursts[burst_count++] = now_ns() - burst;
+        pause_for(options.pause_us);
+        burst = now_ns();
+    }
+    check(cuCtxSynchronize(), "cuCtxSynchronize");
+    outcome->last_ns = now_ns();
+    return NULL;
+}
+
+static int ascending(const void *left, const void *right)
+{
+    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return a < b ? -1 : a > b;
+}
+
+static uint64_t percentile(uint64_t *values, unsigned count, double part)
+{
+    qsort(values, count, sizeof *values, ascending);
+    unsigned index = (unsigned)(part * count);
+    return count ? values[index < count ? index : count - 1] : 0;
+}
+
+/* Single launches, timed one by one in bursts that stay within the credit; the clock's own cost is taken off. */
+static void measure_cost(void)
+{
+    handle stream;
+    uint64_t *cost = calloc(options.cost, sizeof *cost);
+    uint64_t clock_cost = UINT64_MAX;
+    if (!cost)
+        exit(1);
+    check(cuStreamCreate(&stream, 1), "cuStreamCreate");
+    for (unsigned i = 0; i < 1000; i++) {
+        uint64_t from = now_ns(), took = now_ns() - from;
+        clock_cost = took < clock_cost ? took : clock_cost;
+    }
+    unsigned done = 0;
+    for (unsigned i = 0; done < options.cost; i++) {
+        uint64_t from = now_ns();
+        launch(stream);
+        uint64_t took = now_ns() - from;
+        if (i >= 2000) /* the first ones load, learn and warm up */
+            cost[done++] = took > clock_cost ? took - clock_cost : 0;
+        if (i % 200 == 199) {
+            check(cuCtxSynchronize(), "cuCtxSynchronize");
+            pause_for(options.pause_us);
+        }
+    }
+    printf("{\"launches\": %u, \"p50_ns\": %llu, \"p99_ns\": %llu}\n", options.cost,
+           (unsigned long long)percentile(cost, options.cost, 0.50), (unsigned long long)percentile(cost, options.cost, 0.99));
+    free(cost);
+}
+
+static void read_options(int count, char **arguments)
+{
+    struct {
+        const char *name;
+        unsigned *value;
+    } numbers[] = {{"sync", &options.sync},       {"pause_us", &options.pause_us}, {"streams", &options.streams},
+                   {"graph", &options.graph},     {"cost", &options.cost},         {"threads", &options.threads},
+                   {"wait", &options.wait}};
+    for (int i = 1; i < count; i++) {
+        char *value = strchr(arguments[i], '=');
+        size_t length = value ? (size_t)(value - arguments[i]) : 0;
+        int known = 0;
+        if (value && strncmp(arguments[i], "kernel", length) == 0)
+            known = snprintf(options.kernel, sizeof options.kernel, "%s", value + 1) > 0;
+        else if (value && strncmp(arguments[i], "seconds", length) == 0)
+            known = (options.seconds = atof(value + 1)) > 0;
+        for (size_t n = 0; value && !known && n < sizeof numbers / sizeof *numbers; n++)
+            if (strlen(numbers[n].name) == length && strncmp(arguments[i], numbers[n].name, length) == 0)
+                *numbers[n].value = (unsigned)atoi(value + 1), known = 1;
+        if (!known) {
+            fprintf(stderr, "throttle_load: unknown option %s; see the top of benchmarks/throttle_load.c\n", arguments[i]);
+            exit(2);
+        }
+    }
+    if (options.streams < 1 || options.streams > MOST_STREAMS || options.threads < 1 || options.threads > MOST_THREADS) {
+        fprintf(stderr, "throttle_load: 1 to %d streams, 1 to %d threads\n", MOST_STREAMS, MOST_THREADS);
+        exit(2);
+    }
+}
+
+int main(int count, char **arguments)
+{
+    char line[16];
+    read_options(count, arguments);
+    load_driver();
+    load_kernel();
+    if (options.wait && (puts("ready"), fflush(stdout), !fgets(line, sizeof line, stdin)))
+        return 1;
+    if (options.cost) {
+        measure_cost();
+        return 0;
+    }
+    struct outcome outcomes[MOST_THREADS] = {{0}};
+    pthread_t threads[MOST_THREADS];
+    for (unsigned i = 1; i < options.threads; i++)
+        pthread_create(&threads[i], NULL, work, &outcomes[i]);
+    work(&outcomes[0]);
+    for (unsigned i = 1; i < options.threads; i++)
+        pthread_join(threads[i], NULL);
+    uint64_t launches = 0;
+    for (unsigned i = 0; i < options.threads; i++)
+        launches += outcomes[i].launches;
+    unsigned warm = burst_count / 10;
+    printf("{\"launches\": %llu, \"seconds\": %.6f, \"bursts\": %u, \"burst_p50_ns\": %llu, \"burst_p99_ns\": %llu}\n",
+           (unsigned long long)launches, (double)(outcomes[0].last_ns - outcomes[0].first_ns) / 1e9, burst_count,
+           (unsigned long long)percentile(bursts + warm, burst_count - warm, 0.50),
+           (unsigned long long)percentile(bursts + warm, burst_count - warm, 0.99));
+    return 0;
+}
