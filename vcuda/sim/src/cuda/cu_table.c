@@ -7,21 +7,22 @@
 
 enum { SIM_LEGACY, SIM_THREAD, FLAGS_THREAD = 2 };
 
-/* What the driver exports but we have nothing behind: textures, graphics and the like. */
-__attribute__((used)) static CUresult refused(void)
+static CUresult refuse(void)
 {
     const CUresult bad = cu_initialised();
     return bad ? bad : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Only the addresses matter here: the signatures are where the functions are. */
+/* Only the addresses matter here: the signatures are where the functions are. What the driver exports but we have
+ * nothing behind (textures, graphics and the like) each gets a function, so that no two exports share an address. */
 #define SIM_API(symbol, base, since, kind) void symbol(void);
-#define SIM_REFUSED(symbol, base, since, kind) CU_EXPORT void symbol(void) __attribute__((alias("refused")));
+#define SIM_REFUSED(symbol, base, since, kind) \
+    CU_EXPORT CUresult symbol(void)            \
+    {                                          \
+        return refuse();                       \
+    }
 #define SIM_UNLISTED(symbol) SIM_REFUSED(symbol, , , )
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wattribute-alias" /* the alias drops the result's type */
 #include "cu_api.def"
-#pragma GCC diagnostic pop
 #undef SIM_API
 #undef SIM_REFUSED
 #undef SIM_UNLISTED
@@ -33,7 +34,7 @@ typedef struct {
 } api;
 
 static const api table[] = {
-#define SIM_API(symbol, base, since, kind) {#base, since, kind, symbol},
+#define SIM_API(symbol, base, since, kind) {#base, since, kind, (void (*)(void))symbol},
 #define SIM_REFUSED(symbol, base, since, kind) SIM_API(symbol, base, since, kind)
 #define SIM_UNLISTED(symbol)
 #include "cu_api.def"
