@@ -81,8 +81,9 @@ def decode(raw: bytes, name: str, user_id: int) -> Booking:
     """Parse a booking file of the user who owns it. Raises ValueError that says what is wrong."""
     try:
         data = json.loads(raw)
-        if data["version"] != VERSION:
-            raise ValueError(f"it has version {data['version']!r:.20}, this program reads {VERSION}")
+        version = _number(data, "version", 1, 2**31)
+        if version != VERSION:
+            raise ValueError(f"it has version {version}, this program reads {VERSION}")
         since, rows = data["since"], data["shares"]
         if type(since) not in (int, float) or not 0 <= since < 2**40:
             raise ValueError("since is not a time")

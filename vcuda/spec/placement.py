@@ -76,7 +76,7 @@ def decode(text: str) -> Placement:
     """Parse the annotation. Raises InvalidPlacement that says what is wrong with it."""
     try:
         data = json.loads(text)
-        if data.get("version") != VERSION:
+        if type(data.get("version")) is not int or data["version"] != VERSION:
             raise ValueError(f"version {data.get('version')!r:.20} is not {VERSION}")
         return Placement({str(name): _shares(name, rows) for name, rows in data["containers"].items()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
