@@ -2,16 +2,22 @@
 #include "cu_capture.h"
 #include "cu_memory.h"
 
-CUresult cu_alloc_fault(CUcontext ctx)
+CUresult cu_alloc_fault_on(int device)
 {
-    sim_faults *faults = &cu_card(ctx)->faults;
-    sim_slow_call(cu_process.state, ctx->card);
+    const int card = cu_process.devices[device].card;
+    sim_faults *faults = &sim_card_at(cu_process.state, card)->faults;
+    sim_slow_call(cu_process.state, card);
     if (faults->lost)
-        return cu_lost(ctx);
+        return CUDA_ERROR_UNKNOWN;
     int32_t left = atomic_load_explicit(&faults->fail_next, memory_order_relaxed);
     while (left > 0 && !atomic_compare_exchange_weak(&faults->fail_next, &left, left - 1))
         ;
     return left ? faults->fail_code : CUDA_SUCCESS;
+}
+
+CUresult cu_alloc_fault(CUcontext ctx)
+{
+    return cu_card(ctx)->faults.lost ? cu_lost(ctx) : cu_alloc_fault_on(ctx->device);
 }
 
 static CUresult take(int card, uint64_t bytes, int reap)

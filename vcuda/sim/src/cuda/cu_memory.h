@@ -44,6 +44,7 @@ CUresult cu_charge(int device, uint64_t bytes);
 void cu_discharge(int device, uint64_t bytes);
 /* An injected allocation failure, slowness or loss; call once per allocating API call, no lock held. */
 CUresult cu_alloc_fault(CUcontext ctx);
+CUresult cu_alloc_fault_on(int device);
 
 /* ---- pools ---- */
 CUresult cu_pool_alloc(CUcontext ctx, CUmemoryPool pool, size_t bytes, CUdeviceptr *pointer);

@@ -1,0 +1,346 @@
+/* Virtual memory management: reserved addresses, physical allocations, mappings of one into the other. */
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cu_capture.h"
+#include "cu_memory.h"
+
+/* A physical allocation: a memory file; it is paid for until neither handle nor mapping is left. */
+typedef struct physical {
+    struct physical *next;
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop;
+    size_t bytes;
+    int fd, references, mappings;
+    int imported; /* from another process, which pays */
+} physical;
+
+typedef struct reservation {
+    struct reservation *next;
+    uintptr_t start;
+    size_t bytes;
+} reservation;
+
+static physical *physicals; /* under cu_lock, as all of this */
+static reservation *reservations;
+static CUmemGenericAllocationHandle next_handle = 0x5110000001ull;
+
+static physical *find_physical(CUmemGenericAllocationHandle handle)
+{
+    physical *one = physicals;
+    while (one && one->handle != handle)
+        one = one->next;
+    return one;
+}
+
+static void release_if_unused(physical *one)
+{
+    physical **link = &physicals;
+    if (one->references > 0 || one->mappings > 0)
+        return;
+    while (*link != one)
+        link = &(*link)->next;
+    *link = one->next;
+    close(one->fd);
+    if (!one->imported)
+        cu_discharge(one->prop.location.id, one->bytes);
+    free(one);
+}
+
+static const reservation *find_reservation(uintptr_t start, size_t bytes)
+{
+    const reservation *one = reservations;
+    while (one && !(start >= one->start && start + bytes <= one->start + one->bytes))
+        one = one->next;
+    return one;
+}
+
+static int whole(uint64_t value)
+{
+    return value % CU_CHUNK == 0;
+}
+
+static CUresult check_prop(const CUmemAllocationProp *prop)
+{
+    cu_device *found;
+    if (!prop || (int)prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((int)prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || (int)prop->requestedHandleTypes > 1)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return cu_device_of(prop->location.id, &found);
+}
+
+CU_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                                 CUmemAllocationGranularity_flags option)
+{
+    CUresult bad = cu_initialised();
+    if (!bad)
+        bad = check_prop(prop);
+    if (bad || !granularity || (int)option < 0 || (int)option > 1)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    *granularity = CU_CHUNK;
+    return CUDA_SUCCESS;
+}
+
+CU_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wanted,
+                                       unsigned long long flags)
+{
+    (void)wanted; /* a hint only */
+    CUresult bad = cu_initialised();
+    if (bad || !pointer || !bytes || flags || bytes % 4096 || (alignment & (alignment - 1)))
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    const size_t align = alignment > CU_CHUNK ? alignment : CU_CHUNK;
+    reservation *made = calloc(1, sizeof *made);
+    void *where = made ? mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                       : MAP_FAILED;
+    if (where == MAP_FAILED) {
+        free(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    const uintptr_t start = ((uintptr_t)where + align - 1) & ~(uintptr_t)(align - 1);
+    const uintptr_t end = (start + bytes + 4095) & ~(uintptr_t)4095;
+    if (start > (uintptr_t)where)
+        munmap(where, start - (uintptr_t)where);
+    if ((uintptr_t)where + bytes + align > end)
+        munmap((void *)end, (uintptr_t)where + bytes + align - end);
+    pthread_mutex_lock(&cu_lock);
+    *made = (reservation){reservations, start, bytes};
+    reservations = made;
+    pthread_mutex_unlock(&cu_lock);
+    *pointer = start;
+    return CUDA_SUCCESS;
+}
+
+CU_EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
+{
+    CUresult bad = cu_initialised();
+    if (bad)
+        return bad;
+    pthread_mutex_lock(&cu_lock);
+    reservation **link = &reservations;
+    while (*link && ((*link)->start != (uintptr_t)pointer || (*link)->bytes != bytes))
+        link = &(*link)->next;
+    reservation *one = *link;
+    for (size_t at = 0; one && !bad && at < bytes; at += CU_CHUNK)
+        if (cu_find((uintptr_t)pointer + at))
+            bad = CUDA_ERROR_INVALID_VALUE; /* still mapped */
+    if (one && !bad) {
+        *link = one->next;
+        munmap((void *)one->start, one->bytes);
+        free(one);
+    }
+    pthread_mutex_unlock(&cu_lock);
+    return bad ? bad : one ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult add_physical(const CUmemAllocationProp *prop, size_t bytes, int fd, int imported,
+                             CUmemGenericAllocationHandle *handle)
+{
+    physical *made = fd < 0 ? NULL : calloc(1, sizeof *made);
+    if (!made) {
+        if (fd >= 0)
+            close(fd);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *made = (physical){.next = physicals, .handle = next_handle++, .prop = *prop, .bytes = bytes, .fd = fd,
+                       .references = 1, .imported = imported};
+    physicals = made;
+    *handle = made->handle;
+    return CUDA_SUCCESS;
+}
+
+CU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
+                               unsigned long long flags)
+{
+    CUresult bad = cu_initialised();
+    if (!bad)
+        bad = check_prop(prop);
+    if (bad || !handle || !bytes || !whole(bytes) || flags)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    bad = cu_alloc_fault_on(prop->location.id);
+    if (bad)
+        return bad;
+    pthread_mutex_lock(&cu_lock);
+    bad = cu_charge(prop->location.id, bytes);
+    if (!bad) {
+        const int fd = memfd_create("cuda-physical", MFD_CLOEXEC);
+        bad = fd < 0 || ftruncate(fd, (off_t)bytes) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+        if (!bad)
+            bad = add_physical(prop, bytes, fd, 0, handle);
+        else if (fd >= 0)
+            close(fd);
+        if (bad)
+            cu_discharge(prop->location.id, bytes);
+    }
+    pthread_mutex_unlock(&cu_lock);
+    return bad;
+}
+
+CU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    const CUresult bad = cu_initialised();
+    if (bad)
+        return bad;
+    pthread_mutex_lock(&cu_lock);
+    physical *one = find_physical(handle);
+    const int held = one && one->references > 0;
+    if (held) {
+        one->references--;
+        release_if_unused(one);
+    }
+    pthread_mutex_unlock(&cu_lock);
+    return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    const CUresult bad = cu_initialised();
+    if (bad || !handle)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&cu_lock);
+    const cu_block *block = cu_find((uintptr_t)address);
+    physical *one = block && block->kind == CU_BLOCK_VMM ? find_physical(block->handle) : NULL;
+    if (one) {
+        one->references++;
+        *handle = one->handle;
+    }
+    pthread_mutex_unlock(&cu_lock);
+    return one ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+    const CUresult bad = cu_initialised();
+    if (bad || !prop)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&cu_lock);
+    const physical *one = find_physical(handle);
+    if (one)
+        *prop = one->prop;
+    pthread_mutex_unlock(&cu_lock);
+    return one ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                            unsigned long long flags)
+{
+    CUresult bad = cu_initialised();
+    if (bad || !pointer || !bytes || !whole(pointer) || !whole(bytes) || offset || flags)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&cu_lock);
+    physical *one = find_physical(handle);
+    int taken = 0;
+    for (size_t at = 0; at < bytes && !taken; at += CU_CHUNK)
+        taken = cu_find((uintptr_t)pointer + at) != NULL;
+    if (!one || taken || bytes != one->bytes || !find_reservation((uintptr_t)pointer, bytes)) {
+        bad = CUDA_ERROR_INVALID_VALUE;
+    } else {
+        const cu_block block = {.start = (uintptr_t)pointer, .bytes = bytes, .kind = CU_BLOCK_VMM, .handle = handle,
+                                .device = one->prop.location.id};
+        void *where = mmap((void *)(uintptr_t)pointer, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, one->fd, 0);
+        if (where == MAP_FAILED || cu_outside_add(&block))
+            bad = CUDA_ERROR_OUT_OF_MEMORY;
+        else
+            one->mappings++;
+    }
+    pthread_mutex_unlock(&cu_lock);
+    return bad;
+}
+
+/* Unmaps whole mappings that lie in the range. */
+CU_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
+{
+    CUresult bad = cu_initialised();
+    if (bad || !bytes || !whole(pointer) || !whole(bytes))
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&cu_lock);
+    for (uintptr_t at = (uintptr_t)pointer; !bad && at < (uintptr_t)pointer + bytes;) {
+        cu_block *block = cu_find(at);
+        if (!block || block->kind != CU_BLOCK_VMM || block->start != at || at + block->bytes > (uintptr_t)pointer + bytes) {
+            bad = CUDA_ERROR_INVALID_VALUE;
+            break;
+        }
+        at += block->bytes;
+        physical *one = find_physical(block->handle);
+        mmap((void *)block->start, block->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        cu_outside_remove(block);
+        one->mappings--;
+        release_if_unused(one);
+    }
+    pthread_mutex_unlock(&cu_lock);
+    return bad;
+}
+
+CU_EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count)
+{
+    CUresult bad = cu_initialised();
+    if (bad || !access || !count || !bytes || !whole(pointer) || !whole(bytes))
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    /* All cards share the host's address space: what any of them may do is what the mapping allows. */
+    int protection = PROT_NONE;
+    for (size_t i = 0; i < count; i++)
+        protection |= ((int)access[i].flags & 1 ? PROT_READ : 0) | ((int)access[i].flags & 2 ? PROT_WRITE : 0);
+    pthread_mutex_lock(&cu_lock);
+    for (size_t at = 0; at < bytes && !bad; at += CU_CHUNK) {
+        cu_block *block = cu_find((uintptr_t)pointer + at);
+        if (!block || block->kind != CU_BLOCK_VMM)
+            bad = CUDA_ERROR_INVALID_VALUE;
+        else
+            block->flags = (unsigned)protection;
+    }
+    if (!bad && mprotect((void *)(uintptr_t)pointer, bytes, protection))
+        bad = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_unlock(&cu_lock);
+    return bad;
+}
+
+CU_EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer)
+{
+    const CUresult bad = cu_initialised();
+    if (bad || !flags || !location)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&cu_lock);
+    const cu_block *block = cu_find((uintptr_t)pointer);
+    const int found = block && block->kind == CU_BLOCK_VMM;
+    if (found)
+        *flags = (block->flags & PROT_READ ? 1u : 0u) | (block->flags & PROT_WRITE ? 2u : 0u);
+    pthread_mutex_unlock(&cu_lock);
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU_EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                                CUmemAllocationHandleType type, unsigned long long flags)
+{
+    CUresult bad = cu_initialised();
+    if (bad || !shareable || flags || (int)type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&cu_lock);
+    const physical *one = find_physical(handle);
+    const int fd = one && (int)one->prop.requestedHandleTypes == 1 ? dup(one->fd) : -1;
+    pthread_mutex_unlock(&cu_lock);
+    if (fd < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(int *)shareable = fd;
+    return CUDA_SUCCESS;
+}
+
+CU_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                                  CUmemAllocationHandleType type)
+{
+    CUcontext ctx;
+    CUresult bad = cu_current(&ctx);
+    if (bad || !handle || (int)type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    const int given = (int)(intptr_t)shareable;
+    const off_t bytes = lseek(given, 0, SEEK_END);
+    if (bytes <= 0 || !whole((uint64_t)bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, ctx->device}};
+    pthread_mutex_lock(&cu_lock);
+    bad = add_physical(&prop, (size_t)bytes, dup(given), 1, handle);
+    pthread_mutex_unlock(&cu_lock);
+    return bad;
+}
