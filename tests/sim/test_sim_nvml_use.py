@@ -207,3 +207,31 @@ def test_figures_are_there_for_monitoring(machine: sim.Machine) -> None:
     )
     assert 20 <= got[0] <= 90
     assert got[1:] == [400_000, 1410, 1215, 0, [1, 1], 16, True, [0, 0, 3], 1]
+
+
+def test_a_process_on_a_mig_instance_counts_for_it_and_for_its_card(tmp_path: Path) -> None:
+    machine = sim.Machine.create(tmp_path / "machine", [sim.SimCard(mig=["1g", "2g"])])
+    instance, dev = machine.cards[0].mig[1], tmp_path / "dev"
+    for name in (
+        "nvidiactl",
+        "nvidia-uvm",
+        "nvidia0",
+        *(f"nvidia-caps/nvidia-cap{n}" for n in instance.caps),
+    ):
+        (dev / name).parent.mkdir(parents=True, exist_ok=True)
+        (dev / name).touch()
+    with simulated.tenant(machine, memory_bytes=256 * MIB, VCUDA_SIM_DEV=str(dev)) as pid:
+        got = simulated.nvml(
+            machine,
+            """
+            nvmlInit()
+            card = nvmlDeviceGetHandleByIndex(0)
+            devices = [card] + [nvmlDeviceGetMigDeviceHandleByIndex(card, index) for index in range(2)]
+            answer([[nvmlDeviceGetMemoryInfo(device).used,
+                     [[p.pid, p.usedGpuMemory, p.gpuInstanceId, p.computeInstanceId]
+                      for p in nvmlDeviceGetComputeRunningProcesses(device)]] for device in devices])
+            """,
+        )
+        truth = machine.report().card(instance.uuid).used_bytes
+    used = [truth, [[pid, truth, instance.gpu_instance, instance.compute_instance]]]
+    assert truth > 256 * MIB and got == [used, [0, []], used]

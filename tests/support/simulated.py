@@ -68,15 +68,21 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def tenant(
-    machine: Machine, *, card: int = 0, memory_bytes: int, busy: bool = False, wrapper: Sequence[str] = ()
+    machine: Machine,
+    *,
+    card: int = 0,
+    memory_bytes: int,
+    busy: bool = False,
+    wrapper: Sequence[str] = (),
+    **more: str,
 ) -> Iterator[int]:
     """A CUDA process that holds `memory_bytes` on a card (and keeps it busy with memsets); yields its PID.
 
-    `wrapper` is a command line to run it under; the PID is then the wrapper's.
+    `wrapper` is a command line to run it under; the PID is then the wrapper's. `more` goes into its environment.
     """
     process = subprocess.Popen(
         [*wrapper, sys.executable, "-c", _TENANT, str(card), str(memory_bytes), str(int(busy))],
-        env=environment(machine),
+        env=environment(machine, **more),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

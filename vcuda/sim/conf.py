@@ -59,7 +59,6 @@ def _mig_keys(card: Card, instance: MigInstance) -> dict[str, object]:
         "profile": instance.profile,
         "caps": ",".join(str(minor) for minor in instance.caps),
         "uuid": instance.uuid,
-        "model": f"{card.name} MIG {instance.profile}",
         "memory": instance.memory_bytes,
         "sms": instance.multiprocessors,
         "mig": 0,

@@ -149,8 +149,13 @@ NVML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigne
 
 NVML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned size)
 {
+    char text[2 * SIM_TEXT];
     const nvmlReturn_t result = nv_check(device, name != NULL);
-    return result == NVML_SUCCESS ? nv_text(nv_config(device)->model, name, size) : result;
+    if (result != NVML_SUCCESS)
+        return result;
+    const sim_card_config *config = nv_config(device);
+    snprintf(text, sizeof text, device->parent < 0 ? "%s" : "%s MIG %s", config->model, config->profile);
+    return nv_text(text, name, size);
 }
 
 NVML_API nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned size)
