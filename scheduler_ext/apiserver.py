@@ -8,6 +8,7 @@ from typing import Any
 import kubernetes
 import orjson
 import urllib3
+import yaml
 
 _PAGE = 500
 _WATCH_SECONDS = 300
@@ -66,7 +67,14 @@ class ApiServer:
                 login.load_kube_config(kubeconfig, client_configuration=configuration)
             else:
                 login.load_incluster_config(client_configuration=configuration)
-        except (kubernetes.config.ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
+        except (
+            kubernetes.config.ConfigException,
+            yaml.YAMLError,
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+        ) as error:
             where = (
                 f"kubeconfig {kubeconfig}"
                 if kubeconfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import ssl
 import threading
@@ -135,6 +136,8 @@ def run(settings: Settings, api: ApiServer) -> None:
         scheme = "https" if context else "http"
         host, port = listener.getsockname()[:2]
         _log.info("serving on %s://%s:%d, API server %s, %s", scheme, host, port, api.address, settings)
+        # uvicorn shuts down on SIGTERM and then raises it once more for whoever was there before: nobody.
+        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         try:
             asyncio.run(uvicorn.Server(configuration).serve([listener]))
         finally:

@@ -266,6 +266,7 @@ def test_a_pod_that_the_watch_showed_bound_outlives_a_lost_answer() -> None:
     engine.end_bind("u", State.ASSUMED)
     clock.now += 10_000
     assert engine.expire() == 0 and free(engine) == 70
+    assert isinstance(engine.begin_bind("u", "a"), AlreadyBound)
 
 
 @pytest.mark.parametrize("policy", list(Policy))

@@ -1,0 +1,254 @@
+"""The command: serving in a process of its own, settings that can't work, the simulator."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scheduler_ext import simulate, trace
+from scheduler_ext.main import main
+from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
+from vcuda.spec.request import Policy
+
+TRACE = Path(__file__).parents[2].parent / "shared" / "trace"
+COMMAND = [sys.executable, "-m", "scheduler_ext.main"]
+
+
+class Served:
+    def __init__(self, *options: str) -> None:
+        arguments = [
+            *COMMAND,
+            "--bind-address",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--assume-seconds",
+            "0.4",
+            *options,
+        ]
+        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.log: list[str] = []
+        while not (found := re.search(r"serving on (https?://[^,]+),", "".join(self.log[-1:]))):
+            line = self.process.stderr.readline()
+            assert line, "".join(self.log)
+            self.log.append(line)
+        self.url = found[1]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        _, rest = self.process.communicate(timeout=20)
+        self.log.append(rest)
+        return self.process.returncode
+
+
+def test_serves_expires_and_ends_cleanly(api: FakeApi, tmp_path: Path) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path))
+    try:
+        with httpx.Client(base_url=served.url, timeout=20) as client:
+            eventually(lambda: client.get("/readyz").status_code == 200)
+            assert client.get("/healthz").status_code == 200
+            body = {"Pod": pod("p", 100, None), "NodeNames": ["a"]}
+            assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]
+            eventually(lambda: "vcuda_extender_expired_total 1.0" in client.get("/metrics").text)
+            assert client.post("/scheduler/filter", json=body | {"Pod": pod("q", 100, None)}).json()[
+                "NodeNames"
+            ] == ["a"]
+    finally:
+        status = served.stop()
+    assert status == 0 and "Traceback" not in "".join(served.log)
+
+
+def test_waits_for_an_api_server_that_is_not_there_yet(tmp_path: Path) -> None:
+    gone = FakeApi()
+    config = gone.kubeconfig(tmp_path)
+    gone.close()
+    served = Served("--kubeconfig", config)
+    try:
+        answer = httpx.get(served.url + "/readyz")
+        assert answer.status_code == 503 and "nodes and pods" in answer.text
+        assert httpx.get(served.url + "/healthz").status_code == 200
+    finally:
+        status = served.stop()
+    assert status == 0 and "Traceback" not in "".join(served.log)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the test certificates, is not installed")
+    _make_certificate(tmp_path, "first")
+    return tmp_path / "tls.crt", tmp_path / "tls.key"
+
+
+def _make_certificate(directory: Path, name: str) -> None:
+    new = {suffix: directory / f"{name}.{suffix}" for suffix in ("key", "crt")}
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+    ]
+    subprocess.run(
+        [*command, "-keyout", new["key"], "-out", new["crt"]], check=True, capture_output=True, timeout=60
+    )
+    for suffix, path in new.items():
+        path.replace(directory / f"tls.{suffix}")
+
+
+def _subject(url: str) -> bytes:
+    host, port = url.removeprefix("https://").split(":")
+    return ssl.get_server_certificate((host, int(port))).encode()
+
+
+def test_https_reloads_a_changed_certificate(
+    api: FakeApi, tmp_path: Path, certificates: tuple[Path, Path]
+) -> None:
+    certificate, key = certificates
+    served = Served(
+        "--kubeconfig", api.kubeconfig(tmp_path), "--tls-cert", str(certificate), "--tls-key", str(key)
+    )
+    try:
+        assert served.url.startswith("https://")
+        assert httpx.get(served.url + "/healthz", verify=False).text == "ok\n"
+        before = _subject(served.url)
+        _make_certificate(tmp_path, "second")
+        eventually(lambda: _subject(served.url) != before)
+    finally:
+        served.stop()
+
+
+def test_settings_that_cannot_work_end_with_one_clear_line(
+    api: FakeApi, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    config = api.kubeconfig(tmp_path)
+    garbage = tmp_path / "garbage"
+    garbage.write_text("{{{")
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        cases = [
+            (["--kubeconfig", config, "--bind-address", "127.0.0.1", "--port", port], f"port {port}"),
+            (["--kubeconfig", config, "--bind-address", "203.0.113.7", "--port", "0"], "203.0.113.7"),
+            (["--kubeconfig", config, "--bind-address", "not an address", "--port", "0"], "not an address"),
+            (["--kubeconfig", str(tmp_path / "none")], "none"),
+            (["--kubeconfig", str(garbage)], "garbage"),
+            (["--kubeconfig", str(empty)], "empty"),
+            ([], "service account"),
+            (
+                [
+                    "serve",
+                    "--kubeconfig",
+                    config,
+                    "--port",
+                    "0",
+                    "--tls-cert",
+                    str(garbage),
+                    "--tls-key",
+                    str(garbage),
+                ],
+                "certificate",
+            ),
+            (["simulate", "--nodes", str(garbage), "--pods", str(garbage)], "garbage"),
+            (["simulate", "--nodes", str(tmp_path / "none"), "--pods", str(garbage)], "none"),
+        ]
+        for arguments, named in cases:
+            assert main(arguments) == 2, arguments
+            line = capfd.readouterr().err
+            assert line.startswith("gpu-scheduler-extender: ") and named in line and line.count("\n") == 1, (
+                arguments,
+                line,
+            )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--port", "99999"], ["--port", "x"], ["--policy", "best"], ["--tls-cert", "x"], ["--unknown"], ["serve", "extra"],
+     ["--assume-seconds", "0"], ["--body-mib", "-1"], ["--resource-domain", "a/b"], ["simulate"]],
+)  # fmt: skip
+def test_unusable_options_end_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and "usage:" in capsys.readouterr().err
+
+
+NODES_CSV = (
+    "sn,cpu_milli,memory_mib,gpu,model\nn1,32000,262144,2,T4\nn2,32000,262144,2,T4\nn3,64000,262144,0,\n"
+)
+PODS_CSV = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np1,1000,1024,1,500,\np2,1000,1024,1,500,T4|V100\n"
+    "p3,1000,1024,1,1000,\np4,2000,1024,2,1000,\np5,500,512,0,0,\n"
+)
+
+
+@pytest.fixture
+def small_trace(tmp_path: Path) -> tuple[Path, Path]:
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods_default.csv"
+    nodes.write_text(NODES_CSV)
+    pods.write_text(PODS_CSV)
+    return nodes, pods
+
+
+def test_simulate_prints_all_policies_and_the_published_figures(
+    small_trace: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["simulate", "--nodes", str(small_trace[0]), "--pods", str(small_trace[1]), "--seeds", "1-2"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert all(policy in shown for policy in Policy) and "95.23" in shown
+    assert main([*arguments, "--policy", "fgd", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [run["seed"] for run in data["runs"]] == [1, 2] and data["runs"][0]["policy"] == "fgd"
+    assert 0 < data["runs"][0]["allocated"] <= 1 + 1e-9
+
+
+def test_a_simulation_is_the_same_every_time(small_trace: tuple[Path, Path]) -> None:
+    nodes, pods = trace.read_nodes(small_trace[0]), trace.read_pods(small_trace[1])
+    first, second = (simulate.run(nodes, pods, Policy.FGD, 42) for _ in range(2))
+    assert (first.allocated, first.fragmented, first.refused) == (
+        second.allocated,
+        second.fragmented,
+        second.refused,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a,b\n1,2\n", PODS_CSV + "p,x,1,1,1,\n", PODS_CSV + "p,1,1,1,5000,\n", PODS_CSV + "p,1,1,-1,5,\n"],
+)
+def test_a_broken_trace_names_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text(text)
+    with pytest.raises(trace.TraceError, match=r"broken\.csv"):
+        trace.read_pods(path)
+
+
+def test_fgd_reaches_the_published_order_on_the_public_trace() -> None:
+    if not TRACE.is_dir():
+        pytest.skip("the public trace is not beside the checkout (../shared/trace)")
+    nodes = trace.read_nodes(TRACE / "openb_node_list_gpu_node.csv")
+    pods = trace.read_pods(TRACE / "openb_pod_list_default.csv")
+    assert sum(len(one.cards) for one in nodes) == 6212
+    fgd, spread = (simulate.run(nodes, pods, policy, 42).allocated for policy in (Policy.FGD, Policy.SPREAD))
+    assert fgd > 0.94 and fgd > spread + 0.05

@@ -1,0 +1,269 @@
+"""Policies and card choice on small clusters where the right answer is known; cached scores against fresh ones."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from scheduler_ext import placing
+from scheduler_ext.cluster import Cluster, Usage, View
+from scheduler_ext.policies import SCORERS, fgd
+from scheduler_ext.policies.base import Rest
+from scheduler_ext.quantities import amount, pod_requests
+from scheduler_ext.scores import Scores, Table, cheapest
+from scheduler_ext.shape import Shape, shape_of
+from scheduler_ext.workload import Typical, Workload
+from tests.scheduler_ext.extender_support import NAMES, cards, container, pod
+from vcuda.spec import request
+from vcuda.spec.inventory import Card
+from vcuda.spec.request import Policy
+
+
+def cluster_of(**used: list[int]) -> Cluster:
+    """Nodes with one card per entry, each with that many cores and as large a part of its 40 blocks taken."""
+    cluster = Cluster()
+    for name, cores in used.items():
+        its = cards(name, len(cores))
+        cluster.set_node(name, its, 64_000, 2**38)
+        booked = {
+            card.uuid: (taken, taken * 40 // 100) for card, taken in zip(its, cores, strict=True) if taken
+        }
+        cluster.book(f"filler-{name}", name, Usage(booked))
+    return cluster
+
+
+def shape(cores: int, blocks: int | None = 1, policy: Policy = Policy.FGD, **fields: object) -> Shape:
+    return shape_of(request.parse_pod(pod("p", cores, blocks, **fields), NAMES), policy)
+
+
+def decide(cluster: Cluster, wanted: Shape, workload: Workload | None = None) -> tuple[str, list[int]] | None:
+    typical = (workload or Workload()).typical(cluster.models, 0.0)
+    table = Scores().table(wanted, cluster, typical)
+    row = cheapest(table, cluster, np.arange(len(cluster)))
+    return None if row is None else (cluster.names[row], table.picks[row].tolist())
+
+
+def test_binpack_takes_the_fullest_card_that_fits_and_spread_the_emptiest_node() -> None:
+    cluster = cluster_of(a=[0, 50], b=[80, 0], c=[0, 0])
+    assert decide(cluster, shape(20, policy=Policy.BINPACK)) == ("b", [0])
+    assert decide(cluster, shape(30, policy=Policy.BINPACK)) == ("a", [1])
+    assert decide(cluster, shape(30, policy=Policy.SPREAD)) == ("c", [0])
+    assert decide(cluster, shape(100, None, policy=Policy.BINPACK)) == ("b", [1])
+    assert decide(cluster, shape(200, None, policy=Policy.BINPACK)) == ("c", [0, 1])
+
+
+def test_fgd_keeps_what_typical_pods_need() -> None:
+    # Typical pods take 60 cores: on the card with 70 free, a share of 10 still leaves room for one; on the one
+    # with 65 free it does not, and the rest of 55 would be lost for all.
+    workload = Workload([shape(60, 24)] * 10)
+    assert decide(cluster_of(a=[35], b=[30]), shape(10, 4), workload) == ("b", [0])
+    # A card that no typical pod fits any more is the best place for what still fits it.
+    assert decide(cluster_of(a=[0], b=[50], c=[40]), shape(30, 12), workload) == ("b", [0])
+    # Whole machines are typical: shares gather where a machine is broken already.
+    assert decide(cluster_of(a=[0, 0], b=[0, 10]), shape(50, 20), Workload([shape(200, None)] * 5)) == (
+        "b",
+        [1],
+    )
+
+
+def test_fgd_counts_cards_without_cpu_as_lost() -> None:
+    cluster = cluster_of(a=[0], b=[0])
+    cluster.book("cpu hog", "b", Usage({}, cpu_milli=60_000))
+    hungry = shape_of(request.parse_pod(pod("p", 50, 20), NAMES), Policy.FGD, cpu_milli=8_000)
+    light = shape_of(request.parse_pod(pod("p", 50, 20), NAMES), Policy.FGD, cpu_milli=1_000)
+    assert decide(cluster, light, Workload([hungry] * 5)) == ("b", [0])
+
+
+def direct_fragmentation(free: list[tuple[int, int]], total: int, typical: Typical) -> float:
+    """The definition, pod by pod and card by card."""
+    result = 0.0
+    for position, weight in enumerate(typical.weight.tolist()):
+        need, blocks, count = (
+            int(typical.cores[position]),
+            int(typical.blocks[position]),
+            int(typical.cards[position]),
+        )
+        whole = bool(typical.whole[position])
+        takes = [
+            (cores == 100 and rest == total) if whole else (cores >= need and rest >= blocks)
+            for cores, rest in free
+        ]
+        for (cores, rest), fits in zip(free, takes, strict=True):
+            if not fits or sum(takes) < count:
+                result += weight * (cores / 100 + rest / total) / 2
+    return result
+
+
+def test_fgd_gradients_are_differences_of_the_definition() -> None:
+    dice = random.Random(5)
+    workload = Workload(
+        [shape(c, b) for c, b in ((100, None), (200, None), (30, 8), (45, 30), (60, 10), (30, 8))]
+    )
+    for _ in range(50):
+        cluster = cluster_of(a=[dice.choice((0, 0, 10, 55, 70, 100)) for _ in range(4)])
+        typical = workload.typical(cluster.models, 0.0)
+        view = cluster.view(np.array([0]))
+        free = list(zip(view.free_cores[0, :4].tolist(), view.free_blocks[0, :4].tolist(), strict=True))
+        rest = Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
+        assert fgd.fragmentation(view, rest, typical)[0] == pytest.approx(
+            direct_fragmentation(free, 40, typical)
+        )
+        after = rest._replace(cores=rest.cores - 20, blocks=rest.blocks - 8)
+        costs = fgd.one_card(view, rest, after, view.usable, typical)[0]
+        for card, (cores, blocks) in enumerate(free):
+            if cores < 20:
+                continue
+            then = [*free[:card], (cores - 20, blocks - 8), *free[card + 1 :]]
+            gradient = direct_fragmentation(then, 40, typical) - direct_fragmentation(free, 40, typical)
+            assert costs[card] == pytest.approx(gradient, abs=5e-3)  # beside it only the small terms for ties
+
+
+def linked(name: str, pairs: dict[tuple[int, int], int], count: int = 4) -> tuple[Card, ...]:
+    def ranks(index: int) -> tuple[tuple[str, int], ...]:
+        both = {**pairs, **{(b, a): rank for (a, b), rank in pairs.items()}}
+        return tuple((f"{name}{peer}", both[index, peer]) for peer in range(count) if (index, peer) in both)
+
+    return tuple(Card(f"{name}{index}", index, "A100", 2**34, links=ranks(index)) for index in range(count))
+
+
+def test_several_cards_are_the_best_linked_ones() -> None:
+    cluster = Cluster()
+    cluster.set_node("n", linked("n", {(0, 1): 1, (0, 2): 1, (1, 3): 9, (2, 3): 2}), 64_000, 2**38)
+    for policy in Policy:
+        assert decide(cluster, shape(200, None, policy=policy)) == ("n", [1, 3])
+        assert decide(cluster, shape(300, None, policy=policy)) == ("n", [1, 2, 3])
+    cluster.book("x", "n", Usage({"n3": (5, 1)}))
+    assert decide(cluster, shape(200, None)) == ("n", [0, 1])
+
+
+def test_topology_goes_where_the_links_are() -> None:
+    cluster = Cluster()
+    cluster.set_node("a", linked("a", {(0, 1): 2}), 64_000, 2**38)
+    cluster.set_node("b", linked("b", {(2, 3): 7}), 64_000, 2**38)
+    assert decide(cluster, shape(200, None, policy=Policy.TOPOLOGY)) == ("b", [2, 3])
+
+
+def test_best_linked_agrees_with_trying_all_pairs() -> None:
+    dice = np.random.default_rng(3)
+    links = dice.integers(0, 9, (40, 6, 6))
+    links = np.triu(links, 1) + np.triu(links, 1).transpose(0, 2, 1)
+    free = dice.random((40, 6)) < 0.7
+    picked = placing.best_linked(links, free, 2)
+    for row in np.flatnonzero(free.sum(axis=1) >= 2):
+        best = max(links[row, a, b] for a, b in itertools.combinations(np.flatnonzero(free[row]), 2))
+        a, b = np.flatnonzero(picked[row])
+        assert free[row, a] and free[row, b] and links[row, a, b] == best
+
+
+def test_an_init_container_uses_cards_that_are_booked_anyway() -> None:
+    cluster = cluster_of(a=[0, 0, 0])
+    wanted = shape(
+        0, containers=[container("x", 40, 10), container("y", 100, None)], init=[container("i", 100, None)]
+    )
+    decided = decide(cluster, wanted)
+    assert decided is not None
+    x, y, init = decided[1]
+    assert init == y != x
+    narrow = cluster_of(a=[70])
+    phases = shape(
+        0, containers=[container("x", 30, 10)], init=[container("i", 30, 12), container("j", 30, 1)]
+    )
+    assert decide(narrow, phases) == ("a", [0, 0, 0])
+    sidecar = shape(
+        0,
+        containers=[container("x", 10, 1)],
+        init=[container("s", 10, 1, restartPolicy="Always"), container("i", 30, 12)],
+    )
+    assert decide(narrow, sidecar) is None
+
+
+def test_more_cards_than_any_node_has_fit_nowhere() -> None:
+    assert decide(cluster_of(a=[0, 0]), shape(1600, None)) is None
+
+
+def test_cached_scores_equal_fresh_ones_after_any_changes() -> None:
+    dice = random.Random(11)
+    cluster = cluster_of(
+        **{f"n{number}": [dice.choice((0, 20, 60, 100)) for _ in range(4)] for number in range(30)}
+    )
+    workload = Workload()
+    shapes = [
+        shape(cores, 4 if cores < 100 else None, policy) for cores in (10, 50, 100, 200) for policy in Policy
+    ]
+    scores = Scores()
+    for step in range(60):
+        name = f"n{dice.randrange(30)}"
+        match dice.randrange(4):
+            case 0:
+                cluster.remove_node(name)
+            case 1:
+                cluster.set_node(name, cards(name, dice.randrange(1, 12)), 64_000, 2**38)
+            case _:
+                cluster.book(
+                    f"pod{step}",
+                    name,
+                    Usage({f"GPU-{name}-{dice.randrange(4)}": (dice.randrange(1, 30), 2)}, 500),
+                )
+        wanted = dice.choice(shapes)
+        typical = workload.typical(cluster.models, float(step))
+        cached, fresh = scores.table(wanted, cluster, typical), Table(wanted)
+        fresh.refresh(cluster, typical)
+        count = len(cluster)
+        assert np.array_equal(cached.cost[:count], fresh.cost[:count])
+        assert np.array_equal(cached.code[:count], fresh.code[:count])
+
+
+def test_a_node_may_have_more_cards_than_the_arrays_had_columns() -> None:
+    cluster = cluster_of(a=[0] * 3)
+    cluster.set_node("mig", cards("mig", 56), 64_000, 2**38)
+    decided = decide(cluster, shape(1000, None))
+    assert decided == ("mig", list(range(10)))
+    assert isinstance(cluster.view(np.array([0])), View)
+
+
+def test_typical_pods_are_the_frequent_ones_and_change_rarely() -> None:
+    workload = Workload([shape(30)] * 6 + [shape(50)] * 3 + [shape(100, None)])
+    first = workload.typical([], 0.0)
+    assert dict(zip(first.cores.tolist(), first.weight.round(2).tolist(), strict=True)) == {
+        30: 0.6,
+        50: 0.3,
+        100: 0.1,
+    }
+    workload.observe(shape(70))
+    assert workload.typical([], 30.0) is first
+    for _ in range(100):
+        workload.observe(shape(70))
+    assert workload.typical([], 59.0) is first
+    second = workload.typical([], 61.0)
+    assert second.version != first.version and second.cores[0] == 70
+    assert workload.typical([], 1e6) is second
+    assert workload.typical(["A100"], 1e6).version != second.version
+
+
+def test_every_policy_has_a_scorer() -> None:
+    assert set(SCORERS) == set(Policy)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "number"),
+    [("500m", 0.001, 500), ("2", 0.001, 2000), (3, 0.001, 3000), ("1.5", 0.001, 1500), ("1Gi", 1, 2**30), ("1e3", 1, 1000),
+     ("1M", 1, 10**6), ("0.1", 0.001, 100), ("128974848000m", 1, 128974848), ("junk", 1, 0), (None, 1, 0), ("-5", 1, 0), (True, 1, 0),
+     ("9" * 39, 1, 2**60)],
+)  # fmt: skip
+def test_quantities(value: object, unit: float, number: int) -> None:
+    assert amount(value, unit) == number
+
+
+def test_pod_requests_take_the_larger_of_init_and_rest() -> None:
+    def one(cpu: str, **fields: object) -> dict[str, object]:
+        return {"name": "c", "resources": {"requests": {"cpu": cpu, "memory": "1Mi"}}, **fields}
+
+    spec = {
+        "containers": [one("1"), one("500m")],
+        "initContainers": [one("1", restartPolicy="Always"), one("2")],
+        "overhead": {"cpu": "250m"},
+    }
+    assert pod_requests({"spec": spec}) == (3250, 3 * 2**20)
