@@ -137,12 +137,14 @@ class Admission:
         if not found:
             raise Refusal(
                 Reason.POD_UNKNOWN,
-                f"no pod of this node waits for {what}; kubelet's and our records disagree, recreate the pod",
+                f"no pod of this node waits for {what}: kubelet's records and ours disagree; recreate the pod",
             )
         several = ", ".join(sorted(candidate.name for candidate in found)[:5])
         hint = "" if own_view else "; --kubelet-url makes the identity of pods exact"
         raise Refusal(
-            Reason.POD_AMBIGUOUS, f"{len(found)} pods wait for {what} ({several}){hint}; recreate the pod"
+            Reason.POD_AMBIGUOUS,
+            f"{len(found)} pods wait for {what} ({several}){hint}; recreate the pod",
+            tuple((*item.full_name, item.uid) for item in found),
         )
 
     def _narrow(self, found: list[Candidate]) -> list[Candidate]:

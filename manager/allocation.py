@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from manager import booking, devices, nodes, placing, response
+from manager import booking, devices, identity, nodes, placing, response
 from manager.admission import Admission
 from manager.cards import NodeCard
 from manager.errors import Reason, Refusal
@@ -122,6 +122,7 @@ class Allocator:
                 refusal = error
             else:
                 self._admission.succeeded(candidate.uid)
+                self._announce(candidate)
                 return answer
             self._admission.refused(candidate.uid)
             raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
@@ -266,18 +267,12 @@ class Allocator:
             self._inventory.on_node_problem(problem.node)
             raise Refusal(Reason.DEVICE_NODES_MISSING, str(problem)) from problem
 
-    def announce(self, resource: str, device_ids: Sequence[str]) -> None:
-        """After a call went well: tell the API server when all containers of the pod have their devices."""
-        held = Held.of(device_ids)
-        mine = [item for item in self.allocations if item.held.get(resource) == held]
-        for allocation in mine[-1:]:
-            if all(item.complete for item in self.allocations if item.pod_uid == allocation.pod_uid):
-                self._outbox.annotate_pod(
-                    allocation.namespace,
-                    allocation.pod_name,
-                    allocation.pod_uid,
-                    {self._names.gpu_assigned: "true"},
-                )
+    def _announce(self, candidate: Candidate) -> None:
+        """Tell the API server when all containers of the pod have their devices."""
+        holdings = {key: item.held for key, item in self._allocations.items()}
+        if identity.next_container(candidate.pod, self._names, holdings) is None:
+            namespace, name = candidate.full_name
+            self._outbox.annotate_pod(namespace, name, candidate.uid, {self._names.gpu_assigned: "true"})
 
     # The other calls.
 

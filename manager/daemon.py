@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import vcuda
-from manager import kubeconfig, kubelet_pods, node_description, nvml, rebuild, storage, web
+from manager import kubeconfig, kubelet_pods, node_description, nvml, rebuild, sdnotify, storage, web
 from manager.admission import Admission
 from manager.allocation import Allocator
 from manager.cards import Driver
@@ -148,12 +148,12 @@ class Daemon:
     def start(self) -> None:
         """Raises StartError."""
         try:
-            self.inventory.on_change = self._cards_changed
             self.inventory.on_node_problem = self.metrics.node_problem
             self.inventory.on_card_problem = self._card_problem
             self.outbox.start()
+            self._cards_changed(self.inventory.probe())
+            self.inventory.on_change = self._cards_changed
             self.inventory.start()
-            self._cards_changed(self.inventory.snapshot)
             self.mirror.refresh(self.inventory.snapshot.driver_version)
             self._restore()
             self._web.start()
@@ -280,8 +280,6 @@ def notify_address(environment: Mapping[str, str]) -> str | None:
 def run(settings: Settings, environment: Mapping[str, str], wait: Callable[[], Any]) -> None:
     """Start, call `wait`, stop. Raises StartError."""
     from vcuda.arbiter import Arbiter
-
-    from manager import sdnotify
 
     daemon = Daemon(settings, environment, Arbiter)
     daemon.start()

@@ -137,10 +137,10 @@ class Endpoint:
         connection = self._connect(silence)
         try:
             target = f"{self._prefix}{path}?{urllib.parse.urlencode(query)}"
+            connection.connect()
+            opened(connection.sock)  # the connection lets go of it when the answer says "Connection: close"
             connection.request("GET", target, headers=self._headers(None))
             response = connection.getresponse()
-            if connection.sock is not None:
-                opened(connection.sock)
             if response.status >= 300:
                 raise HttpError(
                     f"GET {self.url}{path}: {response.status} {_words(response.read(4096))}", response.status

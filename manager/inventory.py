@@ -80,8 +80,7 @@ class Inventory:
             return None
 
     def start(self) -> None:
-        """Probe once, so that the first list is right, then watch in a thread."""
-        self.probe()
+        """Watch in a thread, after a first `probe`."""
         self._thread = threading.Thread(target=self._watch, name="cards", daemon=True)
         self._thread.start()
 

@@ -108,7 +108,6 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         try:
             for item in request.container_requests:
                 answers.append(self._allocator.allocate(self.resource, item.devices_ids))
-                self._allocator.announce(self.resource, item.devices_ids)
         except Refusal as refusal:
             self._metrics.allocated(self.resource, refusal.reason, time.monotonic() - started)
             self._refuse(refusal, context)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -81,6 +83,25 @@ def listen(address: str, port: int) -> socket.socket:
     return listener
 
 
+class _Server(uvicorn.Server):
+    """Wakes once a second instead of ten times, and at once to end: an idle node's daemon should cost nothing."""
+
+    _ended: asyncio.Event | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), 1.0)
+
+    def end(self) -> None:
+        self.should_exit = True
+        if self._loop is not None and self._ended is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._ended.set)
+
+
 class WebServer:
     """Serves on an already listening socket, in a thread of its own."""
 
@@ -88,7 +109,7 @@ class WebServer:
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._listener = listener
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=True)
 
@@ -96,6 +117,6 @@ class WebServer:
         self._thread.start()
 
     def stop(self) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(1.5)
         self._listener.close()

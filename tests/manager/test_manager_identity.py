@@ -1,0 +1,185 @@
+"""Whose call it is: the pod being admitted, exactly, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manager import identity, kubelet_records
+from manager.state import Held
+from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from vcuda import region
+from vcuda.sim import Machine, SimCard
+
+MIB = 2**20
+
+
+def test_many_pods_with_equal_cores_and_different_memory_in_any_order(
+    make_machine: Callable[..., Machine], make_node: Callable[..., Node]
+) -> None:
+    """I8: each gets its own limit, with kubelet restarts in between; kubelet lists a pod just before it admits it."""
+    node = make_node(make_machine(*(SimCard() for _ in range(4))).root)
+    node.kubelet.start()
+    node.start(wait=400)
+    pods = [pod(f"p{number}", container("c", 5, 1 + number)) for number in range(30)]
+    order = random.Random(7).sample(pods, len(pods))
+    for number, item in enumerate(order):
+        if number in (10, 20):
+            node.kubelet.restart()
+            node.kubelet.wait_devices(400)
+        node.kubelet.admit(item)
+    for number, item in enumerate(pods):
+        (limit,) = region.read_limits(node.region(item, "c"))
+        assert limit.memory_bytes == (1 + number) * 256 * MIB
+
+
+def test_a_refused_pod_that_is_still_listed_does_not_confuse_the_next_ones(node: Node) -> None:
+    node.start(wait=200)
+    refused = pod("refused", container("c", 30, 10), annotations={NAMES.core_limit: "nonsense"})
+    with pytest.raises(Rejected, match="InvalidAnnotation"):
+        node.kubelet.admit(refused)
+    good = pod("good", container("c", 30, 10))
+    node.kubelet.admit(good)
+    assert region.read_limits(node.region(good, "c"))
+    assert not node.region(refused, "c").exists()
+
+
+def test_equal_pods_of_which_one_never_came_are_told_apart_by_the_api_server(
+    make_node: Callable[..., Node], machine: Machine
+) -> None:
+    """Kubelet rejected the first before it asked us; only the API server knows already."""
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    node.start(wait=200)
+    assert node.api is not None
+    rejected, good = pod("rejected", container("c", 30, 10)), pod("good", container("c", 30, 10))
+    node.kubelet.pods += [rejected, good]
+    node.api.pods += [{**rejected, "status": {"phase": "Failed"}}, good]
+    node.kubelet.admit(good)
+    assert region.read_limits(node.region(good, "c"))
+
+
+@pytest.mark.parametrize("with_kubelet_url", [True, False])
+def test_ambiguity_is_refused_with_an_event_and_never_guessed(
+    make_node: Callable[..., Node], machine: Machine, with_kubelet_url: bool
+) -> None:
+    node = make_node(machine.root, with_api=True, with_kubelet_url=with_kubelet_url)
+    node.kubelet.start()
+    node.start(wait=200)
+    api = node.api
+    assert api is not None
+    first, second = pod("first", container("c", 30, 10)), pod("second", container("c", 30, 10))
+    node.kubelet.pods += [first, second]
+    api.pods += [first, second]
+    with pytest.raises(Rejected, match=r"PodAmbiguous: 2 pods wait for .*default/first, default/second"):
+        node.kubelet.admit(first)
+    assert set(node.booked().values()) == {(0, 0)}
+    eventually(lambda: len(api.events) >= 2, "an event on both pods")
+    assert {event["involvedObject"]["name"] for event in api.events} == {"first", "second"}
+    assert {event["reason"] for event in api.events} == {"PodAmbiguous"}
+
+
+def test_without_kubelets_list_the_api_servers_pods_decide(
+    make_node: Callable[..., Node], machine: Machine
+) -> None:
+    node = make_node(machine.root, with_api=True, with_kubelet_url=False)
+    node.kubelet.start()
+    node.start(wait=200)
+    assert node.api is not None
+    pods = [pod("a", container("c", 30, 10)), pod("b", container("c", 31, 11), container("d", 20, 3))]
+    node.api.pods += pods
+    for item in pods:
+        node.kubelet.admit(item)
+    assert region.read_limits(node.region(pods[1], "c"))[0].memory_bytes == 11 * 256 * MIB
+
+
+def test_with_neither_list_everything_is_refused(make_node: Callable[..., Node], machine: Machine) -> None:
+    node = make_node(machine.root, with_kubelet_url=False)
+    node.kubelet.start()
+    node.start(wait=200)
+    with pytest.raises(Rejected, match="PodUnknown: the pod being admitted can't be identified: neither"):
+        node.kubelet.admit(pod("a", container("c", 30, 10)))
+
+
+def test_a_slow_kubelet_is_answered_within_two_seconds(node: Node) -> None:
+    node.start(wait=200)
+    node.kubelet.use_preferred = False
+    node.kubelet.delay_s = 3.0
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.pods.append(item)
+    with pytest.raises(
+        Rejected, match="timed out"
+    ):  # the call itself has a time-out of 5 s, the daemon one of its own
+        node.kubelet.admit(item)
+    assert 'vcuda_manager_allocate_seconds_bucket{le="2.0"} 1.0' in node.get("/metrics")[1]
+    node.kubelet.delay_s = 0.0
+    node.kubelet.admit(item)
+
+
+def test_kubelet_asks_again_for_what_it_has_forgotten(node: Node) -> None:
+    node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    cards, before = node.kubelet.cards(item, "c"), node.booked()
+    for key in [key for key in node.kubelet.held if key[0] == item["metadata"]["uid"]]:
+        del node.kubelet.held[key], node.kubelet.answers[key]
+    node.kubelet.admit(pod("b", container("c", 5, 1)))  # kubelet's checkpoint knows only this one now
+    node.kubelet.admit(item)
+    assert node.kubelet.cards(item, "c") == cards
+    assert all(node.booked()[uuid][0] >= cores for uuid, (cores, _) in before.items())
+
+
+def test_a_given_up_pod_is_not_taken_for_the_next_one() -> None:
+    """Admission is serial: a pod with some devices that was not the last one served will not go on."""
+    given_up = pod("given-up", container("c", 30, 10))
+    fresh = pod("fresh", container("c", 40, 10))
+    held = {(given_up["metadata"]["uid"], "c"): {"core"}}
+
+    def find(last_uid: str | None) -> list[str]:
+        found = identity.candidates([given_up, fresh], NAMES, "memory", 10, held, last_uid=last_uid)
+        return [item.name for item in found]
+
+    assert find(fresh["metadata"]["uid"]) == ["default/fresh"]
+    assert find(given_up["metadata"]["uid"]) == ["default/given-up", "default/fresh"]
+    assert find(None) == ["default/given-up", "default/fresh"]
+
+
+def test_only_the_first_container_that_lacks_something_counts() -> None:
+    item = pod("p", container("a", 30, 10), container("b", 40, 10), init=[container("i", 50, 5)])
+    uid = item["metadata"]["uid"]
+    assert identity.next_container(item, NAMES, {}) == ("i", {"core": 50, "memory": 5})
+    held: dict[tuple[str, str], set[str]] = {(uid, "i"): {"core", "memory"}, (uid, "a"): {"memory"}}
+    assert identity.next_container(item, NAMES, held) == ("a", {"core": 30})
+    assert not identity.candidates([item], NAMES, "core", 40, held)
+
+
+@pytest.mark.parametrize(
+    "ids", [["k-1", "k-2"], {"-1": ["k-1"], "0": ["k-2"]}], ids=["list of kubelet 1.19", "by NUMA node"]
+)
+def test_both_formats_of_kubelets_checkpoint(tmp_path: Path, ids: object) -> None:
+    rows = [
+        {"PodUID": "u", "ContainerName": "c", "ResourceName": NAMES.core, "DeviceIDs": ids, "AllocResp": ""},
+        {
+            "PodUID": "u",
+            "ContainerName": "c",
+            "ResourceName": "other.io/x",
+            "DeviceIDs": ids,
+            "AllocResp": "",
+        },
+    ]
+    document = {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1}
+    (tmp_path / kubelet_records.CHECKPOINT_FILE).write_text(json.dumps(document))
+    (entry,) = kubelet_records.from_checkpoint(tmp_path, NAMES)
+    assert (entry.pod_uid, entry.container, entry.resource) == ("u", "c", "core")
+    assert entry.held == Held.of(["k-2", "k-1"])
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"Data": 3}', '{"Data": {"PodDeviceEntries": [3]}}'])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / kubelet_records.CHECKPOINT_FILE).write_text(text)
+    with pytest.raises(kubelet_records.RecordsError, match="kubelet's checkpoint"):
+        kubelet_records.from_checkpoint(tmp_path, NAMES)

@@ -1,0 +1,161 @@
+"""What the API server is told, and life without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manager import kubeconfig
+from manager.errors import StartError
+from manager.httpclient import Endpoint, HttpError
+from tests.manager.manager_support import (
+    NAMES,
+    FakeApi,
+    Node,
+    Rejected,
+    container,
+    eventually,
+    free_port,
+    pod,
+)
+from vcuda.sim import CardLost, Machine
+from vcuda.spec import inventory
+
+
+@pytest.fixture
+def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    return node
+
+
+def test_the_node_carries_inventory_and_model(connected: Node, machine: Machine) -> None:
+    connected.start("--node-labels=zone=a,rack=7", wait=200)
+    api = connected.api
+    assert api is not None
+    metadata = eventually(api.node, "a patch of the node")
+    cards = inventory.decode(metadata["annotations"][NAMES.inventory])
+    assert [card.uuid for card in cards] == [card.uuid for card in machine.cards]
+    assert all(card.healthy and card.memory_blocks == 32 for card in cards)
+    assert metadata["labels"] == {NAMES.model_label: "NVIDIA-A100-SXM4-40GB", "zone": "a", "rack": "7"}
+    machine.inject(CardLost(0))
+    eventually(
+        lambda: not inventory.decode(api.node()["annotations"][NAMES.inventory])[0].healthy,
+        "an unhealthy card",
+    )
+
+
+def test_a_pod_is_marked_assigned_when_all_its_containers_have_devices(connected: Node) -> None:
+    connected.start(wait=200)
+    api = connected.api
+    assert api is not None
+    item = pod("a", container("c", 30, 10), container("d", 20, 5))
+    connected.kubelet.pods.append(item)
+    steps = list(connected.kubelet.steps(item))
+    for step in steps[:-1]:
+        connected.kubelet.allocate_one(item, *step)
+    assert not [path for path, _ in api.patches if "/pods/" in path]
+    connected.kubelet.allocate_one(item, *steps[-1])
+    patches = eventually(
+        lambda: [entry for entry in api.patches if "/pods/" in entry[0]], "a patch of the pod"
+    )
+    assert patches == [
+        (
+            "/api/v1/namespaces/default/pods/a",
+            {"metadata": {"uid": item["metadata"]["uid"], "annotations": {NAMES.gpu_assigned: "true"}}},
+        )
+    ]
+
+
+def test_refusals_become_events_with_their_reason(connected: Node) -> None:
+    connected.start(wait=200)
+    api = connected.api
+    assert api is not None
+    with pytest.raises(Rejected):
+        connected.kubelet.admit(pod("bad", container("c", 150, 10)))
+    (event,) = eventually(lambda: api.events, "an event")
+    assert (event["type"], event["reason"]) == ("Warning", "InvalidCores")
+    assert event["involvedObject"]["name"] == "bad" and "150" in event["message"]
+
+
+def test_an_api_server_that_fails_holds_nothing_up_and_gets_everything_later(connected: Node) -> None:
+    api = connected.api
+    assert api is not None
+    api.failing = True
+    connected.start(wait=200)
+    connected.kubelet.admit(pod("a", container("c", 30, 10)))
+    assert not api.patches
+    api.failing = False
+    eventually(lambda: any("/pods/" in path for path, _ in api.patches) and api.node(), "all messages")
+
+
+def config(tmp_path: Path, **changes: object) -> Path:
+    document: dict[str, object] = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": "https://10.0.0.1:6443"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    document.update(changes)
+    path = tmp_path / "config"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"current-context": "other"}, "is incomplete: no 'other'"),
+        ({"users": [{"name": "u", "user": {"exec": {}}}]}, "uses 'exec'; use a certificate"),
+        ({"clusters": [{"name": "k", "cluster": {"server": "ftp://x"}}]}, "is no http:// or https:// URL"),
+        (
+            {
+                "clusters": [
+                    {"name": "k", "cluster": {"server": "https://x", "certificate-authority": "none"}}
+                ]
+            },
+            "cannot use the CA file",
+        ),
+        (
+            {
+                "clusters": [
+                    {"name": "k", "cluster": {"server": "https://x", "certificate-authority-data": "%"}}
+                ]
+            },
+            "certificate-authority-data is not base64",
+        ),
+    ],
+)
+def test_an_unusable_kubeconfig_is_one_clear_message(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(StartError, match=message):
+        kubeconfig.api_server(config(tmp_path, **changes), {})
+
+
+def test_a_kubeconfig_with_a_token_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc\n")
+    users = [{"name": "u", "user": {"tokenFile": "token"}}]
+    found = kubeconfig.api_server(config(tmp_path, users=users), {})
+    assert found is not None
+    assert (found[0].url, found[1]()) == ("https://10.0.0.1:6443", "abc")
+
+
+def test_no_configuration_at_all_is_no_error() -> None:
+    assert kubeconfig.api_server(None, {}) is None
+
+
+def test_answers_that_are_not_what_they_should_be() -> None:
+    fake = FakeApi()
+    endpoint = Endpoint(fake.url)
+    assert endpoint.json("GET", "/x", timeout=5)["items"] == []
+    fake.failing = True
+    with pytest.raises(HttpError, match="500 the store is away") as error:
+        endpoint.json("GET", "/x", timeout=5)
+    assert error.value.status == 500
+    fake.close()
+    with pytest.raises(HttpError):
+        Endpoint(f"http://127.0.0.1:{free_port()}").json("GET", "/", timeout=5)

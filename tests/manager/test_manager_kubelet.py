@@ -1,0 +1,105 @@
+"""Registration: kubelet absent at first, restarted, restarted in a loop; the device lists it sees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from manager.proto import deviceplugin_pb2 as api
+from tests.manager.manager_support import NAMES, Node, container, eventually, pod
+from vcuda.sim import CardLost, CardRecovered, Machine, SimCard, Xid
+
+
+def test_registers_both_resources_with_their_options(node: Node) -> None:
+    node.start(wait=200)
+    endpoints = {name: request.endpoint for name, request in node.kubelet.registered.items()}
+    assert endpoints == {NAMES.core: "vcore.sock", NAMES.memory: "vmemory.sock"}
+    for resource, request in node.kubelet.registered.items():
+        assert request.version == "v1beta1"
+        assert request.options.pre_start_required and request.options.get_preferred_allocation_available
+        assert node.kubelet.stub(resource).GetDevicePluginOptions(api.Empty(), timeout=5) == request.options
+    assert node.kubelet.healthy(NAMES.memory) == 64
+
+
+def test_the_largest_node_stays_far_below_the_message_limit() -> None:
+    from manager import devices
+    from vcuda.spec.inventory import Card
+
+    cards = [Card(f"GPU-{number}", number, "H", 192 * 2**30, 1) for number in range(8)]
+    message = devices.device_list(cards, "memory", all_unhealthy=False)
+    assert len(message.devices) == 6144 == len({device.ID for device in message.devices})
+    assert message.ByteSize() < 256 * 1024
+    assert message.devices[0].topology.nodes[0].ID == 1
+
+
+def test_kubelet_may_come_later(node: Node) -> None:
+    node.kubelet.stop()
+    for path in node.kubelet.directory.glob("*"):
+        path.unlink()
+    node.kubelet.directory.rmdir()
+    node.start()
+    assert node.get("/healthz")[0] == 200
+    assert node.get("/readyz") == (503, "not registered with kubelet\n")
+    node.kubelet.start()
+    node.kubelet.wait_devices(200)
+    eventually(lambda: node.get("/readyz")[0] == 200, "ready")
+
+
+def test_a_restarted_kubelet_is_registered_with_again_quickly(node: Node) -> None:
+    node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    for _ in range(3):
+        node.kubelet.restart()
+        started = time.monotonic()
+        eventually(lambda: len(node.kubelet.registered) == 2, "registration")
+        assert time.monotonic() - started < 10  # within a second on an idle machine
+        node.kubelet.wait_devices(200)
+    node.kubelet.admit(pod("b", container("c", 30, 10)))
+
+
+def test_own_sockets_that_vanish_come_back(node: Node) -> None:
+    node.start(wait=200)
+    before = node.kubelet.registrations
+    (node.kubelet.directory / "vcore.sock").unlink()
+    eventually(lambda: node.kubelet.registrations >= before + 2, "both registered again")
+    eventually((node.kubelet.directory / "vcore.sock").exists, "a new socket")
+
+
+def test_a_lost_card_alone_is_unhealthy_and_comes_back(node: Node, machine: Machine) -> None:
+    node.start(wait=200)
+    machine.inject(CardLost(1))
+    node.kubelet.wait_devices(100)
+    item = pod("a", container("c", 10, 1))
+    node.kubelet.admit(item)
+    assert node.kubelet.cards(item, "c") == [machine.cards[0].uuid]
+    assert "UNHEALTHY" in node.get("/graph")[1]
+    machine.inject(CardRecovered(1))
+    node.kubelet.wait_devices(200)
+
+
+def test_xid_errors_of_the_card_count_and_those_of_applications_do_not(node: Node, machine: Machine) -> None:
+    node.start("--health-check-interval=2", wait=200)
+    time.sleep(0.6)  # let the watching thread wait for events
+    machine.inject(Xid(0, 31))
+    machine.inject(Xid(1, 79))
+    node.kubelet.wait_devices(100)
+    unhealthy = {device.ID for device in node.kubelet.lists[NAMES.core] if device.health == "Unhealthy"}
+    assert len({device_id.partition("-")[0] for device_id in unhealthy}) == 1
+    node.kubelet.wait_devices(200)
+
+
+def test_mig_instances_are_cards_of_their_own(
+    make_machine: Callable[..., Machine], make_node: Callable[..., Node]
+) -> None:
+    machine = make_machine(SimCard(mig=("3g", "2g")), SimCard())
+    node = make_node(machine.root)
+    node.kubelet.start()
+    node.start(wait=300)
+    instance = next(part for part in machine.cards[0].mig if part.slices == 2)
+    item = pod("a", container("c", 100), annotations={NAMES.card_uuid: instance.uuid})
+    node.kubelet.admit(item)
+    assert node.kubelet.cards(item, "c") == [instance.uuid]
+    paths = {spec.container_path for spec in node.kubelet.answer(item, "c").devices}
+    assert {f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in instance.caps} <= paths
+    assert f"/dev/nvidia{machine.cards[0].minor}" in paths

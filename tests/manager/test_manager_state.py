@@ -1,0 +1,247 @@
+"""What is allocated survives: restarts, kill at any point, a damaged or lost state file, a reboot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manager import allocation as allocation_module
+from manager.errors import StartError
+from manager.state import Allocation, Held, StateDamaged, StateError, StateFile
+from manager.storage import Storage
+from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from vcuda import region
+from vcuda.sim import Machine
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import Kind
+
+
+def an_allocation(name: str = "c") -> Allocation:
+    return Allocation(
+        pod_uid="u",
+        namespace="default",
+        pod_name="p",
+        container=name,
+        kind=Kind.INIT,
+        cores=30,
+        memory_blocks=10,
+        core_limit=50,
+        priority="high",
+        shares=(CardShare("GPU-1", 30, 10),),
+        minors={"GPU-1": 3},
+        region="/r",
+        mirror="/m",
+        held={"core": Held.of(["a", "b"])},
+        created_ns=7,
+    )
+
+
+def test_the_file_gives_back_what_was_saved(tmp_path: Path) -> None:
+    file = StateFile(tmp_path)
+    assert file.load() == {}
+    first, second = an_allocation(), an_allocation("d")
+    file.save([first, second])
+    assert file.load() == {first.key: first, second.key: second}
+    assert list(file.load()) == [first.key, second.key]
+
+
+def damaged(text: str) -> list[str]:
+    document = json.loads(text)
+    changed = {**document, "data": {"allocations": []}}
+    newer = {**document, "version": 99}
+    return [text[: len(text) // 2], "", "[]", "null", json.dumps(changed), json.dumps(newer)]
+
+
+@pytest.mark.parametrize("variant", range(6))
+def test_a_damaged_file_is_named_and_kept(tmp_path: Path, variant: int) -> None:
+    file = StateFile(tmp_path)
+    file.save([an_allocation()])
+    text = damaged(file.path.read_text())[variant]
+    file.path.write_text(text)
+    with pytest.raises(StateDamaged, match=str(file.path)) as error:
+        file.load()
+    assert error.value.kept.read_text() == text
+    assert file.load() == {}
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = StateFile(tmp_path)
+    file.save([an_allocation()])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StateError, match="No space left on device; make room"):
+        file.save([])
+    assert len(file.load()) == 1
+
+
+def test_a_restart_keeps_everything(node: Node) -> None:
+    node.start(wait=200)
+    pods = [pod("a", container("c", 30, 10)), pod("b", container("c", 100, 1))]
+    for item in pods:
+        node.kubelet.admit(item)
+    booked, inode = node.booked(), (node.region(pods[0], "c") / "usage").stat().st_ino
+    node.stop()
+    node.start(wait=200)
+    assert node.booked() == booked
+    assert (node.region(pods[0], "c") / "usage").stat().st_ino == inode  # a running container maps it
+    assert len(node.arbiter.regions) == 2
+    node.kubelet.start_containers(pods[0])
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated", "one call behind"])
+def test_lost_state_is_rebuilt_from_kubelets_checkpoint(node: Node, how: str) -> None:
+    node.start(wait=200)
+    item = pod("a", container("c", 30, 10), annotations={NAMES.core_limit: "50", NAMES.priority: "high"})
+    whole = pod("b", container("c", 100))
+    node.kubelet.admit(item)
+    node.kubelet.admit(whole)
+    booked = node.booked()
+    before = {item.key: item for item in node.daemon.allocator.allocations} if node.daemon else {}
+    node.stop()
+    path = node.directory / "checkpoint/state.json"
+    if how == "deleted":
+        path.unlink()
+    elif how == "truncated":
+        path.write_text(path.read_text()[:100])
+    else:
+        document = [entry for entry in StateFile(path.parent).load().values() if entry.pod_name == "a"]
+        behind = [Allocation(**{**vars(entry), "held": {}}) for entry in document]
+        StateFile(path.parent).save(behind)
+    daemon = node.start(wait=200)
+    assert node.booked() == booked
+    for allocation in daemon.allocator.allocations:
+        expected = before[allocation.key]
+        assert (
+            allocation.name,
+            allocation.shares,
+            allocation.held,
+            allocation.core_limit,
+            allocation.priority,
+        ) == ((expected.name, expected.shares, expected.held, expected.core_limit, expected.priority))
+        assert allocation.minors == expected.minors
+    assert bool(list(path.parent.glob("state.json.damaged-*"))) == (how == "truncated")
+    node.kubelet.start_containers(item)
+
+
+def test_a_crash_between_region_and_state_leaves_nothing(node: Node) -> None:
+    node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    node.stop()
+    orphan = node.directory / "vm/regions/other-uid/c"
+    orphan.mkdir(parents=True)
+    (orphan / "limits").touch()
+    node.start(wait=200)
+    assert not orphan.parent.exists()
+    assert node.region(item, "c").exists()
+
+
+def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = node.start(wait=200)
+
+    def refuse(*_: object) -> None:
+        raise StateError("cannot write the state file: disk full")
+
+    monkeypatch.setattr(daemon.allocator._state, "save", refuse)
+    item = pod("a", container("c", 30, 10))
+    with pytest.raises(Rejected, match="StateUnwritable: default/a: cannot write the state file"):
+        node.kubelet.admit(item)
+    assert set(node.booked().values()) == {(0, 0)}
+    assert not node.region(item, "c").exists() and not node.arbiter.regions
+
+
+def test_after_a_reboot_regions_are_made_again_before_the_container_starts(node: Node) -> None:
+    node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    Storage.remove(node.region(item, "c"))
+    node.kubelet.start_containers(item)
+    assert region.read_limits(node.region(item, "c"))[0].cores == 30
+    node.stop()
+    Storage.remove(node.region(item, "c"))
+    node.start(wait=200)
+    assert region.read_limits(node.region(item, "c"))[0].cores == 30
+
+
+def test_a_start_is_refused_when_the_cards_minor_has_changed(node: Node) -> None:
+    """Kubelet replays the old answer, which names the old node."""
+    daemon = node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    ((key, before),) = daemon.allocator._allocations.items()
+    moved = dict.fromkeys(before.minors, 7)
+    daemon.allocator._allocations[key] = Allocation(**{**vars(before), "minors": moved})
+    with pytest.raises(
+        Rejected, match=r"CardChanged: .* was /dev/nvidia7 at admission and is /dev/nvidia\d now"
+    ):
+        node.kubelet.start_containers(item)
+
+
+def test_a_start_is_refused_when_kubelet_gave_the_devices_to_another(node: Node) -> None:
+    node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    uid = item["metadata"]["uid"]
+    for resource in (NAMES.core, NAMES.memory):
+        node.kubelet.held["other", "x", resource] = node.kubelet.held.pop((uid, "c", resource))
+        node.kubelet.answers["other", "x", resource] = node.kubelet.answers.pop((uid, "c", resource))
+    node.kubelet.write_checkpoint()
+    other = pod("other", container("x", 30, 10), uid="other")
+    with pytest.raises(Rejected, match=r"CallsDisagree: .*kubelet gave these devices to container 'x'"):
+        node.kubelet.start_containers(other)
+
+
+def test_a_start_with_devices_that_nobody_was_given_is_refused(node: Node) -> None:
+    node.start(wait=200)
+    node.kubelet.held["u", "c", NAMES.core] = ["nothing-1"]
+    with pytest.raises(Rejected, match="NotAllocated: 1 devices for core were never given"):
+        node.kubelet.start_containers(pod("p", container("c", 1, 1), uid="u"))
+
+
+def test_pods_that_end_or_go_free_their_share(make_node: Callable[..., Node], machine: Machine) -> None:
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    node.start("--allocation-check-period=3600", wait=200)  # the watch alone must notice
+    assert node.api is not None
+    pods = [pod(name, container("c", 30, 10)) for name in ("a", "b", "kept")]
+    for item in pods:
+        node.api.pods.append(item)
+        node.kubelet.admit(item)
+    node.kubelet.remove(pods[0])
+    node.api.delete(pods[0])
+    eventually(lambda: not node.region(pods[0], "c").exists(), "the deleted pod's region goes")
+    pods[1]["status"]["phase"] = "Failed"
+    node.api.delete(pods[1])  # still in kubelet's list, where it has ended
+    eventually(lambda: not node.region(pods[1], "c").exists(), "the failed pod's region goes")
+    assert node.region(pods[2], "c").exists()
+    assert sum(cores for cores, _ in node.booked().values()) == 30
+
+
+def test_a_restarted_kubelet_with_an_empty_list_frees_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    node.kubelet.pods.clear()
+    assert daemon.allocator.collect() == []
+    assert node.region(item, "c").exists()
+    monkeypatch.setattr(allocation_module, "ABSENT_GRACE_S", 0.0)
+    eventually(lambda: not node.region(item, "c").exists(), "a pod that stays away goes at last")
+
+
+def test_two_daemons_never_share_a_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.start(wait=200)
+    first = node.daemon
+    monkeypatch.setattr("manager.daemon._LOCK_WAIT_S", 0.0)
+    with pytest.raises(StartError, match="another gpu-manager holds"):
+        node.start()
+    node.daemon = first
