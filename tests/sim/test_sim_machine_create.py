@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import simulated
 from vcuda import sim
 from vcuda.sim import conf, libraries
 from vcuda.sim.cards import capability_minor
@@ -170,3 +171,15 @@ def test_tenants_of_any_user_can_read_the_state(tmp_path: Path) -> None:
     assert machine.state.stat().st_mode & 0o777 == 0o777
     for name in ("machine.conf", "kernels"):
         assert (machine.state / name).stat().st_mode & 0o444 == 0o444
+
+
+def test_an_allocation_error_hits_the_next_allocation_only(tmp_path: Path) -> None:
+    machine = sim.Machine.create(tmp_path / "machine", [sim.SimCard()] * 2)
+    machine.inject(sim.AllocationError(0, count=1))
+    with simulated.tenant(machine, card=1, memory_bytes=1 << 20):
+        pass
+    refused = pytest.raises(AssertionError, match="cuMemAlloc_v2: CUresult 2")
+    with refused, simulated.tenant(machine, memory_bytes=1 << 20):
+        pass
+    with simulated.tenant(machine, memory_bytes=1 << 20) as pid:
+        assert [process.pid for process in machine.report().processes] == [pid]

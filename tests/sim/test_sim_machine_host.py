@@ -52,7 +52,7 @@ def test_nodes_are_character_devices_with_the_numbers_of_proc_devices(machine: s
 
 def test_dynamic_majors_belong_to_no_driver_of_this_host(machine: sim.Machine) -> None:
     majors = machine.majors()
-    here = hostroot._majors_of(hostroot.HOST_DEVICES)
+    here = hostroot.majors_of(hostroot.HOST_DEVICES)
     assert {majors["nvidia-uvm"], majors["nvidia-caps"]}.isdisjoint(here)
     assert majors["nvidia-uvm"] != majors["nvidia-caps"]
 

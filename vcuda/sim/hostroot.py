@@ -58,7 +58,7 @@ class HostRoot:
 
     def load_driver(self, uvm_major: int | None = None) -> None:
         """What `modprobe nvidia nvidia-uvm` and nvidia-modprobe leave behind; the uvm major may be chosen."""
-        taken = _majors_of(HOST_DEVICES)
+        taken = majors_of(HOST_DEVICES)
         free = [major for major in DYNAMIC_MAJORS if major not in taken and major != uvm_major]
         self._write_majors(
             {"nvidia-uvm": free[0] if uvm_major is None else uvm_major, "nvidia-caps": free[1]}
@@ -172,7 +172,7 @@ class HostRoot:
 
     @staticmethod
     def _real_driver_here() -> bool:
-        return NVIDIA_MAJOR in _majors_of(HOST_DEVICES)
+        return NVIDIA_MAJOR in majors_of(HOST_DEVICES)
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name
@@ -182,7 +182,8 @@ class HostRoot:
         temporary.replace(path)  # a reader sees the old text or the new one
 
 
-def _majors_of(devices: Path) -> set[int]:
+def majors_of(devices: Path) -> set[int]:
+    """All majors, of character and block devices, that a /proc/devices lists; none if it can't be read."""
     try:
         lines = devices.read_text().splitlines()
     except OSError:

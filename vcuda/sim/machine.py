@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcuda.sim import conf, libraries
-from vcuda.sim.cards import Card, SimCard, resolve
+from vcuda.sim.cards import SimCard, resolve
 from vcuda.sim.errors import SimError
 from vcuda.sim.faults import CardLost, CardRecovered, Fault
 from vcuda.sim.hostroot import LIBRARY_FOLDER, HostRoot
@@ -159,10 +159,6 @@ class Machine:
         return self._control
 
     # The kernel driver and its nodes, for those who must cope with their absence.
-
-    def card(self, position: int) -> Card:
-        """The card at `position`, as the machine made it."""
-        return self.cards[position]
 
     def majors(self) -> dict[str, int]:
         """Device majors by driver name, as the root's proc/devices says them; empty while the driver is unloaded."""

@@ -70,7 +70,7 @@ NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
     return result;
 }
 
-/* As in the genuine library, these calls go through the procedure linkage table: an interposer sees the inner one too. */
+/* As in the genuine library, these calls go through the linkage table: an interposer sees the inner one too. */
 NVML_API nvmlReturn_t nvmlInit_v2(void)
 {
     return nvmlInitWithFlags(0);

@@ -135,7 +135,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, u
     if (result != NVML_SUCCESS)
         return result;
     if (type != NVML_TOTAL_POWER_SAMPLES && type != NVML_GPU_UTILIZATION_SAMPLES &&
-        type != NVML_MEMORY_UTILIZATION_SAMPLES && type != NVML_PROCESSOR_CLK_SAMPLES && type != NVML_MEMORY_CLK_SAMPLES)
+        type != NVML_MEMORY_UTILIZATION_SAMPLES && type != NVML_PROCESSOR_CLK_SAMPLES &&
+        type != NVML_MEMORY_CLK_SAMPLES)
         return NVML_ERROR_NOT_SUPPORTED;
     *value_type = NVML_VALUE_TYPE_UNSIGNED_INT;
     if (!samples) {
