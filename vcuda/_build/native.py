@@ -131,7 +131,8 @@ LIBRARIES: tuple[Library, ...] = (
         ("vcuda/sim/src/core", "vcuda/sim/src/cuda"),
         (*SIM_INCLUDES, "vcuda/sim/src/cuda"),
         "libcuda.so.1",
-        link=("-lpthread", "-lm"),
+        # As NVIDIA's libcuda: its calls to its own functions never leave it. (NVML's do, there and here.)
+        link=("-Wl,-Bsymbolic", "-lpthread", "-lm"),
         links=(("libcuda.so.1", f"libcuda.so.{SIM_DRIVER_VERSION}"), ("libcuda.so", "libcuda.so.1")),
     ),
     Library(
