@@ -1,4 +1,5 @@
 /* Hooks of streams: captures, which we keep away from; destruction; and the calls in which the application waits. */
+#include "pool.h"
 #include "work.h"
 
 enum { WRONG_THREAD = 908, ILLEGAL_STATE = 401 };
@@ -62,8 +63,10 @@ CUresult vc_hook_cuStreamDestroy_v2(CUstream stream)
 
 static CUresult synchronized(CUresult result, bool whole_context)
 {
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         vc_work_synchronized(whole_context);
+        vc_pools_settle(); /* here the driver gives back what pools held idle */
+    }
     return result;
 }
 

@@ -1,0 +1,129 @@
+"""Several processes of one container: one limit for all, judged by the card's own books; the dead hold nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import share as shares
+from tests.support.share import MIB, Share
+from vcuda.sim import Machine, SimCard
+
+LIMIT = 512 * MIB
+CONTEXT = 64 * MIB
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Share:
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=LIMIT)])
+
+
+def used(share: Share) -> int:
+    assert share.machine
+    return share.machine.report().cards[0].used_bytes
+
+
+# Take and give back in a tight loop, filling the share again and again, until told to stop.
+GREEDY = """
+import random, threading
+begin()
+answer("ready")
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+held, counts = [], {0: 0, 2: 0}
+while not stop.is_set():
+    result, pointer = alloc(random.choice((2, 6, 10, 34)) * MIB)
+    counts[result] += 1
+    if result == 0:
+        held.append(pointer)
+    else:
+        while len(held) > random.randrange(4):
+            ok("cuMemFree_v2", held.pop(random.randrange(len(held))))
+for pointer in held:
+    ok("cuMemFree_v2", pointer)
+answer(counts)
+"""
+
+
+def started(share: Share, code: str) -> subprocess.Popen[str]:
+    process = share.start(code)
+    assert process.stdout
+    if process.stdout.readline() != '"ready"\n':
+        pytest.fail(process.communicate(timeout=60)[1])
+    return process
+
+
+def test_two_processes_that_fill_one_share_stay_below_its_limit(share: Share) -> None:
+    processes = [started(share, GREEDY) for _ in range(2)]
+    most, until = 0, time.monotonic() + 3
+    while time.monotonic() < until:
+        most = max(most, used(share))
+    usage = share.usage()
+    counts = []
+    for process in processes:
+        output, errors = process.communicate("", timeout=60)
+        assert process.returncode == 0, errors
+        counts.append(json.loads(output))
+    assert LIMIT - 40 * MIB < most <= LIMIT
+    assert usage.cards[0].memory_peak_bytes <= LIMIT
+    assert {process.pid for process in usage.processes} == {process.pid for process in processes}
+    for count in counts:
+        assert count["0"] > 100 and count["2"] > 10, counts
+    assert used(share) == 0
+    assert share.usage().cards[0].memory_used_bytes == 0
+
+
+def test_a_killed_process_leaves_nothing_booked(share: Share) -> None:
+    survivor = started(share, "begin(); answer('ready')\nfor line in sys.stdin: answer(info()[0])")
+    assert survivor.stdin and survivor.stdout
+    for pause in (0.0, 0.01, 0.05, 0.2):
+        victim = started(share, GREEDY)
+        time.sleep(pause)
+        victim.send_signal(signal.SIGKILL)
+        victim.communicate(timeout=60)
+        survivor.stdin.write("\n")
+        survivor.stdin.flush()
+        assert int(survivor.stdout.readline()) == LIMIT - CONTEXT
+    survivor.communicate(timeout=60)
+    assert share.usage().cards[0].memory_used_bytes == 0
+
+
+def test_what_an_idle_pool_gave_back_is_there_for_the_others(share: Share) -> None:
+    idle = started(
+        share,
+        """
+        begin()
+        held = fill(10 * MIB, "cuMemAllocAsync", None)[1]
+        for pointer in held:
+            ok("cuMemFreeAsync", pointer, None)
+        ok("cuStreamSynchronize", None)
+        answer("ready")
+        sys.stdin.read()
+        """,
+    )
+    free = share.run("begin(); answer(info()[0])")
+    idle.communicate("", timeout=60)
+    assert free == LIMIT - 2 * CONTEXT
+
+
+def test_forked_children_have_slots_of_their_own(share: Share) -> None:
+    """A parent with a context forks; the child starts CUDA afresh, as multiprocessing's workers do."""
+    outcome = share.run("""
+        ok("cuInit", 0)
+        total = size()
+        ok("cuDeviceTotalMem_v2", C.byref(total), 0)   # the shim is up, no context yet
+        child = os.fork()
+        if child == 0:
+            begin()
+            os._exit(alloc(100 * MIB)[0])
+        status = os.waitpid(child, 0)[1]
+        begin()
+        answer([status, info()[0]])
+    """)
+    assert outcome == [0, LIMIT - CONTEXT]
