@@ -134,7 +134,7 @@ class FakeApi:
 
         self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = self._server.url
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def _stream(self, handler: _Quiet) -> None:
         handler.send_response(200)
@@ -212,7 +212,7 @@ class FakeKubelet(api_grpc.RegistrationServicer):
 
         self._http = _Server(("127.0.0.1", 0), Handler)
         self.url = self._http.url
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
     def start(self) -> None:
         """As a starting kubelet does: remove all sockets, serve kubelet.sock."""
