@@ -1,0 +1,168 @@
+"""Shares in real pods: real kube-scheduler, extender, kubelet, runc and container; a CUDA client hits its limit."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_system import System, share_pod
+from kubelab import eventually
+
+BLOCK = 256 * 1024 * 1024
+
+
+def figures(line: str) -> dict[str, int]:
+    return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
+
+
+@pytest.fixture
+def pods(system: System) -> Any:
+    """Create pods that go away with the test."""
+    names: list[str] = []
+
+    def create(pod: dict[str, Any]) -> str:
+        names.append(system.create(pod))
+        return names[-1]
+
+    yield create
+    system.delete(*names)
+
+    def forgotten() -> bool:
+        return not json.loads(system.get(system.manager_port, "/usage")).get("pods")
+
+    eventually("the daemon forgot the pods", forgotten, 30)
+
+
+def test_a_pod_gets_its_share_and_hits_its_limit(system: System, client_image: str, pods: Any) -> None:
+    """The client fills its share until CUDA_ERROR_OUT_OF_MEMORY (2) and sees one card with the limit as its size."""
+    name = pods(share_pod("hog", client_image, 30, 10))
+    line = system.wait_log(name, "taken=") if system.wait_phase(name, "Running") else ""
+    seen = figures(line)
+    assert seen["result"] == 2, line
+    assert seen["devices"] == 1
+    assert seen["total"] == 10 * BLOCK
+    assert 8 * BLOCK <= seen["taken"] <= 10 * BLOCK  # the context's own memory counts, too
+    held = [sum(process.memory_bytes.values()) for process in system.machine.report().processes]
+    assert held, "the client is alive and holds memory"
+    assert max(held) <= 10 * BLOCK  # by the card's own count
+
+
+@pytest.mark.parametrize("value", [None, "", "/nowhere"])
+def test_the_shim_is_found_whatever_the_pod_says_of_its_library_path(
+    system: System, client_image: str, pods: Any, value: str | None
+) -> None:
+    """A pod's own LD_LIBRARY_PATH replaces the plugin's; the limit holds all the same."""
+    env = {} if value is None else {"LD_LIBRARY_PATH": value}
+    name = pods(share_pod("path", client_image, 20, 4, env=env))
+    system.wait_phase(name, "Running")
+    seen = figures(system.wait_log(name, "taken="))
+    assert seen["result"] == 2
+    assert seen["total"] == 4 * BLOCK
+
+
+def test_the_decision_travels_in_annotations(system: System, client_image: str, pods: Any) -> None:
+    """The extender's annotations are on the pod in the same write as the binding; the manager confirms."""
+    name = pods(share_pod("annotated", client_image, 30, 4))
+    system.wait_phase(name, "Running")
+
+    def assigned() -> bool:
+        return system.pod(name)["metadata"]["annotations"].get("tencent.com/gpu-assigned") == "true"
+
+    eventually("gpu-assigned is true", assigned, 15)
+    annotations = system.pod(name)["metadata"]["annotations"]
+    assert annotations["tencent.com/predicate-gpu-idx-0"] in ("0", "1")
+    assert annotations["tencent.com/predicate-node"] == system.lab.environment["NODE_NAME"]
+    (share,) = json.loads(annotations["tencent.com/vcuda-placement"])["containers"]["main"]
+    assert share[1:] == [30, 4]
+
+
+def test_equal_cores_and_different_memory_at_once(system: System, client_image: str, pods: Any) -> None:
+    """Ten pods with equal cores, admitted in any order: each sees exactly its own memory limit."""
+    names = {blocks: pods(share_pod(f"burst-{blocks}", client_image, 10, blocks)) for blocks in range(1, 11)}
+    for blocks, name in names.items():
+        system.wait_phase(name, "Running", seconds=120)
+        assert figures(system.wait_log(name, "total="))["total"] == blocks * BLOCK, name
+
+
+def test_an_impossible_request_is_refused_with_a_readable_event(
+    system: System, client_image: str, pods: Any
+) -> None:
+    name = pods(share_pod("too-much", client_image, 150, 4))
+    told = ""
+
+    def refused() -> bool:
+        nonlocal told
+        told = system.lab.kubectl("describe", "pod", name)
+        return "150 tencent.com/vcuda-core" in told
+
+    try:
+        eventually("an event tells the reason", refused, 30)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{told}") from None
+    assert system.pod(name)["status"]["phase"] == "Pending"
+
+
+def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(
+    system: System, client_image: str, pods: Any
+) -> None:
+    """kill -9 of the daemon and a kubelet restart: the running pod keeps its share, new pods get theirs."""
+    before = pods(share_pod("before", client_image, 40, 4))
+    system.wait_phase(before, "Running")
+    system.wait_log(before, "taken=")
+    system.kill("manager")
+    system.start_manager()
+    system.lab.call("restart-kubelet")
+    node = system.lab.environment["NODE_NAME"]
+
+    def offered() -> bool:
+        return system.lab.get("node", node)["status"]["allocatable"].get("tencent.com/vcuda-core") == "200"
+
+    eventually("kubelet knows the resources again", offered, 60)
+    after = pods(share_pod("after", client_image, 100, 1))
+    system.wait_phase(after, "Running")
+    assert figures(system.wait_log(after, "taken="))["devices"] == 1
+    assert system.pod(before)["status"]["phase"] == "Running"
+    uuids = {
+        json.loads(system.pod(name)["metadata"]["annotations"]["tencent.com/vcuda-placement"])["containers"][
+            "main"
+        ][0][0]
+        for name in (before, after)
+    }
+    assert len(uuids) == 2  # the whole card is not the one that the first pod shares
+
+
+def test_our_devices_survive_the_cpu_manager_and_others_do_not(
+    system: System, client_image: str, pods: Any
+) -> None:
+    """Incident I1: the old runc rewrites the device cgroup; what Allocate returned stays, an out-of-band device goes."""
+    name = pods(share_pod("reconciled", client_image, 10, 1))
+    status = system.wait_phase(name, "Running")
+    uid = status["metadata"]["uid"]
+    container = status["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
+    folder = eventually(
+        "the container's device cgroup exists",
+        lambda: next(Path("/sys/fs/cgroup/devices").rglob(f"*{uid}*/{container}"), None),
+        20,
+    )
+    listed = folder / "devices.list"
+    ours = {f"c {major}:{minor} rw" for major, minor in devices_of(system, status)}
+    assert ours <= set(listed.read_text().splitlines())
+    (folder / "devices.allow").write_text("c 240:77 rw")
+    assert "c 240:77 rw" in listed.read_text()
+    eventually(
+        "the reconcile wiped the out-of-band device", lambda: "c 240:77 rw" not in listed.read_text(), 30
+    )
+    time.sleep(0.5)
+    assert ours <= set(listed.read_text().splitlines())
+
+
+def devices_of(system: System, status: dict[str, Any]) -> set[tuple[int, int]]:
+    """Numbers of the nodes that this pod must have: the control nodes and its own card's."""
+    minor = status["metadata"]["annotations"]["tencent.com/predicate-gpu-idx-0"]
+    nodes = system.machine.nodes()
+    names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", f"nvidia{minor}"]
+    return {nodes[name] for name in names}
