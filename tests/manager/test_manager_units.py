@@ -1,0 +1,333 @@
+"""Pure parts and files of the daemon: settings, placing, booking, mirror, storage, documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manager import booking, devices, mirror, node_description, placing, storage
+from manager.errors import StartError
+from manager.hostroot import HostRoot
+from manager.inventory import Snapshot
+from manager.metrics import Metrics
+from manager.proto import generate
+from manager.report import CardReport, ContainerReport, NodeReport, ShareReport
+from manager.settings import OLD_FLAGS, Settings, flag_of, parse
+from manager.state import Allocation
+from vcuda.spec.errors import DoesNotFit
+from vcuda.spec.fit import CardState
+from vcuda.spec.inventory import Card
+from vcuda.spec.names import Names
+from vcuda.spec.request import CardFilter, ContainerRequest, Kind, PodRequest, Policy
+
+NAMES = Names()
+GIB = 2**30
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def settings(*arguments: str, **environment: str) -> Settings:
+    found = parse(arguments, environment)
+    assert found is not None
+    return found.settings
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "query-port: 1\nquery-addr: from-file\ncontainer-env: [A=1, B=2]\nhealth-ignore-xids: [1, 2]\n"
+    )
+    found = settings(
+        "--query-port=3", f"--config={file}", GPU_MANAGER_QUERY_PORT="2", GPU_MANAGER_SAMPLE_PERIOD="5"
+    )
+    assert found.query_port == 3
+    assert found.sample_period == 5.0
+    assert found.query_addr == "from-file"
+    assert found.container_env == (("A", "1"), ("B", "2"))
+    assert found.health_ignore_xids == {1, 2}
+    assert found.resource_domain == "tencent.com"
+    assert settings(NODE_NAME="n").node_name == "n"
+    assert settings("--hostname-override=m", NODE_NAME="n").node_name == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not YAML"),
+        ("- a", "must hold `name: value` lines"),
+        ("no-such: 1", "unknown settings: no-such"),
+        ("query-port: -1", "query-port: '-1' is not valid"),
+    ],
+)
+def test_a_bad_settings_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(StartError, match=re.escape(message)) as error:
+        settings(f"--config={file}")
+    assert str(file) in str(error.value)
+
+
+def test_every_setting_and_metric_is_documented() -> None:
+    manual = (DOCS / "manager.md").read_text()
+    for field in dataclasses.fields(Settings):
+        assert f"`--{flag_of(field.name)}`" in manual, field.name
+    for name in OLD_FLAGS:
+        assert f"`--{name}`" in manual, name
+    card = CardReport("u", 0, "m", None, 1, 1, 1, 1, 1, True, "")
+    share = ShareReport("u", 0, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+    container = ContainerReport("n", "p", "u", "c", 1, "normal", 1, (share,))
+    metrics = Metrics()
+    metrics.watch(lambda: NodeReport("n", "nvml", "1", "", (card,), (container,)))
+    text = (DOCS / "metrics.md").read_text()
+    for line in metrics.exposition().decode().splitlines():
+        if line.startswith("# TYPE"):
+            name = line.split()[2]
+            if not name.endswith("_created"):
+                assert f"`{name}`" in text, name
+
+
+def test_generated_protocol_modules_are_up_to_date() -> None:
+    pytest.importorskip("grpc_tools", reason="grpcio-tools is a development dependency")
+    assert generate.stale() == []
+
+
+# Placing.
+
+
+def request(policy: Policy | None = None, models: CardFilter | None = None) -> PodRequest:
+    return PodRequest("u", "n", "p", (), policy=policy, models=models or CardFilter())
+
+
+def asks(cores: int, blocks: int) -> ContainerRequest:
+    return ContainerRequest("c", Kind.APP, 0, cores, blocks, min(cores, 100))
+
+
+def card(number: int, *, links: dict[int, int] | None = None, model: str = "m", numa: int = 0) -> Card:
+    pairs = tuple((f"GPU-{peer}", rank) for peer, rank in (links or {}).items())
+    return Card(f"GPU-{number}", number, model, 8 * GIB, numa, True, pairs)
+
+
+def chosen(
+    states: list[CardState], container: ContainerRequest, asked: PodRequest | None = None
+) -> list[int]:
+    return [
+        int(share.uuid.removeprefix("GPU-"))
+        for share in placing.choose(request() if asked is None else asked, container, states)
+    ]
+
+
+def test_a_share_goes_to_the_fullest_card_that_fits_or_the_emptiest() -> None:
+    states = [CardState(card(0), 100, 32), CardState(card(1), 40, 20), CardState(card(2), 20, 32)]
+    assert chosen(states, asks(30, 10)) == [1]
+    assert chosen(states, asks(10, 10)) == [2]
+    assert chosen(states, asks(30, 25)) == [0]
+    assert chosen(states, asks(10, 10), request(Policy.SPREAD)) == [0]
+
+
+def test_two_whole_cards_are_the_best_linked_pair() -> None:
+    cards = [card(0, links={3: 110}), card(1), card(2, links={1: 30}), card(3)]
+    assert chosen([CardState(item, 100, 32) for item in cards], asks(200, 0)) == [0, 3]
+
+
+def test_one_whole_card_tears_no_pair_apart() -> None:
+    cards = [card(0, links={1: 110}), card(1), card(2)]
+    assert chosen([CardState(item, 100, 32) for item in cards], asks(100, 0)) == [2]
+
+
+def test_cards_without_links_and_a_single_card_are_ordinary() -> None:
+    assert chosen([CardState(card(0), 100, 32)], asks(100, 0)) == [0]
+    states = [CardState(card(number, numa=number % 2), 100, 32) for number in range(4)]
+    assert chosen(states, asks(200, 0)) == [0, 2]  # the same NUMA node
+
+
+@pytest.mark.parametrize(
+    ("states", "container", "asked", "reason"),
+    [
+        ([], asks(10, 1), request(), "NoCards"),
+        ([CardState(card(0), 5, 32)], asks(10, 1), request(), "InsufficientCores"),
+        ([CardState(card(0), 50, 0)], asks(10, 1), request(), "InsufficientMemory"),
+        ([CardState(card(0), 50, 32)], asks(100, 0), request(), "InsufficientWholeCards"),
+        ([CardState(card(0), 100, 32)], asks(200, 0), request(), "InsufficientWholeCards"),
+        (
+            [CardState(card(0), 100, 32)],
+            asks(1, 1),
+            request(models=CardFilter(frozenset("x"))),
+            "CardNotAllowed",
+        ),
+        (
+            [CardState(dataclasses.replace(card(0), healthy=False), 100, 32)],
+            asks(1, 1),
+            request(),
+            "UnhealthyCard",
+        ),
+    ],
+)
+def test_the_reason_for_no_place(
+    states: list[CardState], container: ContainerRequest, asked: PodRequest, reason: str
+) -> None:
+    with pytest.raises(DoesNotFit) as error:
+        placing.choose(asked, container, states)
+    assert error.value.reason == reason
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5), st.sampled_from([Kind.APP, Kind.INIT, Kind.SIDECAR]), st.integers(1, 60)
+        ),
+        max_size=30,
+    )
+)
+def test_booking_never_exceeds_a_card(pods: list[tuple[int, Kind, int]]) -> None:
+    """Whatever comes in which order: what fits is placed, and the sum of the pods' peaks stays within each card."""
+    cards = [card(0), card(1)]
+    allocations: list[Allocation] = []
+    for number, (pod_number, kind, cores) in enumerate(
+        sorted(pods, key=lambda item: (item[0], item[1] == Kind.APP))
+    ):
+        container = ContainerRequest(f"c{number}", kind, None, cores, 1, cores)
+        states = booking.states_for(cards, allocations, str(pod_number), container)
+        try:
+            shares = placing.choose(request(), container, states)
+        except DoesNotFit:
+            continue
+        allocations.append(
+            Allocation(
+                str(pod_number), "n", "p", container.name, kind, cores, 1, cores, "normal", shares, {}, "", ""
+            )
+        )
+    for cores, blocks in booking.booked(allocations).values():
+        assert cores <= 100 and blocks <= 32
+
+
+def test_preferred_ids_are_of_the_placed_card() -> None:
+    first, second = devices.card_key("GPU-1"), devices.card_key("GPU-2")
+    available = [f"{key}-{slot}" for slot in range(3) for key in (first, second)]
+    assert devices.prefer(available, [], 2, {"GPU-2": 2}) == [f"{second}-0", f"{second}-1"]
+    assert devices.prefer(available, [f"{second}-2"], 2, {"GPU-2": 2}) == [f"{second}-2", f"{second}-0"]
+    assert devices.prefer(available, [], 4, {"GPU-2": 4}) is None
+
+
+def test_a_nodes_label_is_a_valid_value() -> None:
+    odd = Card("GPU-1", 0, "NVIDIA A100 (80GB) " + "x" * 80, GIB)
+    value = node_description.labels([odd], NAMES, ())[NAMES.model_label]
+    assert value is not None and re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", value)
+    assert node_description.labels([], NAMES, ())[NAMES.model_label] is None
+    whole = Snapshot("nvml", "1", (), (("", "no uvm"),))
+    assert '"cards":[]' in node_description.inventory_of(whole, NAMES)[NAMES.inventory]
+
+
+# Mirror and storage.
+
+
+def host(tmp_path: Path, version: str) -> HostRoot:
+    folder = tmp_path / "root/usr/lib64"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*"):
+        old.unlink()
+    for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):
+        (folder / f"{name}.so.{version}").write_text(f"{name} {version}")
+        (folder / f"{name}.so.1").symlink_to(f"{name}.so.{version}")
+    (folder / "libnvidia-nvvm.so.4").symlink_to("libnvidia-nvvm.so.1.0")  # dangling: left over
+    return HostRoot(tmp_path / "root")
+
+
+def our_shims(tmp_path: Path, text: str = "ours") -> Path:
+    folder = tmp_path / "shims"
+    folder.mkdir(exist_ok=True)
+    for name in mirror.SHIMS:
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_upgrades_make_new_directories_and_leave_the_old_ones(tmp_path: Path) -> None:
+    """I3: running pods map the old files; they are neither overwritten nor removed while a container mounts them."""
+    base = tmp_path / "vm"
+    first = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    kept = (first.lib64 / "libcuda.so.1").stat()
+    assert mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path)) == first
+    assert (first.lib64 / "libcuda.so.1").stat() == kept
+    ours = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path, "newer"))
+    driver = mirror.make(base, host(tmp_path, "550.1.2"), our_shims(tmp_path, "newer"))
+    assert len({first.directory, ours.directory, driver.directory}) == 3
+    assert (first.lib64 / "libcuda.so.1").read_text() == "ours"
+    assert (base / "driver/current").resolve() == driver.directory
+    assert mirror.remove_unused(base, [first.directory]) == [ours.directory]
+    assert first.directory.exists() and driver.directory.exists()
+
+
+def test_the_mirrors_layout(tmp_path: Path) -> None:
+    made = mirror.make(tmp_path / "vm", host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    names = {str(path.relative_to(made.directory)) for path in made.directory.rglob("*") if not path.is_dir()}
+    assert names == {
+        ".complete",
+        "lib64/libcuda.so",
+        "lib64/libcuda.so.1",
+        "lib64/libnvidia-ml.so",
+        "lib64/libnvidia-ml.so.1",
+        "lib64/libnvidia-ptxjitcompiler.so.1",
+        "lib64/libnvidia-ptxjitcompiler.so.535.1.2",
+        "lib64/drv/libcuda.so.535.1.2",
+        "lib64/drv/libcuda-driver.so.1",
+        "lib64/drv/libnvidia-ml.so.535.1.2",
+        "lib64/drv/libnvidia-ml-driver.so.1",
+    }
+    assert (made.lib64 / "drv/libcuda-driver.so.1").read_text() == "libcuda 535.1.2"
+    assert "libnvidia-ptxjitcompiler.so.1" in made.loader_files()
+
+
+def test_an_interrupted_build_of_the_mirror_is_made_anew(tmp_path: Path) -> None:
+    base = tmp_path / "vm"
+    made = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    (made.directory / mirror.MANIFEST).unlink()
+    (made.lib64 / "libcuda.so.1").unlink()
+    again = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    assert again == made and (made.lib64 / "libcuda.so.1").exists()
+
+
+def test_a_missing_driver_or_shim_is_named(tmp_path: Path) -> None:
+    root = host(tmp_path, "535.1.2")
+    with pytest.raises(
+        mirror.MirrorError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"
+    ):
+        mirror.make(tmp_path / "vm", root, tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(mirror.MirrorError, match=r"no libcuda.so.1 below .* --driver-root right"):
+        mirror.make(tmp_path / "vm", HostRoot(tmp_path / "empty"), our_shims(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_regions_on_a_tmpfs_of_their_own(tmp_path: Path) -> None:
+    chosen_storage = storage.choose(tmp_path, "tmpfs")
+    assert chosen_storage.tmpfs
+    directory = tmp_path / "r"
+    chosen_storage.make(directory)
+    try:
+        assert os.path.ismount(directory)
+        with pytest.raises(OSError, match="No space left"), (directory / "x").open("wb") as file:
+            file.write(b"0" * (storage.TMPFS_BYTES + 4096))
+        chosen_storage.make(directory)  # a left-over is replaced, not mounted over
+        assert list(directory.iterdir()) == []
+    finally:
+        storage.Storage.remove(directory)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("mountinfo", "expected"),
+    [
+        ("27 1 0:24 / / rw shared:1 - ext4 /dev/sda rw", True),
+        ("27 1 0:24 / / rw - ext4 /dev/sda rw", True),
+        ("27 1 0:24 / / rw - overlay overlay rw", False),
+        ("27 1 0:24 / / rw - overlay overlay rw\n28 27 8:1 /x /vm rw - ext4 /dev/sda rw", False),
+        ("27 1 0:24 / / rw - overlay overlay rw\n28 27 8:1 /x /vm rw shared:9 - ext4 /dev/sda rw", True),
+        ("27 1 0:24 / / rw - overlay overlay rw\n28 27 8:1 /x /vmx rw shared:9 - ext4 /dev/sda rw", False),
+    ],
+)
+def test_whether_a_mount_would_reach_the_host(mountinfo: str, expected: bool) -> None:
+    assert storage.reaches_host(Path("/vm"), mountinfo) is expected
