@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import multiprocessing
@@ -10,12 +11,13 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vcuda.region import CardLimit
-from vcuda.runs import booking, layout, ledger, locks, place, run
+from vcuda.runs import booking, files, layout, ledger, locks, place, run
 from vcuda.runs.booking import Booking, Share
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
@@ -171,6 +173,42 @@ def test_a_lock_whose_file_was_replaced_meanwhile_does_not_count(book: Ledger) -
     os.close(stale)
 
 
+def test_who_waited_for_a_lock_that_was_replaced_waits_for_its_successor(folder: Path, book: Ledger) -> None:
+    path = folder / "lock"
+    old = files.open_or_create(str(path), 0o666)
+    assert locks.try_exclusive(old)
+    started, entered = FORK.Event(), FORK.Event()
+
+    def waiter() -> None:
+        os.close(old)
+        started.set()
+        mine = Ledger.open(folder, print)
+        with mine.locked():
+            entered.set()
+
+    process = FORK.Process(target=waiter)
+    process.start()
+    assert started.wait(30)
+    while not _has_open(process.pid, path):
+        time.sleep(0.01)
+    path.unlink()
+    new = files.open_or_create(str(path), 0o666)
+    assert locks.try_exclusive(new)
+    os.close(old)
+    assert not entered.wait(0.3), "the old file's lock is worth nothing"
+    os.close(new)
+    assert entered.wait(30)
+    process.join(30)
+
+
+def _has_open(pid: int | None, path: Path) -> bool:
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(descriptor.readlink())
+    return path in found
+
+
 def test_a_lock_that_is_never_given_back_is_named(book: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "LOCK_PATIENCE_SECONDS", 0.05)
     with book.locked():
@@ -192,7 +230,8 @@ def test_damaged_entries_are_named_once_and_ignored(book: Ledger, warnings: list
     _, held = add(book)
     good = booking.encode(wanted())
     _entry(book.folder, "run-garbage", b"\xff\x00 no json")
-    _entry(book.folder, "run-huge", b"[" * 100_000)
+    _entry(book.folder, "run-huge", good + b" " * 100_000)
+    _entry(book.folder, "run-deep", b"[" * 50_000)
     _entry(book.folder, "run-newer", json.dumps(json.loads(good) | {"version": 9}).encode())
     os.mkfifo(_entry(book.folder, "run-pipe", None) / "booking")
     (_entry(book.folder, "run-link", None) / "booking").symlink_to("/etc/passwd")
@@ -201,9 +240,9 @@ def test_damaged_entries_are_named_once_and_ignored(book: Ledger, warnings: list
     (book.folder / "run-file").write_text("not a folder")
     for _ in range(2):
         assert len(book.bookings()) == 1
-    for name in ("garbage", "huge", "newer", "pipe", "link", "elsewhere", "file"):
+    for name in ("garbage", "huge", "deep", "newer", "pipe", "link", "elsewhere", "file"):
         assert sum(f"run-{name}:" in warning for warning in warnings) == 1, (name, warnings)
-    assert len(warnings) == 7
+    assert len(warnings) == 8
     with book.locked():
         book.purge()
     assert len(book.bookings()) == 1
@@ -250,6 +289,7 @@ def test_the_umask_does_not_lock_others_out(folder: Path) -> None:
         for path in (folder / entry.name).rglob("*")
     }
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert stat.S_IMODE((folder / entry.name).stat().st_mode) == 0o755
     assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o666
     assert modes == {"booking": 0o644, "vcuda": 0o711, "vcuda/limits": 0o444, "vcuda/usage": 0o600}
     os.close(held)
@@ -293,6 +333,20 @@ def test_another_users_slot_counts_without_a_right_to_read_it(folder: Path, book
 
     as_other_user(stranger)
     os.close(usage)
+
+
+@needs_root
+def test_cleaning_up_never_touches_what_another_users_booking_names(
+    folder: Path, book: Ledger, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    path = _entry(folder, "run-trap", booking.encode(replace(wanted(), folder=str(victim))))
+    for part in (path, path / "booking"):
+        os.chown(part, OTHER_USER, -1)
+    with book.locked():
+        book.purge()
+    assert victim.exists() and path.exists()
 
 
 @needs_root

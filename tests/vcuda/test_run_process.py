@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -201,9 +202,12 @@ def test_a_daemon_that_closed_all_its_files_keeps_the_share(vcuda: Runner, tmp_p
         "os.closerange(0, 4096)\n"
         "time.sleep(300)"
     )
-    result = vcuda.call(*vcuda.run(sys.executable, "-c", script))
-    assert result.returncode == 3, "the run ends with its command, and nothing waits for the daemon's stdout"
-    assert "keep the share until they end" in result.stderr
+    reading, writing = os.pipe()
+    front = vcuda.start(*vcuda.run(sys.executable, "-c", script), pass_fds=(writing,))
+    os.close(writing)
+    _, err = front.communicate(timeout=60)
+    assert front.returncode == 3, "the run ends with its command, and nothing waits for the daemon's stdout"
+    assert "keep the share until they end" in err
     daemon = int(
         wait_for(
             "the daemon's note",
@@ -211,6 +215,9 @@ def test_a_daemon_that_closed_all_its_files_keeps_the_share(vcuda: Runner, tmp_p
         )
     )
     wait_for("the daemon to close its files", lambda: not list(Path(f"/proc/{daemon}/fd").iterdir()))
+    readable, _, _ = select.select([reading], [], [], 30)
+    assert readable and os.read(reading, 1) == b"", "the keeper holds back no file that it inherited"
+    os.close(reading)
     assert len(vcuda.bookings()) == 1
     os.kill(daemon, signal.SIGKILL)
     wait_for("the end of the booking", lambda: not vcuda.entries())

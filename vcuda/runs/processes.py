@@ -28,11 +28,9 @@ def adopt_orphans() -> None:
 def inheritable_copy(descriptor: int) -> int:
     """A duplicate that children inherit across exec, out of the way of those that programs use by number."""
     try:
-        copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _LOWEST_HELD)
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD, _LOWEST_HELD)
     except OSError:  # a low limit on open files
-        copy = os.dup(descriptor)
-    os.set_inheritable(copy, True)
-    return copy
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3)
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], mask: Collection[int]) -> int:
