@@ -8,6 +8,7 @@ void sim_view_card(sim_state *state, int index, sim_card_view *view)
 {
     const uint64_t now = sim_card_lock(state, index);
     const sim_card *card = sim_card_at(state, index);
+    sim_reap(state, index);
     *view = (sim_card_view){
         .used_bytes = card->used_bytes,
         .free_bytes = card->config.memory_bytes - card->used_bytes,

@@ -60,7 +60,7 @@ CUresult cu_look_up(const char *name, void **address, int version, cuuint64_t fl
         row--;
     int kind = SIM_LEGACY;
     const api *first = row;
-    for (; flags == FLAGS_THREAD && row < table + count && !strcmp(row->base, name); row++)
+    for (; (flags & FLAGS_THREAD) && row < table + count && !strcmp(row->base, name); row++)
         kind |= row->kind;
     for (row = first; row < table + count && !strcasecmp(row->base, name); row++) {
         if (strcmp(row->base, name) || row->kind != kind)
