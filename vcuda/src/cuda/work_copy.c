@@ -80,3 +80,25 @@ VC__COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, true)
 VC__SETS(8, unsigned char)
 VC__SETS(16, unsigned short)
 VC__SETS(32, unsigned int)
+
+/* Before CUDA 3.2: 32-bit pointers and sizes. */
+VC__HOOK(cuMemcpyDtoD, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes), (destination, source, bytes),
+         begin_copy(&work, NULL, false, destination, source, bytes))
+VC__HOOK(cuMemcpyDtoDAsync, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes, CUstream stream),
+         (destination, source, bytes, stream), begin_copy(&work, stream, false, destination, source, bytes))
+
+#define VC__SET_V1(name, value_type)                                                                               \
+    VC__HOOK(name, (CUdeviceptr_v1 destination, value_type value, unsigned int count), (destination, value, count), \
+             begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)count * sizeof value))
+#define VC__SET_2D_V1(name, value_type)                                                                            \
+    VC__HOOK(name,                                                                                                 \
+             (CUdeviceptr_v1 destination, unsigned int pitch, value_type value, unsigned int width, unsigned int height), \
+             (destination, pitch, value, width, height),                                                           \
+             begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+
+VC__SET_V1(cuMemsetD8, unsigned char)
+VC__SET_V1(cuMemsetD16, unsigned short)
+VC__SET_V1(cuMemsetD32, unsigned int)
+VC__SET_2D_V1(cuMemsetD2D8, unsigned char)
+VC__SET_2D_V1(cuMemsetD2D16, unsigned short)
+VC__SET_2D_V1(cuMemsetD2D32, unsigned int)
