@@ -10,6 +10,7 @@ import numpy as np
 from scheduler_ext.cluster import Bools, Floats, Ints
 from scheduler_ext.shape import Shape, Step
 from vcuda.spec.request import CardFilter
+from vcuda.spec.units import CORES_PER_CARD
 
 _MOST_SHAPES = 32  # the most frequent ones; the rest is folded away
 _COVERED = 0.95  # or fewer, once they cover this part of all pods seen (as in the paper)
@@ -31,7 +32,10 @@ _PRIOR = (
 
 
 class Typical(NamedTuple):
-    """Typical pods as arrays, [m]. `allowed` is [card models, m], or None if no typical pod chooses its model."""
+    """Typical pods as arrays, [m]. `allowed` is [card models, m], or None if no typical pod chooses its model.
+
+    `cpu_per_card` (milli) and `memory_per_card` (bytes): the mean need of those that request any; tiny if none does.
+    """
 
     version: int
     cores: Ints
@@ -42,6 +46,8 @@ class Typical(NamedTuple):
     memory_bytes: Ints
     weight: Floats
     allowed: Bools | None
+    cpu_per_card: float
+    memory_per_card: float
 
 
 class Kind(NamedTuple):
@@ -122,6 +128,16 @@ class Workload:
         return {kind: count / reached for kind, count in chosen.items()}
 
 
+def _per_card(weights: dict[Kind, float], amounts: list[int]) -> float:
+    cards = sum(
+        weight * kind.step.cores / CORES_PER_CARD * kind.step.cards
+        for (kind, weight), amount in zip(weights.items(), amounts, strict=True)
+        if amount
+    )
+    total = sum(weight * amount for weight, amount in zip(weights.values(), amounts, strict=True))
+    return max(total / cards, 1e-9) if cards else 1e-9
+
+
 def _compiled(weights: dict[Kind, float], models: Sequence[str], version: int) -> Typical:
     kinds = list(weights)
     choosy = any(kind.models != CardFilter() for kind in kinds)
@@ -139,4 +155,6 @@ def _compiled(weights: dict[Kind, float], models: Sequence[str], version: int) -
         )
         if choosy
         else None,
+        _per_card(weights, [kind.cpu_milli for kind in kinds]),
+        _per_card(weights, [kind.memory_bytes for kind in kinds]),
     )

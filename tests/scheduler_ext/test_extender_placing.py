@@ -77,6 +77,20 @@ def test_fgd_counts_cards_without_cpu_as_lost() -> None:
     assert decide(cluster, light, Workload([hungry] * 5)) == ("b", [0])
 
 
+def test_fgd_does_not_strand_cards_on_a_node_whose_cpu_runs_out() -> None:
+    # Both nodes can host one more typical pod after either choice, so the paper's measure sees no difference.
+    cluster = cluster_of(a=[0] * 8, b=[0] * 8)
+    cluster.set_node("b", cards("b", 8), 128_000, 2**38)
+    cluster.book("cpu hog", "a", Usage({}, cpu_milli=24_000))
+
+    def wish(cpu: int) -> Shape:
+        return shape_of(request.parse_pod(pod("p", 100, None), NAMES), Policy.FGD, cpu_milli=cpu)
+
+    workload = Workload([wish(8_000)] * 5)
+    assert decide(cluster, wish(20_000), workload) == ("b", [0])
+    assert decide(cluster, wish(1_000), workload) == ("a", [0])
+
+
 def direct_fragmentation(free: list[tuple[int, int]], total: int, typical: Typical) -> float:
     """The definition, pod by pod and card by card."""
     result = 0.0
@@ -167,6 +181,10 @@ def test_an_init_container_uses_cards_that_are_booked_anyway() -> None:
     assert decided is not None
     x, y, init = decided[1]
     assert init == y != x
+    pairs = shape(
+        0, containers=[container("x", 40, 10), container("y", 200, None)], init=[container("i", 200, None)]
+    )
+    assert decide(cluster_of(a=[0, 0, 0, 0]), pairs) == ("a", [0, 1, 2, 1, 2])
     narrow = cluster_of(a=[70])
     phases = shape(
         0, containers=[container("x", 30, 10)], init=[container("i", 30, 12), container("j", 30, 1)]
