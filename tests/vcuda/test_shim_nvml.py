@@ -1,0 +1,170 @@
+"""NVML inside a share: its memory, its processes, its cards; never another's, and nothing of the card may be changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import genuine
+from tests.support import share as shares
+from tests.support.share import MIB, Share
+from vcuda.sim import Machine, SimCard
+
+LIMIT = 512 * MIB
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine.create(tmp_path / "machine", [SimCard(), SimCard(), SimCard()])
+
+
+@pytest.fixture
+def share(machine: Machine, tmp_path: Path) -> Share:
+    """The second card of three."""
+    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine, 1, LIMIT)])
+
+
+def ask(share: Share, code: str) -> Any:
+    return share.run("from pynvml import *\nnvmlInit()\n" + textwrap.dedent(code))
+
+
+def tenant(share: Share, count: int) -> subprocess.Popen[str]:
+    device = 1 if share.region_directory.exists() else 0
+    process = share.start(
+        f"begin({device}); assert alloc({count})[0] == 0; answer('ready'); sys.stdin.read()"
+    )
+    assert process.stdout and process.stdout.readline() == '"ready"\n'
+    return process
+
+
+def test_memory_is_the_limit_and_the_containers_own_use(
+    share: Share, machine: Machine, tmp_path: Path
+) -> None:
+    neighbour = tenant(
+        shares.simulated(tmp_path / "other", machine, [shares.limit(machine, 1, 2 * LIMIT)]), 800 * MIB
+    )
+    mine = tenant(share, 100 * MIB)
+    v1, v2 = ask(
+        share,
+        """
+        device = nvmlDeviceGetHandleByIndex(0)
+        old, new = nvmlDeviceGetMemoryInfo(device), nvmlDeviceGetMemoryInfo(device, version=nvmlMemory_v2)
+        answer([[old.total, old.used, old.free], [new.total, new.reserved, new.used, new.free, new.version == nvmlMemory_v2]])
+        """,
+    )
+    neighbour.communicate("", timeout=60)
+    used = 164 * MIB
+    assert v1 == [LIMIT, used, LIMIT - used]
+    assert v2 == [LIMIT, 0, used, LIMIT - used, True]
+    mine.communicate("", timeout=60)
+    assert ask(share, "answer(nvmlDeviceGetMemoryInfo(nvmlDeviceGetHandleByIndex(0)).used)") == 0
+
+
+def test_only_the_containers_processes_are_listed(share: Share, machine: Machine, tmp_path: Path) -> None:
+    other = shares.simulated(tmp_path / "other", machine, [shares.limit(machine, 1, LIMIT)])
+    neighbour, mine = tenant(other, 100 * MIB), tenant(share, 50 * MIB)
+    lists = ask(
+        share,
+        """
+        import ctypes
+        device = nvmlDeviceGetHandleByIndex(0)
+        found = []
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            for version in ("", "_v2", "_v3"):
+                words = 2 if version == "" else 3
+                count, buffer = C.c_uint(0), (C.c_uint64 * 3 * 128)()
+                function = getattr(C.CDLL("libnvidia-ml.so.1"), f"nvmlDeviceGet{kind}RunningProcesses{version}")
+                first = function(device, C.byref(count), None)
+                needed, count = count.value, C.c_uint(128)
+                second = function(device, C.byref(count), buffer)
+                flat = list((C.c_uint64 * 384).from_buffer(buffer))
+                rows = [flat[i * words : i * words + words] for i in range(count.value)]
+                found.append([first, needed, second, [[row[0] & 0xffffffff, row[1]] for row in rows]])
+        answer(found)
+        """,
+    )
+    for process in (neighbour, mine):
+        process.communicate("", timeout=60)
+    assert lists == [[7, 1, 0, [[mine.pid, 114 * MIB]]]] * 3 + [[0, 0, 0, []]] * 6
+
+
+def test_only_the_shares_cards_are_there_and_counted_from_zero(share: Share, machine: Machine) -> None:
+    outcome = ask(
+        share,
+        """
+        def attempt(function, *arguments):
+            try:
+                return function(*arguments)
+            except NVMLError as error:
+                return error.value
+        device = nvmlDeviceGetHandleByIndex(0)
+        answer([
+            nvmlDeviceGetCount(),
+            nvmlDeviceGetUUID(device),
+            nvmlDeviceGetIndex(device),
+            nvmlDeviceGetMinorNumber(device),
+            attempt(nvmlDeviceGetHandleByIndex, 1),
+            [type(attempt(nvmlDeviceGetHandleByUUID, uuid)).__name__ for uuid in json.loads(sys.argv[1])],
+            [type(attempt(nvmlDeviceGetHandleByPciBusId, bus)).__name__ for bus in json.loads(sys.argv[2])],
+        ])
+        """.replace("sys.argv[1]", repr(json.dumps([card.uuid for card in machine.cards]))).replace(
+            "sys.argv[2]", repr(json.dumps([card.bus for card in machine.cards]))
+        ),
+    )
+    seen = ["int", "LP_struct_c_nvmlDevice_t", "int"]
+    assert outcome == [1, machine.cards[1].uuid, 0, 1, 2, seen, seen]
+
+
+def test_setters_are_refused(share: Share) -> None:
+    results = ask(
+        share,
+        """
+        device, library = nvmlDeviceGetHandleByIndex(0), C.CDLL("libnvidia-ml.so.1")
+        answer([getattr(library, name)(device, 1, 1, 1) for name in (
+            "nvmlDeviceSetPersistenceMode", "nvmlDeviceSetComputeMode", "nvmlDeviceSetPowerManagementLimit",
+            "nvmlDeviceSetApplicationsClocks", "nvmlDeviceSetMigMode")])
+        """,
+    )
+    assert set(results) <= {4, 13}  # NO_PERMISSION, or a function that this driver does not have
+    assert results[0] == 4
+
+
+def test_without_a_region_nvml_passes_through(machine: Machine, tmp_path: Path) -> None:
+    share = shares.simulated(tmp_path / "bare", machine, None)
+    code = "from pynvml import *\nnvmlInit()\nanswer(nvmlDeviceGetCount())"
+    process = share.start(code)
+    output, said = process.communicate(timeout=60)
+    assert output == "3\n"
+    assert said.count("\n") == 1 and said.startswith("vcuda: no share is configured")
+
+
+@pytest.mark.parametrize("series", ["535", "550"])
+def test_genuine_nvidia_smi_shows_the_share(share: Share, series: str) -> None:
+    try:
+        program = genuine.nvidia_smi(series)
+    except genuine.Unavailable as reason:
+        pytest.skip(str(reason))
+    mine = tenant(share, 100 * MIB)
+    environment = share.environment()
+
+    def smi(*arguments: str) -> str:
+        command = [program, *arguments]
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=os.sep
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    cards, view = smi("-L"), smi()
+    query = smi("--query-gpu=index,memory.total,memory.used", "--format=csv,noheader,nounits")
+    mine.communicate("", timeout=60)
+    assert cards.count("GPU ") == 1 and cards.startswith("GPU 0:")
+    assert re.search(r"164MiB */ *512MiB", view), view
+    assert query.split(", ") == ["0", "512", "164\n"]
