@@ -170,6 +170,8 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     commands = {"demo": _demo, "up": _up, "apply": _apply, "get": _get, "logs": _logs, "delete": _delete}
     signal.signal(signal.SIGTERM, _interrupted)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, _interrupted)
     try:
         return commands[arguments.command](arguments)
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -26,6 +27,7 @@ from vcuda import sim
 from vcuda.spec import names, units
 
 _READY_SECONDS = 40.0
+_PREFIX, _LOCK = "vcuda-local-", "lock"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -56,6 +58,25 @@ def free_port() -> int:
         return port
 
 
+def _remove(directory: Path) -> None:
+    linux.unmount_below(directory)  # the daemon's small file systems for usage files
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_leftovers() -> None:
+    """Remove the folders of our own deployments that were killed: nobody holds their lock any more."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        lock = directory / _LOCK
+        try:
+            if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+                continue
+            with lock.open("r") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(directory)
+        except OSError:
+            continue  # in use, just being made, or just being removed by another
+
+
 class Cluster:
     """Use as a context manager, or call `start` and `stop`. Everything lives below one new temporary directory."""
 
@@ -64,8 +85,11 @@ class Cluster:
     ) -> None:
         self.options = options or ClusterOptions()
         self._report = report
+        remove_leftovers()
         # Short: a socket's path may have 107 bytes.
-        self.directory = Path(tempfile.mkdtemp(prefix="vcuda-local-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = (self.directory / _LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.directory.chmod(0o755)  # what containers mount lies below; secrets have their own modes
         self._token = secrets.token_urlsafe(24)
         self._stops: list[Callable[[], None]] = []
@@ -189,8 +213,8 @@ class Cluster:
         """Stop all by PID in the opposite order, and remove the temporary directory. May be called twice."""
         while self._stops:
             self._stops.pop()()
-        linux.unmount_below(self.directory)  # the daemon's small file systems for usage files
-        shutil.rmtree(self.directory, ignore_errors=True)
+        _remove(self.directory)
+        self._lock.close()
 
     def _stop_kubelet(self) -> None:
         self.kubelet.stop()

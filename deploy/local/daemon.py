@@ -22,14 +22,14 @@ class DaemonFailure(Exception):
 
 
 class Daemon:
-    """`python -m MODULE ARGUMENTS`, its output in `log`. May be started again after it ended."""
+    """`python -m MODULE ARGUMENTS`, its output in `log`. May be started again after it ended; ends with the thread that starts it."""
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> None:
         self.name = name
         self.log = log
-        self._command = [sys.executable, "-m", module, *arguments]
+        self._command = [sys.executable, "-m", "deploy.local.launch", module, *arguments]
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0

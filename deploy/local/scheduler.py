@@ -76,6 +76,7 @@ class Scheduler:
         while not self._stopping.is_set():
             try:
                 version = self._api.call("GET", path)["metadata"]["resourceVersion"]
+                self._changed.set()  # what came before this list is in no event
                 for event in self._api.watch(path, version):
                     if self._stopping.is_set():
                         return

@@ -65,7 +65,7 @@ class Server:
 
     def _run(self) -> None:
         config = uvicorn.Config(
-            self._api.app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2,
+            self._api.app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1,
             ssl_certfile=str(self._certificate.certificate) if self._certificate else None,
             ssl_keyfile=str(self._certificate.key) if self._certificate else None,
             ssl_version=ssl.PROTOCOL_TLS_SERVER, ws="none",

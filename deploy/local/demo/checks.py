@@ -117,14 +117,16 @@ def findings(expected: list[DemoPod], period: Period, logs: dict[str, str], card
 
 
 def _same_card(expected: list[DemoPod], period: Period) -> list[Finding]:
-    """The demonstration is about sharing: at least three shares must really be on one card."""
-    by_card: dict[int, list[str]] = {}
-    for demo_pod in expected:
-        if demo_pod.expect is not Expect.REFUSED and not demo_pod.whole:
-            for card in period.last.truth.get(demo_pod.name, Truth()).cards:
-                by_card.setdefault(card, []).append(demo_pod.name)
-    together = max(by_card.values(), key=len, default=[])
-    wanted = sum(not pod.whole and pod.expect is Expect.RUNS for pod in expected)
-    if wanted < 2:
+    """The demonstration is about sharing: the shares that work must really be on one card."""
+    sharing = [pod.name for pod in expected if pod.expect is Expect.RUNS and not pod.whole]
+    if len(sharing) < 2:
         return []
-    return [Finding(", ".join(together), "share one card", len(together) >= wanted)]
+    cards = {frozenset(period.last.truth.get(name, Truth()).cards) for name in sharing}
+    together = len(cards) == 1 and all(len(found) == 1 for found in cards)
+    return [
+        Finding(
+            ", ".join(sharing),
+            "share one card" if together else "should share one card, but do not",
+            together,
+        )
+    ]

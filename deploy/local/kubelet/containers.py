@@ -48,6 +48,8 @@ def image_defaults(working_directory: Path) -> Defaults:
         "LANG": os.environ.get("LANG", "C.UTF-8"),
         "PYTHONUNBUFFERED": "1",
     }
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     visible = {sys.prefix, sys.base_prefix, str(_PACKAGE_ROOT), str(working_directory)}
     return Defaults(str(working_directory), environment, tuple(sorted(visible)))
 
@@ -122,6 +124,11 @@ def configure(
         pod, container, {**defaults.environment, **options.environment, "HOSTNAME": pod["metadata"]["name"]}
     )
     words = [*(container.get("command") or []), *(container.get("args") or [])]
+    if words[:1] in (
+        ["python"],
+        ["python3"],
+    ):  # its folder, first in PATH, may hold it under another name only
+        words[0] = sys.executable
     if not container.get("command"):
         raise ConfigFailure(
             f"image {container.get('image')!r} is only a label here: give the container a command"

@@ -20,6 +20,7 @@ JsonObject = dict[str, Any]
 _POLL_SECONDS = 0.1
 # The real kubelet begins with 10 s and ends at 300 s; a demonstration should not have to wait for that.
 _BACKOFF_FIRST_SECONDS, _BACKOFF_MAX_SECONDS = 1.0, 30.0
+_BACKOFF_RESET_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -136,10 +137,11 @@ class PodWorker:
             if policy == "Never" or (policy == "OnFailure" and state.exit_code == 0):
                 return
             record.last = state
-            record.failures = 0 if time.time() - state.started_at > 60 else record.failures + 1
-            delay = min(_BACKOFF_MAX_SECONDS, _BACKOFF_FIRST_SECONDS * 2 ** max(0, record.failures - 1))
+            ran = state.finished_at - state.started_at if state.started_at else 0.0
+            record.failures = 0 if ran > _BACKOFF_RESET_SECONDS else record.failures + 1
+            delay = _backoff(record.failures)
             record.retry_at = time.monotonic() + delay
-            record.waiting_reason = "CrashLoopBackOff" if record.failures else "ContainerCreating"
+            record.waiting_reason = "CrashLoopBackOff"
             record.waiting_message = f"back-off {delay:.0f}s restarting failed container={record.name}"
         if time.monotonic() >= record.retry_at:
             self._start(record)
@@ -169,8 +171,7 @@ class PodWorker:
         if record.waiting_message != message:
             self._event("Warning", "Failed", f"Error: {message}")
         record.failures += 1
-        delay = min(_BACKOFF_MAX_SECONDS, _BACKOFF_FIRST_SECONDS * 2 ** (record.failures - 1))
-        record.retry_at = time.monotonic() + delay
+        record.retry_at = time.monotonic() + _backoff(record.failures)
         record.waiting_reason, record.waiting_message = reason, message
 
     # --- end ---
@@ -223,3 +224,8 @@ class PodWorker:
         except apis.ApiFailure as error:
             if error.code != 404:
                 _log.warning("status of pod %s was not written: %s", self.pod["metadata"]["name"], error)
+
+
+def _backoff(failures: int) -> float:
+    """Seconds before the next start after so many failures in a row."""
+    return min(_BACKOFF_MAX_SECONDS, _BACKOFF_FIRST_SECONDS * float(1 << min(10, max(0, failures - 1))))

@@ -11,8 +11,8 @@ from deploy.local.runner.runtime import Runtime, RuntimeFailure
 
 _DESCRIPTION = {
     Isolation.USER_AND_MOUNT: "pods get real mounts, each in its own user and mount namespace",
-    Isolation.MOUNT: "pods get real mounts, each in its own mount namespace (user namespaces are not allowed here)",
-    Isolation.HOST_PATHS: "pods run on host paths (this machine allows no mount namespaces)",
+    Isolation.MOUNT: "pods get real mounts, each in its own mount namespace",
+    Isolation.HOST_PATHS: "pods run on host paths, without mounts of their own",
 }
 
 
