@@ -41,6 +41,7 @@ static void test_a_waiter_gets_the_idle_card_and_keeps_it_unbounded(void)
     vc_plan_decide(&plan, T);
     CHECK(plan.holder == 0 && tenants[0].lease_end_ns == UINT64_MAX && tenants[0].wake);
     CHECK(tenants[1].lease_end_ns == 0 && !tenants[1].wake);
+    CHECK(vc_plan_decide(&plan, T + MS) >= T + 2 * MS); /* nothing to hurry for */
     tenants[0].seen.waiting_until_ns = 0;
     vc_plan_decide(&plan, T + 100 * MS);
     CHECK(plan.holder == 0 && tenants[0].lease_end_ns == UINT64_MAX); /* idle, but nobody wants it */

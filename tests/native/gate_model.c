@@ -130,7 +130,7 @@ static void finish_kernel(struct model *model, struct process *process)
     struct kernel *kernel = &process->queue[process->head];
     if (kernel->end_mark >= 0) {
         process->marks[kernel->end_mark].reached_ns = model->now;
-        process->marks[kernel->end_mark].others_gpu_ns = model->limits.cards[process->tenant].others_gpu_ns;
+        process->marks[kernel->end_mark].others_gpu_ns = vc_gate_others_ns(&process->gate);
     }
     process->head = (process->head + 1) % MODEL_QUEUE;
     process->count--;
@@ -174,10 +174,10 @@ static void card_step(struct model *model)
 
 /* --- the tenants --- */
 
-static int take_mark(struct model *model, struct process *process, bool from_idle)
+static int take_mark(struct process *process, bool from_idle)
 {
     int index = (int)(process->next_mark++ % MODEL_MARKS);
-    process->marks[index] = (struct mark){true, 0, from_idle, model->limits.cards[process->tenant].others_gpu_ns};
+    process->marks[index] = (struct mark){true, 0, from_idle, vc_gate_others_ns(&process->gate)};
     return index;
 }
 
@@ -225,12 +225,12 @@ static void launch(struct model *model, struct process *process)
             return;
         }
         if (step.mark_before) {
-            process->open = start = take_mark(model, process, step.from_idle);
+            process->open = start = take_mark(process, step.from_idle);
             vc_lane_opened(&process->lane, true);
         }
         vc_lane_launched(&process->lane, &process->estimate, &answer, &step);
         if (step.mark_after) {
-            end = take_mark(model, process, false);
+            end = take_mark(process, false);
             expect_end(process, step.interval.measurable ? process->open : -1, end, &step);
             process->open = end;
         }
@@ -284,7 +284,7 @@ static void helper_step(struct model *model, struct process *process)
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
             interval.from_ns = from->reached_ns;
-            interval.others_gpu_ns = to->others_gpu_ns - from->others_gpu_ns;
+            interval.others_gpu_ns = to->others_gpu_ns > from->others_gpu_ns ? to->others_gpu_ns - from->others_gpu_ns : 0;
         }
         struct vc_settlement settlement = vc_gate_seen(&process->gate, model->now, &interval);
         vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);

@@ -179,20 +179,36 @@ static void test_overlapped_work_is_charged_fairly(void)
     CHECK(settlement.charged_ns == 3 * MS && settlement.evidence == VC_EVIDENCE_CLEAN); /* all within our own lease */
 }
 
-static void test_two_processes_pay_common_time_once(void)
+static void test_other_processes_of_the_container_count_as_others(void)
 {
     start(30, 30, 0);
     struct vc_gate other;
     struct vc_slot_card other_slot = {0};
     vc_gate_init(&other, &limits, &limits.cards[0], &usage, &other_slot);
+    uint64_t before = vc_gate_others_ns(&gate);
+    vc_gate_enter(&other, T, 3 * MS, &answer);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    CHECK(vc_gate_others_ns(&gate) - before == 3 * MS && vc_gate_others_ns(&other) == 0);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 9 * MS, .estimate_ns = 5 * MS, .operations = 1, .measurable = true,
+                                   .others_gpu_ns = 3 * MS};
+    CHECK(vc_gate_seen(&gate, T + 9 * MS, &interval).charged_ns == 6 * MS);
+    interval = (struct vc_interval){.from_ns = T + 9 * MS, .to_ns = T + 13 * MS, .estimate_ns = 1 * MS, .operations = 1,
+                                    .measurable = true, .others_gpu_ns = 3 * MS};
+    CHECK(vc_gate_seen(&gate, T + 13 * MS, &interval).charged_ns == 1 * MS);
+}
+
+static void test_streams_side_by_side_pay_common_time_once(void)
+{
+    start(30, 30, 0);
     struct vc_interval interval = {.from_ns = T, .to_ns = T + 4 * MS, .estimate_ns = 2 * MS, .operations = 1, .measurable = true};
     CHECK(vc_gate_seen(&gate, T + 4 * MS, &interval).charged_ns == 4 * MS);
     interval.from_ns = T + 2 * MS;
     interval.to_ns = T + 6 * MS;
-    CHECK(vc_gate_seen(&other, T + 6 * MS, &interval).charged_ns == 2 * MS);
-    interval.from_ns = T + 5 * MS;
-    interval.to_ns = T + 8 * MS;
-    CHECK(vc_gate_seen(&gate, T + 8 * MS, &interval).charged_ns == 2 * MS);
+    CHECK(vc_gate_seen(&gate, T + 6 * MS, &interval).charged_ns == 2 * MS);
+    vc_gate_assume(&gate, T + 6 * MS, 2 * MS); /* unmeasured work pays by its estimate */
+    interval.from_ns = T + 6 * MS;
+    interval.to_ns = T + 9 * MS;
+    CHECK(vc_gate_seen(&gate, T + 9 * MS, &interval).charged_ns == 1 * MS);
 }
 
 int main(void)
@@ -207,6 +223,7 @@ int main(void)
     test_a_permit_is_paid_for_and_the_rest_comes_back();
     test_the_difference_to_the_estimate_is_settled();
     test_overlapped_work_is_charged_fairly();
-    test_two_processes_pay_common_time_once();
+    test_other_processes_of_the_container_count_as_others();
+    test_streams_side_by_side_pay_common_time_once();
     return check_failures != 0;
 }

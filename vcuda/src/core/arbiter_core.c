@@ -333,7 +333,8 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
             uint64_t lead = later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
             next = earlier(next, earlier(plan->lease_end_ns, later(lead, now_ns)));
         }
-        next = earlier(next, finish + VC_LEASE_IDLE_NS + 5000);
+        if (finish + VC_LEASE_IDLE_NS >= now_ns)
+            next = earlier(next, finish + VC_LEASE_IDLE_NS + 5000);
     }
     return later(next, now_ns + 20000);
 }

@@ -65,7 +65,7 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
     double implied = (double)cost_then_ns * ((double)measured_ns / (double)expected_ns);
     double ratio = implied / (double)cost;
     /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth. */
-    double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.8 ? 0.15
+    double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.9 ? 0.15
                     : evidence == VC_EVIDENCE_LONG_OVERLAP       ? 0.10
                                                                  : 0.02;
     if (ratio < 0.5)

@@ -176,6 +176,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
         start = later(start, earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
     if (nothing_outstanding || stalled(gate, now_ns))
         gate->progress_ns = now_ns;
+    answer->joins = gate->finish_ns > now_ns;
     gate->finish_ns = later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
     credit -= (int64_t)cost_ns;
@@ -242,6 +243,13 @@ uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
     return launched;
 }
 
+void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    vc_busy_add(&gate->busy, from_ns, from_ns + cost_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns)
 {
     pthread_mutex_lock(&gate->mutex);
@@ -252,9 +260,17 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-/* Whether other tenants' slices may be inside the interval. */
+uint64_t vc_gate_others_ns(const struct vc_gate *gate)
+{
+    return vc_load_relaxed(&gate->limit->others_gpu_ns) + vc_load_relaxed(&gate->usage->gpu_ns) -
+           vc_load_relaxed(&gate->slot->gpu_ns);
+}
+
+/* Whether slices of other tenants, or of other processes of this container, may be inside the interval. */
 static bool overlapped(const struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval)
 {
+    if (interval->others_gpu_ns != 0)
+        return true;
     if (!policy->shared)
         return false;
     if (!policy->arbitrated)
@@ -265,24 +281,10 @@ static bool overlapped(const struct vc_gate *gate, const struct vc_policy *polic
     return vc_load_relaxed(&gate->limit->others_active_ns) > interval->from_ns;
 }
 
-/* The part of the interval that neither another stream of this process nor another process of the container has paid. Of
- * other processes only the end of their latest interval is known: enough for the sum, as intervals come in order. */
-static uint64_t uncovered_by_container(struct vc_gate *gate, const struct vc_interval *interval)
-{
-    uint64_t uncovered = vc_busy_add(&gate->busy, interval->from_ns, interval->to_ns);
-    uint64_t latest = vc_load_relaxed(&gate->usage->busy_until_ns);
-    if (latest != gate->covered_ns)
-        gate->covered_by_others_ns = latest;
-    vc_raise_to(&gate->usage->busy_until_ns, interval->to_ns);
-    gate->covered_ns = later(latest, interval->to_ns);
-    uint64_t from = later(interval->from_ns, gate->covered_by_others_ns);
-    return earlier(uncovered, interval->to_ns > from ? interval->to_ns - from : 0);
-}
-
 static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy *policy,
                                    const struct vc_interval *interval)
 {
-    uint64_t uncovered = uncovered_by_container(gate, interval);
+    uint64_t uncovered = vc_busy_add(&gate->busy, interval->from_ns, interval->to_ns);
     uint64_t mean = interval->operations ? interval->estimate_ns / interval->operations : interval->estimate_ns;
     struct vc_settlement settlement = {uncovered, uncovered, VC_EVIDENCE_CLEAN};
     if (!overlapped(gate, policy, interval))
@@ -294,7 +296,7 @@ static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy 
             settlement.charged_ns = interval->estimate_ns;
         return settlement;
     }
-    /* Others' slices are inside: take out their part, as the arbiter saw it, but never nearly everything. */
+    /* Others' slices are inside: take out their part, as far as it is known, but never nearly everything. */
     settlement.evidence = VC_EVIDENCE_LONG_OVERLAP;
     uint64_t least = uncovered / 5;
     settlement.charged_ns = uncovered > interval->others_gpu_ns ? later(uncovered - interval->others_gpu_ns, least) : least;

@@ -20,6 +20,7 @@ enum {
     VC_AHEAD_LOW_NS = 500000,         /* … and below which it may always add one more operation */
     VC_UNSEEN_NS = 5000000,           /* work launched but not yet seen to end */
     VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
+    VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
     VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card */
@@ -53,6 +54,7 @@ struct vc_gate_answer {
     uint64_t permit_until_ns; /* … and until when; UINT64_MAX: no limit */
     uint64_t sequence;     /* GO: the lease under which the work starts */
     bool from_idle;        /* GO: nothing of this process was on the card */
+    bool joins;            /* GO: work of this process is predicted to be running on the card still */
     bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */
 };
 
@@ -71,10 +73,9 @@ struct vc_gate {
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
-    uint64_t published_ns; /* the predicted finish that this process wrote into the region … */
-    uint64_t covered_ns;   /* … and the end of the latest busy interval that it wrote there */
-    uint64_t covered_by_others_ns; /* the same of the container's other processes */
+    uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
+    uint32_t lanes; /* ways of this process onto the card: streams and threads */
     uint32_t waiting_threads;
     uint32_t events_futex; /* private: changes whenever waiting threads should look again */
 };
@@ -85,7 +86,7 @@ struct vc_interval {
     uint64_t estimate_ns;  /* what was charged for its operations at launch; 0 if unknown */
     uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
     uint64_t sequence;     /* lease under which it was launched */
-    uint64_t others_gpu_ns; /* the other tenants' charges while it lasted, as far as known */
+    uint64_t others_gpu_ns; /* by how much vc_gate_others_ns grew while it lasted */
     uint32_t operations;
     bool unknown;          /* its (only) operation had no estimate */
     bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
@@ -119,6 +120,14 @@ void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns);
 /* An end mark was recorded behind what has been launched, which is all but the `unused_ns` of the caller's allowance;
  * returns the value for vc_interval.launched_ns. */
 uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns);
+
+/* A clock of what others had of the card, to be read at both ends of an interval: other tenants while we had work on it, as
+ * the arbiter saw it, and what other processes of the container were charged. */
+uint64_t vc_gate_others_ns(const struct vc_gate *gate);
+
+/* Work that no interval measures is expected on the card from `from_ns` on: its estimate pays for that time, so what is
+ * measured beside it does not pay for it again. */
+void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns);
 
 /* An end mark is still on its way past the predicted finish: the card is busy, not idle. */
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns);

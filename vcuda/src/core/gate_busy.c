@@ -12,15 +12,12 @@ static uint64_t overlap(uint64_t a_from, uint64_t a_to, uint64_t b_from, uint64_
 
 static void forget_oldest(struct vc_busy *busy)
 {
-    busy->covered_before_ns = busy->segments[0].to_ns;
     busy->count--;
     memmove(&busy->segments[0], &busy->segments[1], busy->count * sizeof busy->segments[0]);
 }
 
 uint64_t vc_busy_add(struct vc_busy *busy, uint64_t from_ns, uint64_t to_ns)
 {
-    if (from_ns < busy->covered_before_ns)
-        from_ns = busy->covered_before_ns;
     if (to_ns <= from_ns)
         return 0;
     uint64_t fresh = to_ns - from_ns;
@@ -40,9 +37,8 @@ uint64_t vc_busy_add(struct vc_busy *busy, uint64_t from_ns, uint64_t to_ns)
     }
     busy->count = kept;
     if (busy->count == VC_BUSY_SEGMENTS) {
-        if (place == 0) { /* older than everything remembered: it has been counted above, no need to remember it */
+        if (place == 0) /* older than everything remembered: it would be the first to be forgotten */
             return fresh;
-        }
         forget_oldest(busy);
         place--;
     }

@@ -4,11 +4,10 @@
 
 #include <stdint.h>
 
-enum { VC_BUSY_SEGMENTS = 32 };
+enum { VC_BUSY_SEGMENTS = 64 };
 
-/* Sorted, disjoint. When full, the oldest is forgotten and everything before it counts as covered. */
+/* Sorted, disjoint. When full, the oldest is forgotten: an interval that comes so late pays for it again. */
 struct vc_busy {
-    uint64_t covered_before_ns;
     unsigned count;
     struct {
         uint64_t from_ns, to_ns;

@@ -46,6 +46,7 @@ struct vc_lane_step {
     bool mark_after;  /* record an event behind it: `interval` ends there, and the next one begins */
     bool from_idle;   /* the card had nothing of this process to do when it was launched */
     bool closing;     /* the gate shuts behind it */
+    bool concurrent;  /* it starts beside work of another stream: only its own interval tells what it adds */
     struct vc_interval interval; /* without its times */
     unsigned distinct;
     struct vc_learner learners[VC_LANE_OPERATIONS];
@@ -82,6 +83,8 @@ static inline bool vc_lane_pass(struct vc_lane *lane, struct vc_estimate *estima
 }
 
 void vc_lane_init(struct vc_lane *lane, struct vc_gate *gate);
+/* Gives back its permit. */
+void vc_lane_end(struct vc_lane *lane);
 
 /* Give back what is left of the permit. */
 void vc_lane_fold(struct vc_lane *lane);

@@ -119,7 +119,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     struct vc_interval *interval = &entry->interval;
     struct vc_mark *from = entry->from, *to = entry->to;
     to->reached_ns = when(tracker, to->event, now_ns);
-    to->others_gpu_ns = vc_load_relaxed(&tracker->gate->limit->others_gpu_ns);
+    to->others_gpu_ns = vc_gate_others_ns(tracker->gate);
     interval->to_ns = to->reached_ns;
     if (from && from->reached_ns == 0)
         from->reached_ns = when(tracker, from->event, now_ns);
@@ -127,7 +127,8 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
         uint64_t gap = from->from_idle ? VC_LAUNCH_GAP_NS : 0;
         uint64_t lasted = to->reached_ns - from->reached_ns;
         interval->from_ns = from->reached_ns + (gap < lasted / 2 ? gap : lasted / 2);
-        interval->others_gpu_ns = to->others_gpu_ns - from->others_gpu_ns;
+        /* Refunds may set the clock back a little. */
+        interval->others_gpu_ns = to->others_gpu_ns > from->others_gpu_ns ? to->others_gpu_ns - from->others_gpu_ns : 0;
     } else {
         interval->measurable = false;
     }

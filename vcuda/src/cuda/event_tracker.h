@@ -13,7 +13,7 @@ struct vc_mark {
     uint32_t references;
     bool from_idle;         /* recorded onto an idle card: the work began a launch gap later */
     uint64_t reached_ns;    /* CLOCK_MONOTONIC; 0 until the helper knows */
-    uint64_t others_gpu_ns; /* the other tenants' charges then */
+    uint64_t others_gpu_ns; /* vc_gate_others_ns then */
     struct vc_mark *next;   /* in the list of spare ones */
 };
 

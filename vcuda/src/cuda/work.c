@@ -85,7 +85,7 @@ bool vc_work_gated(void)
 static void drop_lane(struct vc_stream_lane *lane, bool fold)
 {
     if (fold) {
-        vc_lane_fold(&lane->lane);
+        vc_lane_end(&lane->lane);
         vc_mark_release(lane->open);
         vc_tracker_release(lane->tracker);
     }

@@ -1,0 +1,290 @@
+"""The GPU-time gate end to end: real shim, real arbiter, the simulated driver's own books as the truth.
+
+Nothing is timed to the millisecond: windows are seconds, tolerances points of the card, on a machine that may be busy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import vcuda
+from vcuda import region
+from vcuda.arbiter import Arbiter
+from vcuda.sim import Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIM = Path(vcuda.__file__).parent / "lib" / "shim" / "libcuda.so.1"
+# The sum of what the tests below let a share miss: scheduling on busy cores, the first unmeasured kernels.
+TOLERANCE_POINTS = 5.0
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("load") / "throttle_load"
+    source = ROOT / "benchmarks" / "throttle_load.c"
+    command = ["gcc", "-O2", "-Wall", "-Werror", str(source), "-o", str(program), "-ldl", "-lpthread"]
+    subprocess.run(command, check=True, timeout=60)
+    return program
+
+
+@dataclass
+class Share:
+    """A container's folder: the shim, the region, and the environment that makes a program use them."""
+
+    folder: Path
+    environment: dict[str, str]
+    card: region.CardLimit
+
+    @property
+    def region(self) -> Path:
+        return self.folder / "vcuda"
+
+    def usage(self) -> region.CardUsage:
+        return region.read_usage(self.region).cards[0]
+
+
+class Bench:
+    """One simulated machine, its shares, and the programs that run in them; ends all of them."""
+
+    def __init__(self, folder: Path, load: Path) -> None:
+        self.folder = folder
+        self.load = load
+        self.machine = Machine.create(folder / "machine")
+        self.running: list[subprocess.Popen[str]] = []
+
+    def share(
+        self,
+        name: str,
+        cores: int,
+        core_limit: int | None = None,
+        *,
+        shared: bool = False,
+        whole: bool = False,
+    ) -> Share:
+        folder = self.folder / name
+        (folder / "lib64" / "drv").mkdir(parents=True)
+        (folder / "vcuda").mkdir()
+        shutil.copyfile(SHIM, folder / "lib64" / "libcuda.so.1")
+        (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(
+            self.machine.library_folder / "libcuda.so.1"
+        )
+        card = region.CardLimit(
+            uuid=self.machine.cards[0].uuid,
+            minor=0,
+            memory_bytes=1 << 30,
+            cores=cores,
+            core_limit=core_limit or cores,
+            shared=shared,
+            whole=whole,
+        )
+        region.create(folder / "vcuda", [card])
+        environment = {**os.environ, **self.machine.environment()}
+        environment["LD_LIBRARY_PATH"] = f"{folder / 'lib64'}:{environment['LD_LIBRARY_PATH']}"
+        return Share(folder, environment, card)
+
+    def start(self, share: Share, **options: str | int | float) -> subprocess.Popen[str]:
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        process = subprocess.Popen(
+            [self.load, *arguments], env=share.environment, stdout=subprocess.PIPE, text=True
+        )
+        self.running.append(process)
+        return process
+
+    def busy(self) -> tuple[int, dict[int, int]]:
+        report = self.machine.report()
+        return report.now_ns, {process.pid: process.busy_ns for process in report.processes}
+
+    def shares_of(self, processes: list[subprocess.Popen[str]], seconds: float) -> list[float]:
+        """What part of the card each process gets over the next seconds, in points."""
+        from_ns, before = self.busy()
+        time.sleep(seconds)
+        to_ns, after = self.busy()
+        return [
+            100 * (after[process.pid] - before.get(process.pid, 0)) / (to_ns - from_ns)
+            for process in processes
+        ]
+
+    def close(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.communicate(timeout=30)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, load: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, load)
+    yield made
+    made.close()
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, float]:
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    answer: dict[str, float] = json.loads(output)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": "spin_1000us"},
+        {"kernel": "spin_10us"},
+        {"kernel": "spin_100us", "graph": 20},
+        {"kernel": "spin_300us", "streams": 3},
+        {"kernel": "spin_300us", "threads": 2},
+    ],
+    ids=["1ms", "10us", "graph", "streams", "threads"],
+)
+def test_a_cap_holds(bench: Bench, options: dict[str, str | int]) -> None:
+    process = bench.start(bench.share("capped", 30), seconds=60, **options)
+    time.sleep(1)
+    assert bench.shares_of([process], 2) == [pytest.approx(30, abs=TOLERANCE_POINTS)]
+
+
+def test_an_unlimited_share_is_not_touched(bench: Bench) -> None:
+    whole = bench.share("whole", 100, whole=True)
+    alone = bench.share("alone", 30, 100)
+    for share in (whole, alone):
+        finish(bench.start(share, kernel="spin_100us", seconds=0.3))
+        assert share.usage().gpu_time_ns == 0 and share.usage().launches == 0 and share.usage().waited_ns == 0
+
+
+def test_two_processes_share_one_cap_and_a_killed_one_holds_nobody_up(bench: Bench) -> None:
+    share = bench.share("capped", 40)
+    first, second = (bench.start(share, kernel="spin_1000us", seconds=60) for _ in range(2))
+    time.sleep(1)
+    assert sum(bench.shares_of([first, second], 2)) == pytest.approx(40, abs=TOLERANCE_POINTS)
+    first.send_signal(signal.SIGKILL)
+    first.wait(timeout=30)
+    time.sleep(0.5)
+    assert bench.shares_of([second], 1.5) == [pytest.approx(40, abs=TOLERANCE_POINTS)]
+
+
+def test_greedy_neighbours_get_their_shares(bench: Bench) -> None:
+    shares = [bench.share("small", 30, shared=True), bench.share("large", 70, shared=True)]
+    with Arbiter() as arbiter:
+        for share in shares:
+            arbiter.add(share.folder.name, share.region)
+        processes = [bench.start(share, kernel="spin_1000us", seconds=60) for share in shares]
+        time.sleep(1.5)
+        small, large = bench.shares_of(processes, 2)
+        assert small == pytest.approx(30, abs=TOLERANCE_POINTS)
+        assert large == pytest.approx(70, abs=2 * TOLERANCE_POINTS)
+        assert arbiter.report().leases > 10
+
+
+def test_idle_time_is_lent_and_given_back(bench: Bench) -> None:
+    elastic, owner = bench.share("elastic", 30, 60, shared=True), bench.share("owner", 70, shared=True)
+    with Arbiter() as arbiter:
+        arbiter.add("elastic", elastic.region)
+        arbiter.add("owner", owner.region)
+        borrower = bench.start(elastic, kernel="spin_500us", seconds=60)
+        time.sleep(1)
+        assert bench.shares_of([borrower], 1.5) == [pytest.approx(60, abs=TOLERANCE_POINTS)]
+        neighbour = bench.start(owner, kernel="spin_500us", seconds=60)
+        time.sleep(1)
+        lent, owned = bench.shares_of([borrower, neighbour], 1.5)
+        assert lent == pytest.approx(30, abs=TOLERANCE_POINTS)
+        assert owned == pytest.approx(70, abs=2 * TOLERANCE_POINTS)
+        neighbour.kill()
+        neighbour.wait(timeout=30)
+        time.sleep(0.5)
+        assert bench.shares_of([borrower], 1.5) == [pytest.approx(60, abs=TOLERANCE_POINTS)]
+
+
+def test_without_a_living_arbiter_nobody_lends(bench: Bench) -> None:
+    share = bench.share("elastic", 30, 90, shared=True)
+    arbiter = Arbiter()
+    arbiter.add("elastic", share.region)
+    process = bench.start(share, kernel="spin_1000us", seconds=60)
+    time.sleep(1)
+    assert bench.shares_of([process], 1) == [pytest.approx(90, abs=2 * TOLERANCE_POINTS)]
+    arbiter.close()
+    time.sleep(0.3)
+    assert bench.shares_of([process], 1.5) == [pytest.approx(30, abs=TOLERANCE_POINTS)]
+
+
+def test_a_live_change_of_the_cap_takes_effect(bench: Bench) -> None:
+    share = bench.share("capped", 20)
+    process = bench.start(share, kernel="spin_1000us", seconds=60)
+    time.sleep(1)
+    assert bench.shares_of([process], 1.5) == [pytest.approx(20, abs=TOLERANCE_POINTS)]
+    region.update(share.region, [region.CardLimit(share.card.uuid, 0, 1 << 30, 60, 60)])
+    time.sleep(0.5)
+    assert bench.shares_of([process], 1.5) == [pytest.approx(60, abs=TOLERANCE_POINTS)]
+
+
+def test_charges_agree_with_the_card(bench: Bench) -> None:
+    share = bench.share("capped", 50)
+    process = bench.start(share, kernel="spin_1000us", seconds=60)
+    time.sleep(2)
+    _, busy = bench.busy()
+    charged = share.usage().gpu_time_ns
+    assert charged == pytest.approx(busy[process.pid], rel=0.1)
+
+
+CAPTURE = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    result = getattr(cuda, name)(*arguments)
+    assert result == 0, (name, result)
+device, count = ctypes.c_int(), ctypes.c_size_t()
+context, module, function, stream, graph = (ctypes.c_void_p() for _ in range(5))
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+image = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry spin_50ms() { ret; }\\n"
+call("cuModuleLoadData", ctypes.byref(module), image)
+call("cuModuleGetFunction", ctypes.byref(function), module, b"spin_50ms")
+call("cuStreamCreate", ctypes.byref(stream), 1)
+def launch():
+    call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
+launch()  # 50 ms at 10 %: the bucket is in deep debt now
+call("cuCtxSynchronize")
+call("cuStreamBeginCapture_v2", stream, 0)
+for _ in range(100):
+    launch()  # 5 s of work, if it ran; 50 s at this cap
+call("cuStreamEndCapture", stream, ctypes.byref(graph))
+call("cuGraphGetNodes", graph, None, ctypes.byref(count))
+print(count.value)
+"""
+
+
+def test_capture_is_neither_gated_nor_charged_nor_disturbed(bench: Bench) -> None:
+    share = bench.share("capped", 10)
+    ran = subprocess.run(
+        [sys.executable, "-c", CAPTURE],
+        env=share.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "100"  # exactly the application's kernels: no event of ours in the graph
+    assert share.usage().gpu_time_ns < 1_000_000_000
+
+
+def test_a_tenant_that_cuts_its_usage_file_harms_only_itself(bench: Bench) -> None:
+    liar, honest = bench.share("liar", 30, shared=True), bench.share("honest", 60, shared=True)
+    with Arbiter() as arbiter:
+        arbiter.add("liar", liar.region)
+        arbiter.add("honest", honest.region)
+        process = bench.start(honest, kernel="spin_1000us", seconds=60)
+        time.sleep(0.5)
+        os.truncate(liar.region / "usage", 0)
+        time.sleep(0.5)
+        assert bench.shares_of([process], 1.5) == [pytest.approx(60, abs=TOLERANCE_POINTS)]
+        assert arbiter.report().regions == 2
