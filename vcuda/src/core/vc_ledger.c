@@ -6,6 +6,8 @@
 
 #define VC__FIRST_CAPACITY 64
 
+_Static_assert(VC_LEDGER_SHARDS == 64, "shard_of takes six bits");
+
 /* Addresses are multiples of 256 or more: mix before using any bits (Fibonacci hashing, folded). */
 static uint64_t hash_of(uint64_t key)
 {
@@ -15,7 +17,8 @@ static uint64_t hash_of(uint64_t key)
 
 static struct vc_ledger_shard *shard_of(struct vc_ledger *ledger, uint64_t hash)
 {
-    return &ledger->shards[(hash >> 40) % VC_LEDGER_SHARDS];
+    /* The top bits: places within a shard come from others, or all entries of a shard would crowd in a few. */
+    return &ledger->shards[hash >> 58];
 }
 
 /* The place of `key`, or the empty place where it belongs. Pre: capacity > count. */
