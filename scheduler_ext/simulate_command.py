@@ -98,10 +98,10 @@ def run(options: argparse.Namespace) -> int:
     nodes, pods = trace.read_nodes(options.nodes), trace.read_pods(options.pods)
     results: list[Result] = []
     table = Table(
-        title=f"Cards allocated at 100 % arrived load: {options.pods.stem}, {len(options.seeds)} seeds"
+        title=f"Cards allocated at 100 % arrived load; {options.pods.stem}, {len(options.seeds)} seeds; time per decision"
     )
-    for column in ("policy", "allocated %", "min…max", "fragmented %", "refused pods", "decision p50/p99 ms"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    for column in ("policy", "allocated %", "min…max", "fragmented %", "refused", "p50/p99 ms"):
+        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for policy in options.policy or list(Policy):
         runs = [simulate.run(nodes, pods, policy, seed) for seed in options.seeds]
         results += runs
@@ -123,6 +123,7 @@ def run(options: argparse.Namespace) -> int:
         print()
         return 0
     for name, percent in published.items():
-        table.add_row(f"[dim]{name} (published)[/dim]", f"{percent:.2f}", "", "", "", "")
-    Console().print(table)
+        table.add_row(f"{name}, published", f"{percent:.2f}", "", "", "", "")
+    console = Console()
+    Console(width=max(console.width, 96)).print(table)
     return 0
