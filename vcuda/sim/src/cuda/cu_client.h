@@ -1,7 +1,7 @@
 /* What the parts of the simulated libcuda share inside one process: the client, contexts, streams, events, work.
  *
- * Handles are pointers to these structs, told from foreign ones by `magic`. Structs of contexts and streams are never freed, so
- * that a stale handle is refused rather than read after free. Locking: `cu_lock` guards all lists and the memory map of the
+ * Handles are pointers to these structs, told from foreign ones by `magic`. Structs of contexts are never freed and those of streams
+ * late, so that a stale handle is refused rather than read after free. Locking: `cu_lock` guards all lists and the memory map of the
  * process and is never held while sleeping or while a callback runs; a card's lock may be taken inside it, not the reverse.
  */
 #ifndef CU_CLIENT_H

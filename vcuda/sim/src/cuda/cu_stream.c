@@ -39,6 +39,18 @@ CUresult cu_stream_new(CUcontext ctx, unsigned flags, int priority, int legacy, 
     return CUDA_SUCCESS;
 }
 
+/* The structs of the last streams that ended stay readable, so that a stale handle is refused. cu_lock held. */
+static void bury(CUstream stream)
+{
+    enum { REMEMBERED = 1024 };
+    static CUstream graves[REMEMBERED];
+    static unsigned next;
+    stream->magic = 0;
+    free(graves[next]);
+    graves[next] = stream;
+    next = (next + 1) % REMEMBERED;
+}
+
 static CUresult thread_stream(CUcontext ctx, CUstream *stream)
 {
     int place = 0;
@@ -83,13 +95,13 @@ CUresult cu_stream_of(CUstream handle, CUstream *stream)
 void cu_streams_end(CUcontext ctx)
 {
     pthread_mutex_lock(&cu_lock);
-    CUstream stream = ctx->streams;
+    for (CUstream stream = ctx->streams, next; stream; stream = next) {
+        next = stream->next;
+        cu_host_end(stream);
+        bury(stream);
+    }
     ctx->streams = NULL;
     pthread_mutex_unlock(&cu_lock);
-    for (; stream; stream = stream->next) {
-        stream->magic = 0;
-        cu_host_end(stream);
-    }
 }
 
 CUresult cu_push(CUstream stream, const sim_op *ops, int count, sim_ticket *ticket)
@@ -184,12 +196,12 @@ CU_EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
         link = &(*link)->next;
     if (*link)
         *link = stream->next;
-    pthread_mutex_unlock(&cu_lock);
-    stream->magic = 0;
     cu_host_end(stream);
     sim_card_lock(cu_process.state, ctx->card);
     sim_stream_destroy(cu_card(ctx), stream->index);
     sim_card_unlock(cu_process.state, ctx->card);
+    bury(stream);
+    pthread_mutex_unlock(&cu_lock);
     return CUDA_SUCCESS;
 }
 
