@@ -82,6 +82,8 @@ class _Sweeper:
         if self._context is None or not found or found == self._certificate:
             return
         try:
+            # Tried on another context first: half a new pair, read while it is being replaced, would spoil ours.
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._settings)
             _load(self._context, self._settings)
         except CannotServe as error:
             _log.warning("%s; the old certificate stays in use", error)

@@ -131,6 +131,13 @@ def test_https_reloads_a_changed_certificate(
         assert served.url.startswith("https://")
         assert httpx.get(served.url + "/healthz", verify=False).text == "ok\n"
         before = _subject(served.url)
+        whole = key.read_text()
+        key.write_text("half a k")
+        assert served.process.stderr is not None
+        while "the old certificate stays in use" not in served.process.stderr.readline():
+            assert served.process.poll() is None
+        assert _subject(served.url) == before
+        key.write_text(whole)
         _make_certificate(tmp_path, "second")
         eventually(lambda: _subject(served.url) != before)
     finally:
