@@ -62,6 +62,8 @@ $(VENV)/.tools:
 	@command -v $(firstword $(CC)) >/dev/null || { echo "This needs a C compiler and found no '$(firstword $(CC))'. On Debian: apt-get install gcc libc6-dev" >&2; exit 1; }
 	@echo 'int main(void){return 0;}' | $(CC) -x c -include stdio.h - -o /dev/null || \
 	  { echo "'$(CC)' can't compile a program: are the C library's headers there? On Debian: apt-get install libc6-dev" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || \
+	  { echo "This needs Python's C headers. On Debian: apt-get install python3-dev" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed. On Debian: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@

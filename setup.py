@@ -11,21 +11,25 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # PEP 517 builds do not put the project itself on the path
 
-from vcuda._build import native  # noqa: E402
+from vcuda._build import ffi, native  # noqa: E402
+
+PACKAGE = ROOT / "vcuda"
 
 
 class BuildExt(build_ext):
     """Compile the shims, stubs and the simulated driver beside the cffi module."""
 
     def run(self) -> None:
-        if self.inplace:
-            # A checkout, editable: libraries beside the sources, kept fresh by `python -m vcuda._build`.
-            native.build(ROOT / "vcuda" / "lib")
+        in_place = self.inplace  # a checkout, editable: `python -m vcuda._build` keeps it fresh from here on
+        if in_place:
+            native.build(PACKAGE / "lib")
         else:
             built = Path(self.build_temp).absolute() / "native"
             native.build(built)
             native.install(built, Path(self.build_lib) / "vcuda" / "lib")
         super().run()
+        if in_place:
+            ffi.stamp(PACKAGE)
 
 
 setup(

@@ -154,9 +154,11 @@ def test_the_interrupt_key_reaches_the_command_once(vcuda: Runner) -> None:
 
 def test_killing_the_front_leaves_command_and_booking_alone(vcuda: Runner) -> None:
     front, keeper, command = family(vcuda, [sys.executable, "-c", SLEEP])
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # as a session's end would
+        os.kill(keeper, number)
     front.kill()
     front.wait(30)
-    assert alive(command) and len(vcuda.bookings()) == 1
+    assert alive(keeper) and alive(command) and len(vcuda.bookings()) == 1
     os.kill(command, signal.SIGKILL)
     wait_for("the keeper's end", lambda: not alive(keeper))
     assert vcuda.entries() == []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
-import subprocess
-import sys
+import io
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -14,6 +14,8 @@ import cffi
 from vcuda._build import native  # setup.py puts the project on the path
 
 ROOT = native.ROOT
+STAMP = ".native.inputs"
+FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing")
 # The region's ABI, then what Python may call; both are read by ffi.cdef verbatim.
 CDEF_FILES = ("vcuda/abi/region.abi", "vcuda/abi/native.abi")
 
@@ -48,33 +50,50 @@ def make_builder() -> cffi.FFI:
 ffibuilder = make_builder()
 
 
-def build_in_place(package: Path) -> list[str]:
-    """Rebuild `vcuda/_native*.so` in a checkout if the core changed; return ["native"] if it did."""
-    stamp = package / "lib" / ".native.inputs"
-    digest = hashlib.sha256()
+def fingerprint() -> str:
+    """Hash of everything that the module is made of."""
     folders = [ROOT / folder for folder in native.CORE_INCLUDES]
-    for path in sorted({p for f in folders for ext in ("*.c", "*.h", "*.abi", "*.def") for p in f.glob(ext)}):
+    patterns = ("*.c", "*.h", "*.abi", "*.def")
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted({path for folder in folders for pattern in patterns for path in folder.glob(pattern)}):
+        digest.update(path.name.encode())
         digest.update(path.read_bytes())
-    if stamp.exists() and stamp.read_text() == digest.hexdigest() and list(package.glob("_native*.so")):
+    return digest.hexdigest()
+
+
+def stamp(package: Path) -> None:
+    """Note what the module in a checkout was built from."""
+    path = package / "lib" / STAMP
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(fingerprint())
+
+
+def build_in_place(package: Path) -> list[str]:
+    """Rebuild `vcuda/_native.abi3.so` in a checkout if the core changed; return ["native"] if it did.
+
+    With gcc alone: the setuptools that a fresh virtual environment holds may be missing or too old for pyproject.toml.
+    """
+    path = package / "lib" / STAMP
+    output = package / "_native.abi3.so"
+    if path.exists() and path.read_text() == fingerprint() and output.exists():
         return []
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "setup.py",
-            "-q",
-            "build_ext",
-            "--build-lib",
-            folder,
-            "--build-temp",
-            f"{folder}/t",
+    with tempfile.TemporaryDirectory(dir=package, prefix="._native.") as folder:
+        generated, made = Path(folder, "_native.c"), Path(folder, output.name)
+        with contextlib.redirect_stdout(io.StringIO()):  # it announces each file
+            ffibuilder.emit_c_code(str(generated))
+        includes = [
+            sysconfig.get_paths()["include"],
+            *(str(ROOT / include) for include in native.CORE_INCLUDES),
         ]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            raise native.BuildError(f"cannot build vcuda._native:\n{result.stdout}{result.stderr}")
-        for made in Path(folder, "vcuda").glob("_native*.so"):
-            temporary = package / f".{made.name}.new"
-            shutil.copyfile(made, temporary)
-            temporary.replace(package / made.name)  # a running process may have the old file mapped
-    stamp.parent.mkdir(exist_ok=True)
-    stamp.write_text(digest.hexdigest())
+        command = [*native.compiler(), *FLAGS, "-fPIC", "-shared", *(f"-I{include}" for include in includes)]
+        command += [
+            "-o",
+            str(made),
+            str(generated),
+            *(str(ROOT / source) for source in core_sources()),
+            "-lpthread",
+        ]
+        native.run(command, "cannot build vcuda._native (are Python's headers there? Debian: python3-dev)")
+        made.replace(output)  # a running process may have the old file mapped
+    stamp(package)
     return ["native"]

@@ -210,7 +210,7 @@ def stub_source(library: Library, out: Path) -> str:
     lines = ["/* Link-time stub: names only. */"]
     for path in _stubbed(library, out):
         command = [os.environ.get("NM", "nm"), "-D", "-P", "--defined-only", str(path)]
-        result = _run(command, f"cannot list the exports of {path}")
+        result = run(command, f"cannot list the exports of {path}")
         names = {line.split()[0].partition("@")[0] for line in result.stdout.splitlines() if line}
         lines += [
             f'__attribute__((visibility("default"))) void {name}(void);\nvoid {name}(void) {{}}'
@@ -220,7 +220,8 @@ def stub_source(library: Library, out: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool of the compiler. Raises BuildError that begins with `what` and holds the tool's words."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -253,7 +254,7 @@ def build_library(library: Library, out: Path) -> bool:
             stub = Path(folder, "stub.c")
             stub.write_text(stub_source(library, out))
         made = Path(folder, output.name)
-        _run(compile_command(library, made, out, stub), f"cannot build {library.name}")
+        run(compile_command(library, made, out, stub), f"cannot build {library.name}")
         made.chmod(0o755)
         made.replace(output)
     for link, target in library.links:

@@ -81,7 +81,7 @@ def choose(available: Sequence[Room], wish: Wish) -> tuple[Room, ...]:
         raise RunError("--device names one card twice")
     fitting = [room for room in candidates if room.takes(wish)]
     needed = len(wish.devices) or wish.cards
-    if len(fitting) < needed or (wish.devices and len(fitting) < len(candidates)):
+    if len(fitting) < needed:
         raise RunError(_refusal(candidates, wish, needed))
     if wish.devices:
         return tuple(fitting)
