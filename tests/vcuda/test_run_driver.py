@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,8 @@ def test_the_users_library_path_comes_first_then_the_cache_then_usual_folders(
     tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, cached, usual = (put(tmp_path / name, library) for name in ("path", "cached", "usual"))
-    listing = f"2 libs found in cache\n\tlibcuda.so.1 (libc6) => /lib32/libcuda.so.1\n\tlibcuda.so.1 (libc6,x86-64) => {cached}/libcuda.so.1\n"
+    other = put(tmp_path / "other", library)
+    listing = f"2 libs found in cache\n\tlibcuda.so.1 (libc6) => {other}/libcuda.so.1\n\tlibcuda.so.1 (libc6,x86-64) => {cached}/libcuda.so.1\n"
     program = tmp_path / "ldconfig"
     program.write_text(f"#!/bin/sh\ncat <<'E'\n{listing}E\n")
     program.chmod(0o755)
@@ -81,3 +84,13 @@ def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path) -> None:
 def test_missing_shims_name_the_way_to_build_them(tmp_path: Path, library: Path) -> None:
     with pytest.raises(RunError, match=r"python -m vcuda\._build"):
         layout.lay_out(tmp_path, tmp_path / "vcuda", driver.Driver(library, library), shims=tmp_path / "none")
+
+
+def test_the_folder_can_be_entered_whatever_made_it(tmp_path: Path, library: Path) -> None:
+    """A folder made by mkdtemp is private; a program of the tree may run under another user."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    region = tmp_path / "entry" / "vcuda"
+    region.mkdir(parents=True)
+    front = layout.lay_out(folder, region, driver.Driver(library, library))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert (front / ".." / "vcuda").resolve() == region
