@@ -71,12 +71,12 @@ def test_data_survives_copies_sets_and_offsets(machine: sim.Machine) -> None:
         data = os.urandom(1 << 20); back = bytearray(1 << 20)
         ok(cu.cuMemcpyHtoD(pointer, data, len(data)))
         ok(cu.cuMemsetD32(base + 4096, 0x01020304, 1024))
-        ok(cu.cuMemsetD8(base + 65536, 0, 1 << 19))
+        ok(cu.cuMemsetD8(base + 65536 + 5, 0, 1 << 19))
         ok(cu.cuMemcpyDtoD(base, base + 900000, 1000))
         ok(cu.cuMemcpyDtoH(back, pointer, len(back)))
         wanted = bytearray(data)
         wanted[4096:8192] = bytes([4, 3, 2, 1]) * 1024
-        wanted[65536:65536 + (1 << 19)] = bytes(1 << 19)
+        wanted[65541:65541 + (1 << 19)] = bytes(1 << 19)
         wanted[:1000] = wanted[900000:901000]
         answer([back == wanted, int(cu.cuMemcpyHtoD(base + (1 << 20) - 1, data, 2)[0]), int(cu.cuMemFree(base + 512)[0])])
         """,
