@@ -12,7 +12,7 @@ from tests.support.share import MIB, Share
 from vcuda import region
 from vcuda.sim import Machine, SimCard
 
-LIMIT = 256 * MIB
+LIMIT = 250 * MIB  # no multiple of what pools grow by
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def share(machine: Machine, tmp_path: Path) -> Share:
-    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine)])
+    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=LIMIT)])
 
 
 def truth(share: Share) -> tuple[int, int]:
@@ -109,6 +109,7 @@ def test_an_allocator_fills_the_share_and_no_more(share: Share, allocator: str) 
     assert (result, again) == (2, 2)  # CUDA_ERROR_OUT_OF_MEMORY
     assert (count_again, left_again) == (count, left)  # what was freed can be had again, all of it
     assert left < 32 * MIB
+    assert count >= (1400 if allocator == "small" else 40 if allocator == "odd" else 15)
     assert outcome["end"][0] == free_at_start
     assert peak <= LIMIT
     assert used == 64 * MIB
@@ -119,7 +120,7 @@ def test_an_allocator_fills_the_share_and_no_more(share: Share, allocator: str) 
 def test_virtual_memory_is_charged_until_neither_handle_nor_mapping_is_left(share: Share) -> None:
     steps = share.run("""
         begin()
-        def used(): return 256 * MIB - 64 * MIB - info()[0]
+        def used(): return 250 * MIB - 64 * MIB - info()[0]
         steps = []
         properties, handle, again, address = Properties(1, 0, Location(1, 0)), u64(), u64(), u64()
         ok("cuMemCreate", C.byref(handle), size(20 * MIB), C.byref(properties), u64(0)); steps.append(used())
@@ -160,7 +161,7 @@ def test_a_context_gives_back_itself_and_what_was_allocated_in_it(share: Share) 
         free.append(info()[0])
         answer([count // MIB for count in free])
     """)
-    assert steps == [128, 96, 192, 128, 118, 192]
+    assert steps == [122, 90, 186, 122, 112, 186]
 
 
 def test_a_context_that_does_not_fit_is_refused_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
