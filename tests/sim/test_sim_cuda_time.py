@@ -244,3 +244,21 @@ def test_copies_run_beside_kernels(machine: sim.Machine) -> None:
         )
         == 600
     )
+
+
+@pytest.mark.parametrize("waiting", ["sync", "query"])
+def test_a_stream_waits_for_an_event_of_another_card(machine: sim.Machine, waiting: str) -> None:
+    """Also when nobody but the waiting stream looks: its card has the other one's timeline evaluated."""
+    assert sim_cuda.run(
+        machine,
+        f"""
+        first = context(0); there, event = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
+        launch(kernel("spin_50ms"), there); ok(cu.cuEventRecord(event, there))
+        context(1); here = ok(cu.cuStreamCreate(1)); begin = time.monotonic()
+        ok(cu.cuStreamWaitEvent(here, event, 0)); launch(kernel("spin_1ms"), here)
+        if "{waiting}" == "sync": ok(cu.cuStreamSynchronize(here))
+        while int(cu.cuStreamQuery(here)[0]): time.sleep(.001)
+        answer([time.monotonic() - begin < 30, int(cu.cuEventQuery(event)[0])])
+        """,
+    ) == [True, 0]
+    assert busy_ns(machine, 1) == MS

@@ -65,8 +65,11 @@ static int settle_stream(sim_state *state, sim_card *card, sim_context *context,
     switch (op->kind) {
     case SIM_OP_WAIT: {
         const sim_card *other = &state->shared->cards[op->card];
-        if (atomic_load_explicit(&other->events[op->event].done, memory_order_acquire) < op->value)
+        if (atomic_load_explicit(&other->events[op->event].done, memory_order_acquire) < op->value) {
+            if (other != card)
+                context->foreign = op->card + 1;
             return 0;
+        }
         break;
     }
     case SIM_OP_HOST:
@@ -104,6 +107,7 @@ static void settle(sim_state *state, sim_card *card, demand *wants)
                 continue;
             const int on_card = card->current == c && card->switching == SIM_NONE;
             int needs = 0;
+            context->foreign = 0;
             for (int32_t s = context->first_stream; s != SIM_NONE; s = card->streams[s].next) {
                 sim_stream *stream = &card->streams[s];
                 while (head_of(stream) && settle_stream(state, card, context, stream, on_card))

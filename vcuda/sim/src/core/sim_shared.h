@@ -79,7 +79,7 @@ typedef struct {
     int32_t process; /* process slot, or SIM_NONE: free */
     int32_t first_stream;
     int32_t legacy_stream;
-    int32_t unused;
+    int32_t foreign; /* a stream waits for an event of this card + 1; 0: none does */
     uint64_t order; /* last submission order given out */
     uint64_t bytes; /* what the context itself costs */
 } sim_context;

@@ -219,7 +219,7 @@ sim_card *sim_card_at(sim_state *state, int card)
     return &state->shared->cards[card];
 }
 
-uint64_t sim_card_lock(sim_state *state, int index)
+static uint64_t lock_and_advance(sim_state *state, int index)
 {
     sim_card *card = &state->shared->cards[index];
     if (pthread_mutex_lock(&card->mutex) == EOWNERDEAD) {
@@ -234,6 +234,28 @@ uint64_t sim_card_lock(sim_state *state, int index)
     }
     sim_advance(state, card, now);
     return now;
+}
+
+/* The card whose event a stream of this one waits for, or SIM_NONE. */
+static int foreign_card(const sim_card *card)
+{
+    for (int32_t c = 0; c < card->contexts_used; c++)
+        if (card->contexts[c].process != SIM_NONE && card->contexts[c].foreign)
+            return card->contexts[c].foreign - 1;
+    return SIM_NONE;
+}
+
+uint64_t sim_card_lock(sim_state *state, int index)
+{
+    const uint64_t now = lock_and_advance(state, index);
+    const int other = foreign_card(&state->shared->cards[index]);
+    if (other == SIM_NONE)
+        return now;
+    /* That card's timeline has to be evaluated first; two cards are never locked at once. */
+    sim_card_unlock(state, index);
+    lock_and_advance(state, other);
+    sim_card_unlock(state, other);
+    return lock_and_advance(state, index);
 }
 
 void sim_card_unlock(sim_state *state, int index)

@@ -94,14 +94,7 @@ int sim_wait(sim_state *state, int index, const sim_ticket *ticket)
             return 0;
         }
         uint64_t left = least_left(card, ticket);
-        const sim_stream *stream = &card->streams[ticket->stream];
-        const sim_op *head = &stream->ring[stream->done % SIM_RING];
-        const int other = head->kind == SIM_OP_WAIT && head->card != index ? head->card : SIM_NONE;
         sim_card_unlock(state, index);
-        if (other != SIM_NONE) { /* it hangs on another card, whose timeline somebody must evaluate */
-            sim_card_lock(state, other);
-            sim_card_unlock(state, other);
-        }
         if (left == 0)
             left = fruitless++ < 4 ? SPIN_NS / 4 : fruitless < 16 ? POLL_NS : 10 * POLL_NS;
         sleep_until(now + (left < LONGEST_NS ? left : LONGEST_NS), now);
