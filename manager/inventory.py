@@ -53,6 +53,7 @@ class Inventory:
         self._interval = interval_s
         self._ignored = ignored_xids
         self._driver: Driver = NullDriver("not opened yet")
+        self._stale = False
         self._known: dict[str, NodeCard] = {}
         self._xids: dict[str, tuple[int, float]] = {}
         self._snapshot = Snapshot("none", "", ())
@@ -124,7 +125,7 @@ class Inventory:
 
     def probe(self) -> Snapshot:
         """Ask the driver and the nodes again. Never raises."""
-        if isinstance(self._driver, NullDriver):
+        if isinstance(self._driver, NullDriver) or self._stale:
             self._reopen()
         failures: dict[str, str] = {}
         version = ""
@@ -133,12 +134,11 @@ class Inventory:
         except DriverError as error:
             failures = dict.fromkeys(self._known, f"the driver does not answer: {error}")
             self._conditions.set("driver", f"the driver does not answer: {error}")
-            self._reopen()
+            self._stale = True
         else:
             version = result.driver_version
             failures = self._take(result)
-            if result.failed:
-                self._reopen()  # NVML keeps a lost card lost until it is initialised again
+            self._stale = bool(result.failed)  # NVML keeps a lost card lost until it is initialised again
         self._last_probe = time.monotonic()
         self._forget_xids(failures)
         return self._publish(version or self._snapshot.driver_version, failures)

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager import booking, devices, mirror, node_description, placing, storage
+from manager.cards import DriverError, NodeCard, Probe
 from manager.errors import StartError
 from manager.hostroot import HostRoot
-from manager.inventory import Snapshot
+from manager.inventory import Inventory, Snapshot
 from manager.metrics import Metrics
 from manager.proto import generate
 from manager.report import CardReport, ContainerReport, NodeReport, ShareReport
@@ -130,8 +131,8 @@ def test_a_share_goes_to_the_fullest_card_that_fits_or_the_emptiest() -> None:
 
 
 def test_two_whole_cards_are_the_best_linked_pair() -> None:
-    cards = [card(0, links={3: 110}), card(1), card(2, links={1: 30}), card(3)]
-    assert chosen([CardState(item, 100, 32) for item in cards], asks(200, 0)) == [0, 3]
+    cards = [card(0, links={1: 30}), card(1), card(2), card(3, links={2: 110})]
+    assert chosen([CardState(item, 100, 32) for item in cards], asks(200, 0)) == [2, 3]
 
 
 def test_one_whole_card_tears_no_pair_apart() -> None:
@@ -220,6 +221,62 @@ def test_a_nodes_label_is_a_valid_value() -> None:
     assert node_description.labels([], NAMES, ())[NAMES.model_label] is None
     whole = Snapshot("nvml", "1", (), (("", "no uvm"),))
     assert '"cards":[]' in node_description.inventory_of(whole, NAMES)[NAMES.inventory]
+
+
+# Cards behind a driver that this test plays.
+
+
+class PlayedDriver:
+    """A driver that keeps a lost card lost until it is opened again, as NVML does."""
+
+    name = "played"
+    has_events = False
+
+    def __init__(self, world: dict[str, bool]) -> None:
+        self.world = world
+        self.seen = dict(world)
+
+    def probe(self) -> Probe:
+        if self.world["gone"]:
+            raise DriverError("nvmlDeviceGetCount: Driver Not Loaded")
+        cards = tuple(
+            NodeCard(card(number), number) for number in range(2) if number == 0 or not self.seen["lost"]
+        )
+        return Probe("1", cards, (("GPU-1", "GPU is lost"),) if self.seen["lost"] else ())
+
+    def wait_xid(self, _: float) -> None:
+        raise AssertionError("it has no events")
+
+    def sample(self, _: str) -> None:
+        return None
+
+    def close(self) -> None:
+        return
+
+
+def test_a_lost_card_is_looked_for_in_a_driver_opened_anew(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc/devices").write_text("195 nvidia\n237 nvidia-uvm\n")
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).touch()
+    world = {"lost": False, "gone": False}
+    watched = Inventory(HostRoot(tmp_path), lambda _: PlayedDriver(world), 60.0, frozenset())
+
+    def healthy() -> list[bool]:
+        return [item.card.healthy for item in watched.probe().cards]
+
+    assert healthy() == [True, True]
+    world["lost"] = True
+    watched._reopen()
+    assert healthy() == [True, False]
+    assert dict(watched.snapshot.problems) == {"GPU-1": "GPU is lost"}
+    world["lost"] = False
+    assert healthy() == [True, True]
+    world["gone"] = True
+    assert healthy() == [False, False]
+    world["gone"] = False
+    assert healthy() == [True, True]
 
 
 # Mirror and storage.
