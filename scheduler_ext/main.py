@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import scheduler_ext
 from scheduler_ext import serve, settings, simulate_command
 from scheduler_ext.apiserver import ApiServer, NoConfiguration
+from scheduler_ext.certificate import BadCertificate
 from scheduler_ext.trace import TraceError
 
 _COMMANDS = ("serve", "simulate")
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         serve.run(chosen, ApiServer.connect(chosen.kubeconfig, chosen.api_timeout_seconds))
-    except (NoConfiguration, serve.CannotServe, TraceError) as error:
+    except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
-import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +14,7 @@ import uvicorn
 from scheduler_ext import app, watch
 from scheduler_ext.apiserver import ApiServer
 from scheduler_ext.binding import Binder
+from scheduler_ext.certificate import ServerCertificate
 from scheduler_ext.engine import Engine
 from scheduler_ext.settings import MIB, Settings
 from vcuda.spec.names import Names
@@ -47,14 +46,11 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 class _Sweeper:
-    """A thread that expires assumptions, settles uncertain writes and reloads a changed certificate."""
+    """A thread that expires assumptions and settles uncertain writes."""
 
-    def __init__(
-        self, engine: Engine, binder: Binder, settings: Settings, context: ssl.SSLContext | None
-    ) -> None:
-        self._engine, self._binder, self._settings, self._context = engine, binder, settings, context
+    def __init__(self, engine: Engine, binder: Binder, pause_seconds: float) -> None:
+        self._engine, self._binder, self._pause = engine, binder, pause_seconds
         self._stop = threading.Event()
-        self._certificate = self._fingerprint()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="sweeper", daemon=True).start()
@@ -62,53 +58,29 @@ class _Sweeper:
     def stop(self) -> None:
         self._stop.set()
 
-    def _fingerprint(self) -> tuple[tuple[int, int], ...]:
-        files = filter(None, (self._settings.tls_cert, self._settings.tls_key))
-        try:
-            return tuple((status.st_mtime_ns, status.st_ino) for status in map(os.stat, files))
-        except OSError:
-            return ()  # being replaced: it is different again when it is back
-
     def _run(self) -> None:
-        while not self._stop.wait(min(_LONGEST_SWEEP, self._settings.assume_seconds / 4)):
+        while not self._stop.wait(self._pause):
             expired = self._engine.expire()
             if expired:
                 _log.info("%d assumed placements expired: their Bind never came", expired)
             self._binder.settle()
-            self._reload()
-
-    def _reload(self) -> None:
-        found = self._fingerprint()
-        if self._context is None or not found or found == self._certificate:
-            return
-        try:
-            # Tried on another context first: half a new pair, read while it is being replaced, would spoil ours.
-            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._settings)
-            _load(self._context, self._settings)
-        except CannotServe as error:
-            _log.warning("%s; the old certificate stays in use", error)
-            return
-        self._certificate = found
-        _log.info("the certificate was reloaded")
 
 
-def _load(context: ssl.SSLContext, settings: Settings) -> None:
-    try:
-        context.load_cert_chain(str(settings.tls_cert), settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise CannotServe(
-            f"certificate {settings.tls_cert} with key {settings.tls_key} cannot be used: {error}"
-        ) from error
+async def _answer(
+    server: uvicorn.Server, listener: socket.socket, certificate: ServerCertificate | None
+) -> None:
+    renewal = asyncio.create_task(certificate.keep_fresh()) if certificate else None
+    await server.serve([listener])
+    if renewal is not None:
+        renewal.cancel()
 
 
 def run(settings: Settings, api: ApiServer) -> None:
-    """Serve until SIGTERM or SIGINT. Raises CannotServe."""
+    """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate."""
     engine = Engine(Names(settings.resource_domain), settings.policy, expiry_seconds=settings.assume_seconds)
-    context: ssl.SSLContext | None = None
-    if settings.tls_cert:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _load(context, settings)
+    certificate = None
+    if settings.tls_cert and settings.tls_key:
+        certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
     listener = _listen(settings)
     with ThreadPoolExecutor(_BIND_THREADS, thread_name_prefix="bind") as executor:
         binder = Binder(api, engine, executor)
@@ -130,18 +102,18 @@ def run(settings: Settings, api: ApiServer) -> None:
             server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=5,
         )  # fmt: skip
         configuration.load()
-        configuration.ssl = context
-        sweeper = _Sweeper(engine, binder, settings, context)
+        configuration.ssl = certificate.context if certificate else None
+        sweeper = _Sweeper(engine, binder, min(_LONGEST_SWEEP, settings.assume_seconds / 4))
         helpers: list[watch.Watcher | _Sweeper] = [*watchers, sweeper]
         for helper in helpers:
             helper.start()
-        scheme = "https" if context else "http"
+        scheme = "https" if certificate else "http"
         host, port = listener.getsockname()[:2]
         _log.info("serving on %s://%s:%d, API server %s, %s", scheme, host, port, api.address, settings)
         # uvicorn shuts down on SIGTERM and then raises it once more for whoever was there before: nobody.
         signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         try:
-            asyncio.run(uvicorn.Server(configuration).serve([listener]))
+            asyncio.run(_answer(uvicorn.Server(configuration), listener, certificate))
         finally:
             for helper in helpers:
                 helper.stop()

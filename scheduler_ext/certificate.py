@@ -1,0 +1,65 @@
+"""The server's TLS context, and its renewal when the certificate files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+_LOOK_SECONDS = 2.0
+
+
+class BadCertificate(Exception):
+    """The certificate and key can't be used; the message names them and says why."""
+
+
+class ServerCertificate:
+    """A certificate chain and its key, in PEM files. Raises BadCertificate if they can't be used at the start."""
+
+    def __init__(self, chain: str, key: str) -> None:
+        self._chain, self._key = chain, key
+        self._seen = self._fingerprint()
+        self.context = self._fresh()
+
+    def _fresh(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load(context)
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_cert_chain(self._chain, self._key)
+        except (OSError, ssl.SSLError) as error:
+            raise BadCertificate(
+                f"certificate {self._chain} with key {self._key} cannot be used: {error}"
+            ) from error
+
+    def _fingerprint(self) -> tuple[tuple[int, int], ...]:
+        try:
+            found = [Path(file).stat() for file in (self._chain, self._key)]
+        except OSError:
+            return ()  # being replaced: it is different again when it is back
+        return tuple((status.st_mtime_ns, status.st_ino) for status in found)
+
+    async def keep_fresh(self) -> None:
+        """Look for changed files until cancelled.
+
+        Must run in the server's own event loop: a handshake that another thread begins between the new certificate
+        and its key would fail.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            found = self._fingerprint()
+            if not found or found == self._seen:
+                continue
+            try:
+                self._fresh()  # half a new pair, read while it is being replaced, must not reach our context
+                self._load(self.context)
+            except BadCertificate as error:
+                _log.warning("%s; the old certificate stays in use", error)
+                continue
+            self._seen = found
+            _log.info("the certificate was reloaded")
