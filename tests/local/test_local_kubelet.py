@@ -213,14 +213,14 @@ def test_allocate_comes_once_per_container_and_resource_and_its_answer_reaches_t
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "limits").write_text("hello")
     response = v1beta1.ContainerAllocateResponse(
-        envs={"FROM_PLUGIN": "1", "BOTH": "plugin"},
+        envs={"FROM_PLUGIN": "1", "BOTH": "plugin", "HOME": "/plugin"},
         mounts=[
             v1beta1.Mount(container_path="/etc/vcuda-test", host_path=str(tmp_path / "conf"), read_only=True)
         ],
     )
     core, memory = node.plugin(CORE, 100, response), node.plugin(MEMORY, 32)
     pod = make_pod(
-        "a", core=30, memory=10, command=["sh", "-c", "echo $FROM_PLUGIN $BOTH $WHO; cat $CONF/limits"]
+        "a", core=30, memory=10, command=["sh", "-c", "echo $FROM_PLUGIN $BOTH $HOME $WHO; cat $CONF/limits"]
     )
     pod["spec"]["restartPolicy"] = "Never"
     pod["spec"]["containers"][0]["env"] = [
@@ -229,7 +229,7 @@ def test_allocate_comes_once_per_container_and_resource_and_its_answer_reaches_t
     ]  # fmt: skip
     created = node.run(pod)
     done = node.phase("a", "Succeeded")
-    assert node.log("a") == "1 pod a\nhello"
+    assert node.log("a") == "1 pod /plugin a\nhello"
     assert done["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "Completed"
     for plugin, count in ((core, 30), (memory, 10)):
         assert [len(ids) for ids in plugin.named("allocate")] == [count]
@@ -439,6 +439,11 @@ def test_a_restarted_kubelet_wipes_sockets_keeps_containers_and_gives_no_device_
         and before.state().phase == "running"
     )
     assert node.pod("a")["status"]["containerStatuses"][0]["restartCount"] == 0
+    events = node.api.call("GET", "/api/v1/events")["items"]
+    assert [event["reason"] for event in events] == [
+        "Started",
+        "Started",
+    ]  # one for each pod, none by the second kubelet
 
 
 def test_a_pod_deleted_while_kubelet_was_down_is_ended(node: Node, make_pod: Any) -> None:

@@ -17,6 +17,7 @@ from deploy.local.runner import probe
 from deploy.local.runner.config import ContainerConfig, Device, Isolation, Mount
 from deploy.local.runner.runtime import Container, Runtime, RuntimeFailure
 
+NAP = str(1_000_000 + os.getpid())  # seconds that no other program on this machine sleeps
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL = [isolation for isolation in Isolation if isolation.real_mounts]
 
@@ -96,6 +97,22 @@ def gpu_fields(files: dict[str, Path]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("isolation", "flags"), [(Isolation.USER_AND_MOUNT, "-Urm"), (Isolation.MOUNT, "-m")]
+)
+def test_what_util_linux_can_do_here_we_can_too(
+    reasons: dict[Isolation, str], isolation: Isolation, flags: str
+) -> None:
+    """Else a defect of the runner would only make the tests below skip."""
+    possible = subprocess.run(
+        ["unshare", flags, "mount", "-t", "tmpfs", "none", "/mnt"],
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert bool(reasons[isolation]) == bool(possible.returncode), reasons[isolation]
+
+
 @pytest.mark.parametrize("isolation", REAL)
 def test_mounts_appear_where_the_host_has_no_mount_points(
     start: Any, host_files: dict[str, Path], isolation: Isolation
@@ -152,21 +169,21 @@ def test_stop_sends_term_first_and_kills_everything_after_the_grace(
     if pid_namespace and not isolation.real_mounts:
         pytest.skip("a PID namespace comes with the mount namespaces only")
     # An orphan in a session of its own is the hard case.
-    script = "trap 'echo term' TERM; setsid sh -c 'trap \"\" TERM; sleep 987 & sleep 987' & echo up; while true; do sleep 0.05; done"
-    container = start(script, isolation, pid_namespace=pid_namespace)
+    script = "trap 'echo term' TERM; setsid sh -c 'trap \"\" TERM; sleep NAP.1 & sleep NAP.1' & echo up; while true; do sleep 0.05; done"
+    container = start(script.replace("NAP", NAP), isolation, pid_namespace=pid_namespace)
     wait_for(lambda: "up" in container.config.log_path.read_text(), "start")
-    wait_for(lambda: len(running("sleep 987")) >= 2, "the orphans")
+    wait_for(lambda: len(running(f"sleep {NAP}.1")) >= 2, "the orphans")
     Runtime(Path(container.config.directory), isolation).stop(container, 0.5)
     assert "term" in container.config.log_path.read_text()
     assert (container.state().exit_code, container.state().signal) == (137, 9)
-    wait_for(lambda: not running("sleep 987"), "the end of every process")
+    wait_for(lambda: not running(f"sleep {NAP}.1"), "the end of every process")
 
 
 def test_the_end_of_the_main_process_ends_its_children(start: Any, wait_for: Any) -> None:
-    container = start("setsid sleep 986 & sleep 0.2; exit 3", REAL[0])
+    container = start("setsid sleep NAP.2 & sleep 0.2; exit 3".replace("NAP", NAP), REAL[0])
     finish(container)
     assert container.state().exit_code == 3 and container.state().phase == "exited"
-    assert not running("sleep 986")
+    assert not running(f"sleep {NAP}.2")
 
 
 def test_containers_end_when_their_runtime_dies(tmp_path: Path, wait_for: Any) -> None:
@@ -177,7 +194,7 @@ from pathlib import Path
 from deploy.local.runner.config import ContainerConfig, Isolation
 from deploy.local.runner.runtime import Runtime
 runtime = Runtime(Path({str(tmp_path)!r}), Isolation.HOST_PATHS)
-c = ContainerConfig(("sleep", "985"), {{"PATH": "/usr/bin:/bin"}}, "/", {str(tmp_path / "c")!r}, Isolation.HOST_PATHS)
+c = ContainerConfig(("sleep", "{NAP}.3"), {{"PATH": "/usr/bin:/bin"}}, "/", {str(tmp_path / "c")!r}, Isolation.HOST_PATHS)
 runtime.start("u", "n", 0, c); print("up", flush=True); time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -185,7 +202,7 @@ runtime.start("u", "n", 0, c); print("up", flush=True); time.sleep(60)
     process.kill()
     process.wait(timeout=10)
     wait_for(
-        lambda: not running("sleep 985"),
+        lambda: not running(f"sleep {NAP}.3"),
         "the container's end",
     )
 
