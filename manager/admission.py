@@ -21,9 +21,11 @@ from manager.logs import Conditions
 from manager.state import Allocation
 from vcuda.spec.names import Names
 
+# Allocate blocks kubelet's sync loop: one source may take this long, all of them together BUDGET_S.
 PODS_TIMEOUT_S = 0.8
 RECORDS_TIMEOUT_S = 0.3
-API_TIMEOUT_S = 0.4
+BUDGET_S = 1.7
+_LEAST_S = 0.05
 _REFUSED_KEPT = 4096
 
 log = logging.getLogger(__name__)
@@ -80,12 +82,13 @@ class Admission:
         with self._lock:
             self._last_uid = None
 
-    def pods(self, timeout: float = PODS_TIMEOUT_S) -> tuple[list[Pod], bool]:
-        """This node's pods, and whether they are kubelet's own view. Raises Refusal."""
+    def pods(self, deadline: float | None = None) -> tuple[list[Pod], bool]:
+        """This node's pods, and whether they are kubelet's own view. Raises Refusal. `deadline`: on the monotonic clock."""
+        deadline = time.monotonic() + BUDGET_S if deadline is None else deadline
         problems = []
         if self._kubelet is not None:
             try:
-                pods = self._kubelet.list(timeout)
+                pods = self._kubelet.list(_within(PODS_TIMEOUT_S, deadline))
             except HttpError as error:
                 problems.append(f"kubelet's /pods: {error}")
                 self._conditions.set(
@@ -96,17 +99,17 @@ class Admission:
                 return pods, True
         if self._kube is not None:
             try:
-                return self._kube.pods(timeout)[0], False
+                return self._kube.pods(_within(PODS_TIMEOUT_S, deadline))[0], False
             except HttpError as error:
                 problems.append(f"the API server: {error}")
         reason = "; ".join(problems) or "neither --kubelet-url nor an API server is configured"
         raise Refusal(Reason.POD_UNKNOWN, f"the pod being admitted can't be identified: {reason}")
 
     def find(
-        self, resource: str, count: int, allocations: Mapping[tuple[str, str], Allocation]
+        self, resource: str, count: int, allocations: Mapping[tuple[str, str], Allocation], deadline: float
     ) -> tuple[Candidate, list[Pod]]:
-        """The container that this call is for, and all pods of the node. Raises Refusal."""
-        pods, own_view = self.pods()
+        """The container that this call is for, and all pods of the node. Raises Refusal, soon after the deadline at latest."""
+        pods, own_view = self.pods(deadline)
         holdings = {key: frozenset(allocation.held) for key, allocation in allocations.items()}
         with self._lock:
             excluded = frozenset(self._refused)
@@ -126,11 +129,11 @@ class Admission:
             found = matching(holdings, refused=frozenset(), last=last_uid)
         if not found:
             # Kubelet lost its own records and asks again for what we have given already.
-            known = self._kubelet_holdings(pods)
+            known = self._kubelet_holdings(pods, deadline)
             if known is not None:
                 found = matching(known, refused=frozenset(), last=None)
         if len(found) > 1:
-            found = self._narrow(found)
+            found = self._narrow(found, deadline)
         if len(found) == 1:
             return found[0], pods
         what = f"{count} {self._names.core if resource == 'core' else self._names.memory}"
@@ -147,23 +150,23 @@ class Admission:
             tuple((*item.full_name, item.uid) for item in found),
         )
 
-    def _narrow(self, found: list[Candidate]) -> list[Candidate]:
+    def _narrow(self, found: list[Candidate], deadline: float) -> list[Candidate]:
         """Drop candidates that hold devices by kubelet's own records, or have ended by the API server's newer view."""
-        known = self._kubelet_holdings([candidate.pod for candidate in found])
+        known = self._kubelet_holdings([candidate.pod for candidate in found], deadline)
         if known is not None:
             started = {uid for uid, _ in known}
             rest = [item for item in found if item.uid not in started or item.uid == self._last_uid]
             found = rest or found
         if len(found) > 1 and self._kube is not None:
             try:
-                current = {uid_of(pod): pod for pod in self._kube.pods(API_TIMEOUT_S)[0]}
+                current = {uid_of(pod): pod for pod in self._kube.pods(_within(PODS_TIMEOUT_S, deadline))[0]}
             except HttpError as error:
                 log.info("the API server can't tell which of %d pods has ended: %s", len(found), error)
             else:
                 found = [item for item in found if item.uid in current and not terminal(current[item.uid])]
         return found
 
-    def records(self) -> list[Entry]:
+    def records(self, deadline: float | None = None) -> list[Entry]:
         """Kubelet's records from both sources; empty if neither can be had."""
         found: list[Entry] = []
         sources: list[tuple[str, Callable[[], list[Entry]]]] = [
@@ -171,7 +174,8 @@ class Admission:
         ]
         if self._pod_resources is not None:
             pod_resources = self._pod_resources
-            sources.append(("PodResources", lambda: pod_resources.list(RECORDS_TIMEOUT_S)))
+            patience = RECORDS_TIMEOUT_S if deadline is None else _within(RECORDS_TIMEOUT_S, deadline)
+            sources.append(("PodResources", lambda: pod_resources.list(patience)))
         for name, source in sources:
             try:
                 found += source()
@@ -181,9 +185,9 @@ class Admission:
                 self._conditions.clear(name)
         return found
 
-    def _kubelet_holdings(self, pods: list[Pod]) -> dict[tuple[str, str], set[str]] | None:
+    def _kubelet_holdings(self, pods: list[Pod], deadline: float) -> dict[tuple[str, str], set[str]] | None:
         """What kubelet's records say, by UID; None if there are none."""
-        entries = self.records()
+        entries = self.records(deadline)
         if not entries:
             return None
         by_name = {
@@ -227,3 +231,7 @@ class Admission:
             frozenset(ended),
             by_api is not None,
         )
+
+
+def _within(patience: float, deadline: float) -> float:
+    return max(_LEAST_S, min(patience, deadline - time.monotonic()))

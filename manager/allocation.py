@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from manager import booking, devices, identity, nodes, placing, response
-from manager.admission import Admission
+from manager.admission import BUDGET_S, Admission
 from manager.cards import NodeCard
 from manager.errors import Reason, Refusal
 from manager.hostroot import HostRoot
@@ -31,7 +31,7 @@ from vcuda.spec.names import Names
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, PodRequest, asks_for_share, parse_pod
 
-LOCK_TIMEOUT_S = 1.5
+LOCK_TIMEOUT_S = 1.0
 # How long a pod must be missing from kubelet's list when there is no API server to ask.
 ABSENT_GRACE_S = 60.0
 
@@ -111,8 +111,9 @@ class Allocator:
 
     def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
+        deadline = time.monotonic() + BUDGET_S
         with self._locked():
-            candidate, pods = self._admission.find(resource, len(device_ids), self._allocations)
+            candidate, pods = self._admission.find(resource, len(device_ids), self._allocations, deadline)
             about = (*candidate.full_name, candidate.uid)
             try:
                 answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
@@ -338,8 +339,9 @@ class Allocator:
     ) -> list[str]:
         """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
         try:
+            deadline = time.monotonic() + BUDGET_S
             with self._locked():
-                candidate, pods = self._admission.find(resource, size, self._allocations)
+                candidate, pods = self._admission.find(resource, size, self._allocations, deadline)
                 request = parse_pod(candidate.pod, self._names)
                 container = request.container(candidate.container)
                 if container is not None:

@@ -192,7 +192,7 @@ class Daemon:
         entries = self.admission.records()
         if entries:
             try:
-                pods = self.admission.pods(timeout=2.0)[0]
+                pods = self.admission.pods()[0]
             except Refusal as refusal:
                 log.info("pods are not known at start: %s", refusal.message)
         restored = rebuild.complete(known, entries, pods, self._names, self.settings.virtual_manager_path)

@@ -103,6 +103,7 @@ class FakeApi:
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
         self.failing = False
+        self.delay_s = 0.0
         self._changed = threading.Condition()
         self._log: list[dict[str, Any]] = []
         fake = self
@@ -113,6 +114,7 @@ class FakeApi:
                     return self.reply(500, {"message": "the store is away"})
                 if "watch=true" in self.path:
                     return fake._stream(self)
+                time.sleep(fake.delay_s)
                 return self.reply(200, {"metadata": {"resourceVersion": "1"}, "items": fake.pods})
 
             def _body(self) -> dict[str, Any]:

@@ -79,8 +79,8 @@ def test_a_lost_card_alone_is_unhealthy_and_comes_back(node: Node, machine: Mach
 
 
 def test_xid_errors_of_the_card_count_and_those_of_applications_do_not(node: Node, machine: Machine) -> None:
-    node.start("--health-check-interval=2", wait=200)
-    time.sleep(0.6)  # let the watching thread wait for events
+    node.start("--health-check-interval=1", wait=200)
+    time.sleep(0.2)  # let the watching thread wait for events
     machine.inject(Xid(0, 31))
     machine.inject(Xid(1, 79))
     node.kubelet.wait_devices(100)
