@@ -15,6 +15,7 @@ import pytest
 from tests.support import genuine
 from tests.support import share as shares
 from tests.support.share import MIB, Share
+from vcuda import region
 from vcuda.sim import Machine, SimCard
 
 LIMIT = 512 * MIB
@@ -168,3 +169,37 @@ def test_genuine_nvidia_smi_shows_the_share(share: Share, series: str) -> None:
     assert cards.count("GPU ") == 1 and cards.startswith("GPU 0:")
     assert re.search(r"164MiB */ *512MiB", view), view
     assert query.split(", ") == ["0", "512", "164\n"]
+
+
+# A library with NVML's names that calls one of its own functions as the genuine one does: through its PLT.
+DRIVER = """
+#include <stdio.h>
+#include <string.h>
+typedef struct device *device_t;
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) { *device = (device_t)(index + 1L); return 0; }
+int nvmlDeviceGetUUID(device_t device, char *uuid, unsigned length) { snprintf(uuid, length, "GPU-%ld", (long)device); return 0; }
+int nvmlCountSeenInside(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
+"""
+
+
+def test_calls_that_the_library_makes_to_itself_pass_through(tmp_path: Path) -> None:
+    source, library = tmp_path / "driver.c", tmp_path / "driver.so"
+    source.write_text(DRIVER)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, source],
+        check=True,
+        timeout=60,
+    )
+    share = shares.lay_out(tmp_path / "share", library, library)
+    share.region_directory.mkdir()
+    region.create(share.region_directory, [region.CardLimit("GPU-2", 1, MIB, 50, 50)])
+    counts = share.run("""
+        nvml, counts = C.CDLL("libnvidia-ml.so.1"), []
+        for name in ("nvmlDeviceGetCount_v2", "nvmlCountSeenInside"):
+            count = C.c_uint()
+            getattr(nvml, name)(C.byref(count))
+            counts.append(count.value)
+        answer(counts)
+    """)
+    assert counts == [1, 2]
