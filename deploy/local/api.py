@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import http.client
 import json
 import ssl
@@ -108,13 +109,14 @@ class Api:
         """Record an event on a pod. A failure to do so is nobody's error: events are best effort."""
         metadata = pod["metadata"]
         namespace = metadata.get("namespace", "default")
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {
             "metadata": {"generateName": f"{metadata['name']}.", "namespace": namespace},
             "involvedObject": {
                 "kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "namespace": namespace,
                 "uid": metadata.get("uid", ""),
             },
-            "type": kind, "reason": reason, "message": message, "source": {"component": component}, "count": 1,
+            "type": kind, "reason": reason, "message": message, "source": {"component": component}, "count": 1, "firstTimestamp": now, "lastTimestamp": now,
         }  # fmt: skip
         try:
             self.call("POST", f"/api/v1/namespaces/{namespace}/events", body)

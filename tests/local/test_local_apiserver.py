@@ -348,5 +348,7 @@ def test_kubectl_creates_shows_and_deletes(tmp_path: Path, make_pod: Pod) -> Non
         assert kubectl("get", "pods").split()[5:9] == ["a", "0/1", "Pending", "0"]
         assert "vcuda-core:" in kubectl("describe", "pod", "a")
         assert "deleted" in kubectl("delete", "pod", "a")
+        apis.Api(server.kubeconfig).call("POST", "/api/v1/nodes", {"metadata": {"name": "n1"}})
+        assert kubectl("get", "nodes").split()[3:5] == ["n1", "NotReady"]
     finally:
         server.stop()

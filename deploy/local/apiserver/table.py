@@ -1,8 +1,9 @@
-"""Tables for `kubectl get`: the columns that the real server prints for pods, name and age for the rest."""
+"""Tables for `kubectl get`: the columns that the real server prints, as far as a stand-in has something to print."""
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from typing import Any
 
 from deploy.local.apiserver import resources
@@ -39,25 +40,47 @@ def pod_state(pod: JsonObject) -> str:
     return "Completed" if phase == "Succeeded" else phase
 
 
+def _pod_cells(pod: JsonObject) -> list[Any]:
+    containers = pod.get("status", {}).get("containerStatuses", [])
+    ready = sum(bool(container.get("ready")) for container in containers)
+    restarts = sum(container.get("restartCount", 0) for container in containers)
+    return [f"{ready}/{len(pod['spec']['containers'])}", pod_state(pod), restarts]
+
+
+def _node_cells(node: JsonObject) -> list[Any]:
+    conditions = {c["type"]: c["status"] for c in node.get("status", {}).get("conditions", [])}
+    return ["Ready" if conditions.get("Ready") == "True" else "NotReady"]
+
+
+def _event_cells(event: JsonObject) -> list[Any]:
+    involved = event.get("involvedObject", {})
+    where = f"{str(involved.get('kind', '')).lower()}/{involved.get('name', '')}"
+    return [event.get("type", ""), event.get("reason", ""), where, event.get("message", "")]
+
+
+_COLUMNS: dict[resources.Resource, tuple[list[JsonObject], Callable[[JsonObject], list[Any]]]] = {
+    resources.PODS: ([_column("Ready"), _column("Status"), _column("Restarts", "integer")], _pod_cells),
+    resources.NODES: ([_column("Status")], _node_cells),
+    resources.EVENTS: (
+        [_column("Type"), _column("Reason"), _column("Object"), _column("Message")],
+        _event_cells,
+    ),
+}
+
+
 def render(items: list[JsonObject], version: str, resource: resources.Resource) -> JsonObject:
-    """The objects as a meta.k8s.io/v1 Table."""
-    columns = [_NAME, _column("Age")]
-    if resource is resources.PODS:
-        columns = [_NAME, _column("Ready"), _column("Status"), _column("Restarts", "integer"), _column("Age")]
-    rows = []
-    for item in items:
-        metadata = item["metadata"]
-        cells: list[Any] = [metadata["name"]]
-        if resource is resources.PODS:
-            containers = item.get("status", {}).get("containerStatuses", [])
-            ready = sum(bool(container.get("ready")) for container in containers)
-            cells.append(f"{ready}/{len(item['spec']['containers'])}")
-            cells += [pod_state(item), sum(container.get("restartCount", 0) for container in containers)]
-        cells.append(_age(metadata["creationTimestamp"]))
-        rows.append({"cells": cells, "object": {
-            "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
-        }})  # fmt: skip
+    """The objects as a meta.k8s.io/v1 Table: name, what is particular to the resource, age."""
+    columns, cells = _COLUMNS.get(resource, ([], lambda _: []))
+    rows = [
+        {
+            "cells": [item["metadata"]["name"], *cells(item), _age(item["metadata"]["creationTimestamp"])],
+            "object": {
+                "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": item["metadata"],
+            },
+        }
+        for item in items
+    ]  # fmt: skip
     return {
         "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {"resourceVersion": version},
-        "columnDefinitions": columns, "rows": rows,
+        "columnDefinitions": [_NAME, *columns, _column("Age")], "rows": rows,
     }  # fmt: skip
