@@ -78,6 +78,7 @@ class Workload:
     ) -> None:
         """Start from known pods, all of equal weight, or from a general guess that real pods soon outweigh."""
         self._counts: dict[Kind, float] = _prior() if pods is None else {}
+        self._total = sum(self._counts.values())
         self._covered, self._most = covered, most
         self._refreshed = float("-inf")
         self._weights: dict[Kind, float] = {}
@@ -92,9 +93,12 @@ class Workload:
             return
         kind = kind_of(shape)
         self._counts[kind] = self._counts.get(kind, 0.0) + 1.0
-        if sum(self._counts.values()) > 2 * _MEMORY:
+        self._total += 1.0
+        if self._total > 2 * _MEMORY:
             halved = ((kind, count / 2) for kind, count in self._counts.items())
-            self._counts = {kind: count for kind, count in halved if count >= 0.5}
+            # Kinds seen once, long ago, are dropped: pods with ever new requests must not fill our memory.
+            self._counts = {kind: count for kind, count in halved if count > 0.5}
+            self._total = sum(self._counts.values())
 
     def typical(self, models: Sequence[str], now: float) -> Typical:
         """The current distribution; a new version appears at most once a minute, and only if it moved.
@@ -117,11 +121,10 @@ class Workload:
         return self._typical
 
     def _most_frequent(self) -> dict[Kind, float]:
-        total = sum(self._counts.values())
         chosen: dict[Kind, float] = {}
         reached = 0.0
-        for kind, count in sorted(self._counts.items(), key=lambda item: (-item[1], repr(item[0]))):
-            if len(chosen) == self._most or reached >= self._covered * total:
+        for kind, count in sorted(self._counts.items(), key=lambda item: -item[1]):
+            if len(chosen) == self._most or reached >= self._covered * self._total:
                 break
             chosen[kind] = count
             reached += count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -259,6 +260,14 @@ def test_typical_pods_are_the_frequent_ones_and_change_rarely() -> None:
     assert second.version != first.version and second.cores[0] == 70
     assert workload.typical([], 1e6) is second
     assert workload.typical(["A100"], 1e6).version != second.version
+
+
+def test_the_past_fades_and_one_time_wishes_are_forgotten() -> None:
+    workload = Workload([])
+    some = shape(30)
+    for number in range(20_001):
+        workload.observe(dataclasses.replace(some, cpu_milli=number % 15_000))
+    assert len(workload._counts) == 5_001 and workload._total == 5_001
 
 
 def test_every_policy_has_a_scorer() -> None:
