@@ -10,8 +10,8 @@
  *
  * (One line each in the file: a backslash does not continue a line.) `index` is 0, 1, 2 … in file order. `parent`
  * makes the card a MIG instance of an earlier card that says mig=1; it has a timeline and memory of its own, and is
- * visible with its parent's node and the nvidia-caps/nvidia-cap<N> nodes listed in `caps`. Only index, minor, uuid and
- * memory are required; a client needs nothing else from outside `state/`.
+ * visible with its parent's node and the nvidia-caps/nvidia-cap<N> nodes listed in `caps`. Only index, minor, uuid
+ * and memory are required; a client needs nothing else from outside `state/`.
  */
 #ifndef SIM_CONFIG_H
 #define SIM_CONFIG_H

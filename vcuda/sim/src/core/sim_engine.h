@@ -1,8 +1,9 @@
-/* The card's timeline: operations go into streams, sim_advance evaluates them up to a moment, waiters sleep till then.
+/* The card's timeline: operations go into streams, sim_advance evaluates them up to a moment, waiters sleep till
+ * then.
  *
- * One context is on the card at a time; contexts take turns by slices while others have work, and a switch costs time. The
- * streams of the context on the card share its compute equally; the copy engines run beside it for all contexts.
- * All functions that take a sim_card want its lock held; sim_wait_* take it themselves.
+ * One context is on the card at a time; contexts take turns by slices while others have work, and a switch costs
+ * time. The streams of the context on the card share its compute equally; the copy engines run beside it for all
+ * contexts. All functions that take a sim_card want its lock held; sim_wait_* take it themselves.
  */
 #ifndef SIM_ENGINE_H
 #define SIM_ENGINE_H

@@ -1,8 +1,9 @@
 /* How long a kernel takes: rules in state/kernels, else the kernel's own name, else a base cost.
  *
- * A rule is a line `PATTERN NS [NS_PER_BLOCK]`; PATTERN is an fnmatch pattern on the kernel's name, the first match wins,
- * the time is NS + NS_PER_BLOCK × blocks of the grid. The file is re-read when it changes (seen within 10 ms). Without a match
- * a name that ends in _<number>(ns|us|ms|s), such as spin_1000us, takes that long; any other kernel SIM_KERNEL_NS.
+ * A rule is a line `PATTERN NS [NS_PER_BLOCK]`; PATTERN is an fnmatch pattern on the kernel's name, the first match
+ * wins, the time is NS + NS_PER_BLOCK × blocks of the grid. The file is re-read when it changes (seen within 10 ms).
+ * Without a match a name that ends in _<number>(ns|us|ms|s), such as spin_1000us, takes that long; any other kernel
+ * SIM_KERNEL_NS.
  */
 #ifndef SIM_KERNELS_H
 #define SIM_KERNELS_H

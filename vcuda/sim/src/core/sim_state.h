@@ -8,8 +8,8 @@
  *   locks         byte N is POSIX-locked by the process in slot N for as long as it lives
  *   kernels       how long kernels take: lines `PATTERN NS [NS_PER_BLOCK]` (sim_kernels.h)
  *
- * POSIX record locks vanish when *any* descriptor of the file is closed in the process: nobody but this module may open
- * `locks`, and a client's descriptor is never closed.
+ * POSIX record locks vanish when *any* descriptor of the file is closed in the process: nobody but this module may
+ * open `locks`, and a client's descriptor is never closed.
  */
 #ifndef SIM_STATE_H
 #define SIM_STATE_H
@@ -102,7 +102,8 @@ void sim_slow_call(sim_state *state, int card);
  * Xids 48, 74, 79, 94, 95 do not lose a card by themselves. 0, or -1 with the reason. */
 int sim_inject(sim_state *state, const char *text, char *why, size_t why_size);
 
-/* JSON: {"driver_version", "now_ns", "cards": [{index, uuid, …, "processes": [{pid, name, …}]}]}. Bytes needed, like snprintf. */
+/* JSON: {"driver_version", "now_ns", "cards": [{index, uuid, …, "processes": [{pid, name, …}]}]}. Bytes needed, like
+ * snprintf. */
 int sim_report(sim_state *state, char *buffer, size_t size);
 
 /* ---- exported by both libraries for ctypes: `directory` NULL is the default; -1 with the reason in `buffer` ---- */

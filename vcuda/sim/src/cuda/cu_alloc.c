@@ -87,7 +87,8 @@ CU_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_
     return bad;
 }
 
-/* Managed memory is charged as if all of it were on the card, as far as the card has room; the rest stays on the host. */
+/* Managed memory is charged as if all of it were on the card, as far as the card has room; the rest stays on the
+ * host. */
 CU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     CUcontext ctx;

@@ -1,8 +1,9 @@
 /* What the parts of the simulated libcuda share inside one process: the client, contexts, streams, events, work.
  *
- * Handles are pointers to these structs, told from foreign ones by `magic`. Structs of contexts are never freed and those of streams
- * late, so that a stale handle is refused rather than read after free. Locking: `cu_lock` guards all lists and the memory map of the
- * process and is never held while sleeping or while a callback runs; a card's lock may be taken inside it, not the reverse.
+ * Handles are pointers to these structs, told from foreign ones by `magic`. Structs of contexts are never freed and
+ * those of streams late, so that a stale handle is refused rather than read after free. Locking: `cu_lock` guards all
+ * lists and the memory map of the process and is never held while sleeping or while a callback runs; a card's lock
+ * may be taken inside it, not the reverse.
  */
 #ifndef CU_CLIENT_H
 #define CU_CLIENT_H
@@ -107,8 +108,6 @@ CUresult cu_usable(CUcontext ctx);
 sim_card *cu_card(const struct CUctx_st *ctx);
 /* After a card-wide wait or push said that it is lost. */
 CUresult cu_lost(CUcontext ctx);
-/* The context a call without a current one works in: the primary of device 0 is never made implicitly. */
-CUresult cu_context_of_device(CUdevice device, CUcontext *ctx);
 
 /* ---- streams ---- */
 /* The stream behind a handle: 0 and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or a stream of any live context. */

@@ -110,29 +110,31 @@ static CUDA_MEMCPY3D linear(CUmemorytype to_type, CUdeviceptr to, CUmemorytype f
 
 enum { H = CU_MEMORYTYPE_HOST, D = CU_MEMORYTYPE_DEVICE, U = CU_MEMORYTYPE_UNIFIED };
 
+static CUresult copy_linear(CUmemorytype to_type, const void *to, CUmemorytype from_type,
+                            const void *from, size_t bytes, CUstream stream, int waits)
+{
+    const CUDA_MEMCPY3D copy = linear(to_type, (uintptr_t)to, from_type, (uintptr_t)from, bytes);
+    return submit(&copy, stream, waits);
+}
+
 /* A linear copy has four exports: synchronous and asynchronous, each for both kinds of default stream. */
-#define LINEAR(name, async_name, to_c, from_c, to_type, from_type, waits)                                                \
-    CU_EXPORT CUresult name(to_c to, from_c from, size_t bytes)                                                         \
-    {                                                                                                                   \
-        const CUDA_MEMCPY3D copy = linear(to_type, (CUdeviceptr)(uintptr_t)to, from_type, (CUdeviceptr)(uintptr_t)from, \
-                                          bytes);                                                                       \
-        return submit(&copy, CU_STREAM_LEGACY, waits);                                                                  \
-    }                                                                                                                   \
-    CU_EXPORT CUresult name##_ptds(to_c to, from_c from, size_t bytes)                                                  \
-    {                                                                                                                   \
-        const CUDA_MEMCPY3D copy = linear(to_type, (CUdeviceptr)(uintptr_t)to, from_type, (CUdeviceptr)(uintptr_t)from, \
-                                          bytes);                                                                       \
-        return submit(&copy, CU_STREAM_PER_THREAD, waits);                                                              \
-    }                                                                                                                   \
-    CU_EXPORT CUresult async_name(to_c to, from_c from, size_t bytes, CUstream stream)                                  \
-    {                                                                                                                   \
-        const CUDA_MEMCPY3D copy = linear(to_type, (CUdeviceptr)(uintptr_t)to, from_type, (CUdeviceptr)(uintptr_t)from, \
-                                          bytes);                                                                       \
-        return submit(&copy, stream, 0);                                                                                \
-    }                                                                                                                   \
-    CU_EXPORT CUresult async_name##_ptsz(to_c to, from_c from, size_t bytes, CUstream stream)                           \
-    {                                                                                                                   \
-        return async_name(to, from, bytes, stream ? stream : CU_STREAM_PER_THREAD);                                     \
+#define LINEAR(name, async_name, to_c, from_c, to_type, from_type, waits)                                       \
+    CU_EXPORT CUresult name(to_c to, from_c from, size_t bytes)                                                \
+    {                                                                                                          \
+        return copy_linear(to_type, (void *)to, from_type, (const void *)from, bytes, CU_STREAM_LEGACY, waits); \
+    }                                                                                                          \
+    CU_EXPORT CUresult name##_ptds(to_c to, from_c from, size_t bytes)                                         \
+    {                                                                                                          \
+        return copy_linear(to_type, (void *)to, from_type, (const void *)from, bytes, CU_STREAM_PER_THREAD,    \
+                           waits);                                                                             \
+    }                                                                                                          \
+    CU_EXPORT CUresult async_name(to_c to, from_c from, size_t bytes, CUstream stream)                         \
+    {                                                                                                          \
+        return copy_linear(to_type, (void *)to, from_type, (const void *)from, bytes, stream, 0);              \
+    }                                                                                                          \
+    CU_EXPORT CUresult async_name##_ptsz(to_c to, from_c from, size_t bytes, CUstream stream)                  \
+    {                                                                                                          \
+        return async_name(to, from, bytes, stream ? stream : CU_STREAM_PER_THREAD);                            \
     }
 
 LINEAR(cuMemcpy, cuMemcpyAsync, CUdeviceptr, CUdeviceptr, U, U, 1)

@@ -1,8 +1,9 @@
-/* The process's memory map: device blocks in one reserved arena, host blocks, VMM mappings; and what is charged to the card.
+/* The process's memory map: device blocks in one reserved arena, host blocks, VMM mappings; and what is charged to
+ * the card.
  *
- * A device pointer is a host address in a large mapping without reserve, so that copies and sets keep data and untouched memory
- * costs nothing. Blocks below 1 MiB share charged chunks of 2 MiB, larger ones are charged in multiples of 2 MiB,
- * as the driver does.
+ * A device pointer is a host address in a large mapping without reserve, so that copies and sets keep data and
+ * untouched memory costs nothing. Blocks below 1 MiB share charged chunks of 2 MiB, larger ones are charged in
+ * multiples of 2 MiB, as the driver does.
  */
 #ifndef CU_MEMORY_H
 #define CU_MEMORY_H

@@ -1,4 +1,5 @@
-/* Memory pools and stream-ordered allocation. A pool pays the card in chunks and keeps them until told or synchronised. */
+/* Memory pools and stream-ordered allocation. A pool pays the card in chunks and keeps them until told or
+ * synchronised. */
 #include <stdlib.h>
 
 #include "cu_capture.h"

@@ -73,7 +73,8 @@ static CUresult submit(CUdeviceptr to, size_t pitch, unsigned value, unsigned el
     return cu_submit(stream, &work);
 }
 
-/* Each element size has eight exports: one or two dimensions, with and without a stream, both kinds of default stream. */
+/* Each element size has eight exports: one or two dimensions, with and without a stream, both kinds of default
+ * stream. */
 #define SETS(bits, c_type)                                                                                              \
     CU_EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr to, c_type value, size_t count)                                 \
     {                                                                                                                   \

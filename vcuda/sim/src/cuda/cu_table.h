@@ -6,8 +6,8 @@
 
 enum { CU_LOOKUP_FOUND = 0, CU_LOOKUP_NOT_FOUND = 1, CU_LOOKUP_TOO_NEW = 2 };
 
-/* The newest variant of base name `name` that `version` may have, of the default stream's kind that `flags` ask for; *address
- * is NULL unless *status says found. */
+/* The newest variant of base name `name` that `version` may have, of the default stream's kind that `flags` ask for;
+ * *address is NULL unless *status says found. */
 CUresult cu_look_up(const char *name, void **address, int version, cuuint64_t flags, int *status);
 
 #endif

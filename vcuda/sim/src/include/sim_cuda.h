@@ -1,7 +1,7 @@
 /* Our own declarations of the CUDA driver API's types, as far as the simulated driver looks into them.
  *
- * Names, layouts and numbers are those of the public driver API (x86-64, CUDA 12.4); enumerations are plain ints. A TU can be
- * checked against NVIDIA's own header by compiling it with `-include cuda.h -DSIM_USE_CUDA_H`.
+ * Names, layouts and numbers are those of the public driver API (x86-64, CUDA 12.4); enumerations are plain ints. A
+ * TU can be checked against NVIDIA's own header by compiling it with `-include cuda.h -DSIM_USE_CUDA_H`.
  */
 #ifndef SIM_CUDA_H
 #define SIM_CUDA_H
