@@ -28,7 +28,7 @@ from manager.proto import podresources_pb2 as v1
 from manager.proto import podresources_pb2_grpc as v1_grpc
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
-TOKEN = "test-token"
+TOKEN = "kubelet-secret"  # the fixture's server shows it
 
 
 class FakePlugin(v1beta1_grpc.DevicePluginServicer):
@@ -167,8 +167,7 @@ class Node:
 
 
 @pytest.fixture
-def node(server: Any, api: apis.Api, tmp_path: Path, wait_for: Callable[..., Any]) -> Iterator[Node]:
-    server._api._kubelet_token = TOKEN
+def node(api: apis.Api, tmp_path: Path, wait_for: Callable[..., Any]) -> Iterator[Node]:
     settings = Settings(
         "n1",
         tmp_path / "dp",
