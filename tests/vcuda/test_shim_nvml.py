@@ -16,6 +16,7 @@ from tests.support import genuine
 from tests.support import share as shares
 from tests.support.share import MIB, Share
 from vcuda import region
+from vcuda._build import native
 from vcuda.sim import Machine, SimCard
 
 LIMIT = 512 * MIB
@@ -123,6 +124,20 @@ def test_only_the_shares_cards_are_there_and_counted_from_zero(share: Share, mac
     assert outcome == [1, machine.cards[1].uuid, 0, 1, 2, seen, seen]
 
 
+def test_nvml_that_is_opened_after_a_context_was_made_is_the_shares(share: Share) -> None:
+    """Making the first context reads the real NVML, which must not become the application's."""
+    assert ask_after_context(share) == [1, LIMIT]
+
+
+def ask_after_context(share: Share) -> Any:
+    return share.run("""
+        begin(1)
+        from pynvml import *
+        nvmlInit()
+        answer([nvmlDeviceGetCount(), nvmlDeviceGetMemoryInfo(nvmlDeviceGetHandleByIndex(0)).total])
+    """)
+
+
 def test_setters_are_refused(share: Share) -> None:
     results = ask(
         share,
@@ -185,13 +200,14 @@ int nvmlCountSeenInside(unsigned *count) { return nvmlDeviceGetCount_v2(count); 
 
 def test_calls_that_the_library_makes_to_itself_pass_through(tmp_path: Path) -> None:
     source, library = tmp_path / "driver.c", tmp_path / "driver.so"
+    other = shares.LIB / "sim" / f"libcuda.so.{native.SIM_DRIVER_VERSION}"
     source.write_text(DRIVER)
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, source],
         check=True,
         timeout=60,
     )
-    share = shares.lay_out(tmp_path / "share", library, library)
+    share = shares.lay_out(tmp_path / "share", other, library)
     share.region_directory.mkdir()
     region.create(share.region_directory, [region.CardLimit("GPU-2", 1, MIB, 50, 50)])
     counts = share.run("""

@@ -1,4 +1,4 @@
-/* Context cost by NVML. The real library is used, beside ours in drv/: its figures are the card's, not the share's. */
+/* Context cost by NVML. The real library is asked, not our shim of it: its figures are the card's, not the share's. */
 #include "measure.h"
 
 #include <dlfcn.h>
@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define VC__NVML "libnvidia-ml.so.1"
 #define VC__NVML_ALIAS "libnvidia-ml-driver.so.1"
 
 struct memory_info { /* nvmlMemory_t */
@@ -29,7 +30,11 @@ static struct {
 
 static void load(void)
 {
-    void *library = dlopen(VC__NVML_ALIAS, RTLD_NOW | RTLD_LOCAL);
+    /* By its usual name first, so that our shim comes before the real one that it needs: both have the same SONAME, and an
+     * application that asks for NVML later gets whichever was loaded first. Where that is no shim, it is the real one. */
+    void *usual = dlopen(VC__NVML, RTLD_NOW | RTLD_LOCAL);
+    void *library = usual ? dlopen(VC__NVML_ALIAS, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    library = library ? library : usual;
     if (!library)
         return;
     nvml.init = (int (*)(void))dlsym(library, "nvmlInit_v2");
