@@ -29,11 +29,12 @@ def used(share: Share) -> int:
     return share.machine.report().cards[0].used_bytes
 
 
-# Take and give back in a tight loop, filling the share again and again, until told to stop.
+# Told to go, take and give back in a tight loop, filling the share again and again, until told to stop.
 GREEDY = """
 import random, threading
 begin()
 answer("ready")
+sys.stdin.readline()
 stop = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
 held, counts = [], {0: 0, 2: 0}
@@ -59,8 +60,16 @@ def started(share: Share, code: str) -> subprocess.Popen[str]:
     return process
 
 
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
 def test_two_processes_that_fill_one_share_stay_below_its_limit(share: Share) -> None:
     processes = [started(share, GREEDY) for _ in range(2)]
+    for process in processes:
+        go(process)
     most, until = 0, time.monotonic() + 3
     while time.monotonic() < until:
         most = max(most, used(share))
@@ -84,6 +93,7 @@ def test_a_killed_process_leaves_nothing_booked(share: Share) -> None:
     assert survivor.stdin and survivor.stdout
     for pause in (0.0, 0.01, 0.05, 0.2):
         victim = started(share, GREEDY)
+        go(victim)
         time.sleep(pause)
         victim.send_signal(signal.SIGKILL)
         victim.communicate(timeout=60)
