@@ -22,7 +22,7 @@ from manager.mirror_keeper import MirrorKeeper
 from manager.nodes import DeviceNode, NodeProblem
 from manager.outbox import Outbox
 from manager.proto import deviceplugin_pb2 as api
-from manager.regions import Regions, shared_cards
+from manager.regions import Company, Regions
 from manager.settings import Settings
 from manager.state import Allocation, Held, StateError, StateFile
 from vcuda.spec import errors, fit, placement
@@ -92,10 +92,10 @@ class Allocator:
             self._allocations = dict(allocations)
             for orphan in self._regions.remove_orphans({item.region for item in allocations.values()}):
                 log.info("removed the region %s, which no container has", orphan)
+            company = Company(allocations.values())
             for allocation in allocations.values():
-                shared = shared_cards(allocation, allocations.values())
                 try:
-                    if self._regions.ensure(allocation, shared):
+                    if self._regions.ensure(allocation, company.shared(allocation)):
                         log.warning("the region of %s was gone; made again", allocation.name)
                 except Refusal as refusal:
                     log.warning("%s", refusal.message)
@@ -146,7 +146,7 @@ class Allocator:
         driver = self._mirror.current()
         allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
         if before is None or not self._regions.intact(allocation):
-            self._regions.create(allocation, shared_cards(allocation, self._allocations.values()))
+            self._regions.create(allocation, Company(self._allocations.values()).shared(allocation))
         self._book(allocation.with_held(resource, held), before)
         return response.build(resource, allocation, device_nodes, driver, self._settings, self._names)
 
@@ -331,7 +331,7 @@ class Allocator:
                 Reason.DRIVER_UNAVAILABLE,
                 f"the driver directory {allocation.mirror} that this container mounts is gone; recreate the pod",
             )
-        if self._regions.ensure(allocation, shared_cards(allocation, self._allocations.values())):
+        if self._regions.ensure(allocation, Company(self._allocations.values()).shared(allocation)):
             log.warning("the region of %s was gone; made again before the container starts", allocation.name)
 
     def preferred(

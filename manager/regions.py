@@ -11,6 +11,7 @@ from manager.errors import Reason, Refusal
 from manager.state import Allocation
 from manager.storage import Storage
 from vcuda import region
+from vcuda.spec.request import Kind
 from vcuda.spec.units import BLOCK_BYTES
 
 FOLDER = "regions"
@@ -27,20 +28,37 @@ class ArbiterLike(Protocol):
     def close(self) -> None: ...
 
 
-def shared_cards(allocation: Allocation, all_allocations: Iterable[Allocation]) -> frozenset[str]:
-    """UUIDs of the allocation's cards on which another container is placed too.
+class Company:
+    """Who is placed on which card, so that 200 shares can be told of their company in one pass."""
 
-    An init container and its own pod's later containers never run together, so they do not count for each other.
-    """
-    own = {share.uuid for share in allocation.shares}
-    found: set[str] = set()
-    for other in all_allocations:
-        if other.key == allocation.key:
-            continue
-        if other.pod_uid == allocation.pod_uid and "init" in (other.kind, allocation.kind):
-            continue
-        found |= own & {share.uuid for share in other.shares}
-    return frozenset(found)
+    def __init__(self, allocations: Iterable[Allocation]) -> None:
+        self._pods: dict[str, set[str]] = {}
+        self._containers: dict[tuple[str, str], dict[str, Kind]] = {}
+        for item in allocations:
+            for share in item.shares:
+                self._pods.setdefault(share.uuid, set()).add(item.pod_uid)
+                self._containers.setdefault((share.uuid, item.pod_uid), {})[item.container] = item.kind
+
+    def shared(self, allocation: Allocation) -> frozenset[str]:
+        """UUIDs of the allocation's cards on which another container may run at the same time."""
+        return frozenset(
+            share.uuid for share in allocation.shares if self._has_company(share.uuid, allocation)
+        )
+
+    def _has_company(self, uuid: str, allocation: Allocation) -> bool:
+        if self._pods.get(uuid, set()) - {allocation.pod_uid}:
+            return True
+        beside = self._containers.get((uuid, allocation.pod_uid), {})
+        return any(
+            _run_together(allocation.kind, kind)
+            for name, kind in beside.items()
+            if name != allocation.container
+        )
+
+
+def _run_together(one: Kind, other: Kind) -> bool:
+    """Within a pod an init container runs beside sidecars only."""
+    return Kind.INIT not in (one, other) or Kind.SIDECAR in (one, other)
 
 
 class Regions:
@@ -121,8 +139,9 @@ class Regions:
 
     def reshare(self, allocations: Mapping[tuple[str, str], Allocation]) -> None:
         """Bring the shared flags of all containers up to date after one came or went."""
+        company = Company(allocations.values())
         for allocation in allocations.values():
-            self.share(allocation, shared_cards(allocation, allocations.values()))
+            self.share(allocation, company.shared(allocation))
 
     def _adopt(self, allocation: Allocation) -> None:
         if allocation.region in self._managed:

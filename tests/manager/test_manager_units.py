@@ -18,6 +18,7 @@ from manager.hostroot import HostRoot
 from manager.inventory import Inventory, Snapshot
 from manager.metrics import Metrics
 from manager.proto import generate
+from manager.regions import Company
 from manager.report import CardReport, ContainerReport, NodeReport, ShareReport
 from manager.settings import OLD_FLAGS, Settings, flag_of, parse
 from manager.state import Allocation
@@ -25,6 +26,7 @@ from vcuda.spec.errors import DoesNotFit
 from vcuda.spec.fit import CardState
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
+from vcuda.spec.placement import CardShare
 from vcuda.spec.request import CardFilter, ContainerRequest, Kind, PodRequest, Policy
 
 NAMES = Names()
@@ -204,6 +206,21 @@ def test_booking_never_exceeds_a_card(pods: list[tuple[int, Kind, int]]) -> None
         )
     for cores, blocks in booking.booked(allocations).values():
         assert cores <= 100 and blocks <= 32
+
+
+def test_who_has_company_on_a_card() -> None:
+    def at(pod_uid: str, name: str, kind: Kind, *uuids: str) -> Allocation:
+        shares = tuple(CardShare(uuid, 10, 1) for uuid in uuids)
+        return Allocation(pod_uid, "n", "p", name, kind, 10, 1, 10, "normal", shares, {}, "", "")
+
+    prepare, app = at("1", "prepare", Kind.INIT, "A"), at("1", "app", Kind.APP, "A")
+    assert not Company([prepare, app]).shared(prepare) and not Company([prepare, app]).shared(app)
+    side = at("1", "side", Kind.SIDECAR, "A")
+    assert Company([prepare, side]).shared(prepare) == Company([prepare, side]).shared(side) == {"A"}
+    assert Company([app, side]).shared(app) == {"A"}
+    other = at("2", "c", Kind.INIT, "A", "B")
+    assert Company([app, other]).shared(other) == Company([app, other]).shared(app) == {"A"}
+    assert Company([other]).shared(app) == {"A"}  # asked before it is booked
 
 
 def test_preferred_ids_are_of_the_placed_card() -> None:
