@@ -36,9 +36,10 @@ fmt: $(VENV)/.dev  ## format the Python code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev native  ## the benchmarks
-	@if compgen -G 'benchmarks/*.py' >/dev/null; then $(BIN)/python -m benchmarks; \
-	else echo "bench: benchmarks/ holds no program yet"; fi
+bench: $(VENV)/.dev native  ## the benchmarks, one after the other
+	@for program in benchmarks/*.py; do \
+	  name=$$(basename "$$program" .py); echo "=== $$name"; $(BIN)/python -m "benchmarks.$$name"; \
+	done
 
 test-gpu: $(VENV)/.dev native  ## the tests that need a real NVIDIA card; skipped with the reason without one
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/gpu
