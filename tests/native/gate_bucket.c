@@ -45,7 +45,7 @@ static void test_survives_a_damaged_file(void)
     CHECK(vc_bucket_take(&usage, INT64_MIN) >= -VC_CHARGE_LIMIT_NS);
     CHECK(vc_bucket_fill(&usage, 1001 * MS, 0) >= -VC_CHARGE_LIMIT_NS);
     usage.credit_ns = INT64_MAX;
-    CHECK(vc_bucket_take(&usage, 0) == VC_BUCKET_NS);
+    CHECK(vc_bucket_take(&usage, -5) == VC_BUCKET_NS);
     usage.credit_updated_ns = 0;
     CHECK(vc_bucket_fill(&usage, UINT64_MAX / 2, 1000000) == VC_BUCKET_NS);
 }
@@ -78,6 +78,7 @@ static void test_estimates_follow_the_evidence(void)
 static void test_estimates_know_functions_and_sizes_apart(void)
 {
     CHECK(vc_estimate_function_key(0x1000, 64, 256) == vc_estimate_function_key(0x1000, 66, 256));
+    CHECK(vc_estimate_function_key(0x1000, 64, 256) != vc_estimate_function_key(0x1000, 80, 256));
     CHECK(vc_estimate_function_key(0x1000, 64, 256) != vc_estimate_function_key(0x1000, 128, 256));
     CHECK(vc_estimate_function_key(0x1000, 64, 256) != vc_estimate_function_key(0x1000, 64, 1024));
     CHECK(vc_estimate_function_key(0x1000, 64, 256) != vc_estimate_function_key(0x2000, 64, 256));

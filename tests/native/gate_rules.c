@@ -63,6 +63,7 @@ static void test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_m
     CHECK(vc_gate_policy(&gate, T).rate_ppm == 500000);
     limits.cards[0].granted_ppm = 1;
     CHECK(vc_gate_policy(&gate, T).rate_ppm == 300000);
+    limits.cards[0].granted_ppm = 500000;
     gate.alone = true;
     CHECK(vc_gate_policy(&gate, T).rate_ppm == 300000);
     start(0, 4000, 0); /* an impossible file */

@@ -7,7 +7,10 @@
 
 /* No tenant can have been charged, nor have predicted, more than this between two looks. */
 static const uint64_t CHARGE_BOUND_NS = UINT64_C(10000000000);
+/* Refunds correct estimates: never more than was charged before, so that a counter that runs backwards gains nothing. */
+static const uint64_t REFUND_BOUND_NS = UINT64_C(1000000000);
 static const uint64_t FINISH_BOUND_NS = UINT64_C(2000000000);
+static const uint64_t FINISH_SLACK_NS = 1000000;
 /* A lease that occupied the card for longer than its charges say, by more than this part, is charged what it occupied. */
 static const double UNEXPLAINED_PART = 0.04;
 
@@ -57,8 +60,13 @@ static int64_t charge_since_last_look(struct vc_tenant *tenant)
     int64_t delta = (int64_t)(tenant->seen.gpu_ns - tenant->last_gpu_ns);
     tenant->last_gpu_ns = tenant->seen.gpu_ns;
     if (delta > (int64_t)CHARGE_BOUND_NS)
-        return (int64_t)CHARGE_BOUND_NS;
-    return delta < -(int64_t)CHARGE_BOUND_NS ? -(int64_t)CHARGE_BOUND_NS : delta;
+        delta = (int64_t)CHARGE_BOUND_NS;
+    if (delta < -tenant->refundable_ns)
+        delta = -tenant->refundable_ns;
+    tenant->refundable_ns += delta;
+    if (tenant->refundable_ns > (int64_t)REFUND_BOUND_NS)
+        tenant->refundable_ns = (int64_t)REFUND_BOUND_NS;
+    return delta;
 }
 
 /* The bucket as the tenant will see it at its next look; in debt, also when it will have refilled. */
@@ -83,6 +91,13 @@ static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
 static bool on_card(const struct vc_tenant *tenant, uint64_t now_ns)
 {
     return tenant->finish_ns + VC_LEASE_IDLE_NS > now_ns;
+}
+
+/* What a tenant predicts is believed as far as it was charged for it: who claims more work than that pays for it. */
+static uint64_t believed_finish(const struct vc_tenant *tenant, uint64_t now_ns, int64_t charged)
+{
+    uint64_t paid = later(now_ns, tenant->finish_ns) + (charged > 0 ? (uint64_t)charged : 0) + FINISH_SLACK_NS;
+    return earlier(tenant->seen.predicted_finish_ns, earlier(paid, now_ns + FINISH_BOUND_NS));
 }
 
 /* How long since the last look the tenant had work on the card, as it predicted. */
@@ -117,7 +132,7 @@ static void observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->virtual_ns += (double)charged / share(tenant);
         tenant->lease_charged_ns += charged;
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
-        tenant->finish_ns = earlier(tenant->seen.predicted_finish_ns, now_ns + FINISH_BOUND_NS);
+        tenant->finish_ns = believed_finish(tenant, now_ns, charged);
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
         busy += on_card(tenant, now_ns);
         judge_credit(tenant, now_ns);
@@ -208,7 +223,7 @@ static void grant(struct vc_card_plan *plan, int next, int previous, uint64_t no
     uint64_t clock = now_ns;
     if (previous >= 0) {
         /* The newcomer's work runs once the predecessor's is done. */
-        clock = later(clock, earlier(plan->tenants[previous].finish_ns, now_ns + FINISH_BOUND_NS));
+        clock = later(clock, plan->tenants[previous].finish_ns);
         if (previous != next)
             plan->tenants[previous].returned = false;
     }
