@@ -121,9 +121,9 @@ def test_the_legacy_stream_is_a_barrier_for_blocking_streams_only(machine: sim.M
         machine,
         """
         context(); function = kernel("spin_800ms")
-        blocking, free = ok(cu.cuStreamCreate(0)), ok(cu.cuStreamCreate(1))
+        blocking, second, free = (ok(cu.cuStreamCreate(flag)) for flag in (0, 0, 1))
         launch(function, blocking); legacy = ok(cu.cuEventCreate(0)); ok(cu.cuEventRecord(legacy, 0))
-        later = ok(cu.cuEventCreate(0)); ok(cu.cuEventRecord(later, blocking))
+        later = ok(cu.cuEventCreate(0)); ok(cu.cuEventRecord(later, second))
         aside = ok(cu.cuEventCreate(0)); ok(cu.cuEventRecord(aside, free)); ok(cu.cuEventSynchronize(aside))
         waiting = [int(cu.cuEventQuery(event)[0]) for event in (legacy, later)]
         ok(cu.cuStreamSynchronize(0))
