@@ -110,13 +110,14 @@ static void test_a_tenant_in_debt_is_not_eligible(void)
     CHECK(plan.holder == 0);
 }
 
-static void test_an_untouched_bucket_is_full_after_months(void)
+static void test_an_untouched_bucket_is_full_however_long_ago(void)
 {
+    const uint64_t now = UINT64_C(73786976294839); /* times 250,000 ppm: just beyond 64 bits */
     start(1);
-    waits(0, UINT64_C(31536000000) * MS);
+    waits(0, now);
     tenants[0].seen.credit_ns = 0;
     tenants[0].seen.credit_updated_ns = 0;
-    vc_plan_decide(&plan, UINT64_C(31536000000) * MS + 1);
+    vc_plan_decide(&plan, now);
     CHECK(plan.holder == 0);
 }
 
@@ -206,7 +207,7 @@ int main(void)
     test_a_contended_lease_ends_and_goes_to_the_least_served();
     test_nothing_is_banked_while_idle();
     test_a_tenant_in_debt_is_not_eligible();
-    test_an_untouched_bucket_is_full_after_months();
+    test_an_untouched_bucket_is_full_however_long_ago();
     test_a_liar_cannot_stop_the_others();
     test_claimed_work_must_be_paid_for();
     test_a_removed_holder_leaves_the_card_free();
