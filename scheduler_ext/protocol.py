@@ -156,7 +156,8 @@ def _result(
         {
             "Nodes": nodes,
             "NodeNames": None if args.nodes is not None else passed,
-            "FailedNodes": failed,
+            # Schedulers before 1.21 know FailedNodes only; from 1.21 on a node in both counts as unresolvable.
+            "FailedNodes": {**failed, **hopeless} if hopeless else failed,
             "FailedAndUnresolvableNodes": hopeless,
             "Error": "",
         }

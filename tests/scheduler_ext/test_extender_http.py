@@ -45,10 +45,11 @@ def test_filter_chooses_one_node_and_explains_the_others(api: FakeApi, start: St
     extender = start()
     answer = extender.filter(pod("p"), ["b", "a", "bare", "none", "bad", "ghost"])
     assert answer["NodeNames"] == ["a"] and answer["Nodes"] is None and answer["Error"] == ""
-    assert answer["FailedNodes"] == {"b": "NotChosen"}
-    assert answer["FailedAndUnresolvableNodes"] == {
+    unresolvable = {
         "bare": "NoInventory", "none": "NoCards", "bad": "InvalidInventory", "ghost": "UnknownNode",
     }  # fmt: skip
+    assert answer["FailedAndUnresolvableNodes"] == unresolvable
+    assert answer["FailedNodes"] == {"b": "NotChosen", **unresolvable}  # kube-scheduler before 1.21 reads this alone
 
 
 def test_whole_node_objects_come_back_as_they_were_sent(api: FakeApi, start: Start) -> None:
