@@ -150,7 +150,9 @@ def _named(available: Sequence[Room], device: str) -> Room:
 
 
 def _refusal(candidates: Sequence[Room], wish: Wish, needed: int) -> str:
-    if len(candidates) == 1:
+    if needed > len(candidates):
+        head = f"{needed} cards are asked for, each with {wish.text} free; there are {len(candidates)}:"
+    elif len(candidates) == 1:
         head = f"the card does not have {wish.text} free:"
     elif needed == 1:
         head = f"no card has {wish.text} free:"
