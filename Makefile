@@ -36,10 +36,8 @@ fmt: $(VENV)/.dev  ## format the Python code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev native  ## the benchmarks, one after the other
-	@for program in benchmarks/*.py; do \
-	  name=$$(basename "$$program" .py); echo "=== $$name"; $(BIN)/python -m "benchmarks.$$name"; \
-	done
+bench: $(VENV)/.dev native  ## the benchmarks, one after the other; rewrites docs/benchmarks.md
+	$(BIN)/python -m benchmarks --report docs/benchmarks.md
 
 test-gpu: $(VENV)/.dev native  ## the tests that need a real NVIDIA card; skipped with the reason without one
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/gpu
