@@ -195,7 +195,9 @@ class Daemon:
                 pods = self.admission.pods()[0]
             except Refusal as refusal:
                 log.info("pods are not known at start: %s", refusal.message)
-        restored = rebuild.complete(known, entries, pods, self._names, self.settings.virtual_manager_path)
+        minors = {item.card.uuid: item.card.minor for item in self.inventory.snapshot.cards}
+        base = self.settings.virtual_manager_path
+        restored = rebuild.complete(known, entries, pods, self._names, base, minors)
         try:
             self.allocator.restore(restored)
         except Refusal as refusal:

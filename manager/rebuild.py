@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from manager import mirror, regions
-from manager.kube import Pod, uid_of
+from manager.kube import Pod, terminal, uid_of
 from manager.kubelet_records import Entry
 from manager.state import Allocation, Held
 from vcuda import region
@@ -26,6 +27,7 @@ from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
+_CARD_NODE = re.compile(r"/dev/nvidia(\d+)")
 
 
 def complete(
@@ -34,8 +36,13 @@ def complete(
     pods: Sequence[Pod],
     names: Names,
     regions_base: Path,
+    minors_now: Mapping[str, int],
 ) -> dict[Key, Allocation]:
-    """`known`, with what kubelet holds beyond it. What can't be rebuilt is logged and left out."""
+    """`known`, with what kubelet holds beyond it. What can't be rebuilt is logged and left out.
+
+    Kubelet keeps what ended pods held until it next gives out devices: those stay out. `minors_now`: of this node's cards,
+    by UUID.
+    """
     by_uid = {uid_of(pod): pod for pod in pods}
     by_name = {
         (str(pod["metadata"].get("namespace") or "default"), str(pod["metadata"].get("name", ""))): uid
@@ -49,12 +56,14 @@ def complete(
     found = dict(known)
     for key, group in grouped.items():
         held = {entry.resource: entry.held for entry in group}
+        if key[0] in by_uid and terminal(by_uid[key[0]]):
+            continue
         before = found.get(key)
         if before is not None:
             # Kubelet's word counts for the devices: it may have saved a call that we did not live to save.
             found[key] = dataclasses.replace(before, held={**before.held, **held})
             continue
-        allocation = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base)
+        allocation = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base, minors_now)
         if allocation is None:
             log.warning(
                 "container %s of pod %s holds devices by kubelet's records, but its cards can't be told; recreate the pod",
@@ -74,6 +83,7 @@ def _rebuild(
     pod: Pod | None,
     names: Names,
     regions_base: Path,
+    minors_now: Mapping[str, int],
 ) -> Allocation | None:
     uid, container = key
     mounts = {
@@ -88,7 +98,8 @@ def _rebuild(
     blocks = held["memory"].count if "memory" in held else 0
     request = _request(pod, container, names)
     shares = _from_answer(group, names) or _from_annotation(pod, container, names) or _from_limits(limits)
-    if not shares or not cores:
+    minors = {card.uuid: card.minor for card in limits} or _answered_minors(group, shares, minors_now)
+    if not cores or not shares or any(share.uuid not in minors for share in shares):
         return None
     metadata = (pod or {}).get("metadata") or {}
     return Allocation(
@@ -106,7 +117,7 @@ def _rebuild(
         else min(cores, CORES_PER_CARD),
         priority=limits[0].priority if limits else "normal",
         shares=shares,
-        minors={card.uuid: card.minor for card in limits},
+        minors=minors,
         region=directory,
         mirror=mounts.get(mirror.CONTAINER_PATH, ""),
         held=dict(held),
@@ -118,6 +129,23 @@ def _limits(directory: Path) -> tuple[region.CardLimit, ...]:
         return region.read_limits(directory)
     except region.RegionError:
         return ()
+
+
+def _answered_minors(
+    group: Sequence[Entry], shares: Sequence[CardShare], minors_now: Mapping[str, int]
+) -> dict[str, int]:
+    """The cards' minors at admission, for a region that is gone; which of several answered nodes is whose, today's say."""
+    answered = {
+        int(match[1])
+        for entry in group
+        if entry.response is not None
+        for device in entry.response.devices
+        if (match := _CARD_NODE.fullmatch(device.container_path))
+    }
+    if len(shares) == 1 and len(answered) == 1:
+        return {shares[0].uuid: answered.pop()}
+    minors = {share.uuid: minors_now[share.uuid] for share in shares if share.uuid in minors_now}
+    return minors if set(minors.values()) == answered else {}
 
 
 def _request(pod: Pod | None, container: str, names: Names) -> ContainerRequest | None:

@@ -129,6 +129,29 @@ def test_lost_state_is_rebuilt_from_kubelets_checkpoint(node: Node, how: str) ->
     node.kubelet.start_containers(item)
 
 
+def test_state_and_regions_lost_together_are_rebuilt_without_the_pods_that_have_ended(node: Node) -> None:
+    """Kubelet's records keep ended pods until its next allocation; a region that is gone can't tell its card's minor."""
+    daemon = node.start(wait=200)
+    running, whole, ended = (
+        pod("r", container("c", 30, 10)),
+        pod("w", container("c", 100)),
+        pod("e", container("c", 9, 1)),
+    )
+    for item in (running, ended, whole):
+        node.kubelet.admit(item)
+    before = {item.pod_name: item.minors for item in daemon.allocator.allocations}
+    node.stop()
+    ended["status"]["phase"] = "Succeeded"
+    for item in (running, ended, whole):
+        Storage.remove(node.region(item, "c"))
+    (node.directory / "checkpoint/state.json").unlink()
+    daemon = node.start(wait=200)
+    assert {item.pod_name: item.minors for item in daemon.allocator.allocations} == {
+        name: before[name] for name in ("r", "w")
+    }
+    node.kubelet.start_containers(running)
+
+
 def test_a_crash_between_region_and_state_leaves_nothing(node: Node) -> None:
     node.start(wait=200)
     item = pod("a", container("c", 30, 10))
