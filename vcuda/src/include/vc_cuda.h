@@ -29,6 +29,7 @@ typedef struct CUctx_st *CUcontext;
 typedef struct CUgreenCtx_st *CUgreenCtx;
 typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 typedef struct CUmod_st *CUmodule;
+typedef struct CUlib_st *CUlibrary;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUkern_st *CUkernel;
 typedef struct CUstream_st *CUstream;
@@ -132,6 +133,9 @@ enum {
 typedef struct CUctxCreateParams_st CUctxCreateParams;       /* passed through untouched */
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;   /* passed through untouched */
 typedef struct CUgraphNodeParams_st CUgraphNodeParams;       /* passed through untouched */
+
+typedef int CUjit_option;     /* enumerations of <cuda.h> */
+typedef int CUlibraryOption;
 
 typedef struct {
     unsigned char reserved[64];
