@@ -429,6 +429,7 @@ def main() -> int:
     result = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
         "versions": f"gpu-manager {vcuda.__version__}, Python {platform.python_version()}, grpcio {grpc.__version__}",
+        "load_average": os.getloadavg()[0],
         "shares": options.shares,
         "pod_bytes": options.pod_bytes,
         "calls": [asdict(row) for row in rows],
@@ -448,7 +449,7 @@ def main() -> int:
 
 def _print(result: dict[str, Any], rows: list[Row]) -> None:
     console = Console(width=120)
-    console.print(f"{result['machine']}; {result['versions']}")
+    console.print(f"{result['machine']}, load {result['load_average']:.1f}; {result['versions']}")
     table = Table(
         title=f"ms per call, {CARDS} cards, {result['shares']} shares placed, {result['pod_bytes']} B per pod"
     )

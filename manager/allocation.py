@@ -161,8 +161,8 @@ class Allocator:
             else:
                 self._allocations[allocation.key] = before
             raise
-        self._regions.reshare(self._allocations)
         if before is None:
+            self._regions.reshare(self._allocations, {share.uuid for share in allocation.shares})
             log.info(
                 "%s: %d cores, %d blocks on %s",
                 allocation.name,
@@ -387,7 +387,8 @@ class Allocator:
             for item in gone:
                 self._regions.remove(item)
                 log.info("%s is gone; its share is free", item.name)
-            self._regions.reshare(self._allocations)
+            cards = {share.uuid for item in gone for share in item.shares}
+            self._regions.reshare(self._allocations, cards)
         return gone
 
 

@@ -74,6 +74,25 @@ class Endpoint:
         content_type: str = "application/json",
     ) -> Any:
         """Send a request and parse the JSON answer. Raises HttpError."""
+        status, data = self.raw(
+            method, path, timeout=timeout, query=query, body=body, content_type=content_type
+        )
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise HttpError(f"{method} {self.url}{path}: the answer is not JSON", status) from error
+
+    def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout: float,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> tuple[int, bytes]:
+        """Send a request; status and body of the answer. Raises HttpError, for statuses from 300 on too."""
         target = self._prefix + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         payload = None if body is None else json.dumps(body).encode()
         deadline = time.monotonic() + timeout
@@ -92,10 +111,7 @@ class Endpoint:
                 raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
         if status >= 300:
             raise HttpError(f"{method} {self.url}{path}: {status} {_words(data)}", status)
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise HttpError(f"{method} {self.url}{path}: the answer is not JSON", status) from error
+        return status, data
 
     def _exchange(
         self, method: str, target: str, payload: bytes | None, content_type: str, deadline: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,19 +11,74 @@ from manager.httpclient import Endpoint, HttpError
 from manager.kube import Pod
 from manager.kubeconfig import tls_context, token_file
 
+_ITEMS = b'"items":['
+_BETWEEN = b'},{"metadata":{'
+
+
+class PodListParser:
+    """Parses lists of pods, and each pod only once while its bytes stay the same.
+
+    Kubelet asks us during an admission, when one pod of hundreds is new: parsing the others again would be most of the answer's
+    time. Its encoder writes no spaces and begins each pod with its metadata, so the text can be cut between pods. A cut in a wrong
+    place leaves pieces that are no JSON; then the whole is parsed, as is any text of another form.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Pod] = {}
+
+    def parse(self, data: bytes) -> list[Pod]:
+        """Raises ValueError for what is no list of pods. The pods are shared between calls: read only."""
+        try:
+            return self._by_piece(data)
+        except ValueError:
+            answer = json.loads(data)
+        pods = answer.get("items", []) if isinstance(answer, dict) else ""
+        if pods is None:  # how Go writes an empty list
+            return []
+        if not isinstance(pods, list) or not all(isinstance(pod, dict) for pod in pods):
+            raise ValueError("no list of pods")
+        return pods
+
+    def _by_piece(self, data: bytes) -> list[Pod]:
+        start, end = data.find(_ITEMS) + len(_ITEMS), data.rfind(b"]")
+        if start < len(_ITEMS) or end < start:
+            raise ValueError("no items")
+        around = json.loads(data[:start] + data[end:])
+        if not isinstance(around, dict) or around.get("items") != []:
+            raise ValueError("the items are not those of the list")
+        if start == end:
+            return []
+        known: dict[bytes, Pod] = {}
+        pods = []
+        pieces = data[start:end].split(_BETWEEN)
+        last = len(pieces) - 1
+        for index, piece in enumerate(pieces):
+            text = (_BETWEEN[2:] if index else b"") + piece + (b"}" if index < last else b"")
+            pod = self._known.get(text)
+            if pod is None:
+                pod = json.loads(text)
+                if not isinstance(pod, dict):
+                    raise ValueError("an item that is no pod")
+            known[text] = pod
+            pods.append(pod)
+        self._known = known
+        return pods
+
 
 class KubeletPods:
     """`GET /pods` of this node's kubelet (needs nodes/pods, or nodes/proxy on older ones)."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self._parser = PodListParser()
 
     def list(self, timeout: float) -> list[Pod]:
         """Raises HttpError."""
-        answer = self._endpoint.json("GET", "/pods", timeout=timeout)
-        if not isinstance(answer, dict) or not isinstance(answer.get("items") or [], list):
-            raise HttpError(f"{self._endpoint.url}/pods did not answer with a list of pods")
-        return list(answer.get("items") or ())
+        status, data = self._endpoint.raw("GET", "/pods", timeout=timeout)
+        try:
+            return self._parser.parse(data)
+        except ValueError:
+            raise HttpError(f"{self._endpoint.url}/pods did not answer with a list of pods", status) from None
 
 
 def connect(

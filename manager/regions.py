@@ -137,11 +137,12 @@ class Regions:
             return
         self._shared[allocation.key] = shared
 
-    def reshare(self, allocations: Mapping[tuple[str, str], Allocation]) -> None:
-        """Bring the shared flags of all containers up to date after one came or went."""
+    def reshare(self, allocations: Mapping[tuple[str, str], Allocation], changed: Collection[str]) -> None:
+        """Bring the shared flags of the containers on the `changed` cards (UUIDs) up to date after one came or went."""
         company = Company(allocations.values())
         for allocation in allocations.values():
-            self.share(allocation, company.shared(allocation))
+            if any(share.uuid in changed for share in allocation.shares):
+                self.share(allocation, company.shared(allocation))
 
     def _adopt(self, allocation: Allocation) -> None:
         if allocation.region in self._managed:

@@ -106,6 +106,7 @@ def process(node: Node, machine: Machine) -> Iterator[Callable[..., subprocess.P
     started: list[subprocess.Popen[str]] = []
 
     def start(*more: str, **environment: str) -> subprocess.Popen[str]:
+        before = node.kubelet.registrations
         with (node.directory / "manager.log").open("a") as log:
             started.append(
                 subprocess.Popen(
@@ -116,6 +117,8 @@ def process(node: Node, machine: Machine) -> Iterator[Callable[..., subprocess.P
                     text=True,
                 )
             )
+        # The lists may still be those of a daemon that was killed a moment ago.
+        eventually(lambda: node.kubelet.registrations >= before + 2, "registration of both resources")
         node.kubelet.wait_devices(200)
         return started[-1]
 
