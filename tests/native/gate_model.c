@@ -105,6 +105,7 @@ unsigned model_tenant(struct model *model, uint32_t cores, uint32_t core_limit, 
     struct vc_card_limit *limit = &model->limits.cards[index];
     limit->cores = cores;
     limit->core_limit = core_limit;
+    limit->priority = VC_PRIORITY_NORMAL;
     limit->flags = shared ? VC_CARD_SHARED : 0;
     model->tenants[index].bins = calloc(MODEL_BINS, sizeof(uint32_t));
     vc_tenant_init(&model->plan_tenants[index], cores, core_limit);
@@ -308,6 +309,7 @@ static void arbiter_step(struct model *model)
         const struct vc_card_usage *usage = &model->tenants[i].usage;
         const struct vc_card_limit *limit = &model->limits.cards[i];
         vc_tenant_resize(&model->plan_tenants[i], limit->cores, limit->core_limit);
+        vc_tenant_prioritise(&model->plan_tenants[i], limit->priority);
         model->plan_tenants[i].seen =
             (struct vc_observation){usage->gpu_ns,    usage->credit_ns,        usage->credit_updated_ns,
                                     usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns};

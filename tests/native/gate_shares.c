@@ -91,6 +91,35 @@ static void test_a_short_request_is_hardly_delayed(void)
     }
 }
 
+static void test_priority_is_about_order_not_about_amounts(void)
+{
+    struct model_load requests = {.kernel_ns = 500 * US, .sync_every = 10, .pause_ns = 45 * MS, .until_ns = 100 * S};
+    uint64_t delays[2];
+    for (unsigned high = 0; high < 2; high++) {
+        struct model *model = model_new(1, true);
+        for (unsigned tenant = 0; tenant < 4; tenant++) {
+            model_tenant(model, tenant == 0 ? 20 : 26, tenant == 0 ? 20 : 26, true);
+            model_process(model, tenant, tenant == 0 ? requests : greedy(MS));
+            model_limit(model, tenant)->priority = tenant == 0 && high ? VC_PRIORITY_HIGH : VC_PRIORITY_LOW;
+        }
+        model_run(model, 5 * S);
+        delays[high] = model_burst_percentile(model, 0, 0.99);
+        model_free(model);
+    }
+    CHECK(delays[1] <= 5.05 * MS + VC_LEASE_MAX_NS); /* one lease at most */
+    CHECK(delays[1] < delays[0]);
+    struct model *model = model_new(1, true);
+    model_tenant(model, 30, 100, true);
+    model_tenant(model, 60, 60, true);
+    model_limit(model, 0)->priority = VC_PRIORITY_HIGH;
+    model_limit(model, 1)->priority = VC_PRIORITY_LOW;
+    for (unsigned tenant = 0; tenant < 2; tenant++)
+        model_process(model, tenant, greedy(MS));
+    model_run(model, 4 * S);
+    CHECK_NEAR(share(model, 1, S, 4 * S), 60, 1); /* greed of high priority costs nobody what was guaranteed */
+    model_free(model);
+}
+
 static void test_all_processes_of_a_container_share_one_cap(void)
 {
     struct model *model = model_new(1, false);
@@ -154,6 +183,7 @@ int main(void)
     test_greedy_tenants_get_their_shares_and_the_card_stays_busy();
     test_idle_time_is_lent_up_to_the_limit_and_given_back();
     test_a_short_request_is_hardly_delayed();
+    test_priority_is_about_order_not_about_amounts();
     test_all_processes_of_a_container_share_one_cap();
     test_without_an_arbiter_everyone_has_the_guaranteed_share();
     test_a_live_change_of_the_limit_takes_effect();

@@ -124,6 +124,7 @@ static uint64_t decide_card(struct vc_arbiter *arbiter, struct card *card, uint6
     for (unsigned i = 0; i < plan->count; i++) {
         const struct vc_card_limit *limit = &card->seats[i].member->limits->cards[card->seats[i].index];
         vc_tenant_resize(&plan->tenants[i], vc_load_relaxed(&limit->cores), vc_load_relaxed(&limit->core_limit));
+        vc_tenant_prioritise(&plan->tenants[i], vc_load_relaxed(&limit->priority));
         vc_member_observation(card->seats[i].member, card->seats[i].index, &plan->tenants[i].seen);
     }
     uint64_t next = vc_plan_decide(plan, now_ns);

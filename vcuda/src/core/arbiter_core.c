@@ -1,28 +1,14 @@
-/* Weighted fair leases on one card: observe, wake up returners, end or keep the lease, grant the next one. */
-#include "arbiter_core.h"
+/* Weighted fair leases on one card: wake up returners, rank by priority, end or keep the lease, grant the next one. */
+#include "arbiter_plan.h"
 
 #include <string.h>
 
 #include "bucket.h"
 
-/* No tenant can have been charged, nor have predicted, more than this between two looks. */
-static const uint64_t CHARGE_BOUND_NS = UINT64_C(10000000000);
-/* Refunds correct estimates: never more than was charged before, so that a counter that runs backwards gains nothing. */
-static const uint64_t REFUND_BOUND_NS = UINT64_C(1000000000);
-static const uint64_t FINISH_BOUND_NS = UINT64_C(2000000000);
-static const uint64_t FINISH_SLACK_NS = 1000000;
 /* A lease that occupied the card for longer than its charges say, by more than this part, is charged what it occupied. */
 static const double UNEXPLAINED_PART = 0.04;
-
-static uint64_t later(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t earlier(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
+/* Time used beyond the guaranteed share while others waited: carried this far, so that long operations are paid for too. */
+static const double ENTITLED_DEBT_NS = 1e9;
 
 void vc_plan_init(struct vc_card_plan *plan)
 {
@@ -34,6 +20,8 @@ void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limi
 {
     memset(tenant, 0, sizeof *tenant);
     vc_tenant_resize(tenant, cores, core_limit);
+    tenant->priority = VC_PRIORITY_NORMAL;
+    tenant->entitled_ns = VC_BUCKET_NS;
     tenant->was_idle = true;
 }
 
@@ -43,109 +31,12 @@ void vc_tenant_resize(struct vc_tenant *tenant, uint32_t cores, uint32_t core_li
     tenant->core_limit = core_limit < tenant->cores ? tenant->cores : core_limit > 100 ? 100 : core_limit;
 }
 
-static double share(const struct vc_tenant *tenant)
+void vc_tenant_prioritise(struct vc_tenant *tenant, uint32_t priority)
 {
-    return (double)tenant->cores / 100.0;
+    tenant->priority = priority <= VC_PRIORITY_HIGH ? priority : VC_PRIORITY_NORMAL;
 }
 
-/* --- observing --- */
-
-static int64_t charge_since_last_look(struct vc_tenant *tenant)
-{
-    if (!tenant->known) {
-        tenant->known = true;
-        tenant->last_gpu_ns = tenant->seen.gpu_ns;
-        return 0;
-    }
-    int64_t delta = (int64_t)(tenant->seen.gpu_ns - tenant->last_gpu_ns);
-    tenant->last_gpu_ns = tenant->seen.gpu_ns;
-    if (delta > (int64_t)CHARGE_BOUND_NS)
-        delta = (int64_t)CHARGE_BOUND_NS;
-    if (delta < -tenant->refundable_ns)
-        delta = -tenant->refundable_ns;
-    tenant->refundable_ns += delta;
-    if (tenant->refundable_ns > (int64_t)REFUND_BOUND_NS)
-        tenant->refundable_ns = (int64_t)REFUND_BOUND_NS;
-    return delta;
-}
-
-/* The bucket as the tenant will see it at its next look; in debt, also when it will have refilled. */
-static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
-{
-    const struct vc_observation *seen = &tenant->seen;
-    uint32_t rate = tenant->core_limit * VC_PPM_PER_CORE;
-    int64_t credit = seen->credit_ns;
-    if (credit < -VC_CHARGE_LIMIT_NS)
-        credit = -VC_CHARGE_LIMIT_NS;
-    uint64_t elapsed = now_ns > seen->credit_updated_ns ? now_ns - seen->credit_updated_ns : 0;
-    elapsed = earlier(elapsed, CHARGE_BOUND_NS);
-    credit += (int64_t)(elapsed * rate / VC_PPM);
-    int64_t needed = seen->refill_ns < 1 ? 1 : seen->refill_ns > VC_CHUNK_NS ? VC_CHUNK_NS : seen->refill_ns;
-    if (!tenant->waiting)
-        needed = 1;
-    uint64_t wait = vc_bucket_wait_ns(credit, needed, rate);
-    tenant->in_credit = wait == 0;
-    tenant->credit_at_ns = now_ns + wait;
-}
-
-static bool on_card(const struct vc_tenant *tenant, uint64_t now_ns)
-{
-    return tenant->finish_ns + VC_LEASE_IDLE_NS > now_ns;
-}
-
-/* What a tenant predicts is believed as far as it was charged for it: who claims more work than that pays for it. */
-static uint64_t believed_finish(const struct vc_tenant *tenant, uint64_t now_ns, int64_t charged)
-{
-    uint64_t paid = later(now_ns, tenant->finish_ns) + (charged > 0 ? (uint64_t)charged : 0) + FINISH_SLACK_NS;
-    return earlier(tenant->seen.predicted_finish_ns, earlier(paid, now_ns + FINISH_BOUND_NS));
-}
-
-/* How long since the last look the tenant had work on the card, as it predicted. */
-static uint64_t busy_since(const struct vc_tenant *tenant, uint64_t last_ns, uint64_t now_ns)
-{
-    uint64_t until = earlier(tenant->finish_ns, now_ns);
-    return until > last_ns ? until - last_ns : 0;
-}
-
-/* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
-static void split_overlaps(struct vc_card_plan *plan, uint64_t last_ns, uint64_t now_ns)
-{
-    unsigned present = 0;
-    for (unsigned i = 0; i < plan->count; i++)
-        present += busy_since(&plan->tenants[i], last_ns, now_ns) != 0;
-    if (present < 2)
-        return;
-    for (unsigned i = 0; i < plan->count; i++) {
-        uint64_t own = busy_since(&plan->tenants[i], last_ns, now_ns);
-        for (unsigned j = 0; own != 0 && j < plan->count; j++)
-            if (j != i)
-                plan->tenants[i].others_gpu_ns += earlier(own, busy_since(&plan->tenants[j], last_ns, now_ns)) / present;
-    }
-}
-
-static void observe(struct vc_card_plan *plan, uint64_t now_ns)
-{
-    unsigned busy = 0;
-    for (unsigned i = 0; i < plan->count; i++) {
-        struct vc_tenant *tenant = &plan->tenants[i];
-        int64_t charged = charge_since_last_look(tenant);
-        tenant->virtual_ns += (double)charged / share(tenant);
-        tenant->lease_charged_ns += charged;
-        tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
-        tenant->finish_ns = believed_finish(tenant, now_ns, charged);
-        tenant->active = tenant->waiting || on_card(tenant, now_ns);
-        busy += on_card(tenant, now_ns);
-        judge_credit(tenant, now_ns);
-    }
-    for (unsigned i = 0; i < plan->count; i++) {
-        struct vc_tenant *tenant = &plan->tenants[i];
-        if (busy > on_card(tenant, now_ns))
-            tenant->others_active_ns = now_ns;
-    }
-    if (plan->looked_ns != 0)
-        split_overlaps(plan, plan->looked_ns, now_ns);
-    plan->looked_ns = now_ns;
-}
+/* --- who was idle --- */
 
 /* A tenant that comes back from idle starts level with the least of the active ones: nothing is banked. */
 static void wake_returners(struct vc_card_plan *plan)
@@ -179,7 +70,7 @@ static void wake_returners(struct vc_card_plan *plan)
     }
 }
 
-/* --- leases --- */
+/* --- priorities --- */
 
 static bool eligible(const struct vc_tenant *tenant)
 {
@@ -194,12 +85,43 @@ static bool others_wait(const struct vc_card_plan *plan, int but)
     return false;
 }
 
+static void take_entitled(struct vc_tenant *tenant, double ns)
+{
+    tenant->entitled_ns -= ns;
+    if (tenant->entitled_ns > VC_BUCKET_NS)
+        tenant->entitled_ns = VC_BUCKET_NS;
+    if (tenant->entitled_ns < -ENTITLED_DEBT_NS)
+        tenant->entitled_ns = -ENTITLED_DEBT_NS;
+}
+
+/* Who has used up its guaranteed share is ranked with the lowest: so no priority can take what was promised to others. */
+static void rank(struct vc_card_plan *plan, uint64_t elapsed_ns)
+{
+    uint32_t lowest = VC_PRIORITY_HIGH;
+    for (unsigned i = 0; i < plan->count; i++)
+        lowest = plan->tenants[i].priority < lowest ? plan->tenants[i].priority : lowest;
+    for (unsigned i = 0; i < plan->count; i++) {
+        struct vc_tenant *tenant = &plan->tenants[i];
+        take_entitled(tenant, -(double)elapsed_ns * share(tenant));
+        if (others_wait(plan, (int)i)) /* lent time is nobody else's */
+            take_entitled(tenant, (double)tenant->look_charged_ns);
+        tenant->rank = tenant->entitled_ns > 0 ? tenant->priority : lowest;
+    }
+}
+
+static bool goes_before(const struct vc_tenant *one, const struct vc_tenant *other)
+{
+    return one->rank != other->rank ? one->rank > other->rank : one->virtual_ns < other->virtual_ns;
+}
+
+/* --- leases --- */
+
 static int least_served(const struct vc_card_plan *plan, int candidate, int excluded)
 {
     for (unsigned i = 0; i < plan->count; i++) {
         if ((int)i == excluded || !eligible(&plan->tenants[i]))
             continue;
-        if (candidate < 0 || plan->tenants[i].virtual_ns < plan->tenants[candidate].virtual_ns)
+        if (candidate < 0 || goes_before(&plan->tenants[i], &plan->tenants[candidate]))
             candidate = (int)i;
     }
     return candidate;
@@ -251,8 +173,10 @@ static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
         return;
     double occupied = (double)(until - plan->lease_clock_ns);
     double unexplained = occupied - (double)holder->lease_charged_ns;
-    if (unexplained > UNEXPLAINED_PART * occupied)
+    if (unexplained > UNEXPLAINED_PART * occupied) {
         holder->virtual_ns += unexplained / share(holder);
+        take_entitled(holder, unexplained);
+    }
 }
 
 static bool lease_is_over(const struct vc_card_plan *plan, uint64_t now_ns)
@@ -266,16 +190,20 @@ static bool lease_is_over(const struct vc_card_plan *plan, uint64_t now_ns)
     return nearly_done && !holder->in_credit;
 }
 
-/* A returner may interrupt the holder if it has not been served more. */
+/* A returner may interrupt a holder of lower rank, or of its own if it has not been served more. */
 static int returner(const struct vc_card_plan *plan)
 {
+    const struct vc_tenant *holder = &plan->tenants[plan->holder];
+    int found = -1;
     for (unsigned i = 0; i < plan->count; i++) {
         const struct vc_tenant *tenant = &plan->tenants[i];
-        if ((int)i != plan->holder && tenant->returned && eligible(tenant) &&
-            tenant->virtual_ns <= plan->tenants[plan->holder].virtual_ns + 1.0)
-            return (int)i;
+        if ((int)i == plan->holder || !tenant->returned || !eligible(tenant) || tenant->rank < holder->rank)
+            continue;
+        bool interrupts = tenant->rank > holder->rank || tenant->virtual_ns <= holder->virtual_ns + 1.0;
+        if (interrupts && (found < 0 || tenant->rank > plan->tenants[found].rank))
+            found = (int)i;
     }
-    return -1;
+    return found;
 }
 
 static void move_lease(struct vc_card_plan *plan, uint64_t now_ns)
@@ -356,7 +284,9 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
 
 uint64_t vc_plan_decide(struct vc_card_plan *plan, uint64_t now_ns)
 {
-    observe(plan, now_ns);
+    uint64_t elapsed = plan->looked_ns != 0 && now_ns > plan->looked_ns ? now_ns - plan->looked_ns : 0;
+    vc_plan_observe(plan, now_ns);
+    rank(plan, elapsed);
     wake_returners(plan);
     move_lease(plan, now_ns);
     write_grants(plan);

@@ -1,6 +1,7 @@
 /* Who may use a card next: the arbiter's rules for one card, pure arithmetic on what was observed and the time.
  *
  * Leases go to the waiting tenant with the least virtual time (GPU time charged / share); nothing is banked while idle.
+ * Priority is about order, never about amounts: who is within its guaranteed share goes before tenants of lower priority.
  * All observations come from tenants and may be lies: they are bounded here, and a liar only shortens its own turn.
  */
 #ifndef VC_ARBITER_CORE_H
@@ -34,13 +35,16 @@ struct vc_observation {
 /* One container on the card. The caller fills the first part; the rest belongs to these rules. */
 struct vc_tenant {
     uint32_t cores, core_limit; /* bounded to 1…100 and cores…100 */
+    uint32_t priority;          /* VC_PRIORITY_… */
     struct vc_observation seen;
 
     bool known;          /* observed before: deltas make sense */
     uint64_t last_gpu_ns;
     int64_t refundable_ns; /* charged lately, so that much may be taken back */
     double virtual_ns;
-    int64_t lease_charged_ns;
+    double entitled_ns;  /* what is left of the guaranteed share: flows in at `cores`, is charged while others wait */
+    uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
+    int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
     uint64_t finish_ns;  /* bounded predicted finish */
     bool waiting, active, was_idle, returned, in_credit;
     uint64_t credit_at_ns; /* when a waiting tenant in debt will have credit again */
@@ -72,6 +76,8 @@ void vc_plan_init(struct vc_card_plan *plan);
 void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit);
 /* The limits as they are now (live changes); bounds them. */
 void vc_tenant_resize(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit);
+/* An unknown priority counts as normal. */
+void vc_tenant_prioritise(struct vc_tenant *tenant, uint32_t priority);
 
 /* Decide from the tenants' observations; fills what to write and returns when to decide again at the latest. */
 uint64_t vc_plan_decide(struct vc_card_plan *plan, uint64_t now_ns);
