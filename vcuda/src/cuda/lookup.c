@@ -40,3 +40,11 @@ CUresult vc_hook_cuGetProcAddress_v2(const char *symbol, void **function, int ve
         exchange(symbol, function);
     return result;
 }
+
+CUresult vc_hook_cuGetProcAddress_v2_ptsz(const char *symbol, void **function, int version, uint64_t flags, int *status)
+{
+    CUresult result = vc_real.cuGetProcAddress_v2_ptsz(symbol, function, version, flags, status);
+    if (result == CUDA_SUCCESS)
+        exchange(symbol, function);
+    return result;
+}
