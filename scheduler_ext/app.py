@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import scheduler_ext
-from scheduler_ext import protocol
+from scheduler_ext import explain, protocol
 from scheduler_ext.binding import Binder
 from scheduler_ext.engine import Engine
 from scheduler_ext.protocol import BadInput, ExtenderArgs
@@ -125,6 +125,17 @@ def _pages(engine: Engine, sick: Callable[[], str | None]) -> ASGIApp:
             "ok\n" if problem is None else f"{problem}\n", 200 if problem is None else 503
         )
 
+    async def explained(request: Request) -> Response:
+        where = request.path_params
+        evidence = engine.evidence(
+            uid=where.get("uid"), namespace=where.get("namespace", ""), name=where.get("name", "")
+        )
+        found = await asyncio.to_thread(explain.explanation, evidence)
+        if found is not None:
+            return JSONResponse(found)
+        missing = f"nothing is known about pod {'/'.join(where.values())}: kube-scheduler has not asked about it lately"
+        return JSONResponse({"Error": f"{missing}; see its events (kubectl describe pod)"}, 404)
+
     async def metrics(_: Request) -> Response:
         return Response(engine.metrics.render(), media_type=_METRICS_TYPE)
 
@@ -134,6 +145,10 @@ def _pages(engine: Engine, sick: Callable[[], str | None]) -> ASGIApp:
         "/healthz": healthz,
         "/readyz": readyz,
         "/metrics": metrics,
+    } | {
+        f"{prefix}/explain/{which}": explained
+        for prefix in ("", "/scheduler")
+        for which in ("{uid}", "{namespace}/{name}")
     }
     return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
 

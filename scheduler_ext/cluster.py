@@ -80,7 +80,7 @@ class Cluster:
         grown("present", (rows, columns), np.bool_)
         grown("usable", (rows, columns), np.bool_)
         grown("links", (rows, columns, columns), np.int64)
-        for name in ("free_cpu", "free_memory", "code", "changed"):
+        for name in ("free_cpu", "free_memory", "code", "changed", "born"):
             grown(name, (rows,), np.int64)
 
     free_cores: Ints
@@ -94,6 +94,7 @@ class Cluster:
     free_memory: Ints
     code: Ints
     changed: Ints
+    born: Ints  # the clock when the row got the name that it has
 
     def __len__(self) -> int:
         """How many rows are in use, those of deleted nodes included."""
@@ -116,6 +117,7 @@ class Cluster:
             if row >= len(self.code):
                 self._allocate(2 * len(self.code), self.free_cores.shape[1])
         self.index[name] = row
+        self.born[row] = self.clock
         self._order = None
         return row
 
@@ -241,6 +243,10 @@ class Cluster:
                 self._settle(row)
             else:
                 self._touch(row)
+
+    def bookings(self, node: str) -> dict[str, Usage]:
+        """What is booked on a node, by UID."""
+        return dict(self._bookings.get(node, {}))
 
     def model_id(self, model: str) -> int:
         """The small integer that stands for a card model in the `model` array."""

@@ -7,13 +7,16 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from scheduler_ext import cpu_only, observed, scores
+from scheduler_ext import cpu_only, evidence, figures, observed, scores
 from scheduler_ext.cluster import Cluster, Ints, Usage
+from scheduler_ext.decisions import Decision, Decisions, counted, packed
+from scheduler_ext.evidence import Evidence
 from scheduler_ext.grades import graded
 from scheduler_ext.ledger import Ledger, Record, State
 from scheduler_ext.metrics import Metrics
@@ -72,6 +75,7 @@ class Engine:
         self._ledger = Ledger(self._cluster)
         self._scores = Scores()
         self._workload = Workload()
+        self._decisions = Decisions()
         self._unsynced = {"nodes", "pods"}
         self._frozen = False
         self.metrics.watch_figures(self.figures)
@@ -197,25 +201,39 @@ class Engine:
 
         The same pod filtered again is decided anew, unless a write for it may have taken effect.
         """
+        metadata = pod["metadata"]
+        uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
+        decision = Decision(
+            uid, namespace or "default", name, self._wall_clock(), self._cluster.clock, len(names)
+        )
         try:
             asked = request.parse_pod(pod, self.names)
         except InvalidRequest as error:
+            self._decisions.add(replace(decision, refusal=(error.reason, error.message)))
             return Verdict(refusal=(error.reason, error.message))
         old = self._ledger.get(asked.uid)
         if old is not None:
             kept = self._keep(old, names)
             if kept is not None:
+                self._decisions.add(replace(decision, asked=asked, node=kept.chosen, refusal=kept.refusal))
                 return kept
             self._ledger.release(asked.uid)
         shape = shape_of(asked, self._policy, *pod_requests(pod))
         if old is None:
             self._workload.observe(shape)
         table = self._table(shape)
-        row, codes = self._choose(table, names)
+        row, rows, codes = self._choose(table, names)
+        decision = replace(
+            decision, asked=asked, shape=shape, counts=None if codes is None else counted(codes)
+        )
         if row is None:
-            return Verdict(None, codes)
+            self._decisions.add(
+                replace(decision, clock=self._cluster.clock, offered=packed(rows, len(self._cluster)))
+            )
+            return Verdict(None, None if codes is None else codes.tolist())
         self._assume(asked, shape, table, row)
-        return Verdict(self._cluster.names[row], codes)
+        self._decisions.add(replace(decision, node=self._cluster.names[row]))
+        return Verdict(self._cluster.names[row], None if codes is None else codes.tolist())
 
     def _keep(self, record: Record, names: Sequence[str]) -> Verdict | None:
         if record.state is State.ASSUMED and not record.attempted:
@@ -243,18 +261,20 @@ class Engine:
     def _rows(self, names: Sequence[str]) -> Ints:
         return np.fromiter(map(self._cluster.index.get, names, repeat(-1)), np.int64, len(names))
 
-    def _choose(self, table: Table, names: Sequence[str]) -> tuple[int | None, list[int] | None]:
+    def _choose(self, table: Table, names: Sequence[str]) -> tuple[int | None, Ints, Ints | None]:
+        """The chosen row, and if they were needed, the rows asked for and their codes."""
         cluster = self._cluster
         if len(names) > EXPLAINED_NODES:
             # Usually nearly all nodes are asked for: then the cluster's best one is among them.
-            row = scores.cheapest(table, cluster, np.arange(len(cluster)))
+            every = np.arange(len(cluster))
+            row = scores.cheapest(table, cluster, every)
             if row is not None and cluster.names[row] in names:
-                return row, None
+                return row, every, None
         rows = self._rows(names)
         row = scores.cheapest(table, cluster, rows[rows >= 0])
         if row is not None and len(names) > EXPLAINED_NODES:
-            return row, None
-        return row, np.where(rows >= 0, table.code[rows], _UNKNOWN_NODE).tolist()
+            return row, rows, None
+        return row, rows, np.where(rows >= 0, table.code[rows], _UNKNOWN_NODE)
 
     def _assume(self, asked: PodRequest, shape: Shape, table: Table, row: int) -> Record:
         chosen = placement_of(asked, self._cluster.cards[row], table.picks[row].tolist())
@@ -380,18 +400,20 @@ class Engine:
     @_locked
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
-        rows = np.arange(len(self._cluster))
-        usable = self._cluster.usable[rows]
-        return {
-            "nodes": len(self._cluster.index),
-            "cards": int(usable.sum()),
-            "free_cores": int(np.where(usable, np.maximum(self._cluster.free_cores[rows], 0), 0).sum()),
-            **{state.value: self._ledger.count(state) for state in State},
-        }
+        return figures.gauges(self._cluster, self._ledger)
 
     @_locked
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
-        cluster, count = self._cluster, len(self._cluster)
-        bad = cluster.present[:count] & ((cluster.free_cores[:count] < 0) | (cluster.free_blocks[:count] < 0))
-        return [cluster.cards[row][column].uuid for row, column in np.argwhere(bad).tolist()]
+        return figures.overbooked(self._cluster)
+
+    @_locked
+    def evidence(self, *, uid: str | None = None, namespace: str = "", name: str = "") -> Evidence:
+        """A copy of what explains a pod, found by its UID, or else by its name."""
+        if uid is None:
+            record = self._ledger.named(namespace, name)
+            uid = record.uid if record is not None else None
+        decisions = self._decisions.of(uid=uid, namespace=namespace, name=name)
+        typical = self._workload.typical(self._cluster.models, self._clock())
+        uid = decisions[0].uid if decisions else uid
+        return evidence.gather(self._cluster, self._ledger, typical, decisions, uid or "")

@@ -54,6 +54,12 @@ class Ledger:
     def get(self, uid: str) -> Record | None:
         return self._records.get(uid)
 
+    def named(self, namespace: str, name: str) -> Record | None:
+        """The record of a pod by name; looks at all of them."""
+        return next(
+            (one for one in self._records.values() if one.name == name and one.namespace == namespace), None
+        )
+
     def put(self, record: Record) -> None:
         """Book a record, in place of any other of its UID."""
         self.release(record.uid)

@@ -1,4 +1,4 @@
-"""The command `gpu-scheduler-extender`: `serve` (the default) and `simulate`."""
+"""The command `gpu-scheduler-extender`: `serve` (the default), `explain` and `simulate`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 
 import scheduler_ext
-from scheduler_ext import serve, settings, simulate_command
+from scheduler_ext import explain_command, serve, settings, simulate_command
 from scheduler_ext.apiserver import ApiServer, NoConfiguration
 from scheduler_ext.certificate import BadCertificate
 from scheduler_ext.trace import TraceError
 
-_COMMANDS = ("serve", "simulate")
+_COMMANDS = ("serve", "explain", "simulate")
 
 
 def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -24,6 +24,9 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="answer kube-scheduler (the default)")
     settings.add_options(serving)
+    explain_command.add_options(
+        commands.add_parser("explain", help="say why a pod waits, or where it is, and what would let it in")
+    )
     simulate_command.add_options(
         commands.add_parser("simulate", help="replay a trace against the placement policies")
     )
@@ -40,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "simulate":
             return simulate_command.run(options)
+        if options.command == "explain":
+            return explain_command.run(options)
         chosen = settings.from_arguments(options, serving)
         logging.basicConfig(
             level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -48,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 2
+    except explain_command.CannotExplain as error:
+        print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0

@@ -17,6 +17,20 @@ _MOST_CLASSES = 256
 _CHUNK = 256  # rows computed at once: keeps the temporary arrays in the processor's cache
 
 
+def allowed_cards(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
+    """The cards of some rows that a shape's filters accept, [k, cards]; None if it has no filters."""
+    models, uuids = shape.models, shape.uuids
+    if models == CardFilter() and uuids == CardFilter():
+        return None
+    accepted = np.array([models.allows(model) for model in cluster.models] or [True], np.bool_)
+    allowed: Bools = accepted[cluster.model[rows]]
+    if uuids != CardFilter():
+        for position, row in enumerate(rows.tolist()):
+            for column, card in enumerate(cluster.cards[row]):
+                allowed[position, column] &= uuids.allows(card.uuid)
+    return allowed
+
+
 class Table:
     """One class's costs, reason codes and picks for every row of the cluster."""
 
@@ -50,24 +64,12 @@ class Table:
         self._clock, self._typical_version = cluster.clock, typical.version
 
     def _compute(self, cluster: Cluster, typical: Typical, rows: Ints) -> None:
-        allowed = self._allowed(cluster, rows)
+        allowed = allowed_cards(self.shape, cluster, rows)
         plan = placing.plan(self.shape, cluster.view(rows), allowed, self._scorer, typical)
         problem = cluster.code[rows]
         self.cost[rows] = np.where(problem == 0, plan.cost, np.inf)
         self.code[rows] = np.where(problem == 0, plan.code, problem)
         self.picks[rows] = plan.picks
-
-    def _allowed(self, cluster: Cluster, rows: Ints) -> Bools | None:
-        models, uuids = self.shape.models, self.shape.uuids
-        if models == CardFilter() and uuids == CardFilter():
-            return None
-        accepted = np.array([models.allows(model) for model in cluster.models] or [True], np.bool_)
-        allowed: Bools = accepted[cluster.model[rows]]
-        if uuids != CardFilter():
-            for position, row in enumerate(rows.tolist()):
-                for column, card in enumerate(cluster.cards[row]):
-                    allowed[position, column] &= uuids.allows(card.uuid)
-        return allowed
 
 
 class Scores:

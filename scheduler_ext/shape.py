@@ -44,14 +44,15 @@ class Shape:
         return sum(step.cards for step in self.steps)
 
 
-def _in_step_order(request: PodRequest) -> list[ContainerRequest]:
+def in_step_order(request: PodRequest) -> list[ContainerRequest]:
+    """Containers in the order of a shape's steps."""
     return sorted(request.containers, key=lambda container: container.kind is Kind.INIT)
 
 
 def shape_of(request: PodRequest, default: Policy, cpu_milli: int = 0, memory_bytes: int = 0) -> Shape:
     """The shape of a request, under the pod's own policy if it names one."""
     steps = []
-    for container in _in_step_order(request):
+    for container in in_step_order(request):
         earlier = request.containers[: request.containers.index(container)]
         steps.append(
             Step(
@@ -72,7 +73,7 @@ def placement_of(request: PodRequest, cards: tuple[Card, ...], picks: list[int])
     """The placement that a list of picked columns, in step order, means on a node with `cards`."""
     chosen: dict[str, tuple[CardShare, ...]] = {}
     position = 0
-    for container in _in_step_order(request):
+    for container in in_step_order(request):
         columns = picks[position : position + container.card_count]
         position += container.card_count
         chosen[container.name] = tuple(share_of(container, cards[column]) for column in columns)

@@ -49,7 +49,10 @@ def test_filter_chooses_one_node_and_explains_the_others(api: FakeApi, start: St
         "bare": "NoInventory", "none": "NoCards", "bad": "InvalidInventory", "ghost": "UnknownNode",
     }  # fmt: skip
     assert answer["FailedAndUnresolvableNodes"] == unresolvable
-    assert answer["FailedNodes"] == {"b": "NotChosen", **unresolvable}  # kube-scheduler before 1.21 reads this alone
+    assert answer["FailedNodes"] == {
+        "b": "NotChosen",
+        **unresolvable,
+    }  # kube-scheduler before 1.21 reads this alone
 
 
 def test_whole_node_objects_come_back_as_they_were_sent(api: FakeApi, start: Start) -> None:
