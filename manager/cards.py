@@ -55,6 +55,14 @@ class CardSample:
     memory_used_bytes: int
 
 
+@dataclass(frozen=True)
+class CardProcess:
+    """A process on a card, by the driver: its PID on the host and its bytes; None where the driver does not say."""
+
+    pid: int
+    memory_bytes: int | None
+
+
 class Driver(Protocol):
     """One opened driver. Methods raise DriverError when it is gone; then the caller closes it and opens another."""
 
@@ -70,6 +78,9 @@ class Driver(Protocol):
 
     def sample(self, uuid: str) -> CardSample | None:
         """None if this card does not say."""
+
+    def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
+        """Who computes on a card; None if it does not say (MIG instances do not: the driver lists them by parent)."""
 
     def close(self) -> None: ...
 
@@ -90,6 +101,9 @@ class NullDriver:
         return None
 
     def sample(self, uuid: str) -> CardSample | None:  # noqa: ARG002
+        return None
+
+    def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:  # noqa: ARG002
         return None
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import vcuda
 from manager import kubeconfig, kubelet_pods, node_description, nvml, rebuild, sdnotify, storage, web
 from manager.admission import Admission
 from manager.allocation import Allocator
+from manager.audit import Auditor
 from manager.cards import Driver
 from manager.errors import Refusal, StartError
 from manager.hostroot import HostRoot
@@ -31,7 +32,7 @@ from manager.regions import ArbiterLike, Regions
 from manager.registration import SOCKETS, Registrar
 from manager.report import Reporter
 from manager.settings import Settings
-from manager.state import StateDamaged, StateError, StateFile
+from manager.state import Allocation, StateDamaged, StateError, StateFile
 from vcuda.spec.names import Names
 
 # A probe of the driver that takes longer than this beyond its interval is stuck.
@@ -107,8 +108,14 @@ class Daemon:
                 settings.device_plugin_path, names, plugins, self._board, self.admission.kubelet_restarted
             )
             self._watch = PodWatch(kube, self._wake.set) if kube else None
+            self.auditor = Auditor(self.inventory.processes, regions.usage, self._bypass)
             reporter = Reporter(
-                settings.node_name, self.inventory, self.allocator, regions, settings.sample_period
+                settings.node_name,
+                self.inventory,
+                self.allocator,
+                regions,
+                settings.sample_period,
+                lambda: self.auditor.finding,
             )
             self.metrics.watch(reporter.report)
             pages = web.Pages(
@@ -210,6 +217,11 @@ class Daemon:
         next_collection = 0.0
         while not self._stopping.is_set():
             self.mirror.refresh(self.inventory.snapshot.driver_version)
+            self.auditor.audit(
+                self.allocator.allocations,
+                [item.card.uuid for item in self.inventory.snapshot.cards if not item.parent_uuid],
+                self.settings.audit_tolerance << 20,
+            )
             if self._wake.is_set() or time.monotonic() >= next_collection:
                 self._wake.clear()
                 try:
@@ -246,6 +258,11 @@ class Daemon:
                 self.outbox.pod_event(
                     item.namespace, item.pod_name, item.pod_uid, "CardUnhealthy", f"card {uuid}: {why}"
                 )
+
+    def _bypass(self, item: Allocation, message: str) -> None:
+        self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, "MemoryUnaccounted", message)
+        if self.settings.audit_policy == "evict":
+            self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
 
     # Probes.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manager import nodes
-from manager.cards import CardSample, Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
+from manager.cards import CardProcess, CardSample, Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
 from manager.hostroot import HostRoot
 from manager.logs import Conditions
 from manager.nodes import NodeProblem
@@ -77,6 +77,12 @@ class Inventory:
     def sample(self, uuid: str) -> CardSample | None:
         try:
             return self._driver.sample(uuid)
+        except DriverError:
+            return None
+
+    def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
+        try:
+            return self._driver.processes(uuid)
         except DriverError:
             return None
 

@@ -88,6 +88,17 @@ class Kube:
         path = f"/api/v1/nodes/{self.node}"
         self.endpoint.json("PATCH", path, body=body, content_type=STRATEGIC_MERGE, timeout=timeout)
 
+    def evict(self, namespace: str, name: str, uid: str, timeout: float) -> None:
+        """Ask for the eviction of exactly this pod; 429: its disruption budget forbids it now."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+        self.endpoint.json("POST", path, body=body, timeout=timeout)
+
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
         """`about`: kind, namespace, name, uid of the object; `kind`: Normal or Warning."""
         namespace = about.get("namespace") or "default"

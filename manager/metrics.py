@@ -168,7 +168,7 @@ def _labels(report: NodeReport, item: ContainerReport) -> tuple[str, str, str, s
 
 
 def _cards(report: NodeReport) -> Iterator[Metric]:
-    rows: list[tuple[str, str, Callable[..., float]]] = [
+    rows: list[tuple[str, str, Callable[..., float | None]]] = [
         (
             "vcuda_card_healthy",
             "Whether shares of the card can be given out",
@@ -184,15 +184,24 @@ def _cards(report: NodeReport) -> Iterator[Metric]:
         ("vcuda_card_booked_cores", "Hundredths of the card that are booked", lambda card: card.booked_cores),
         ("vcuda_card_booked_memory_bytes", "Memory that is booked", lambda card: card.booked_memory_bytes),
     ]
+    rows.append(
+        (
+            "vcuda_card_other_memory_bytes",
+            "Memory of processes of no container with a share",
+            lambda card: card.other_memory_bytes,
+        )
+    )
     for name, text, value in rows:
         family = GaugeMetricFamily(name, text, labels=CARD_LABELS)
         for card in report.cards:
-            family.add_metric((card.uuid, str(card.minor), card.model), value(card))
+            figure = value(card)
+            if figure is not None:
+                family.add_metric((card.uuid, str(card.minor), card.model), figure)
         yield family
 
 
 def _containers(report: NodeReport) -> Iterator[Metric]:
-    gauges: list[tuple[str, str, Callable[..., float]]] = [
+    gauges: list[tuple[str, str, Callable[..., float | None]]] = [
         ("vcuda_container_cores", "Guaranteed hundredths of the card", lambda card: card.cores),
         ("vcuda_container_core_limit", "Most hundredths the container may use", lambda card: card.core_limit),
         ("vcuda_container_memory_limit_bytes", "The share's memory", lambda card: card.memory_limit_bytes),
@@ -202,8 +211,13 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
             lambda card: card.memory_used_bytes,
         ),
         ("vcuda_container_memory_peak_bytes", "Most memory ever in use", lambda card: card.memory_peak_bytes),
+        (
+            "vcuda_container_unaccounted_bytes",
+            "Memory held beyond the ledger, by the driver",
+            lambda card: card.unaccounted_bytes,
+        ),
     ]
-    counters: list[tuple[str, str, Callable[..., float]]] = [
+    counters: list[tuple[str, str, Callable[..., float | None]]] = [
         (
             "vcuda_container_gpu_seconds",
             "GPU time the share was charged",
@@ -218,14 +232,16 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
         ),
     ]
     labels = (*CONTAINER_LABELS, "uuid")
-    families: list[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[..., float]]] = [
+    families: list[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[..., float | None]]] = [
         *((GaugeMetricFamily(name, text, labels=labels), value) for name, text, value in gauges),
         *((CounterMetricFamily(name, text, labels=labels), value) for name, text, value in counters),
     ]
     for family, value in families:
         for item in report.containers:
             for card in item.cards:
-                family.add_metric((*_labels(report, item), card.uuid), value(card))
+                figure = value(card)
+                if figure is not None:
+                    family.add_metric((*_labels(report, item), card.uuid), figure)
         yield family
     processes = GaugeMetricFamily("vcuda_container_processes", "Live CUDA processes", labels=CONTAINER_LABELS)
     for item in report.containers:

@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 
 from manager import mig
-from manager.cards import CardSample, Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
+from manager.cards import CardProcess, CardSample, Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
 from manager.hostroot import HostRoot
 from vcuda.spec.inventory import Card
 
@@ -236,3 +236,13 @@ class NvmlDriver:
         if memory is None:
             return None
         return CardSample(int(rates.gpu) if rates is not None else 0, int(memory.used))
+
+    def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
+        with self._lock:
+            handle = self._handles.get(uuid)
+            if handle is None or not self._open:
+                return None
+            found = _optional(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        if found is None:
+            return None
+        return tuple(CardProcess(int(item.pid), item.usedGpuMemory) for item in found)

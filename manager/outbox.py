@@ -81,6 +81,19 @@ class Outbox:
         about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
         self.event(about, "Warning", reason, message)
 
+    def evict(self, namespace: str, name: str, uid: str) -> None:
+        """End a pod, as far as its disruption budget allows; it is asked once."""
+
+        def send(kube: Kube) -> None:
+            try:
+                kube.evict(namespace, name, uid, TIMEOUT_S)
+            except HttpError as error:
+                if error.status != 429:
+                    raise
+                log.warning("%s/%s is not evicted: %s", namespace, name, error)
+
+        self._put(f"eviction {uid}", send)
+
     def _send_all(self) -> None:
         pause = _FIRST_PAUSE_S
         while not self._stop.is_set():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from manager import booking
 from manager.allocation_view import AllocationView
+from manager.audit import Finding
 from manager.inventory import Inventory
 from manager.regions import Regions
 from manager.state import Allocation
@@ -18,7 +20,7 @@ from vcuda.spec.units import BLOCK_BYTES, format_bytes
 
 @dataclass(frozen=True)
 class CardReport:
-    """A card of the node."""
+    """A card of the node. `other_memory_bytes`: of processes of no container with a share; None if the card does not say."""
 
     uuid: str
     minor: int
@@ -31,11 +33,15 @@ class CardReport:
     booked_memory_bytes: int
     healthy: bool
     problem: str
+    other_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class ShareReport:
-    """A container's share of one card: limits and what its processes say they use."""
+    """A container's share of one card: limits and what its processes say they use.
+
+    `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
+    """
 
     uuid: str
     minor: int
@@ -48,6 +54,7 @@ class ShareReport:
     waited_ns: int
     launches: int
     refusals: int
+    unaccounted_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,13 +93,20 @@ class Reporter:
     """Makes reports, at most one per `period_s`: scrapers and people may ask as often as they like."""
 
     def __init__(
-        self, node: str, inventory: Inventory, view: AllocationView, regions: Regions, period_s: float
+        self,
+        node: str,
+        inventory: Inventory,
+        view: AllocationView,
+        regions: Regions,
+        period_s: float,
+        finding: Callable[[], Finding] = Finding,
     ) -> None:
         self._node = node
         self._inventory = inventory
         self._view = view
         self._regions = regions
         self._period = period_s
+        self._finding = finding
         self._lock = threading.Lock()
         self._report: NodeReport | None = None
         self._made = 0.0
@@ -109,6 +123,7 @@ class Reporter:
         allocations = self._view.allocations
         booked = booking.booked(allocations)
         problems = dict(snapshot.problems)
+        finding = self._finding()
         cards = []
         for item in snapshot.cards:
             card = item.card
@@ -127,6 +142,7 @@ class Reporter:
                     blocks * BLOCK_BYTES,
                     card.healthy and not snapshot.node_problem,
                     problems.get(card.uuid, "") or snapshot.node_problem,
+                    finding.others.get(card.uuid),
                 )
             )
         return NodeReport(
@@ -135,10 +151,10 @@ class Reporter:
             snapshot.driver_version,
             snapshot.node_problem,
             tuple(cards),
-            tuple(self._container(item) for item in allocations),
+            tuple(self._container(item, finding) for item in allocations),
         )
 
-    def _container(self, allocation: Allocation) -> ContainerReport:
+    def _container(self, allocation: Allocation, finding: Finding) -> ContainerReport:
         usage = self._regions.usage(allocation)
         used = {card.uuid: card for card in usage.cards} if usage else {}
         shares = []
@@ -157,6 +173,7 @@ class Reporter:
                     card.waited_ns,
                     card.launches,
                     card.refusals,
+                    finding.beyond.get((allocation.key, share.uuid)),
                 )
             )
         return ContainerReport(

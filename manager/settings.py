@@ -48,6 +48,13 @@ def _seconds(value: str) -> float:
     return number
 
 
+def _mebibytes(value: str) -> int:
+    number = int(value)
+    if number < 0:
+        raise ValueError("give MiB, 0 or more")
+    return number
+
+
 def _level(value: str) -> int:
     return int(value)
 
@@ -161,6 +168,13 @@ class Settings:
     )
     health_ignore_xids: frozenset[int] = _option(
         frozenset({13, 31, 43, 45, 68, 109}), _xids, "Xid errors that are the application's, not the card's"
+    )
+    # The bypass audit
+    audit_policy: str = _option(
+        "report", _choice("report", "evict"), "what becomes of a pod that holds memory beyond its ledger"
+    )
+    audit_tolerance: int = _option(
+        512, _mebibytes, "MiB that a container may hold beyond its ledger, for modules and the like"
     )
     # Own files
     virtual_manager_path: Path = _option(

@@ -1,0 +1,171 @@
+"""The bypass audit: what the driver says processes hold on the cards, against the ledgers of the containers they run in.
+
+Bypassing the shim can't be prevented in user space; what a container holds beyond its ledger is shown, told to its pod and, by
+`--audit-policy=evict`, ends the pod. Processes of no container with a share are summed per card.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from manager.cards import CardProcess
+from manager.regions import CONTAINER_PATH
+from manager.state import Allocation
+from vcuda.region import Usage
+
+# A reading of the driver and one of the ledger are not of the same moment: only what stays is told.
+LASTING_AUDITS = 2
+_POD_UID = re.compile(
+    r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+)
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an audit found. `beyond`: bytes that containers hold beyond their ledger, by container and card UUID, 0 included.
+
+    `others`: bytes of processes of no container with a share, by card UUID. Cards that do not say are in neither.
+    """
+
+    beyond: Mapping[tuple[Key, str], int] = field(default_factory=dict)
+    others: Mapping[str, int] = field(default_factory=dict)
+
+
+class Joiner:
+    """Finds the container of a host process; trusts what the tenant can't write first.
+
+    The region that the process sees at /etc/vcuda; else the pod of its cgroup, if only one of its containers has a share; else the slot
+    that names this process. Needs the host's PID namespace.
+    """
+
+    def __init__(self, allocations: Sequence[Allocation], usages: Mapping[Key, Usage], proc: Path) -> None:
+        self._proc = proc
+        self._by_file: dict[tuple[int, int], Key] = {}
+        self._by_pod: dict[str, list[Key]] = {}
+        self._by_slot: dict[tuple[int, int], Key] = {}
+        for item in allocations:
+            file = _identity(Path(item.region) / "limits")
+            if file is not None:
+                self._by_file[file] = item.key
+            self._by_pod.setdefault(item.pod_uid.replace("-", ""), []).append(item.key)
+        for key, usage in usages.items():
+            for process in usage.processes:
+                if process.alive:
+                    self._by_slot[process.pid_namespace, process.pid] = key
+
+    def container(self, pid: int) -> Key | None:
+        """None for a process of no container with a share, or one that has ended."""
+        folder = self._proc / str(pid)
+        file = _identity(folder / f"root{CONTAINER_PATH}" / "limits")
+        if file in self._by_file:
+            return self._by_file[file]
+        try:
+            match = _POD_UID.search((folder / "cgroup").read_text())
+        except (OSError, UnicodeDecodeError):
+            match = None
+        keys = self._by_pod.get(match[1].replace("-", "").replace("_", ""), []) if match else []
+        if len(keys) == 1:
+            return keys[0]
+        return self._by_slot.get((_namespace(folder), _inner_pid(folder)))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _namespace(folder: Path) -> int:
+    try:
+        return int((folder / "ns/pid").readlink().name.removeprefix("pid:[").removesuffix("]"))
+    except (OSError, ValueError):
+        return -1
+
+
+def _inner_pid(folder: Path) -> int:
+    """The PID in the innermost namespace (NSpid, proc(5))."""
+    try:
+        for line in (folder / "status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except (OSError, ValueError):
+        pass
+    return -1
+
+
+def compare(
+    allocations: Sequence[Allocation],
+    usages: Mapping[Key, Usage],
+    held: Mapping[str, Iterable[CardProcess]],
+    proc: Path = Path("/proc"),
+) -> Finding:
+    """One audit. `held`: the processes of each card that says, by UUID; `usages`: the ledgers that could be read."""
+    joiner = Joiner(allocations, usages, proc)
+    by_driver: dict[tuple[Key, str], int] = {}
+    others: dict[str, int] = {}
+    for uuid, processes in held.items():
+        others[uuid] = 0
+        for process in processes:
+            key = joiner.container(process.pid)
+            if key is not None:
+                by_driver[key, uuid] = by_driver.get((key, uuid), 0) + (process.memory_bytes or 0)
+            else:
+                others[uuid] += process.memory_bytes or 0
+    beyond = {}
+    for item in allocations:
+        usage = usages.get(item.key)
+        if usage is None:
+            continue
+        ledger = {card.uuid: card.memory_used_bytes for card in usage.cards}
+        for uuid in held:
+            mine = by_driver.get((item.key, uuid), 0)
+            if mine or any(share.uuid == uuid for share in item.shares):
+                beyond[item.key, uuid] = max(0, mine - ledger.get(uuid, 0))
+    return Finding(beyond, others)
+
+
+class Auditor:
+    """Audits when asked, remembers what lasts, and tells it once."""
+
+    def __init__(
+        self,
+        processes: Callable[[str], Sequence[CardProcess] | None],
+        usage: Callable[[Allocation], Usage | None],
+        tell: Callable[[Allocation, str], None],
+        proc: Path = Path("/proc"),
+    ) -> None:
+        """`processes` of a card by its UUID, None if it does not say; `tell` is called once per container with the finding."""
+        self._processes = processes
+        self._usage = usage
+        self._tell = tell
+        self._proc = proc
+        self._seen: dict[tuple[Key, str], int] = {}
+        self.finding = Finding()
+
+    def audit(self, allocations: Sequence[Allocation], cards: Iterable[str], tolerance_bytes: int) -> None:
+        """Compare once. What is beyond the tolerance in LASTING_AUDITS audits in a row is told."""
+        held = {uuid: found for uuid in cards if (found := self._processes(uuid)) is not None}
+        ledgers = {item.key: self._usage(item) for item in allocations}
+        usages = {key: usage for key, usage in ledgers.items() if usage is not None}
+        self.finding = compare(allocations, usages, held, self._proc)
+        over = {at: much for at, much in self.finding.beyond.items() if much > tolerance_bytes}
+        self._seen = {at: self._seen.get(at, 0) + 1 for at in over}
+        for item in allocations:
+            for (key, uuid), times in self._seen.items():
+                if key == item.key and times == LASTING_AUDITS:
+                    message = (
+                        f"container {item.container} holds {over[key, uuid] >> 20} MiB of card {uuid} beyond what its shim has "
+                        "counted: it bypasses its limit, or its modules need more than --audit-tolerance"
+                    )
+                    log.warning("%s: %s", item.name, message)
+                    self._tell(item, message)

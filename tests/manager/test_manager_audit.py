@@ -1,0 +1,179 @@
+"""The bypass audit: whose process it is, what is beyond the ledger, what is told and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from manager.audit import Auditor, compare
+from manager.cards import CardProcess
+from manager.state import Allocation
+from tests.manager.manager_support import NAMES, Node, container, eventually, pod
+from vcuda.region import CardUsage, ProcessUsage, Usage
+from vcuda.sim import Machine
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import Kind
+
+MIB = 2**20
+CARD = "GPU-1"
+UIDS = [f"{digit}2345678-1234-1234-1234-123456789abc" for digit in "abc"]
+
+
+def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
+    region = directory / uid / name
+    region.mkdir(parents=True)
+    (region / "limits").touch()
+    shares = (CardShare(CARD, 10, 4),)
+    return Allocation(
+        uid, "default", uid, name, Kind.APP, 10, 4, 10, "normal", shares, {CARD: 0}, str(region), ""
+    )
+
+
+def ledger(used: int, *processes: ProcessUsage) -> Usage:
+    return Usage((CardUsage(CARD, used, used, 0, 0, 0, 0),), processes)
+
+
+class Proc:
+    """A stand-in for /proc."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "proc"
+
+    def add(
+        self, pid: int, *, region: str = "", cgroup: str = "0::/\n", namespace: int = 1, inner: int = 1
+    ) -> None:
+        folder = self.path / str(pid)
+        (folder / "root/etc").mkdir(parents=True)
+        (folder / "ns").mkdir()
+        if region:
+            (folder / "root/etc/vcuda").symlink_to(region)
+        (folder / "cgroup").write_text(cgroup)
+        (folder / "ns/pid").symlink_to(f"pid:[{namespace}]")
+        (folder / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\t{inner}\n")
+
+
+def test_a_process_belongs_to_the_region_it_sees_its_pods_cgroup_or_its_slot(tmp_path: Path) -> None:
+    one, two, three = (allocation(tmp_path, uid) for uid in UIDS)
+    sidecar = allocation(tmp_path, UIDS[2], "sidecar")
+    proc = Proc(tmp_path)
+    proc.add(10, region=one.region, cgroup=f"0::/kubepods/pod{UIDS[1]}/x\n")
+    proc.add(11, cgroup=f"4:devices:/kubepods/burstable/pod{UIDS[1]}/cri\n")
+    proc.add(12, cgroup=f"0::/kubepods.slice/kubepods-pod{UIDS[1].replace('-', '_')}.slice/cri.scope\n")
+    proc.add(
+        13, cgroup=f"0::/kubepods/pod{UIDS[2]}/x\n", namespace=7, inner=3
+    )  # two containers: the slot must tell
+    proc.add(14, cgroup=f"0::/kubepods/pod{UIDS[2]}/x\n", namespace=8, inner=3)
+    held = {CARD: [CardProcess(pid, pid * MIB) for pid in (10, 11, 12, 13, 14, 15)]}
+    usages = {item.key: ledger(5 * MIB) for item in (one, two, three)}
+    usages[sidecar.key] = ledger(13 * MIB, ProcessUsage(0, 3, True, {}, pid_namespace=7))
+    found = compare((one, two, three, sidecar), usages, held, proc.path)
+    assert found.beyond == {
+        (one.key, CARD): 5 * MIB, (two.key, CARD): 18 * MIB, (three.key, CARD): 0, (sidecar.key, CARD): 0
+    }  # fmt: skip
+    assert found.others == {CARD: 29 * MIB}  # nobody's slot, and one that has ended
+
+
+def test_a_card_of_another_container_counts_and_one_that_does_not_say_is_left_out(tmp_path: Path) -> None:
+    item = allocation(tmp_path, UIDS[0])
+    proc = Proc(tmp_path)
+    proc.add(10, region=item.region)
+    found = compare(
+        [item], {item.key: ledger(0)}, {"GPU-2": [CardProcess(10, MIB), CardProcess(10, None)]}, proc.path
+    )
+    assert (found.beyond, found.others) == ({(item.key, "GPU-2"): MIB}, {"GPU-2": 0})
+    assert (
+        compare([item], {}, {CARD: [CardProcess(10, MIB)]}, proc.path).beyond == {}
+    )  # no ledger, no verdict
+
+
+def test_what_lasts_is_told_once(tmp_path: Path) -> None:
+    item = allocation(tmp_path, UIDS[0])
+    proc = Proc(tmp_path)
+    proc.add(10, region=item.region)
+    bytes_now = 100 * MIB
+    told: list[str] = []
+    auditor = Auditor(
+        lambda _: (CardProcess(10, bytes_now),),
+        lambda _: ledger(0),
+        lambda _, text: told.append(text),
+        proc.path,
+    )
+
+    def audits(number: int) -> int:
+        for _ in range(number):
+            auditor.audit([item], [CARD], 64 * MIB)
+        return len(told)
+
+    assert audits(1) == 0
+    assert audits(1) == 1 and f"container c holds 100 MiB of card {CARD} beyond" in told[0]
+    assert audits(5) == 1
+    bytes_now = 64 * MIB
+    assert audits(3) == 1
+    bytes_now = 65 * MIB
+    assert audits(1) == 1 and audits(1) == 2
+
+
+CLIENT = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+steps = (lambda: cuda.cuInit(0), lambda: cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0),
+         lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(600 << 20)))
+print([step() for step in steps], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def bypassing(machine: Machine) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds 600 MiB of the first card by the driver itself, without a shim."""
+    environment = {**os.environ, **machine.environment()}
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "[0, 0, 0]\n"
+    yield client
+    client.communicate("", timeout=20)
+
+
+@pytest.mark.parametrize("policy", ["report", "evict"])
+def test_a_pod_that_bypasses_its_limit_is_seen_told_and_by_policy_evicted(
+    machine: Machine, make_node: Callable[..., Node], bypassing: subprocess.Popen[str], policy: str
+) -> None:
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    daemon = node.start(f"--audit-policy={policy}", "--audit-tolerance=500", wait=200)
+    assert node.api is not None
+    events = node.api.events
+    first = machine.report().cards[0].uuid
+    item = pod("a", container("c", 30, 10), annotations={NAMES.card_uuid: first})
+    node.api.pods.append(item)
+    node.kubelet.admit(item)
+    share = lambda: json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]  # noqa: E731
+    other = lambda: json.loads(node.get("/usage")[1])["cards"][0]["other_memory_bytes"]  # noqa: E731
+    eventually(
+        lambda: (other() or 0) >= 600 * MIB and share()["unaccounted_bytes"] == 0, "the process is nobody's"
+    )
+    proc = Proc(node.directory)
+    proc.add(bypassing.pid, region=str(node.region(item, "c")))
+    daemon.auditor._proc = proc.path
+    eventually(lambda: share()["unaccounted_bytes"] >= 600 * MIB, "what is beyond the ledger")
+    told = eventually(lambda: [e for e in events if e.get("reason") == "MemoryUnaccounted"], "an event")
+    assert len(told) == 1 and told[0]["involvedObject"]["uid"] == item["metadata"]["uid"]
+    assert 'vcuda_container_unaccounted_bytes{container_name="c"' in node.get("/metrics")[1]
+    if policy == "evict":
+        (eviction,) = eventually(lambda: [e for e in events if e.get("kind") == "Eviction"], "an eviction")
+        assert eviction["deleteOptions"] == {"preconditions": {"uid": item["metadata"]["uid"]}}
+    else:
+        assert daemon.outbox.wait_empty(10) and not [e for e in events if e.get("kind") == "Eviction"]
