@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import kubelab
-from kube_system import System
+from kube_system import System, share_mounts, unmount
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,31 +38,52 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         kubelab.script()
     except kubelab.Unavailable as error:
         pytest.skip(str(error))
-    lab = kubelab.KubeLab.up(
-        CPU_MANAGER="static",
-        RUNC_OLD="1",
-        RECONCILE="3s",
-        NODE_LABELS="nvidia-device-enable=enable",
-        KUBELET_EXTRA_ARGS="--kube-api-qps=50 --kube-api-burst=100",
-    )
-    system = System(lab, tmp_path_factory.mktemp("system"))
-    try:
+    # Undone in reverse order, each step whatever the others did: daemon and extender, cluster with its pods, mounts.
+    with contextlib.ExitStack() as undo:
+        folder = tmp_path_factory.mktemp("system")
+        undo.callback(unmount, folder)
+        share_mounts(folder)
+        lab = kubelab.KubeLab.up(
+            CPU_MANAGER="static",
+            RUNC_OLD="1",
+            RECONCILE="3s",
+            NODE_LABELS="nvidia-device-enable=enable",
+            KUBELET_EXTRA_ARGS="--kube-api-qps=100 --kube-api-burst=200",
+        )
+        undo.callback(lab.down)
+        system = System(lab, folder)
+        undo.callback(system.stop)
         system.start()
         yield system
-    finally:
-        system.stop()
-        lab.down()
+
+
+@pytest.fixture
+def pods(system: System) -> Iterator[Callable[..., str]]:
+    """Create pods that go away with the test, and nothing of them may stay booked or mounted."""
+
+    def create(*wanted: dict[str, Any]) -> str:
+        system.create_all(list(wanted))
+        return str(wanted[-1]["metadata"]["name"])
+
+    yield create
+    system.delete_all()
+    system.wait_free(120)
 
 
 @pytest.fixture(scope="session")
 def client_image(system: System, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An image with nothing but glibc and a CUDA driver-API client that was linked against the stub."""
+    """An image with nothing but glibc, a CUDA driver-API client linked against the stub, and what starts it bare."""
     root = tmp_path_factory.mktemp("image")
     (root / "bin").mkdir()
-    source = Path(__file__).parent / "client" / "hog.c"
+    sources = Path(__file__).parent / "client"
     stubs = system.native_folder / "stubs"
-    command = ["gcc", "-O2", "-o", str(root / "bin" / "hog"), str(source), f"-L{stubs}", "-lcuda"]
-    subprocess.run(command, check=True, timeout=60)
+    for command in (
+        ["gcc", "-O2", "-o", str(root / "bin/hog"), str(sources / "hog.c"), f"-L{stubs}", "-lcuda"],
+        ["gcc", "-O2", "-o", str(root / "bin/bare"), str(sources / "bare.c")],
+    ):
+        subprocess.run(command, check=True, timeout=60)
+    shutil.copy(root / "bin/hog", root / "bin/setuid-hog")
+    (root / "bin/setuid-hog").chmod(0o4755)
     for library in (
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/lib64/ld-linux-x86-64.so.2",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_system import System, share_pod
+from kube_system import BLOCKS, CARDS, CORES, System, share_pod
 from kubelab import eventually
 
 BLOCK = 256 * 1024 * 1024
@@ -17,24 +17,6 @@ BLOCK = 256 * 1024 * 1024
 
 def figures(line: str) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
-
-
-@pytest.fixture
-def pods(system: System) -> Any:
-    """Create pods that go away with the test."""
-    names: list[str] = []
-
-    def create(pod: dict[str, Any]) -> str:
-        names.append(system.create(pod))
-        return names[-1]
-
-    yield create
-    system.delete(*names)
-
-    def forgotten() -> bool:
-        return not json.loads(system.get(system.manager_port, "/usage")).get("pods")
-
-    eventually("the daemon forgot the pods", forgotten, 30)
 
 
 def test_a_pod_gets_its_share_and_hits_its_limit(system: System, client_image: str, pods: Any) -> None:
@@ -49,6 +31,33 @@ def test_a_pod_gets_its_share_and_hits_its_limit(system: System, client_image: s
     held = [sum(process.memory_bytes.values()) for process in system.machine.report().processes]
     assert held, "the client is alive and holds memory"
     assert max(held) <= 10 * BLOCK  # by the card's own count
+
+
+def test_both_resources_are_on_the_node(system: System) -> None:
+    """What `kubectl describe node` shows, the label of the model, and the inventory that the extender reads."""
+    described = system.lab.kubectl("describe", "node", system.lab.environment["NODE_NAME"])
+    for resource, amount in (("tencent.com/vcuda-core", CORES), ("tencent.com/vcuda-memory", BLOCKS)):
+        lines = re.findall(rf"^  {re.escape(resource)}:? +(\S+)", described, re.MULTILINE)
+        assert lines[:2] == [str(amount)] * 2, described  # capacity and allocatable
+    metadata = system.node()["metadata"]
+    assert metadata["labels"]["gaia.tencent.com/gpu-model"]
+    assert metadata["labels"]["nvidia-device-enable"] == "enable"
+    assert metadata["annotations"]["tencent.com/vcuda-inventory"].count("GPU-") >= CARDS
+
+
+@pytest.mark.parametrize(
+    ("command", "user"),
+    [(["/bin/bare", "/bin/hog"], None), (["/bin/setuid-hog"], 1000)],
+    ids=["environment cleared, as by a login shell", "setuid: the loader ignores LD_LIBRARY_PATH"],
+)
+def test_the_limit_holds_without_the_environment(
+    system: System, client_image: str, pods: Any, command: list[str], user: int | None
+) -> None:
+    name = pods(share_pod("bare", client_image, 20, 4, command=command, user=user))
+    system.wait_phase(name, "Running")
+    seen = figures(system.wait_log(name, "="))
+    assert seen["result"] == 2
+    assert seen["total"] == 4 * BLOCK
 
 
 @pytest.mark.parametrize("value", [None, "", "/nowhere"])
@@ -74,7 +83,7 @@ def test_the_decision_travels_in_annotations(system: System, client_image: str, 
 
     eventually("gpu-assigned is true", assigned, 15)
     annotations = system.pod(name)["metadata"]["annotations"]
-    assert annotations["tencent.com/predicate-gpu-idx-0"] in ("0", "1")
+    assert int(annotations["tencent.com/predicate-gpu-idx-0"]) in range(CARDS)
     assert annotations["tencent.com/predicate-node"] == system.lab.environment["NODE_NAME"]
     (share,) = json.loads(annotations["tencent.com/vcuda-placement"])["containers"]["main"]
     assert share[1:] == [30, 4]
@@ -116,12 +125,7 @@ def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(
     system.kill("manager")
     system.start_manager()
     system.lab.call("restart-kubelet")
-    node = system.lab.environment["NODE_NAME"]
-
-    def offered() -> bool:
-        return system.lab.get("node", node)["status"]["allocatable"].get("tencent.com/vcuda-core") == "200"
-
-    eventually("kubelet knows the resources again", offered, 60)
+    system.wait_offered()
     after = pods(share_pod("after", client_image, 100, 1))
     system.wait_phase(after, "Running")
     assert figures(system.wait_log(after, "taken="))["devices"] == 1

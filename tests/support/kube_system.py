@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +19,9 @@ import vcuda
 from vcuda.sim import Machine, SimCard
 
 GIB = 1024**3
+CARDS = 8
+CORES = 100 * CARDS
+BLOCKS = 320 * CARDS  # of 256 MiB
 
 
 def free_port() -> int:
@@ -25,14 +30,33 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def mounts_below(folder: Path) -> list[str]:
+    """What is mounted below `folder`, innermost first."""
+    targets = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [target for target in reversed(targets) if target.startswith(f"{folder}/")]
+
+
+def share_mounts(folder: Path) -> None:
+    """Make `folder` a shared mount, as everything is on a systemd host: mounts made in a pod then reach the host."""
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "--make-shared", str(folder)], check=True, timeout=10)
+
+
+def unmount(folder: Path) -> None:
+    """Undo share_mounts. Regions outlive the daemon on purpose; once the pods are gone, their mounts can go, too."""
+    for target in (*mounts_below(folder), str(folder)):
+        if os.path.ismount(target):
+            subprocess.run(["umount", "--lazy", target], check=True, timeout=10)
+
+
 class System:
-    """What an operator would install, on two simulated cards of 8 GiB."""
+    """What an operator would install, on eight simulated cards of 80 GiB."""
 
     def __init__(self, lab: KubeLab, folder: Path) -> None:
         self.lab = lab
         self.folder = folder
         self.native_folder = Path(vcuda.__file__).parent / "lib"
-        self.machine = Machine.create(folder / "machine", [SimCard(memory_bytes=8 * GIB)] * 2)
+        self.machine = Machine.create(folder / "machine", [SimCard(memory_bytes=80 * GIB)] * CARDS)
         self.manager_port = free_port()
         self.extender_port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -56,12 +80,22 @@ class System:
 """
         )
         self.lab.call("restart-scheduler", EXTENDER_YAML=str(extenders))
-        node = self.lab.environment["NODE_NAME"]
+        self.wait_offered()
 
-        def allocatable() -> bool:
-            return self.lab.get("node", node)["status"]["allocatable"].get("tencent.com/vcuda-core") == "200"
+    def node(self) -> dict[str, Any]:
+        return self.lab.get("node", self.lab.environment["NODE_NAME"])
 
-        eventually("the node offers 200 cores", allocatable, 60)
+    def wait_offered(self) -> None:
+        """Until kubelet offers all of both resources: after each new registration it starts at 0."""
+
+        def offered() -> bool:
+            allocatable = self.node()["status"]["allocatable"]
+            return (
+                allocatable.get("tencent.com/vcuda-core") == str(CORES)
+                and allocatable.get("tencent.com/vcuda-memory") == str(BLOCKS)
+            )  # fmt: skip
+
+        eventually(f"the node offers {CORES} cores and {BLOCKS} blocks", offered, 60)
 
     def start_manager(self) -> None:
         env = self.lab.environment
@@ -81,12 +115,16 @@ class System:
             "--query-addr", "127.0.0.1",
             "--query-port", str(self.manager_port),
         ]  # fmt: skip
-        for name, value in self.machine.container_environment().items():
-            arguments += ["--container-env", f"{name}={value}"]
-        for mount in self.machine.container_mounts():
-            arguments += ["--container-mount", f"{mount.host_path}:{mount.container_path}"]
-        self._spawn("manager", ["-m", "manager.main", *arguments])
+        self._spawn("manager", ["-m", "manager.main", *arguments, *self.simulation_arguments()])
         self._ready("manager", self.manager_port)
+
+    def simulation_arguments(self) -> list[str]:
+        """What the daemon is told only because the driver is simulated."""
+        environment = self.machine.container_environment().items()
+        return [f"--container-env={name}={value}" for name, value in environment] + [
+            f"--container-mount={mount.host_path}:{mount.container_path}"
+            for mount in self.machine.container_mounts()
+        ]
 
     def start_extender(self) -> None:
         arguments = ["--kubeconfig", self.lab.environment["KUBECONFIG"], "--bind-address", "127.0.0.1"]
@@ -99,21 +137,19 @@ class System:
         self._processes.pop(name).wait(10)
 
     def stop(self) -> None:
+        """End both; raises AssertionError, when all have ended, for one that had to be killed."""
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
+        slow = []
         for name, process in self._processes.items():
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
-                raise AssertionError(f"{name} did not end within 10 s of SIGTERM") from None
+                slow.append(name)
         self._processes.clear()
-        # Regions outlive the daemon on purpose; the pods of this run are gone, so is the need for their mounts.
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            target = line.split()[1]
-            if target.startswith(f"{self.folder}/"):
-                subprocess.run(["umount", target], check=False, timeout=10)
+        assert not slow, f"{', '.join(slow)} did not end within 10 s of SIGTERM"
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -150,8 +186,16 @@ class System:
     # Pods.
 
     def create(self, pod: dict[str, Any]) -> str:
-        self.lab.apply(pod)
+        self.create_all([pod])
         return str(pod["metadata"]["name"])
+
+    def create_all(self, pods: list[dict[str, Any]]) -> None:
+        """All by one command, so that they come to the scheduler as a burst."""
+        if not pods:
+            return
+        self.lab.kubectl(
+            "create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+        )
 
     def pod(self, name: str) -> dict[str, Any]:
         return self.lab.get("pod", name)
@@ -181,10 +225,54 @@ class System:
             seconds,
         )
 
-    def delete(self, *names: str) -> None:
-        self.lab.kubectl(
-            "delete", "pod", "--wait=true", "--grace-period=0", "--force", "--ignore-not-found", *names
+    def totals(self, selector: str, count: int, seconds: float) -> dict[str, int]:
+        """Memory in bytes that the client in each pod of `selector` sees as its card's, once all have said so."""
+        lines: dict[str, int] = {}
+
+        def all_said() -> bool:
+            text = self.lab.kubectl(
+                "logs", "-l", selector, "--prefix", "--tail=-1", "--max-log-requests=250", check=False
+            )
+            for name, total in re.findall(r"^\[pod/([^/]+)/[^]]*\].* total=(\d+) ", text, re.MULTILINE):
+                lines[name] = int(total)
+            return len(lines) >= count
+
+        try:
+            eventually(
+                f"{count} pods of {selector} say what they see", all_said, seconds, every=max(1.0, count / 40)
+            )
+        except AssertionError as error:
+            pods = self.lab.kubectl("get", "pods", "-l", selector, "-o", "wide", check=False)
+            raise AssertionError(
+                f"{error}; {len(lines)} did\n{pods[-4000:]}\n{self.log('manager')[-3000:]}"
+            ) from None
+        return lines
+
+    def bookings(self) -> dict[str, dict[str, Any]]:
+        """The daemon's account by pod name."""
+        usage = json.loads(self.get(self.manager_port, "/usage"))
+        return {entry["pod_name"]: entry for entry in usage["containers"]}
+
+    def wait_free(self, seconds: float = 60) -> None:
+        """Until daemon and extender have forgotten all pods and no region is left."""
+        free = f"vcuda_extender_free_cores {CORES}.0"
+        eventually("the daemon has no bookings", lambda: not self.bookings(), seconds)
+        eventually("no region is left mounted", lambda: not mounts_below(self.folder), seconds)
+        eventually(
+            f"the extender says {free}",
+            lambda: free in self.get(self.extender_port, "/metrics"),
+            seconds,
         )
+
+    def delete(self, *names: str) -> None:
+        if names:
+            self.lab.kubectl(
+                "delete", "pod", "--wait=true", "--grace-period=0", "--force", "--ignore-not-found", *names
+            )
+
+    def delete_all(self) -> None:
+        """Every pod of the namespace, by one request: kubectl would send 5 a second."""
+        self.lab.kubectl("delete", "--raw", "/api/v1/namespaces/default/pods?gracePeriodSeconds=0")
 
 
 def share_pod(
@@ -197,6 +285,8 @@ def share_pod(
     env: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
     cpu: str | None = None,
+    user: int | None = None,
+    labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """A pod with one container that asks for a share; with `cpu` it is Guaranteed (an integer: exclusive CPUs)."""
     limits = {"tencent.com/vcuda-core": str(cores), "tencent.com/vcuda-memory": str(blocks)}
@@ -208,9 +298,11 @@ def share_pod(
     }  # fmt: skip
     if command:
         container["command"] = command
+    if user is not None:
+        container["securityContext"] = {"runAsUser": user, "runAsGroup": user}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "annotations": annotations or {}},
+        "metadata": {"name": name, "annotations": annotations or {}, "labels": labels or {}},
         "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, "restartPolicy": "Never"},
     }
