@@ -23,7 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "extender": {"tls": {"mode": "cert-manager"}, "service": {"clusterIP": "10.96.0.50"}},
     "metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "gpu"}}},
     "networkPolicy": {"enabled": True, "schedulerCIDRs": ["10.0.0.0/24"]},
-    "manager": {"nodeLabels": {"pool": "gpu"}, "kubelet": {"access": "pods", "verify": True}},
+    "manager": {"nodeLabels": {"pool": "gpu", "zone": "a"}, "kubelet": {"access": "pods", "verify": True}},
 }
 
 
@@ -76,6 +76,7 @@ def test_the_programs_understand_their_flags(values: dict[str, Any]) -> None:
     parsed = manager_settings.parse([word.replace("$(NODE_IP)", "10.0.0.1") for word in words], {})
     assert parsed is not None
     assert parsed.warnings == ()
+    assert dict(parsed.settings.node_labels) == values.get("manager", {}).get("nodeLabels", {})
     assert parsed.settings.virtual_manager_path == Path("/etc/gpu-manager/vm")
 
     words = container(found["Deployment", "gpu-scheduler-extender"])["args"]
@@ -111,6 +112,8 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
     assert rules(found["ClusterRole", "vcuda-gpu-scheduler-extender"]) == {
         ("pods", "get"), ("pods", "list"), ("pods", "watch"), ("nodes", "list"), ("nodes", "watch"), ("pods/binding", "create"),
     }  # fmt: skip
+    evicting = objects({"manager": {"audit": {"policy": "evict"}}})["ClusterRole", "vcuda-gpu-manager"]
+    assert rules(evicting) == manager | {("pods/eviction", "create")}
     for access, more in (("pods", {("nodes/pods", "get")}), ("none", set())):
         other = objects({"manager": {"kubelet": {"access": access}}})
         assert rules(other["ClusterRole", "vcuda-gpu-manager"]) == common | more
