@@ -55,7 +55,7 @@ class Allocator:
         state: StateFile,
         outbox: Outbox,
     ) -> None:
-        self._settings = settings
+        self.settings = settings  # replaced when they are read anew
         self._names = names
         self._root = root
         self._inventory = inventory
@@ -148,7 +148,7 @@ class Allocator:
         if before is None or not self._regions.intact(allocation):
             self._regions.create(allocation, Company(self._allocations.values()).shared(allocation))
         self._book(allocation.with_held(resource, held), before)
-        return response.build(resource, allocation, device_nodes, driver, self._settings, self._names)
+        return response.build(resource, allocation, device_nodes, driver, self.settings, self._names)
 
     def _book(self, allocation: Allocation, before: Allocation | None) -> None:
         self._allocations[allocation.key] = allocation

@@ -6,14 +6,14 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import vcuda
-from manager import kubeconfig, kubelet_pods, node_description, nvml, rebuild, sdnotify, storage, web
+from manager import kubeconfig, kubelet_pods, logs, node_description, nvml, rebuild, sdnotify, storage, web
 from manager.admission import Admission
 from manager.allocation import Allocator
 from manager.audit import Auditor
@@ -30,6 +30,7 @@ from manager.plugin import Board, Plugin
 from manager.podwatch import PodWatch
 from manager.regions import ArbiterLike, Regions
 from manager.registration import SOCKETS, Registrar
+from manager.reload import Reloader
 from manager.report import Reporter
 from manager.settings import Settings
 from manager.state import Allocation, StateDamaged, StateError, StateFile
@@ -53,8 +54,11 @@ class Daemon:
         *,
         shims: Path = Path(vcuda.__file__).parent / "lib/shim",
         open_driver: Callable[[HostRoot], Driver] = nvml.open_driver,
+        reread: Callable[[], Settings] | None = None,
     ) -> None:
+        """`reread` parses the settings anew; it may raise StartError."""
         self.settings = settings
+        self._reloader = Reloader(settings, reread or (lambda: settings))
         self._stack = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -109,7 +113,7 @@ class Daemon:
             )
             self._watch = PodWatch(kube, self._wake.set) if kube else None
             self.auditor = Auditor(self.inventory.processes, regions.usage, self._bypass)
-            reporter = Reporter(
+            self._reporter = reporter = Reporter(
                 settings.node_name,
                 self.inventory,
                 self.allocator,
@@ -216,6 +220,9 @@ class Daemon:
         """What has to be looked at again and again: the driver directory, pods that are gone."""
         next_collection = 0.0
         while not self._stopping.is_set():
+            changed = self._reloader.poll()
+            if changed is not None:
+                self._apply(changed)
             self.mirror.refresh(self.inventory.snapshot.driver_version)
             self.auditor.audit(
                 self.allocator.allocations,
@@ -234,6 +241,23 @@ class Daemon:
                 next_collection = time.monotonic() + self.settings.allocation_check_period
             self._wake.wait(min(self.settings.health_check_interval, self.settings.allocation_check_period))
 
+    def hangup(self) -> None:
+        """Read the settings again, soon."""
+        self._reloader.ask()
+        self._wake.set()
+
+    def _apply(self, settings: Settings) -> None:
+        before, self.settings = self.settings, settings
+        self.allocator.settings = settings
+        self.inventory.configure(settings.health_check_interval, settings.health_ignore_xids)
+        self._reporter.period_s = settings.sample_period
+        if (settings.log_format, settings.v) != (before.log_format, before.v):
+            logs.configure(settings.log_format, settings.v)
+        if settings.node_labels != before.node_labels:
+            kept = dict(settings.node_labels)
+            dropped = {name: None for name, _ in before.node_labels if name not in kept}
+            self._describe_node(self.inventory.snapshot, dropped)
+
     # Cards.
 
     def _cards_changed(self, snapshot: Snapshot) -> None:
@@ -246,11 +270,15 @@ class Daemon:
             sum(card.healthy for card in cards),
             snapshot.driver_version or "none",
         )
-        self.outbox.describe_node(
-            node_description.inventory_of(snapshot, self._names),
-            node_description.labels(cards, self._names, self.settings.node_labels),
-        )
+        self._describe_node(snapshot)
         self._wake.set()
+
+    def _describe_node(self, snapshot: Snapshot, dropped: Mapping[str, None] | None = None) -> None:
+        cards = [item.card for item in snapshot.cards]
+        labels = node_description.labels(cards, self._names, self.settings.node_labels)
+        self.outbox.describe_node(
+            node_description.inventory_of(snapshot, self._names), {**labels, **(dropped or {})}
+        )
 
     def _card_problem(self, uuid: str, why: str) -> None:
         for item in self.allocator.allocations:
@@ -296,16 +324,22 @@ def notify_address(environment: Mapping[str, str]) -> str | None:
     return environment.get("NOTIFY_SOCKET")
 
 
-def run(settings: Settings, environment: Mapping[str, str], wait: Callable[[], Any]) -> None:
-    """Start, call `wait`, stop. Raises StartError."""
+def run(
+    settings: Settings,
+    environment: Mapping[str, str],
+    next_signal: Callable[[], int],
+    reread: Callable[[], Settings],
+) -> None:
+    """Start, serve until `next_signal` gives another one than SIGHUP, stop. Raises StartError."""
     from vcuda.arbiter import Arbiter
 
-    daemon = Daemon(settings, environment, Arbiter)
+    daemon = Daemon(settings, environment, Arbiter, reread=reread)
     daemon.start()
     address = notify_address(environment)
     sdnotify.notify(address, f"READY=1\nMAINPID={os.getpid()}")
     try:
-        wait()
+        while next_signal() == signal.SIGHUP:
+            daemon.hangup()
     finally:
         sdnotify.notify(address, "STOPPING=1")
         daemon.stop()

@@ -65,6 +65,11 @@ class Inventory:
         self.on_node_problem: Callable[[str], None] = lambda _node: None
         self.on_card_problem: Callable[[str, str], None] = lambda _uuid, _why: None
 
+    def configure(self, interval_s: float, ignored_xids: frozenset[int]) -> None:
+        """From the next probe on."""
+        self._interval = interval_s
+        self._ignored = ignored_xids
+
     @property
     def snapshot(self) -> Snapshot:
         return self._snapshot

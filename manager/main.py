@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import sys
-import threading
 
 import vcuda
 from manager import daemon, logs, settings
@@ -28,11 +28,16 @@ def main() -> int:
     log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(parsed.settings.describe()))
     for warning in parsed.warnings:
         log.warning("%s", warning)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may interrupt a get
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _: signals.put(received))
+
+    def reread() -> settings.Settings:
+        again = settings.parse(sys.argv[1:], os.environ)
+        return again.settings if again is not None else parsed.settings
+
     try:
-        daemon.run(parsed.settings, os.environ, stop.wait)
+        daemon.run(parsed.settings, os.environ, signals.get, reread)
     except StartError as error:
         log.error("%s", error)
         return 1

@@ -105,7 +105,7 @@ class Reporter:
         self._inventory = inventory
         self._view = view
         self._regions = regions
-        self._period = period_s
+        self.period_s = period_s
         self._finding = finding
         self._lock = threading.Lock()
         self._report: NodeReport | None = None
@@ -113,7 +113,7 @@ class Reporter:
 
     def report(self) -> NodeReport:
         with self._lock:
-            if self._report is None or time.monotonic() - self._made >= self._period:
+            if self._report is None or time.monotonic() - self._made >= self.period_s:
                 self._report = self._make()
                 self._made = time.monotonic()
             return self._report

@@ -104,9 +104,15 @@ def _labels(value: str) -> tuple[tuple[str, str], ...]:
 
 
 def _option(
-    default: Any, parse: Callable[[str], Any], text: str, *, repeated: bool = False, secret: bool = False
+    default: Any,
+    parse: Callable[[str], Any],
+    text: str,
+    *,
+    repeated: bool = False,
+    secret: bool = False,
+    live: bool = False,
 ) -> Any:
-    metadata = {"parse": parse, "help": text, "repeated": repeated, "secret": secret}
+    metadata = {"parse": parse, "help": text, "repeated": repeated, "secret": secret, "live": live}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -127,7 +133,9 @@ class Settings:
     kubeconfig: Path | None = _option(
         None, _optional_path, "kubeconfig file; in-cluster configuration without it"
     )
-    node_labels: tuple[tuple[str, str], ...] = _option((), _labels, "labels to set on the node: a=b,c=d")
+    node_labels: tuple[tuple[str, str], ...] = _option(
+        (), _labels, "labels to set on the node: a=b,c=d", live=True
+    )
     device_plugin_path: Path = _option(
         Path("/var/lib/kubelet/device-plugins"), _directory, "kubelet's device plugin directory"
     )
@@ -153,28 +161,39 @@ class Settings:
         "the same folder as the container runtime sees it; auto: / if driver-root is a mount point",
     )
     nvidia_visible_devices: str = _option(
-        "void", _text, "value of NVIDIA_VISIBLE_DEVICES in containers; empty: leave it out"
+        "void", _text, "value of NVIDIA_VISIBLE_DEVICES in containers; empty: leave it out", live=True
     )
-    ld_library_path: str = _option("set", _choice("set", "omit"), "whether containers get LD_LIBRARY_PATH")
+    ld_library_path: str = _option(
+        "set", _choice("set", "omit"), "whether containers get LD_LIBRARY_PATH", live=True
+    )
     container_env: tuple[tuple[str, str], ...] = _option(
-        (), _environment, "NAME=VALUE for every container with a share", repeated=True, secret=True
+        (), _environment, "NAME=VALUE for every container with a share", repeated=True, secret=True, live=True
     )
     container_mount: tuple[ContainerMount, ...] = _option(
-        (), _mount, "HOST:CONTAINER[:ro] for every container with a share", repeated=True
+        (), _mount, "HOST:CONTAINER[:ro] for every container with a share", repeated=True, live=True
     )
     # Health
     health_check_interval: float = _option(
-        10.0, _seconds, "seconds between two probes of driver, cards and nodes"
+        10.0, _seconds, "seconds between two probes of driver, cards and nodes", live=True
     )
     health_ignore_xids: frozenset[int] = _option(
-        frozenset({13, 31, 43, 45, 68, 109}), _xids, "Xid errors that are the application's, not the card's"
+        frozenset({13, 31, 43, 45, 68, 109}),
+        _xids,
+        "Xid errors that are the application's, not the card's",
+        live=True,
     )
     # The bypass audit
     audit_policy: str = _option(
-        "report", _choice("report", "evict"), "what becomes of a pod that holds memory beyond its ledger"
+        "report",
+        _choice("report", "evict"),
+        "what becomes of a pod that holds memory beyond its ledger",
+        live=True,
     )
     audit_tolerance: int = _option(
-        512, _mebibytes, "MiB that a container may hold beyond its ledger, for modules and the like"
+        512,
+        _mebibytes,
+        "MiB that a container may hold beyond its ledger, for modules and the like",
+        live=True,
     )
     # Own files
     virtual_manager_path: Path = _option(
@@ -185,17 +204,17 @@ class Settings:
         "auto", _choice("auto", "tmpfs", "directory"), "one small tmpfs per region, or plain directories"
     )
     allocation_check_period: float = _option(
-        30.0, _seconds, "seconds between two searches for pods that are gone"
+        30.0, _seconds, "seconds between two searches for pods that are gone", live=True
     )
     # Surface
     query_addr: str = _option("localhost", _text, "address of the HTTP server")
     query_port: int = _option(5678, _port, "port of the HTTP server; 0: any free one, see the log")
     sample_period: float = _option(
-        1.0, _seconds, "seconds for which a reading of cards and regions is reused"
+        1.0, _seconds, "seconds for which a reading of cards and regions is reused", live=True
     )
-    v: int = _option(0, _level, "verbosity: 4 and above logs every call")
+    v: int = _option(0, _level, "verbosity: 4 and above logs every call", live=True)
     log_format: str = _option(
-        "text", _choice("text", "json"), "one line of text or one JSON object per message"
+        "text", _choice("text", "json"), "one line of text or one JSON object per message", live=True
     )
 
     @property

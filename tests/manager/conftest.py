@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import vcuda
 from manager.storage import Storage
-from tests.manager.manager_support import Node
+from tests.manager.manager_support import Node, eventually
 from vcuda.sim import Machine, SimCard
 
 GIB = 2**30
+ROOT = Path(vcuda.__file__).parents[1]
+SHIMS = ROOT / "vcuda/lib/shim"
 
 
 @pytest.fixture
@@ -65,3 +70,32 @@ def node(machine: Machine, make_node: Callable[..., Node]) -> Node:
     made = make_node(machine.root)
     made.kubelet.start()
     return made
+
+
+@pytest.fixture
+def process(node: Node, machine: Machine) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    if not all((SHIMS / name).exists() for name in ("libcuda.so.1", "libnvidia-ml.so.1")):
+        pytest.skip("the shims are not built: python -m vcuda._build")
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*more: str, **environment: str) -> subprocess.Popen[str]:
+        before = node.kubelet.registrations
+        with (node.directory / "manager.log").open("a") as log:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "manager.main", *node.arguments(*more)],
+                    cwd=ROOT,
+                    env={**os.environ, **machine.environment(), **environment},
+                    stderr=log,
+                    text=True,
+                )
+            )
+        # The lists may still be those of a daemon that was killed a moment ago.
+        eventually(lambda: node.kubelet.registrations >= before + 2, "registration of both resources")
+        node.kubelet.wait_devices(200)
+        return started[-1]
+
+    yield start
+    for item in started:
+        item.kill()
+        item.wait()

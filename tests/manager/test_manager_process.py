@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,6 @@ from vcuda import region
 from vcuda.sim import Machine
 
 ROOT = Path(vcuda.__file__).parents[1]
-SHIMS = ROOT / "vcuda/lib/shim"
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -97,35 +96,6 @@ def test_an_unreadable_kubeconfig_exits_1_with_one_line(short_directory: Path) -
 def test_version() -> None:
     result = run("--version")
     assert (result.returncode, result.stdout) == (0, f"gpu-manager {vcuda.__version__}\n")
-
-
-@pytest.fixture
-def process(node: Node, machine: Machine) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    if not all((SHIMS / name).exists() for name in ("libcuda.so.1", "libnvidia-ml.so.1")):
-        pytest.skip("the shims are not built: python -m vcuda._build")
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*more: str, **environment: str) -> subprocess.Popen[str]:
-        before = node.kubelet.registrations
-        with (node.directory / "manager.log").open("a") as log:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "manager.main", *node.arguments(*more)],
-                    cwd=ROOT,
-                    env={**os.environ, **machine.environment(), **environment},
-                    stderr=log,
-                    text=True,
-                )
-            )
-        # The lists may still be those of a daemon that was killed a moment ago.
-        eventually(lambda: node.kubelet.registrations >= before + 2, "registration of both resources")
-        node.kubelet.wait_devices(200)
-        return started[-1]
-
-    yield start
-    for item in started:
-        item.kill()
-        item.wait()
 
 
 def test_real_regions_real_arbiter_memory_and_a_quick_end(
