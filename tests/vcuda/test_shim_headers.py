@@ -41,6 +41,7 @@ STRUCTS = {
         ],
         "CUmemPoolProps": ["allocType", "handleTypes", "location", "win32SecurityAttributes", "maxSize"],
         "CUmemPoolPtrExportData": [],
+        "CUDA_MEM_ALLOC_NODE_PARAMS": ["poolProps", "accessDescs", "accessDescCount", "bytesize", "dptr"],
     },
     "nvml.h": {
         "nvmlMemory_t": ["total", "free", "used"],

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "graph_memory.h"
 #include "pool.h"
 
 static struct vc_ledger allocations = VC_LEDGER_INITIALIZER;
@@ -38,7 +39,11 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes)
         return CUDA_ERROR_OUT_OF_MEMORY; /* limits are unreadable, or the share has nothing of this card */
     watch_forks();
     uint32_t card = (uint32_t)charge->card;
-    if (vc_quota_reserve(region, card, bytes) || (vc_pools_make_room(card) && vc_quota_reserve(region, card, bytes)))
+    if (vc_quota_reserve(region, card, bytes))
+        return CUDA_SUCCESS;
+    bool more = vc_pools_make_room(card);
+    more |= vc_graph_memory_make_room(card);
+    if (more && vc_quota_reserve(region, card, bytes))
         return CUDA_SUCCESS;
     vc_quota_refused(region, card);
     return CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,4 +1,5 @@
 /* Hooks of executable graphs: a launch is one operation of the graph's own cost; a changed graph has an unknown one. */
+#include "graph_memory.h"
 #include "work.h"
 
 static uint64_t key_of(CUgraphExec graph)
@@ -16,16 +17,16 @@ CUresult vc_hook_cuGraphLaunch(CUgraphExec graph, CUstream stream)
 {
     struct vc_work work;
     if (!vc_work_begin(&work, vc_work_stream(stream, false), key_of(graph)))
-        return vc_real.cuGraphLaunch(graph, stream);
-    return vc_work_end(&work, vc_real.cuGraphLaunch(graph, stream));
+        return vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch);
+    return vc_work_end(&work, vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch));
 }
 
 CUresult vc_hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
 {
     struct vc_work work;
     if (!vc_work_begin(&work, vc_work_stream(stream, true), key_of(graph)))
-        return vc_real.cuGraphLaunch_ptsz(graph, stream);
-    return vc_work_end(&work, vc_real.cuGraphLaunch_ptsz(graph, stream));
+        return vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch_ptsz);
+    return vc_work_end(&work, vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch_ptsz));
 }
 
 #define VC__CHANGES(name, parameters, arguments)          \

@@ -4,7 +4,7 @@
  * so. A fat binary or a library holds code for many kinds of which little is loaded, lazily by default: it is charged what
  * the card's free memory fell by, up to its size; if its size does not fit, it is loaded first and refused by what it took.
  * A fall beyond the image's size means variables without data in the image, or another process at work in the same
- * moment: then the load is taken back and repeated, and what unloading gave back decides. */
+ * moment: then it is unloaded and loaded again, and the least that any of these calls moved decides. */
 #include <elf.h>
 #include <fcntl.h>
 #include <string.h>
@@ -14,6 +14,7 @@
 #include "charge.h"
 
 #define VC__CODE_STEP 65536u /* images are charged in steps of this */
+#define VC__ROUNDS 5         /* of unloading and loading again; a neighbour disturbs one of ten calls, but not all of them */
 #define VC__FAT_WRAPPER 0x466243b1u
 #define VC__FAT_BINARY 0xba55ed50u
 
@@ -39,8 +40,9 @@ struct loading {
     struct vc_charge charge;
     struct need need;
     int64_t left;      /* of the card when the load began, without what this process takes and gives back elsewhere */
-    uint64_t extra;    /* what it took, if that is more than the image explains */
-    bool repeated;
+    unsigned rounds;   /* of unloading and loading again, so far */
+    uint64_t least;    /* that any of them moved */
+    uint64_t extra;    /* what it takes, if that is more than the image explains */
 };
 
 static uint64_t elf_bytes(const Elf64_Ehdr *header)
@@ -117,8 +119,8 @@ static CUresult begin_load(struct loading *loading, struct need need)
     return CUDA_SUCCESS;
 }
 
-/* The card's memory fell by more than the image explains: unload it again and see what that gives back. True: load it once
- * more; what it takes is reserved. False: that is over the limit, and nothing is charged. */
+/* The card's memory fell by more than the image explains: unload it and see what that gives back. True: load it once more.
+ * False: it does take that much, which is over the limit; nothing is charged. */
 static bool take_back(struct loading *loading, uint64_t fell, void *handle, CUresult (*unload)(void *))
 {
     struct vc_charge *charge = &loading->charge;
@@ -126,10 +128,13 @@ static bool take_back(struct loading *loading, uint64_t fell, void *handle, CUre
     unload(handle);
     loading->left = left_now(charge);
     uint64_t rose = loading->left > before ? (uint64_t)(loading->left - before) : 0;
-    uint64_t took = rose < fell ? rose : fell;
-    loading->repeated = true;
-    loading->extra = took > loading->need.bytes ? took : 0;
-    if (loading->extra == 0 || vc_charge_resize(charge, loading->extra))
+    uint64_t moved = rose < fell ? rose : fell;
+    loading->least = loading->rounds == 0 || moved < loading->least ? moved : loading->least;
+    loading->rounds = loading->least > loading->need.bytes ? loading->rounds + 1 : VC__ROUNDS;
+    if (loading->rounds < VC__ROUNDS || loading->least <= loading->need.bytes)
+        return true;
+    loading->extra = loading->least;
+    if (vc_charge_resize(charge, loading->extra))
         return true;
     vc_charge_drop(charge);
     return false;
@@ -165,7 +170,7 @@ static bool weigh(struct loading *loading, CUresult *result, void **handle, CUre
     int64_t now = left_now(&loading->charge);
     uint64_t fell = now < loading->left ? (uint64_t)(loading->left - now) : 0;
     bool held;
-    if (fell > loading->need.bytes && !loading->repeated) {
+    if (fell > loading->need.bytes && loading->rounds < VC__ROUNDS) {
         held = take_back(loading, fell, *handle, unload);
         if (held)
             return true;

@@ -132,6 +132,22 @@ enum {
 
 typedef struct CUctxCreateParams_st CUctxCreateParams;       /* passed through untouched */
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;   /* passed through untouched */
+typedef struct {
+    CUmemPoolProps poolProps;
+    const void *accessDescs; /* CUmemAccessDesc */
+    size_t accessDescCount;
+    size_t bytesize;
+    CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+enum {
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
+};
+
+typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st CUDA_GRAPH_INSTANTIATE_PARAMS; /* passed through untouched */
 typedef struct CUgraphNodeParams_st CUgraphNodeParams;       /* passed through untouched */
 
 typedef int CUjit_option;     /* enumerations of <cuda.h> */
