@@ -120,13 +120,14 @@ def test_a_refused_name_does_not_disturb_the_one_that_has_it(tmp_path: Path) -> 
 
 
 def test_many_idle_tenants_cost_next_to_nothing(tmp_path: Path) -> None:
-    folders = [make(tmp_path / f"t{index}", 1, 100, shared=True) for index in range(64)]
+    folders = [make(tmp_path / f"t{index}", 1, 100, shared=True) for index in range(200)]
     with Arbiter() as arbiter:
         for index, folder in enumerate(folders):
             arbiter.add(str(index), folder)
         before = arbiter.report()
         time.sleep(2)
         after = arbiter.report()
-    # CPU time, not wall time: 1 % of a core is the target; a sanitizer or a slow machine may need some more.
-    assert after.cpu_time_ns - before.cpu_time_ns < 0.05 * 2e9
+    # CPU time, not wall time: 1 % of a core for 64 is the target; a sanitizer or a slow machine may need some more.
+    # More than the kernel lets one thread listen to: looking at them all the time instead would cost 20 %.
+    assert after.cpu_time_ns - before.cpu_time_ns < 0.1 * 2e9
     assert after.decisions - before.decisions < 2 * 300

@@ -21,7 +21,7 @@
 #define SYS_futex_waitv 449
 #endif
 
-enum { MAX_BELLS = 128, FUTEX_IS_32_BITS = 2 };
+enum { MAX_BELLS = 128 /* the kernel's limit */, FUTEX_IS_32_BITS = 2 };
 
 /* As in <linux/futex.h> since 5.16. */
 struct waiter {
@@ -29,6 +29,14 @@ struct waiter {
     uint64_t address;
     uint32_t flags;
     uint32_t reserved;
+};
+
+/* What the thread listens to while it sleeps. */
+struct bells {
+    struct waiter waiters[MAX_BELLS];
+    struct vc_member *owners[MAX_BELLS];
+    unsigned count;
+    uint64_t until_ns; /* some tenant must be looked at by then, because it can't be heard */
 };
 
 /* A card and its tenants; seats[i] says whose limits tenants[i] is. */
@@ -52,10 +60,12 @@ struct vc_arbiter {
     uint64_t decisions, leases;
     uint32_t changed_futex;
     uint32_t stopping;
+    bool deaf; /* the kernel can't wait for several futexes (before 5.16) */
 };
 
 static const uint64_t SHORTEST_SLEEP_NS = 20000;
-static const uint64_t DEAF_SLEEP_NS = 500000;
+/* Tenants that did something so lately are listened to first. */
+static const uint64_t FIRST_NS = 10000000000;
 
 /* --- seats --- */
 
@@ -128,6 +138,10 @@ static uint64_t decide_card(struct vc_arbiter *arbiter, struct card *card, uint6
         vc_member_observation(card->seats[i].member, card->seats[i].index, &plan->tenants[i].seen);
     }
     uint64_t next = vc_plan_decide(plan, now_ns);
+    /* A holder may start without a ring. */
+    for (unsigned i = 0; i < plan->count; i++)
+        if (plan->tenants[i].active || (int)i == plan->holder)
+            card->seats[i].member->active_ns = now_ns;
     /* Take the card from its last holder before the next one gets it. */
     for (int holders = 0; holders < 2; holders++)
         for (unsigned i = 0; i < plan->count; i++)
@@ -142,7 +156,8 @@ static uint64_t decide(struct vc_arbiter *arbiter, uint64_t now_ns)
 {
     uint64_t next = now_ns + VC_ARBITER_REST_NS;
     for (unsigned i = 0; i < arbiter->member_count; i++)
-        vc_member_read(arbiter->members[i], now_ns);
+        if (vc_member_due(arbiter->members[i], now_ns))
+            vc_member_read(arbiter->members[i], now_ns);
     for (unsigned i = 0; i < arbiter->card_count; i++) {
         if (arbiter->cards[i]->plan.count == 0)
             continue;
@@ -154,56 +169,85 @@ static uint64_t decide(struct vc_arbiter *arbiter, uint64_t now_ns)
     return next;
 }
 
-/* The bells of all tenants (as many as fit) and our own; *complete: none was left out. */
-static unsigned collect_bells(struct vc_arbiter *arbiter, struct waiter *waiters, bool *complete)
+static void collect_bells_of(struct bells *bells, struct vc_member *member, bool deaf)
 {
-    unsigned count = 0;
-    waiters[count++] = (struct waiter){vc_load(&arbiter->changed_futex), (uintptr_t)&arbiter->changed_futex,
-                                       FUTEX_IS_32_BITS, 0};
-    *complete = true;
-    for (unsigned i = 0; i < arbiter->member_count; i++) {
-        struct vc_member *member = arbiter->members[i];
-        for (uint32_t card = 0; card < member->card_count; card++) {
-            if (!vc_member_heard(member) || count == MAX_BELLS) {
-                *complete = false;
-                continue;
-            }
-            waiters[count++] = (struct waiter){member->last_ring[card], (uintptr_t)vc_member_bell(member, card),
-                                               FUTEX_IS_32_BITS, 0};
-        }
+    member->listened = !deaf && vc_member_heard(member) && bells->count + member->card_count <= MAX_BELLS;
+    for (uint32_t card = 0; member->listened && card < member->card_count; card++) {
+        bells->owners[bells->count] = member;
+        bells->waiters[bells->count++] = (struct waiter){
+            member->last_ring[card], (uintptr_t)vc_member_bell(member, card), FUTEX_IS_32_BITS, 0};
     }
-    return count;
 }
 
-static void sleep_until(const struct waiter *waiters, unsigned count, bool complete, uint64_t until_ns)
+/* Our own bell and those of all tenants, as many as fit; whom we can't hear must be looked at. */
+static void collect_bells(struct vc_arbiter *arbiter, struct bells *bells, uint64_t now_ns)
+{
+    bells->waiters[0] = (struct waiter){vc_load(&arbiter->changed_futex), (uintptr_t)&arbiter->changed_futex,
+                                        FUTEX_IS_32_BITS, 0};
+    bells->owners[0] = NULL;
+    bells->count = 1;
+    bells->until_ns = UINT64_MAX;
+    for (unsigned lately = 2; lately-- > 0;)
+        for (unsigned i = 0; i < arbiter->member_count; i++)
+            if ((now_ns - arbiter->members[i]->active_ns < FIRST_NS) == lately)
+                collect_bells_of(bells, arbiter->members[i], arbiter->deaf);
+    for (unsigned i = 0; i < arbiter->member_count; i++) {
+        const struct vc_member *member = arbiter->members[i];
+        uint64_t look = member->read_ns + vc_member_age_limit(member, now_ns);
+        if (!member->listened && look < bells->until_ns)
+            bells->until_ns = look;
+    }
+}
+
+/* Note who rang; the answer of a call that can't say it means everyone. */
+static void note_ring(struct vc_arbiter *arbiter, const struct bells *bells, long woken)
+{
+    const struct vc_member *owner = woken > 0 && woken < (long)bells->count ? bells->owners[woken] : NULL;
+    pthread_mutex_lock(&arbiter->mutex);
+    for (unsigned i = 0; i < arbiter->member_count; i++)
+        if (!owner || arbiter->members[i] == owner) /* it may have been removed meanwhile */
+            arbiter->members[i]->rang = true;
+    pthread_mutex_unlock(&arbiter->mutex);
+}
+
+static void sleep_until(struct vc_arbiter *arbiter, const struct bells *bells, uint64_t until_ns)
 {
     uint64_t now = vc_now_ns();
-    if (!complete && until_ns > now + DEAF_SLEEP_NS)
-        until_ns = now + DEAF_SLEEP_NS;
+    if (bells->until_ns < until_ns)
+        until_ns = bells->until_ns;
     if (until_ns <= now)
         return;
-    struct timespec deadline = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
-    long woken = syscall(SYS_futex_waitv, waiters, count, 0, &deadline, CLOCK_MONOTONIC);
-    if (woken >= 0 || errno == ETIMEDOUT || errno == EAGAIN || errno == EINTR)
+    long woken;
+    if (arbiter->deaf) {
+        uint64_t sleep = until_ns - now;
+        struct timespec timeout = {.tv_sec = (time_t)(sleep / 1000000000u), .tv_nsec = (long)(sleep % 1000000000u)};
+        woken = syscall(SYS_futex, &arbiter->changed_futex, FUTEX_WAIT, (uint32_t)bells->waiters[0].value, &timeout, NULL, 0);
+    } else {
+        struct timespec deadline = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
+        woken = syscall(SYS_futex_waitv, bells->waiters, bells->count, 0, &deadline, CLOCK_MONOTONIC);
+    }
+    if (woken < 0 && errno == ETIMEDOUT)
         return;
-    /* No such call in this kernel, or a tenant has cut its file short: look often instead of listening. */
-    vc_sleep_ns(until_ns - now < DEAF_SLEEP_NS ? until_ns - now : DEAF_SLEEP_NS);
+    if (woken < 0 && (errno == ENOSYS || errno == EPERM)) /* EPERM: a sandbox's way to say so */
+        arbiter->deaf = true;
+    else if (woken < 0 && errno != EAGAIN && errno != EINTR) /* a tenant has cut its file short: all are read, this one then left out */
+        vc_sleep_ns(SHORTEST_SLEEP_NS);
+    note_ring(arbiter, bells, woken);
 }
 
 static void *run(void *argument)
 {
     struct vc_arbiter *arbiter = argument;
-    struct waiter waiters[MAX_BELLS];
+    struct bells bells;
     prctl(PR_SET_NAME, "vcuda-arbiter");
     prctl(PR_SET_TIMERSLACK, 1000);
     while (!vc_load(&arbiter->stopping)) {
         pthread_mutex_lock(&arbiter->mutex);
         uint64_t now = vc_now_ns();
         uint64_t next = decide(arbiter, now);
-        bool complete;
-        unsigned count = collect_bells(arbiter, waiters, &complete);
+        collect_bells(arbiter, &bells, now);
         pthread_mutex_unlock(&arbiter->mutex);
-        sleep_until(waiters, count, complete, next);
+        sleep_until(arbiter, &bells, next);
         /* Bounds the cost of tenants that ring all the time. */
         uint64_t spent = vc_now_ns() - now;
         if (spent < SHORTEST_SLEEP_NS)

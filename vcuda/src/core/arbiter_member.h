@@ -21,6 +21,11 @@ struct vc_member {
     uint32_t card_count;
     struct vc_card_usage cards[VC_MAX_CARDS]; /* the latest reading; zero where it failed */
     uint64_t heartbeat_ns;
+    uint64_t read_ns;   /* the latest reading */
+    uint64_t active_ns; /* the arbiter's note: when it last waited for a card or had work on one */
+    bool short_file;    /* the tenant has cut it: no bell to listen to */
+    bool listened;      /* the arbiter's note: all its bells are listened to */
+    bool rang;          /* the arbiter's note: one of them was heard */
     /* Against a tenant that rings without end: rings are counted per window, then not listened to for its rest. */
     uint64_t ring_window_ns;
     uint32_t rings;
@@ -33,6 +38,10 @@ struct vc_member *vc_member_open(const char *name, const char *limits_path, cons
 /* Withdraw the grants and the heartbeat, so that the container falls back to its guaranteed share. */
 void vc_member_close(struct vc_member *member);
 
+/* Whether to read it now: it does something, it rang, or the latest reading is old. */
+bool vc_member_due(const struct vc_member *member, uint64_t now_ns);
+/* How old a reading may become. */
+uint64_t vc_member_age_limit(const struct vc_member *member, uint64_t now_ns);
 /* Read all its cards' usage; whatever can't be read is zero: not waiting, nothing on the card. */
 void vc_member_read(struct vc_member *member, uint64_t now_ns);
 /* Whether its rings are worth a wake-up now. */
