@@ -147,8 +147,11 @@ class _ReportCollector(Collector):
             percents, bytes_used = 0.0, 0
             for card in item.cards:
                 key = (item.pod_uid, item.container, card.uuid)
-                keys.add(key)
-                percent = self._utilization.percent(key, card.gpu_time_ns)
+                if card.gpu_time_ns is not None:
+                    keys.add(key)
+                percent = float(card.card_percent or 0)
+                if card.gpu_time_ns is not None:
+                    percent = self._utilization.percent(key, card.gpu_time_ns)
                 percents += percent
                 bytes_used += card.memory_used_bytes
                 used.add_metric((*labels, f"gpu{card.minor}"), percent)
@@ -221,7 +224,7 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
         (
             "vcuda_container_gpu_seconds",
             "GPU time the share was charged",
-            lambda card: card.gpu_time_ns / 1e9,
+            lambda card: None if card.gpu_time_ns is None else card.gpu_time_ns / 1e9,
         ),
         ("vcuda_container_waited_seconds", "Time its launches waited", lambda card: card.waited_ns / 1e9),
         ("vcuda_container_launches", "Operations launched", lambda card: card.launches),

@@ -12,7 +12,7 @@ from manager.state import Allocation
 from manager.storage import Storage
 from vcuda import region
 from vcuda.spec.request import Kind
-from vcuda.spec.units import BLOCK_BYTES
+from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 FOLDER = "regions"
 CONTAINER_PATH = "/etc/vcuda"
@@ -160,6 +160,12 @@ class Regions:
         if allocation.region in self._managed:
             self._managed.discard(allocation.region)
             self._arbiter.remove(allocation.region)
+
+    def metered(self, allocation: Allocation, uuid: str) -> bool:
+        """Whether the container's shim measures GPU time on this card: one that is alone there and uncapped passes ungated."""
+        if allocation.whole:
+            return False
+        return uuid in self._shared.get(allocation.key, ()) or allocation.core_limit < CORES_PER_CARD
 
     def usage(self, allocation: Allocation) -> region.Usage | None:
         """What the container reports, bounded by the reader; None while its region can't be read."""

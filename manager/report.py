@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from manager import booking
@@ -40,7 +40,8 @@ class CardReport:
 class ShareReport:
     """A container's share of one card: limits and what its processes say they use.
 
-    `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
+    `gpu_time_ns` is None while the container is alone on the card and uncapped: then nothing measures it, and `card_percent` is
+    the driver's utilization of the card, all of which is this container's; else None. `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
     """
 
     uuid: str
@@ -50,11 +51,12 @@ class ShareReport:
     memory_limit_bytes: int
     memory_used_bytes: int
     memory_peak_bytes: int
-    gpu_time_ns: int
+    gpu_time_ns: int | None
     waited_ns: int
     launches: int
     refusals: int
     unaccounted_bytes: int | None = None
+    card_percent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,12 @@ class Reporter:
         problems = dict(snapshot.problems)
         finding = self._finding()
         cards = []
+        percents: dict[str, int] = {}
         for item in snapshot.cards:
             card = item.card
             sample = self._inventory.sample(card.uuid)
+            if sample is not None:
+                percents[card.uuid] = sample.gpu_percent
             cores, blocks = booked.get(card.uuid, (0, 0))
             cards.append(
                 CardReport(
@@ -151,15 +156,18 @@ class Reporter:
             snapshot.driver_version,
             snapshot.node_problem,
             tuple(cards),
-            tuple(self._container(item, finding) for item in allocations),
+            tuple(self._container(item, finding, percents) for item in allocations),
         )
 
-    def _container(self, allocation: Allocation, finding: Finding) -> ContainerReport:
+    def _container(
+        self, allocation: Allocation, finding: Finding, percents: Mapping[str, int]
+    ) -> ContainerReport:
         usage = self._regions.usage(allocation)
         used = {card.uuid: card for card in usage.cards} if usage else {}
         shares = []
         for share in allocation.shares:
             card = used.get(share.uuid, _NOTHING)
+            metered = self._regions.metered(allocation, share.uuid)
             shares.append(
                 ShareReport(
                     share.uuid,
@@ -169,11 +177,12 @@ class Reporter:
                     share.memory_blocks * BLOCK_BYTES,
                     card.memory_used_bytes,
                     card.memory_peak_bytes,
-                    card.gpu_time_ns,
+                    card.gpu_time_ns if metered else None,
                     card.waited_ns,
                     card.launches,
                     card.refusals,
                     finding.beyond.get((allocation.key, share.uuid)),
+                    None if metered else percents.get(share.uuid),
                 )
             )
         return ContainerReport(

@@ -159,6 +159,8 @@ def test_the_managers_figures_are_added_up_per_pod() -> None:
     card = {"memory_used_bytes": 5, "gpu_time_ns": 7}
     document = {"containers": [{"pod_name": "a", "cards": [card, card]}, {"pod_name": "a", "cards": [card]}]}
     assert measure.read_usage(document) == {"a": measure.ManagerFigures(15, 21)}
+    document["containers"].append({"pod_name": "a", "cards": [{"memory_used_bytes": 1, "gpu_time_ns": None}]})
+    assert measure.read_usage(document) == {"a": measure.ManagerFigures(16, None)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -207,3 +209,30 @@ def test_what_an_init_container_used_is_free_for_its_pod_only(node: Node) -> Non
         node.kubelet.admit(
             pod("w", container("a", 1, 1), annotations={NAMES.placement: placement.encode(placed)})
         )
+
+
+def test_gpu_time_that_nothing_measures_is_not_shown_as_zero(node: Node) -> None:
+    """A container that is alone on its card and uncapped passes without a gate; company makes it metered."""
+    node.start(wait=200)
+    whole, elastic, capped = (
+        pod("whole", container("c", 100)),
+        pod("elastic", container("c", 30, 10), annotations={NAMES.core_limit: "100"}),
+        pod("capped", container("c", 30, 10)),
+    )
+
+    def times() -> dict[str, tuple[bool, bool]]:
+        time.sleep(0.06)  # a sample period
+        report = json.loads(node.get("/usage")[1])
+        return {
+            item["pod_name"]: (card["gpu_time_ns"] is None, card["card_percent"] is None)
+            for item in report["containers"]
+            for card in item["cards"]
+        }
+
+    node.kubelet.admit(whole)
+    node.kubelet.admit(elastic)
+    assert times() == {"whole": (True, False), "elastic": (True, False)}
+    node.kubelet.admit(capped)
+    assert times() == {"whole": (True, False), "elastic": (False, True), "capped": (False, True)}
+    seconds = [line for line in node.get("/metrics")[1].splitlines() if "gpu_seconds_total{" in line]
+    assert len(seconds) == 2 and not any('pod_name="whole"' in line for line in seconds)

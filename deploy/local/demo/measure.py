@@ -30,10 +30,10 @@ class Truth:
 
 @dataclass(frozen=True)
 class ManagerFigures:
-    """What gpu-manager's /usage says of one pod: bytes now, nanoseconds of GPU time so far."""
+    """What gpu-manager's /usage says of one pod: bytes now, nanoseconds of GPU time so far; None: not metered."""
 
     memory_bytes: int
-    gpu_time_ns: int
+    gpu_time_ns: int | None
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,10 @@ def read_usage(document: JsonObject) -> dict[str, ManagerFigures]:
     figures: dict[str, ManagerFigures] = {}
     for container in document["containers"]:
         before = figures.get(container["pod_name"], ManagerFigures(0, 0))
+        times = [before.gpu_time_ns, *(card["gpu_time_ns"] for card in container["cards"])]
         figures[container["pod_name"]] = ManagerFigures(
             before.memory_bytes + sum(card["memory_used_bytes"] for card in container["cards"]),
-            before.gpu_time_ns + sum(card["gpu_time_ns"] for card in container["cards"]),
+            None if None in times else sum(times),
         )
     return figures
 
