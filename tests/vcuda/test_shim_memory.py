@@ -56,6 +56,11 @@ ALLOCATORS = {
         'lambda p: (ok("cuMemFreeAsync", p, None), ok("cuCtxSynchronize"))',
     ),
     "virtual": ("created", 'lambda h: ok("cuMemRelease", h)'),
+    "array": ("lambda: arrayed(1000, 2000)", 'lambda h: ok("cuArrayDestroy", h)'),
+    "small array": ("lambda: arrayed(100, 150)", 'lambda h: ok("cuArrayDestroy", h)'),
+    "line": ("lambda: arrayed(100000, 0)", 'lambda h: ok("cuArrayDestroy", h)'),
+    "array of planes": ("lambda: arrayed(500, 400, 10)", 'lambda h: ok("cuArrayDestroy", h)'),
+    "mipmapped": ("lambda: arrayed(1000, 1500, 0, 12)", 'lambda h: ok("cuMipmappedArrayDestroy", h)'),
 }
 
 FILL = """
@@ -73,6 +78,17 @@ def created():
     handle = u64()
     properties = Properties(1, 0, Location(1, 0))
     return call("cuMemCreate", C.byref(handle), size(10 * MIB), C.byref(properties), u64(0)), handle
+class Shape(C.Structure):
+    _fields_ = [("width", size), ("height", size), ("depth", size), ("format", C.c_int), ("channels", C.c_uint), ("flags", C.c_uint)]
+class Flat(C.Structure):
+    _fields_ = [("width", size), ("height", size), ("format", C.c_int), ("channels", C.c_uint)]
+def arrayed(width, height, depth=0, levels=0):
+    array, shape = C.c_void_p(), Shape(width, height, depth, 0x20, 1, 0)
+    if levels:
+        return call("cuMipmappedArrayCreate", C.byref(array), C.byref(shape), levels), array
+    if depth:
+        return call("cuArray3DCreate_v2", C.byref(array), C.byref(shape)), array
+    return call("cuArrayCreate_v2", C.byref(array), C.byref(Flat(width, height, 0x20, 1))), array
 take, give = {take}, {give}
 rounds = []
 for _ in range(2):

@@ -4,6 +4,7 @@
 #define VC__TILE_ROWS 8u       /* rows and row bytes are padded to tiles */
 #define VC__TILE_ROW_BYTES 64u
 #define VC__ARRAY_PAGE 65536u
+#define VC__ARRAY_SMALL ((uint64_t)1 << 20) /* up to this, arrays share chunks with other small memory */
 
 /* CUarray_format → bytes per element, for those of the public header that are not one byte; block formats count one. */
 static uint64_t element_bytes(int format, unsigned int channels)
@@ -25,6 +26,18 @@ static uint64_t times(uint64_t a, uint64_t b)
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
+/* What an array of so many bytes takes from the card. Small ones have no address by which their chunk could be told, and
+ * share it in places of a power of two: each is charged its place, the last chunk's free ones are not (less than 2 MiB). */
+static uint64_t on_card(uint64_t bytes)
+{
+    uint64_t place = VC__ARRAY_PAGE;
+    if (bytes > VC__ARRAY_SMALL)
+        return vc_round_up(bytes, VC_CHUNK);
+    while (place < bytes)
+        place *= 2;
+    return place;
+}
+
 static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
     uint64_t row = vc_round_up(times(shape->Width, element_bytes(shape->Format, shape->NumChannels)), VC__TILE_ROW_BYTES);
@@ -32,7 +45,7 @@ static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int l
     uint64_t bytes = times(times(row, rows), shape->Depth ? shape->Depth : 1);
     if (levels > 1)
         bytes = times(bytes, 2); /* 1 + 1/2 + 1/4 + … for one dimension; less for more */
-    return vc_round_up(bytes, VC__ARRAY_PAGE);
+    return on_card(bytes);
 }
 
 /* Sparse and deferred arrays get their memory from cuMemMapArrayAsync, by handles that were charged at cuMemCreate. */
@@ -48,7 +61,7 @@ static uint64_t real_array_bytes(CUarray array)
     if (!vc_real.cuArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
         vc_real.cuArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
         return 0; /* the driver tells it of some arrays only: then the estimate stands */
-    return requirements.size;
+    return on_card(requirements.size);
 }
 
 static uint64_t real_mipmap_bytes(CUmipmappedArray array)
@@ -58,7 +71,7 @@ static uint64_t real_mipmap_bytes(CUmipmappedArray array)
     if (!vc_real.cuMipmappedArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
         vc_real.cuMipmappedArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
         return 0;
-    return requirements.size;
+    return on_card(requirements.size);
 }
 
 static CUresult end_array(struct vc_charge *charge, CUresult result, CUarray *array)
