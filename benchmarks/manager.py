@@ -82,6 +82,13 @@ def pod(name: str, cores: int, blocks: int, size: int) -> dict[str, Any]:
     return made
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        return  # a client that was killed
+
+
 class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated, untyped
     """As much of kubelet as the daemon sees: registration, `/pods`, the checkpoint, serial admission."""
 
@@ -117,8 +124,7 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
                 self.wfile.flush()
                 kubelet.reply_s += time.perf_counter() - started
 
-        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        self._http = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
@@ -241,8 +247,8 @@ class Bench:
         self.started = 0.0
         self.log = (directory / "manager.log").open("ab")
 
-    def start(self, *more: str) -> float:
-        """Start the daemon; returns seconds until both resources were registered."""
+    def spawn(self, *more: str) -> None:
+        """Start the daemon and do not wait."""
         self.kubelet.registered.clear()
         self.kubelet.devices.clear()
         arguments = [
@@ -264,6 +270,10 @@ class Bench:
             env={**os.environ, **self.machine.environment()},
             stderr=self.log,
         )
+
+    def start(self, *more: str) -> float:
+        """Start the daemon; returns seconds until both resources were registered."""
+        self.spawn(*more)
         try:
             until(lambda: len(self.kubelet.registered) == 2, "registration")
             until(
