@@ -13,6 +13,8 @@ import yaml
 _PAGE = 500
 _WATCH_SECONDS = 300
 _MOST_EXCERPT = 200
+_NOT_FOUND = 404
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
 
 class ApiError(Exception):
@@ -97,10 +99,11 @@ class ApiServer:
         body: bytes | None = None,
         *,
         stream: bool = False,
+        content_type: str = "application/json",
     ) -> Any:
         headers = {"Accept": "application/json", "User-Agent": "gpu-scheduler-extender"}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = content_type
         self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         read = _WATCH_SECONDS + 30 if stream else self._timeout
         try:
@@ -170,3 +173,36 @@ class ApiServer:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         self._send("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", {}, orjson.dumps(binding))
+
+    def lease(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Read a Lease; None if there is none."""
+        try:
+            return _parsed(self._send("GET", f"{_LEASES.format(namespace)}/{name}", {}).data)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
+
+    def put_lease(
+        self, namespace: str, name: str, old: Mapping[str, Any] | None, spec: Mapping[str, Any]
+    ) -> None:
+        """Write a Lease in place of `old`, or a new one. ApiError 409 if it has changed since `old` was read."""
+        path = _LEASES.format(namespace)
+        new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": dict(spec)}
+        if old is None:
+            new["metadata"] = {"namespace": namespace, "name": name}
+            self._send("POST", path, {}, orjson.dumps(new))
+        else:
+            new["metadata"] = old["metadata"]
+            self._send("PUT", f"{path}/{name}", {}, orjson.dumps(new))
+
+    def label_pod(self, namespace: str, name: str, labels: Mapping[str, str]) -> None:
+        """Set labels of a pod."""
+        patch = orjson.dumps({"metadata": {"labels": dict(labels)}})
+        self._send(
+            "PATCH",
+            f"/api/v1/namespaces/{namespace}/pods/{name}",
+            {},
+            patch,
+            content_type="application/merge-patch+json",
+        )

@@ -109,7 +109,7 @@ async def _respond(send: Send, status: int, body: bytes, *, close: bool = False)
     await send({"type": "http.response.body", "body": body})
 
 
-def _pages(engine: Engine, sick: Callable[[], str | None]) -> ASGIApp:
+def _pages(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[], str | None]) -> ASGIApp:
     async def version(_: Request) -> Response:
         return JSONResponse({"version": scheduler_ext.__version__, "name": "gpu-scheduler-extender"})
 
@@ -120,12 +120,18 @@ def _pages(engine: Engine, sick: Callable[[], str | None]) -> ASGIApp:
         )
 
     async def readyz(_: Request) -> Response:
+        idle = stands_by()
+        if idle is not None:
+            return PlainTextResponse(f"ok: {idle}\n")
         problem = engine.not_ready()
         return PlainTextResponse(
             "ok\n" if problem is None else f"{problem}\n", 200 if problem is None else 503
         )
 
     async def explained(request: Request) -> Response:
+        idle = stands_by()
+        if idle is not None:
+            return JSONResponse({"Error": f"{ExtenderReason.NOT_LEADER}: {idle}"}, 503)
         where = request.path_params
         evidence = engine.evidence(
             uid=where.get("uid"), namespace=where.get("namespace", ""), name=where.get("name", "")
@@ -164,10 +170,12 @@ def create(
     body_bytes: int,
     body_seconds: float,
     sick: Callable[[], str | None] = _well,
+    stands_by: Callable[[], str | None] = _well,
 ) -> ASGIApp:
     """The ASGI application. Bodies are bounded in size and time; malformed requests get 400 and do nothing.
 
-    `sick` says why only a restart can help, for /healthz.
+    `sick` says why only a restart can help, for /healthz. `stands_by` says why another replica has to be asked: then
+    every verb gets 503, and nothing is decided.
     """
     extender = Extender(engine, binder)
     verbs: dict[str, tuple[str, Answerer]] = {
@@ -177,7 +185,7 @@ def create(
         "/scheduler/cpu/prioritize": ("cpu-prioritize", extender.prioritize_cpu_only),
         "/scheduler/bind": ("bind", extender.bind),
     }
-    pages = _pages(engine, sick)
+    pages = _pages(engine, sick, stands_by)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         known = verbs.get(scope["path"]) if scope["type"] == "http" else None
@@ -198,6 +206,10 @@ def create(
             await _bad(send, engine, str(error))
             return
         start = time.perf_counter()
+        idle = stands_by()
+        if idle is not None:
+            await _respond(send, 503, protocol.binding_answer(f"{ExtenderReason.NOT_LEADER}: {idle}"))
+            return
         try:
             result = await answer(body)
         except BadInput as error:

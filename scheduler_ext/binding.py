@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from scheduler_ext import observed
@@ -23,8 +24,16 @@ _NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
 class Binder:
     """Binds pods. `bind` may be called any number of times for a pod; at most one write is under way for each."""
 
-    def __init__(self, api: ApiServer, engine: Engine, executor: Executor) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        engine: Engine,
+        executor: Executor,
+        stands_by: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`stands_by` says why nothing may be written now, or None; it is asked right before each write."""
         self._api, self._engine, self._executor = api, engine, executor
+        self._stands_by = stands_by
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
 
     async def bind(self, args: BindingArgs) -> Refused | None:
@@ -105,6 +114,10 @@ class Binder:
         return Refused(ExtenderReason.BIND_UNCERTAIN, "the pod changed while it was being bound; retry")
 
     def _write(self, args: BindingArgs, write: Write) -> Refused | None:
+        problem = self._stands_by()
+        if problem is not None:
+            self._engine.end_bind(args.uid, State.ASSUMED)
+            return Refused(ExtenderReason.NOT_LEADER, problem)
         self._engine.metrics.writes.inc()
         try:
             self._api.bind(args.namespace, args.name, args.uid, write.node, write.annotations)

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 2
-    except explain_command.CannotExplain as error:
+    except (explain_command.CannotExplain, serve.LostLease) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ class ExtenderReason(enum.StrEnum):
     UNPLACED_POD = "UnplacedPod"  # a pod runs there with a share on cards that nobody has written down
     NOT_CHOSEN = "NotChosen"  # it may fit, another node was better
     NOT_SYNCED = "NotSynced"  # the first list of nodes and pods is not complete
+    NOT_LEADER = "NotLeader"  # another replica serves, or the lease could not be renewed
     NO_SUCH_POD = "NoSuchPod"
     OTHER_POD = "OtherPod"  # same name, other UID
     OTHER_NODE = "OtherNode"  # the pod is assumed on, or bound to, another node

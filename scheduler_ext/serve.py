@@ -7,6 +7,8 @@ import logging
 import signal
 import socket
 import threading
+import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
@@ -15,6 +17,7 @@ from scheduler_ext import app, watch
 from scheduler_ext.apiserver import ApiServer
 from scheduler_ext.binding import Binder
 from scheduler_ext.certificate import ServerCertificate
+from scheduler_ext.election import Election, Place
 from scheduler_ext.engine import Engine
 from scheduler_ext.settings import MIB, Settings
 from vcuda.spec.names import Names
@@ -43,6 +46,33 @@ def _listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.bind_address} port {settings.port}: {error.strerror}; choose another by --port"
         ) from error
     return listener
+
+
+class LostLease(Exception):
+    """Another replica leads now, so that this process had to end."""
+
+
+def _election(
+    settings: Settings,
+    api: ApiServer,
+    *,
+    gained: Callable[[], None],
+    lost: Callable[[], None],
+    ready: Callable[[], bool],
+) -> Election | None:
+    if settings.lease is None:
+        return None
+    pod = Place(*settings.pod.split("/")) if settings.pod else None
+    identity = f"{pod.name if pod else socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    return Election(
+        api, Place(*settings.lease.split("/")), identity, gained=gained, lost=lost, ready=ready, pod=pod,
+        label=f"{settings.resource_domain}/vcuda-extender-role",
+        lease_seconds=settings.lease_seconds, margin_seconds=settings.api_timeout_seconds,
+    )  # fmt: skip
+
+
+def _always() -> None:
+    return None
 
 
 class _Sweeper:
@@ -76,15 +106,30 @@ async def _answer(
 
 
 def run(settings: Settings, api: ApiServer) -> None:
-    """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate."""
+    """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate, and LostLease."""
     engine = Engine(Names(settings.resource_domain), settings.policy, expiry_seconds=settings.assume_seconds)
     certificate = None
     if settings.tls_cert and settings.tls_key:
         certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
     listener = _listen(settings)
+    watchers = [watch.Watcher(api, engine, how) for how in watch.handlers(engine)]
+    servers: list[uvicorn.Server] = []
+    lost = threading.Event()
+
+    def follow() -> None:
+        # A leader lists everything after it got the lease: what the last one wrote is in that list.
+        for watcher in watchers:
+            watcher.start()
+
+    def end() -> None:
+        lost.set()
+        for server in servers:
+            server.should_exit = True
+
+    election = _election(settings, api, gained=follow, lost=end, ready=lambda: engine.not_ready() is None)
+    stands_by = election.stands_by if election else _always
     with ThreadPoolExecutor(_BIND_THREADS, thread_name_prefix="bind") as executor:
-        binder = Binder(api, engine, executor)
-        watchers = [watch.Watcher(api, engine, how) for how in watch.handlers(engine)]
+        binder = Binder(api, engine, executor, stands_by)
 
         def sick() -> str | None:
             ended = [watcher.resource for watcher in watchers if watcher.ended]
@@ -96,6 +141,7 @@ def run(settings: Settings, api: ApiServer) -> None:
             body_bytes=settings.body_mib * MIB,
             body_seconds=settings.body_seconds,
             sick=sick,
+            stands_by=stands_by,
         )
         configuration = uvicorn.Config(
             application, http="httptools", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
@@ -104,16 +150,26 @@ def run(settings: Settings, api: ApiServer) -> None:
         configuration.load()
         configuration.ssl = certificate.context if certificate else None
         sweeper = _Sweeper(engine, binder, min(_LONGEST_SWEEP, settings.assume_seconds / 4))
-        helpers: list[watch.Watcher | _Sweeper] = [*watchers, sweeper]
-        for helper in helpers:
-            helper.start()
+        servers.append(uvicorn.Server(configuration))
+        sweeper.start()
+        if election is None:
+            follow()
+        else:
+            election.start()
         scheme = "https" if certificate else "http"
         host, port = listener.getsockname()[:2]
         _log.info("serving on %s://%s:%d, API server %s, %s", scheme, host, port, api.address, settings)
         # uvicorn shuts down on SIGTERM and then raises it once more for whoever was there before: nobody.
         signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         try:
-            asyncio.run(_answer(uvicorn.Server(configuration), listener, certificate))
+            asyncio.run(_answer(servers[0], listener, certificate))
         finally:
-            for helper in helpers:
-                helper.stop()
+            for watcher in watchers:
+                watcher.stop()
+            sweeper.stop()
+            if election is not None:
+                election.stop()
+    if election is not None:
+        election.release()
+    if lost.is_set():
+        raise LostLease("another replica has taken the lease; this one ends, to start again as a standby")

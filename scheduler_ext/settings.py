@@ -26,6 +26,9 @@ class Settings:
     body_mib: int = 32
     body_seconds: float = 10.0
     api_timeout_seconds: float = 10.0
+    lease: str | None = None
+    lease_seconds: float = 30.0
+    pod: str | None = None
     log_level: str = "info"
 
     def __str__(self) -> str:
@@ -44,6 +47,13 @@ def _positive(text: str) -> float:
     if not 0 < number < 1e6:
         raise ValueError
     return number
+
+
+def _place(text: str) -> str:
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise ValueError
+    return text
 
 
 def _mib(text: str) -> int:
@@ -106,6 +116,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=default.api_timeout_seconds,
         help="how long an API call may take (default %(default)s)",
     )
+    add(
+        "--lease",
+        type=_place,
+        metavar="NAMESPACE/NAME",
+        help="Lease whose holder serves while other replicas stand by; without it this is the only replica",
+    )
+    add(
+        "--lease-seconds",
+        type=_positive,
+        default=default.lease_seconds,
+        help="how long the lease lasts; at least twice --api-timeout-seconds (default %(default)s)",
+    )
+    add(
+        "--pod",
+        type=_place,
+        metavar="NAMESPACE/NAME",
+        help="our own pod, whose label DOMAIN/vcuda-extender-role says leader or standby (with --lease)",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
 
 
@@ -115,6 +143,10 @@ def from_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParse
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     if (settings.tls_cert is None) != (settings.tls_key is None):
         parser.error("--tls-cert and --tls-key belong together; give both or neither")
+    if settings.lease and settings.lease_seconds < 2 * settings.api_timeout_seconds:
+        parser.error("--lease-seconds must be at least twice --api-timeout-seconds")
+    if settings.pod and not settings.lease:
+        parser.error("--pod is for the role label of replicas; give --lease too")
     if not settings.resource_domain or "/" in settings.resource_domain:
         parser.error(f"--resource-domain {settings.resource_domain!r} is not a domain")
     return settings

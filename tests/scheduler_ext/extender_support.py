@@ -85,7 +85,7 @@ class FakeApi:
         self.lock = threading.Condition()
         self.version = 100
         self.oldest = 0
-        self.objects: dict[str, dict[str, dict[str, Any]]] = {"nodes": {}, "pods": {}}
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {"nodes": {}, "pods": {}, "leases": {}}
         self.log: list[tuple[int, str, str, dict[str, Any]]] = []
         self.bindings: list[dict[str, Any]] = []
         self.binding_faults: list[int | str] = []
@@ -103,7 +103,16 @@ class FakeApi:
                 outer._get(self)
 
             def do_POST(self) -> None:
-                outer._post(self)
+                if "/leases" in self.path:
+                    outer._put_lease(self)
+                else:
+                    outer._post(self)
+
+            def do_PUT(self) -> None:
+                outer._put_lease(self)
+
+            def do_PATCH(self) -> None:
+                outer._label(self)
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -208,6 +217,11 @@ class FakeApi:
     def _get(self, request: http.server.BaseHTTPRequestHandler) -> None:
         url = urllib.parse.urlsplit(request.path)
         query = dict(urllib.parse.parse_qsl(url.query))
+        if "/leases/" in url.path:
+            with self.lock:
+                found = self.objects["leases"].get(self._lease_key(url.path))
+            self._answer(request, 200 if found else 404, found or {"message": "not found"})
+            return
         parts = url.path.removeprefix("/api/v1/").split("/")
         if len(parts) == 1 and query.get("watch"):
             self._watch(request, parts[0], int(query["resourceVersion"]))
@@ -226,6 +240,34 @@ class FakeApi:
         else:
             found = self.objects["pods"].get(f"{parts[1]}/{parts[3]}")
             self._answer(request, 200 if found else 404, found or {"message": "not found"})
+
+    @staticmethod
+    def _lease_key(path: str) -> str:
+        parts = path.split("/namespaces/")[1].split("/")
+        return f"{parts[0]}/{parts[2]}"
+
+    def _put_lease(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        wanted = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        with self.lock:
+            old = self.objects["leases"].get(self._key(wanted))
+            version = old["metadata"]["resourceVersion"] if old else None
+            if wanted["metadata"].get("resourceVersion") != version:
+                self._answer(request, 409, {"message": "changed"})
+                return
+            self._store("leases", "MODIFIED" if old else "ADDED", wanted)
+        self._answer(request, 200, wanted)
+
+    def _label(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        patch = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        assert request.headers["Content-Type"] == "application/merge-patch+json"
+        parts = request.path.removeprefix("/api/v1/").split("/")
+        with self.lock:
+            found = self.objects["pods"].get(f"{parts[1]}/{parts[3]}")
+            if found is not None:
+                thing = json.loads(json.dumps(found))
+                thing["metadata"].setdefault("labels", {}).update(patch["metadata"]["labels"])
+                self._store("pods", "MODIFIED", thing)
+        self._answer(request, 200 if found else 404, {})
 
     def _watch(self, request: http.server.BaseHTTPRequestHandler, resource: str, version: int) -> None:
         request.send_response(200)

@@ -1,0 +1,272 @@
+"""Leader and standby: whatever happens to calls, clocks and processes, never two replicas serve at once."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.binding import Binder
+from scheduler_ext.election import Election, Place
+from scheduler_ext.main import main
+from scheduler_ext.outcomes import Refused
+from scheduler_ext.protocol import BindingArgs
+from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
+from tests.scheduler_ext.test_extender_command import Served
+
+LABEL = "tencent.com/vcuda-extender-role"
+Start = Callable[..., Any]
+
+
+class World:
+    """Time and a lease, as the replicas see them through calls that may take long, fail, or lose their answers."""
+
+    def __init__(self, dice: random.Random | None = None) -> None:
+        self.now = 100.0
+        self.found: dict[str, Any] | None = None
+        self.labels: dict[str, str] = {}
+        self.down: set[str] = set()
+        self.dice = dice
+
+    def call(self, who: str, act: Callable[[], Any]) -> Any:
+        if who in self.down:
+            raise ApiUnreachable("down")
+        if self.dice is None:
+            return act()
+        self.now += self.dice.choice((0, 0, 0.1, 3, 9))  # on the way there
+        fate = self.dice.random()
+        if fate < 0.1:
+            raise ApiError(500, "injected")
+        answer = act()
+        self.now += self.dice.choice((0, 0, 0.1, 3))
+        if fate < 0.2:
+            raise ApiUnreachable("the answer is lost")
+        return answer
+
+
+class Lines:
+    """What `Election` uses of an ApiServer, for one replica."""
+
+    def __init__(self, world: World, who: str) -> None:
+        self.world, self.who = world, who
+
+    def lease(self, _namespace: str, _name: str) -> dict[str, Any] | None:
+        return self.world.call(self.who, lambda: json.loads(json.dumps(self.world.found)))
+
+    def put_lease(self, _namespace: str, _name: str, old: Any, spec: Any) -> None:
+        def act() -> None:
+            found = self.world.found
+            now = int(found["metadata"]["resourceVersion"]) if found else 0
+            if now != (int(old["metadata"]["resourceVersion"]) if old else 0):
+                raise ApiError(409, "changed")
+            self.world.found = {"metadata": {"resourceVersion": str(now + 1)}, "spec": dict(spec)}
+
+        self.world.call(self.who, act)
+
+    def label_pod(self, _namespace: str, name: str, labels: dict[str, str]) -> None:
+        self.world.call(self.who, lambda: self.world.labels.update({name: labels[LABEL]}))
+
+
+class Replica:
+    def __init__(self, world: World, name: str, **options: Any) -> None:
+        self.events: list[str] = []
+        self.ready = True
+        self.election = Election(
+            Lines(world, name),  # type: ignore[arg-type]
+            Place("n", "extender"), f"{name}_1",
+            gained=lambda: self.events.append("gained"), lost=lambda: self.events.append("lost"), ready=lambda: self.ready,
+            pod=Place("n", name), label=LABEL, clock=lambda: world.now, **options,
+        )  # fmt: skip
+
+    def step(self) -> None:
+        self.election.step()
+
+    @property
+    def serves(self) -> bool:
+        return self.election.stands_by() is None
+
+
+def test_the_first_leads_and_the_second_takes_over_only_after_the_whole_lease() -> None:
+    world = World()
+    one, two = Replica(world, "one"), Replica(world, "two")
+    one.step()
+    two.step()
+    assert (one.serves, two.serves, one.events, two.events) == (True, False, ["gained"], [])
+    assert "one_1 holds lease n/extender" in str(two.election.stands_by())
+    assert world.labels == {"one": "leader", "two": "standby"}
+    world.now += 19.9
+    assert one.serves
+    world.now += 0.2  # 10 s before the lease ends, the leader has stopped
+    assert not one.serves
+    two.step()
+    assert not two.serves
+    world.now += 10
+    two.step()
+    assert two.serves and two.events == ["gained"] and world.labels == {"one": "standby", "two": "leader"}
+    assert world.found is not None and world.found["spec"]["leaseTransitions"] == 1
+    one.step()
+    assert one.events == ["gained", "lost"] and "taken by two_1" in str(one.election.stands_by())
+    one.step()
+    world.down.add("two")
+    world.now += 100
+    one.step()
+    assert not one.serves  # its view is stale for good
+
+
+def test_a_leader_that_could_not_renew_goes_on_if_nobody_took_the_lease() -> None:
+    world = World()
+    one, two = Replica(world, "one"), Replica(world, "two")
+    one.step()
+    two.step()
+    world.down |= {"one", "two"}
+    world.now += 60
+    one.step()
+    two.step()
+    assert not one.serves and "could not be read" in str(one.election.stands_by())
+    world.down.clear()
+    one.step()
+    assert one.serves and one.events == ["gained"]
+    two.step()
+    assert not two.serves
+
+
+def test_a_lease_given_back_is_taken_at_once() -> None:
+    world = World()
+    one, two = Replica(world, "one"), Replica(world, "two")
+    one.step()
+    two.step()
+    one.election.release()
+    one.step()  # comes too late to take it again
+    assert not one.serves
+    two.step()
+    assert two.serves and world.labels == {"one": "standby", "two": "leader"}
+    one.election.release()
+    assert two.serves and world.found is not None and world.found["spec"]["holderIdentity"] == "two_1"
+
+
+def test_a_longer_lease_of_the_holder_is_respected() -> None:
+    world = World()
+    one, two = Replica(world, "one", lease_seconds=90.0), Replica(world, "two")
+    one.step()
+    two.step()
+    world.now += 79
+    assert one.serves
+    two.step()
+    assert not two.serves
+
+
+def test_the_role_label_waits_for_readiness() -> None:
+    world = World()
+    one = Replica(world, "one")
+    one.ready = False
+    one.step()
+    assert one.serves and world.labels == {"one": "standby"}
+    one.ready = True
+    one.step()
+    assert world.labels == {"one": "leader"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_never_two_serve_whatever_is_late_or_lost(seed: int) -> None:
+    dice = random.Random(seed)
+    world = World(dice)
+    names = iter(range(10_000))
+    replicas = [Replica(world, f"r{next(names)}") for _ in range(3)]
+    served = 0
+    for _ in range(400):
+        one = dice.choice(replicas)
+        fate = dice.random()
+        if fate < 0.03:
+            one.election.release()
+        if fate < 0.06 or "lost" in one.events:
+            replicas[replicas.index(one)] = Replica(
+                world, f"r{next(names)}"
+            )  # a process ends, the next one starts
+        elif fate < 0.09:
+            world.down ^= {one.election._identity[:-2]}
+        else:
+            one.step()
+        world.now += dice.choice((0, 1, 2, 5, 12))
+        serving = [other for other in replicas if other.serves]
+        assert len(serving) <= 1
+        served += len(serving)
+    assert served > 20
+
+
+def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp_path: Path) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    options = ["--kubeconfig", api.kubeconfig(tmp_path), "--lease", "default/extender", "--lease-seconds", "1.2",
+               "--api-timeout-seconds", "0.5"]  # fmt: skip
+    for name in ("e1", "e2", "e3"):
+        api.put("pods", pod(name, containers=[{"name": "main"}]))
+
+    def role(name: str) -> str | None:
+        return api.get("pods", f"default/{name}")["metadata"].get("labels", {}).get(LABEL)
+
+    def filter_(served: Served, name: str) -> httpx.Response:
+        return httpx.post(
+            f"{served.url}/scheduler/filter", json={"Pod": pod(name, 60, 5), "NodeNames": ["a"]}
+        )
+
+    running = [Served(*options, "--pod", "default/e1")]
+    try:
+        eventually(lambda: role("e1") == "leader")
+        assert filter_(running[0], "p").json()["NodeNames"] == ["a"]
+        running.append(Served(*options, "--pod", "default/e2"))
+        eventually(lambda: role("e2") == "standby")
+        assert httpx.get(f"{running[1].url}/readyz").status_code == 200
+        for verb in ("filter", "predicates", "prioritize", "cpu/prioritize", "bind"):
+            refused = httpx.post(f"{running[1].url}/scheduler/{verb}", content=b"{}")
+            assert refused.status_code == 503 and "NotLeader" in refused.json()["Error"], verb
+        assert httpx.get(f"{running[1].url}/explain/default/p").status_code == 503
+        running[0].process.kill()
+        eventually(lambda: role("e2") == "leader")
+        assert role("e1") == "standby"
+        assert filter_(running[1], "q").json()["NodeNames"] == ["a"]  # p was never bound
+        running.append(Served(*options, "--pod", "default/e3"))
+        assert running[1].stop() == 0
+        eventually(lambda: role("e3") == "leader")
+        taken = json.loads(json.dumps(api.get("leases", "default/extender")))
+        taken["spec"]["holderIdentity"] = "somebody_else"
+        api.put("leases", taken)
+        assert running[2].process.wait(20) == 1
+        running[2].stop()
+        assert "another replica has taken the lease" in running[2].log[-1]
+    finally:
+        for served in running:
+            if served.process.poll() is None:
+                served.process.send_signal(signal.SIGKILL)
+                served.stop()
+
+
+def test_a_write_that_waited_until_the_lease_was_over_is_not_sent(
+    api: FakeApi, start: Start, tmp_path: Path
+) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    api.put("pods", wanted := pod("p"))
+    extender = start()
+    assert extender.filter(wanted, ["a"])["NodeNames"] == ["a"]
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
+    binder = Binder(server, extender.engine, extender.executor, lambda: "not any more")
+    args = BindingArgs("p", "default", wanted["metadata"]["uid"], "a")
+    refused = binder._bind(args)
+    assert isinstance(refused, Refused) and str(refused) == "NotLeader: not any more"
+    assert api.bindings == []
+    assert extender.bind(wanted, "a") == ""
+
+
+def test_settings_that_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in (
+        (["--lease", "n/x", "--lease-seconds", "15"], "at least twice"), (["--pod", "n/x"], "give --lease too"),
+        (["--lease", "x"], "--lease"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2 and expected in capsys.readouterr().err
