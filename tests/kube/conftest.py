@@ -41,8 +41,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     # Undone in reverse order, each step whatever the others did: daemon and extender, cluster with its pods, mounts.
     with contextlib.ExitStack() as undo:
         folder = tmp_path_factory.mktemp("system")
-        undo.callback(unmount, folder)
         share_mounts(folder)
+        undo.callback(unmount, folder)
         lab = kubelab.KubeLab.up(
             CPU_MANAGER="static",
             RUNC_OLD="1",

@@ -181,4 +181,3 @@ def test_the_network_policy_is_accepted(system: System) -> None:
     chosen = {"networkPolicy": {"enabled": True, "schedulerCIDRs": ["10.0.0.0/24"]}}
     text = manifests.render(chosen)["networkpolicy.yaml"]
     assert system.lab.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text).count("networkpolicy") == 2
-

@@ -45,8 +45,7 @@ def share_mounts(folder: Path) -> None:
 def unmount(folder: Path) -> None:
     """Undo share_mounts. Regions outlive the daemon on purpose; once the pods are gone, their mounts can go, too."""
     for target in (*mounts_below(folder), str(folder)):
-        if os.path.ismount(target):
-            subprocess.run(["umount", "--lazy", target], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", target], check=True, timeout=10)
 
 
 class System:
