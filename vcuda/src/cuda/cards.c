@@ -42,14 +42,10 @@ static int ask_card(struct vc_region *region, CUdevice device)
         format_uuid(&uuid, "MIG", text, sizeof text);
         card = vc_region_card(region, text);
     }
-    if (card < 0) {
-        vc_log_once(VC_NOTICE_UNKNOWN_CARD, "device %d is not a card of this share: its memory is refused", device);
-        return VC_CARD_NONE;
-    }
-    return card;
+    return card < 0 ? VC_CARD_NONE : card;
 }
 
-int vc_card_of_device(struct vc_region *region, CUdevice device)
+static int find_card(struct vc_region *region, CUdevice device)
 {
     if (region->card_count == 0)
         return VC_CARD_NONE;
@@ -64,6 +60,19 @@ int vc_card_of_device(struct vc_region *region, CUdevice device)
         vc_store_relaxed(&cards[device], stored);
     }
     return stored - VC__STORED(0);
+}
+
+int vc_card_of_device(struct vc_region *region, CUdevice device)
+{
+    int card = find_card(region, device);
+    if (VC_UNLIKELY(card == VC_CARD_NONE) && region->card_count > 0)
+        vc_log_once(VC_NOTICE_UNKNOWN_CARD, "device %d is not a card of this share: its memory is refused", device);
+    return card;
+}
+
+bool vc_card_is_visible(struct vc_region *region, CUdevice device)
+{
+    return region->card_count == 0 || find_card(region, device) != VC_CARD_NONE;
 }
 
 int vc_card_of_current(struct vc_region *region, CUcontext *context)

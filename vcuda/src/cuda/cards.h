@@ -10,6 +10,10 @@
 /* Card of a device, by its UUID; asked of the driver once per device. Pre: vc_real is loaded. */
 int vc_card_of_device(struct vc_region *region, CUdevice device);
 
+/* Whether the tenant may see this device: not if it is another one's card. With unreadable limits we know of no cards: then
+ * all are seen. */
+bool vc_card_is_visible(struct vc_region *region, CUdevice device);
+
 /* Card and handle of the calling thread's current context; *context may be NULL to ask for the card only. Remembered per
  * thread. */
 int vc_card_of_current(struct vc_region *region, CUcontext *context);
