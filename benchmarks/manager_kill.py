@@ -205,14 +205,14 @@ def main() -> int:
     tally = run(options.cycles, options.seed, options.kill_every)
     if options.json:
         options.json.write_text(json.dumps(asdict(tally), indent=1) + "\n")
-    table = Table(
-        title=f"gpu-manager {vcuda.__version__}, Linux {platform.release()}, {time.monotonic() - started:.0f} s"
-    )
+    console = Console(width=120)
+    seconds = time.monotonic() - started
+    console.print(f"gpu-manager {vcuda.__version__}, Linux {platform.release()}, {seconds:.0f} s")
+    table = Table()
     for column in ("what", "number"):
         table.add_column(column, justify="right" if column == "number" else "left")
     for name, value in asdict(tally).items():
         table.add_row(name.replace("_", " "), str(len(value) if isinstance(value, list) else value))
-    console = Console(width=120)
     console.print(table)
     for name in ("doubled", "lost", "leaked", "refused"):
         for line in getattr(tally, name)[:20]:

@@ -28,7 +28,6 @@ from manager.state import Allocation, Held, StateError, StateFile
 from vcuda.spec import errors, fit, placement
 from vcuda.spec.errors import InvalidPlacement, SpecError
 from vcuda.spec.names import Names
-from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, PodRequest, asks_for_share, parse_pod
 
 LOCK_TIMEOUT_S = 1.0
@@ -184,6 +183,13 @@ class Allocator:
         self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Pod]
     ) -> Allocation:
         """The cards for a container that has none yet. Raises Refusal, SpecError."""
+        smallest = self.settings.smallest_memory
+        if not container.whole and container.memory_blocks < smallest:
+            raise Refusal(
+                Reason.SHARE_TOO_SMALL,
+                f"container {container.name!r} asks for {container.memory_blocks} {self._names.memory}, this node gives no share below "
+                f"{smallest}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
+            )
         snapshot = self._inventory.snapshot
         cards = {item.card.uuid: item for item in snapshot.cards}
         known = [item.card for item in snapshot.cards]
@@ -347,7 +353,9 @@ class Allocator:
                 if container is not None:
                     before = self._allocations.get((candidate.uid, container.name))
                     shares = (before or self._decide(candidate, request, container, pods)).shares
-                    chosen = devices.prefer(available, must_include, size, _per_card(resource, shares, size))
+                    chosen = devices.prefer(
+                        available, must_include, size, devices.per_card(resource, shares, size)
+                    )
                     if chosen is not None:
                         return chosen
         except (Refusal, SpecError) as error:
@@ -390,12 +398,3 @@ class Allocator:
             cards = {share.uuid for item in gone for share in item.shares}
             self._regions.reshare(self._allocations, cards)
         return gone
-
-
-def _per_card(resource: str, shares: Sequence[CardShare], size: int) -> dict[str, int]:
-    """How many of a container's devices belong to each of its cards."""
-    if resource == "core":
-        return {share.uuid: share.cores for share in shares}
-    # Whole cards may ask any number of blocks; spread them evenly, as kubelet only counts.
-    even, rest = divmod(size, len(shares))
-    return {share.uuid: even + (position < rest) for position, share in enumerate(shares)}

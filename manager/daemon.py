@@ -14,10 +14,11 @@ from pathlib import Path
 
 import vcuda
 from manager import kubeconfig, kubelet_pods, logs, node_description, nvml, rebuild, sdnotify, storage, web
-from manager.admission import Admission
+from manager.admission import RECORDS_TIMEOUT_S, Admission
 from manager.allocation import Allocator
 from manager.audit import Auditor
 from manager.cards import Driver
+from manager.coexistence import Coexistence
 from manager.errors import Refusal, StartError
 from manager.hostroot import HostRoot
 from manager.inventory import Inventory, Snapshot
@@ -113,6 +114,10 @@ class Daemon:
             )
             self._watch = PodWatch(kube, self._wake.set) if kube else None
             self.auditor = Auditor(self.inventory.processes, regions.usage, self._bypass)
+            # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
+            self._others = PodResources(settings.pod_resources_socket, names)
+            self._stack.callback(self._others.close)
+            self.coexistence = Coexistence(self.inventory.processes, self._held_elsewhere)
             self._reporter = reporter = Reporter(
                 settings.node_name,
                 self.inventory,
@@ -224,6 +229,7 @@ class Daemon:
             if changed is not None:
                 self._apply(changed)
             self.mirror.refresh(self.inventory.snapshot.driver_version)
+            self.inventory.block(self.coexistence.blocked(self.inventory.snapshot.cards))
             self.auditor.audit(
                 self.allocator.allocations,
                 [item.card.uuid for item in self.inventory.snapshot.cards if not item.parent_uuid],
@@ -286,6 +292,9 @@ class Daemon:
                 self.outbox.pod_event(
                     item.namespace, item.pod_name, item.pod_uid, "CardUnhealthy", f"card {uuid}: {why}"
                 )
+
+    def _held_elsewhere(self) -> Mapping[str, str]:
+        return self._others.held_elsewhere(RECORDS_TIMEOUT_S)
 
     def _bypass(self, item: Allocation, message: str) -> None:
         self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, "MemoryUnaccounted", message)

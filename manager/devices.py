@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from manager.proto import deviceplugin_pb2 as api
 from vcuda.spec.inventory import Card
+from vcuda.spec.placement import CardShare
 from vcuda.spec.units import CORES_PER_CARD
 
 HEALTHY = "Healthy"
@@ -70,3 +71,12 @@ def prefer(
             taken.add(device_id)
             chosen.append(device_id)
     return chosen if len(chosen) == size else None
+
+
+def per_card(resource: str, shares: Sequence[CardShare], size: int) -> dict[str, int]:
+    """How many of a container's devices belong to each of its cards."""
+    if resource == "core":
+        return {share.uuid: share.cores for share in shares}
+    # Whole cards may ask any number of blocks; spread them evenly, as kubelet only counts.
+    even, rest = divmod(size, len(shares))
+    return {share.uuid: even + (position < rest) for position, share in enumerate(shares)}

@@ -20,6 +20,7 @@ class Reason(enum.StrEnum):
     CARD_CHANGED = "CardChanged"
     NOT_ALLOCATED = "NotAllocated"
     BUSY = "Busy"
+    SHARE_TOO_SMALL = "ShareTooSmall"
 
 
 class Refusal(Exception):

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from manager import nodes
@@ -55,6 +55,7 @@ class Inventory:
         self._driver: Driver = NullDriver("not opened yet")
         self._stale = False
         self._known: dict[str, NodeCard] = {}
+        self._blocked: Mapping[str, str] = {}
         self._xids: dict[str, tuple[int, float]] = {}
         self._snapshot = Snapshot("none", "", ())
         self._conditions = Conditions(log)
@@ -84,6 +85,10 @@ class Inventory:
             return self._driver.sample(uuid)
         except DriverError:
             return None
+
+    def block(self, reasons: Mapping[str, str]) -> None:
+        """Cards, by UUID, that others have, and why; they count as unhealthy from the next probe on."""
+        self._blocked = dict(reasons)
 
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
         try:
@@ -195,6 +200,9 @@ class Inventory:
     def _publish(self, version: str, failures: dict[str, str] | None = None) -> Snapshot:
         problems = dict(failures) if failures is not None else dict(self._snapshot.problems)
         problems.update(self._node_problems(problems))
+        blocked = self._blocked
+        for uuid in self._known.keys() & blocked.keys():
+            problems.setdefault(uuid, blocked[uuid])
         for item in self._known.values():
             if item.physical_uuid in self._xids:
                 problems.setdefault(item.card.uuid, f"Xid {self._xids[item.physical_uuid][0]}")

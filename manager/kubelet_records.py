@@ -24,6 +24,7 @@ from manager.state import Held
 from vcuda.spec.names import Names
 
 CHECKPOINT_FILE = "kubelet_internal_checkpoint"
+_OTHER_PLUGIN = "nvidia.com/"
 _MAX_MESSAGE = 64 * 1024 * 1024
 
 
@@ -95,18 +96,39 @@ class PodResources:
         self._names = names
         self._channel: grpc.Channel | None = None
 
-    def list(self, timeout: float) -> list[Entry]:
-        """Raises RecordsError."""
+    def _ask(self, timeout: float) -> resources_api.ListPodResourcesResponse:
         if self._channel is None:
             self._channel = grpc.insecure_channel(
                 f"unix:{self._socket}", options=[("grpc.max_receive_message_length", _MAX_MESSAGE)]
             )
         stub = podresources_pb2_grpc.PodResourcesListerStub(self._channel)
         try:
-            answer = stub.List(resources_api.ListPodResourcesRequest(), timeout=timeout)
+            answer: resources_api.ListPodResourcesResponse = stub.List(
+                resources_api.ListPodResourcesRequest(), timeout=timeout
+            )
+            return answer
         except grpc.RpcError as error:
             self.close()  # after a restart of kubelet the old channel would back off for long
             raise RecordsError(f"PodResources at {self._socket}: {error.details()}") from error
+
+    def held_elsewhere(self, timeout: float) -> dict[str, str]:
+        """IDs of NVIDIA's own plugin's devices and "resource of namespace/pod" that holds each. Raises RecordsError.
+
+        Shared ones are named UUID::number there.
+        """
+        return {
+            device_id.partition("::")[0]: f"{devices.resource_name} of {pod.namespace}/{pod.name}"
+            for pod in self._ask(timeout).pod_resources
+            for container in pod.containers
+            for devices in container.devices
+            if devices.resource_name.startswith(_OTHER_PLUGIN)
+            and _resource(devices.resource_name, self._names) is None
+            for device_id in devices.device_ids
+        }
+
+    def list(self, timeout: float) -> list[Entry]:
+        """Raises RecordsError."""
+        answer = self._ask(timeout)
         found = []
         for pod in answer.pod_resources:
             for container in pod.containers:

@@ -55,6 +55,13 @@ def _mebibytes(value: str) -> int:
     return number
 
 
+def _blocks(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise ValueError("give blocks of 256 MiB, 1 or more")
+    return number
+
+
 def _level(value: str) -> int:
     return int(value)
 
@@ -171,6 +178,12 @@ class Settings:
     )
     container_mount: tuple[ContainerMount, ...] = _option(
         (), _mount, "HOST:CONTAINER[:ro] for every container with a share", repeated=True, live=True
+    )
+    smallest_memory: int = _option(
+        1,
+        _blocks,
+        "vcuda-memory that a share must ask at least: a CUDA context alone takes one or two",
+        live=True,
     )
     # Health
     health_check_interval: float = _option(
