@@ -107,6 +107,7 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     uint64_t cost = step->cost_ns;
     bool own_mark = due(estimate, cost) || step->closing || step->concurrent;
     vc_lane__note(lane, estimate, cost);
+    publish_launches(lane);
     /* A busy lane without an interval opens one behind this operation: the mark begins the next and proves the end of this. */
     step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS : !step->mark_before && (own_mark || !answer->from_idle);
     assume(lane, lane->finish_ns - cost, cost);
