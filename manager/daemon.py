@@ -13,7 +13,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import vcuda
-from manager import kubeconfig, kubelet_pods, logs, node_description, nvml, rebuild, sdnotify, storage, web
+from manager import (
+    kubeconfig,
+    kubelet_pods,
+    logs,
+    node_description,
+    nvml,
+    rebuild,
+    recycling,
+    sdnotify,
+    storage,
+    web,
+)
 from manager.admission import RECORDS_TIMEOUT_S, Admission
 from manager.allocation import Allocator
 from manager.audit import Auditor
@@ -21,8 +32,9 @@ from manager.cards import Driver
 from manager.coexistence import Coexistence
 from manager.errors import Refusal, StartError
 from manager.hostroot import HostRoot
+from manager.httpclient import HttpError
 from manager.inventory import Inventory, Snapshot
-from manager.kube import Kube, Pod
+from manager.kube import Kube, Pod, uid_of
 from manager.kubelet_records import PodResources
 from manager.metrics import Metrics
 from manager.mirror_keeper import MirrorKeeper
@@ -75,7 +87,7 @@ class Daemon:
             kind = "a small tmpfs each" if usage_storage.tmpfs else "plain directories"
             log.info("regions live in %s: %s", kind, usage_storage.why)
             api = kubeconfig.api_server(settings.kubeconfig, environment)
-            kube = Kube(api[0], settings.node_name) if api else None
+            kube = self._kube = Kube(api[0], settings.node_name) if api else None
             kubelet = kubelet_pods.connect(
                 settings.kubelet_url,
                 settings.kubelet_token_file,
@@ -241,11 +253,26 @@ class Daemon:
                     self.allocator.collect()
                 except Refusal as refusal:
                     log.warning("looking for pods that are gone: %s", refusal)
+                self._recycle()
                 self.mirror.remove_unused(
                     {Path(item.mirror) for item in self.allocator.allocations if item.mirror}
                 )
                 next_collection = time.monotonic() + self.settings.allocation_check_period
             self._wake.wait(min(self.settings.health_check_interval, self.settings.allocation_check_period))
+
+    def _recycle(self) -> None:
+        grace = self.settings.failed_admission_grace
+        if not grace or self._kube is None:
+            return
+        try:
+            pods = self._kube.pods(timeout=5.0)[0]
+        except HttpError as error:
+            log.debug("no clean-up of failed admissions while the API server is away: %s", error)
+            return
+        for pod in recycling.failed_admissions(pods, self._names, grace, time.time()):
+            namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
+            log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
+            self.outbox.delete_pod(namespace, name, uid_of(pod))
 
     def hangup(self) -> None:
         """Read the settings again, soon."""
@@ -292,6 +319,8 @@ class Daemon:
                 self.outbox.pod_event(
                     item.namespace, item.pod_name, item.pod_uid, "CardUnhealthy", f"card {uuid}: {why}"
                 )
+                if self.settings.dead_card_policy == "evict":
+                    self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
 
     def _held_elsewhere(self) -> Mapping[str, str]:
         return self._others.held_elsewhere(RECORDS_TIMEOUT_S)

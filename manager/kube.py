@@ -99,6 +99,12 @@ class Kube:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
         self.endpoint.json("POST", path, body=body, timeout=timeout)
 
+    def delete_pod(self, namespace: str, name: str, uid: str, timeout: float) -> None:
+        """Delete exactly this pod: a namesake is left alone (409)."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        self.endpoint.json("DELETE", path, body=body, timeout=timeout)
+
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
         """`about`: kind, namespace, name, uid of the object; `kind`: Normal or Warning."""
         namespace = about.get("namespace") or "default"

@@ -94,6 +94,9 @@ class Outbox:
 
         self._put(f"eviction {uid}", send)
 
+    def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        self._put(f"deletion {uid}", lambda kube: kube.delete_pod(namespace, name, uid, TIMEOUT_S))
+
     def _send_all(self) -> None:
         pause = _FIRST_PAUSE_S
         while not self._stop.is_set():

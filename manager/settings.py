@@ -62,6 +62,10 @@ def _blocks(value: str) -> int:
     return number
 
 
+def _seconds_or_never(value: str) -> float:
+    return 0.0 if value in ("0", "0s") else _seconds(value)
+
+
 def _level(value: str) -> int:
     return int(value)
 
@@ -195,6 +199,12 @@ class Settings:
         "Xid errors that are the application's, not the card's",
         live=True,
     )
+    dead_card_policy: str = _option(
+        "report",
+        _choice("report", "evict"),
+        "what becomes of the pods on a card that has become unhealthy",
+        live=True,
+    )
     # The bypass audit
     audit_policy: str = _option(
         "report",
@@ -218,6 +228,12 @@ class Settings:
     )
     allocation_check_period: float = _option(
         30.0, _seconds, "seconds between two searches for pods that are gone", live=True
+    )
+    failed_admission_grace: float = _option(
+        0.0,
+        _seconds_or_never,
+        "seconds until a pod that failed with UnexpectedAdmissionError is deleted, if a controller owns it; 0: never",
+        live=True,
     )
     # Surface
     query_addr: str = _option("localhost", _text, "address of the HTTP server")

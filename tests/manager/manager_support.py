@@ -102,6 +102,7 @@ class FakeApi:
         self.pods: list[dict[str, Any]] = []
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
+        self.deletions: list[tuple[str, dict[str, Any]]] = []
         self.failing = False
         self.delay_s = 0.0
         self._changed = threading.Condition()
@@ -125,6 +126,10 @@ class FakeApi:
                 if fake.failing:
                     return self.reply(500, {"message": "the store is away"})
                 fake.patches.append((self.path, body))
+                return self.reply(200, {})
+
+            def do_DELETE(self) -> None:
+                fake.deletions.append((self.path, self._body()))
                 return self.reply(200, {})
 
             def do_POST(self) -> None:
