@@ -10,7 +10,9 @@ from typing import Any
 CHART = Path(__file__).parent / "helm" / "vcuda-gpu-manager"
 FOLDER = Path(__file__).parent / "kubernetes"
 COMMAND = "python -m deploy.manifests"
-RELEASE, NAMESPACE = "vcuda", "kube-system"
+RELEASE = "vcuda"
+# One of its own: the right to patch pods, which the extender has in its namespace, should not reach others' there.
+NAMESPACE = "vcuda-system"
 
 # Which templates make which file: what a node gets, what the cluster gets once, what kube-scheduler's host gets.
 FILES = {

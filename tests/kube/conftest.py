@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system() -> Iterator[System]:
     try:
         kubelab.script()
     except kubelab.Unavailable as error:
         pytest.skip(str(error))
     # Undone in reverse order, each step whatever the others did: daemon and extender, cluster with its pods, mounts.
     with contextlib.ExitStack() as undo:
-        folder = tmp_path_factory.mktemp("system")
+        # Not below pytest's folder: another run may tidy that up, and here are mounts.
+        folder = Path(tempfile.mkdtemp(prefix="vcuda-kube-"))
+        undo.callback(shutil.rmtree, folder)
         share_mounts(folder)
         undo.callback(unmount, folder)
         lab = kubelab.KubeLab.up(

@@ -18,7 +18,7 @@ from kubelab import eventually
 from deploy import manifests
 
 IMAGE = ("vcuda-gpu-manager", "test")
-NAMESPACE = "kube-system"
+NAMESPACE = manifests.NAMESPACE
 EXTENDER_NAME = f"gpu-scheduler-extender.{NAMESPACE}.svc"
 BLOCK = 256 * 1024 * 1024
 
@@ -56,11 +56,15 @@ def values(system: System, certificate_file: Path) -> dict[str, Any]:
     }
 
 
-def pod_of(system: System, program: str) -> dict[str, Any]:
-    """The one ready pod of `program`."""
+def leader(system: System) -> dict[str, Any]:
+    return pod_of(system, "gpu-scheduler-extender", ",tencent.com/vcuda-extender-role=leader")
+
+
+def pod_of(system: System, program: str, more: str = "") -> dict[str, Any]:
+    """The one ready pod of `program`, of those that the selector's other terms leave."""
 
     def ready() -> dict[str, Any] | None:
-        selector = f"app.kubernetes.io/name={program}"
+        selector = f"app.kubernetes.io/name={program}{more}"
         found = system.lab.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
         if len(found) != 1 or found[0]["metadata"].get("deletionTimestamp"):
             return None
@@ -76,6 +80,17 @@ def pod_of(system: System, program: str) -> dict[str, Any]:
         raise AssertionError(f"{error}\n{described[-5000:]}\n{logs[-3000:]}") from None
 
 
+def use_extender(system: System, chosen: dict[str, Any], pod: dict[str, Any]) -> None:
+    """Give kube-scheduler the chart's file for this pod: there is no kube-proxy here that would serve the Service."""
+    host = {**chosen, "scheduler": {**chosen["scheduler"], "extenderHost": pod["status"]["podIP"]}}
+    configuration = yaml.safe_load(manifests.render(host, NAMESPACE)["scheduler-config.yaml"])
+    file = system.folder / "scheduler.yaml"
+    file.write_text(
+        configuration["data"]["v1beta1.yaml"].replace("/etc/kubernetes/scheduler.conf", "@KUBECONFIG@")
+    )
+    system.lab.call("restart-scheduler", SCHED_CONFIG=str(file), EXTENDER_YAML="")
+
+
 @pytest.fixture(scope="module")
 def installed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Stop the processes on the host, install the chart instead, and give kube-scheduler the chart's own file."""
@@ -86,6 +101,7 @@ def installed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Itera
     system.lab.image(":".join(IMAGE), image, "gpu-manager")
     system.stop()
     crt, key = certificate(folder)
+    system.lab.kubectl("create", "namespace", NAMESPACE)
     secret = system.lab.kubectl(
         "create", "secret", "tls", "gpu-scheduler-extender-tls", f"--cert={crt}", f"--key={key}",
         "-n", NAMESPACE, "--dry-run=client", "-o", "yaml",
@@ -96,17 +112,8 @@ def installed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Itera
     text = "\n---\n".join(rendered[name] for name in rendered if name.endswith(".yaml"))
     try:
         system.lab.kubectl("apply", "-f", "-", stdin=text)
-        extender = pod_of(system, "gpu-scheduler-extender")
         pod_of(system, "gpu-manager")
-        chosen["scheduler"]["extenderHost"] = extender["status"][
-            "podIP"
-        ]  # no kube-proxy: Services don't work here
-        configuration = yaml.safe_load(manifests.render(chosen, NAMESPACE)["scheduler-config.yaml"])
-        file = folder / "scheduler.yaml"
-        file.write_text(
-            configuration["data"]["v1beta1.yaml"].replace("/etc/kubernetes/scheduler.conf", "@KUBECONFIG@")
-        )
-        system.lab.call("restart-scheduler", SCHED_CONFIG=str(file), EXTENDER_YAML="")
+        use_extender(system, chosen, leader(system))
         system.wait_offered()
         yield chosen
     finally:
@@ -158,6 +165,25 @@ def test_shares_hold_and_outlive_the_daemon_s_pod(
     assert f"total={7 * BLOCK} " in system.wait_log("next", "taken=")
 
 
+def test_a_standby_takes_over(system: System, client_image: str, installed: dict[str, Any]) -> None:
+    """The leader's pod is deleted: it gives its Lease back, the Service's endpoints follow, and pods are placed again."""
+    first = leader(system)
+    name, address = first["metadata"]["name"], first["status"]["podIP"]
+    system.lab.kubectl("delete", "pod", "-n", NAMESPACE, name, "--wait=true")
+    second = leader(system)
+    assert second["metadata"]["name"] != name
+
+    def followed() -> bool:
+        subsets = system.lab.get("endpoints", "-n", NAMESPACE, "gpu-scheduler-extender").get("subsets") or []
+        found = {item["ip"] for subset in subsets for item in subset.get("addresses") or ()}
+        return found == {second["status"]["podIP"]} != {address}
+
+    eventually("the Service leads to the new leader alone", followed, 30)
+    use_extender(system, installed, second)
+    system.create(share_pod("placed-again", client_image, 30, 5))
+    assert f"total={5 * BLOCK} " in system.wait_log("placed-again", "taken=")
+
+
 def test_roles_hold_nothing_that_was_refused(system: System, installed: dict[str, Any]) -> None:
     """Neither log tells of a call that the API server or kubelet refused."""
     for program in ("gpu-manager", "gpu-scheduler-extender"):
@@ -168,7 +194,7 @@ def test_roles_hold_nothing_that_was_refused(system: System, installed: dict[str
         assert " 403" not in log, log
 
 
-def test_the_api_server_accepts_the_plain_manifests(system: System) -> None:
+def test_the_api_server_accepts_the_plain_manifests(system: System, installed: dict[str, Any]) -> None:
     """deploy/kubernetes, with the policy version that this cluster knows, passes the API server's validation."""
     files = manifests.plain({"extender": {"podDisruptionBudget": {"apiVersion": "policy/v1beta1"}}})
     told = system.lab.kubectl(
@@ -177,7 +203,7 @@ def test_the_api_server_accepts_the_plain_manifests(system: System) -> None:
     assert len(told) == sum(len(list(yaml.safe_load_all(text))) for text in files.values())
 
 
-def test_the_network_policy_is_accepted(system: System) -> None:
+def test_the_network_policy_is_accepted(system: System, installed: dict[str, Any]) -> None:
     chosen = {"networkPolicy": {"enabled": True, "schedulerCIDRs": ["10.0.0.0/24"]}}
     text = manifests.render(chosen)["networkpolicy.yaml"]
     assert system.lab.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text).count("networkpolicy") == 2

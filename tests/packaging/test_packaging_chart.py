@@ -82,7 +82,10 @@ def test_the_programs_understand_their_flags(values: dict[str, Any]) -> None:
     words = container(found["Deployment", "gpu-scheduler-extender"])["args"]
     parser = argparse.ArgumentParser(exit_on_error=False)
     extender_settings.add_options(parser)
+    words = [word.replace("$(POD_NAME)", "extender-0") for word in words]
     settings = extender_settings.from_arguments(parser.parse_args(words), parser)
+    assert settings.lease == "vcuda-system/gpu-scheduler-extender"
+    assert settings.pod == "vcuda-system/extender-0"
     assert settings.port == 3456
     assert settings.tls_cert == "/etc/tls/tls.crt"
 
@@ -112,6 +115,9 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
     assert rules(found["ClusterRole", "vcuda-gpu-scheduler-extender"]) == {
         ("pods", "get"), ("pods", "list"), ("pods", "watch"), ("nodes", "list"), ("nodes", "watch"), ("pods/binding", "create"),
     }  # fmt: skip
+    assert rules(found["Role", "gpu-scheduler-extender"]) == {
+        ("leases", "get"), ("leases", "update"), ("leases", "create"), ("pods", "patch"),
+    }  # fmt: skip
     evicting = objects({"manager": {"audit": {"policy": "evict"}}})["ClusterRole", "vcuda-gpu-manager"]
     assert rules(evicting) == manager | {("pods/eviction", "create")}
     for access, more in (("pods", {("nodes/pods", "get")}), ("none", set())):
@@ -138,7 +144,7 @@ def test_tls_is_the_same_for_server_probes_and_scheduler(mode: str) -> None:
         assert configuration["apiVersion"] == f"kubescheduler.config.k8s.io/{version}"
         assert configuration["percentageOfNodesToScore"] == 100
         shares, cpu_only = configuration["extenders"]
-        assert shares["urlPrefix"] == f"{scheme}://gpu-scheduler-extender.kube-system.svc:3456/scheduler"
+        assert shares["urlPrefix"] == f"{scheme}://gpu-scheduler-extender.vcuda-system.svc:3456/scheduler"
         assert [item["name"] for item in shares["managedResources"]] == [
             "tencent.com/vcuda-core",
             "tencent.com/vcuda-memory",
@@ -164,7 +170,7 @@ def test_optional_kinds_are_there_when_asked_for() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"extender": {"replicas": 2}},  # there is no leader election
+        {"extender": {"leaseSeconds": 5}},  # shorter than two API calls may take
         {"manager": {"kubelet": {"access": "admin"}}},
         {"manager": {"prot": 1}},
         {"manager": {"stateDirectory": "relative"}},
