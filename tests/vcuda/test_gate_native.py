@@ -11,7 +11,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "vcuda" / "src" / "core"
-RULES = ("bucket", "estimate", "gate", "gate_busy", "gate_lane", "gate_time", "arbiter_core", "arbiter_observe")
+RULES = (
+    "bucket",
+    "estimate",
+    "gate",
+    "gate_busy",
+    "gate_lane",
+    "gate_time",
+    "arbiter_core",
+    "arbiter_observe",
+)
 
 
 def compile_and_run(folder: Path, sources: list[str], *flags: str) -> None:

@@ -102,3 +102,46 @@ VC__SET_V1(cuMemsetD32, unsigned int)
 VC__SET_2D_V1(cuMemsetD2D8, unsigned char)
 VC__SET_2D_V1(cuMemsetD2D16, unsigned short)
 VC__SET_2D_V1(cuMemsetD2D32, unsigned int)
+
+/* --- copies with extents --- */
+
+static bool side_on_device(unsigned int type, CUdeviceptr pointer)
+{
+    return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY ||
+           (type == CU_MEMORYTYPE_UNIFIED && on_device(pointer));
+}
+
+static bool begin_2d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY2D *copy)
+{
+    if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
+        !side_on_device(copy->dstMemoryType, copy->dstDevice))
+        return false;
+    return begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height);
+}
+
+static bool begin_3d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY3D *copy)
+{
+    if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
+        !side_on_device(copy->dstMemoryType, copy->dstDevice))
+        return false;
+    return begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height * copy->Depth);
+}
+
+#define VC__EXTENT(name, dimensions, per_thread)                              \
+    VC__HOOK(name, (const CUDA_MEMCPY##dimensions *copy), (copy), VC__BEGIN_##dimensions(&work, NULL, per_thread, copy))
+#define VC__EXTENT_ASYNC(name, dimensions, per_thread)                        \
+    VC__HOOK(name, (const CUDA_MEMCPY##dimensions *copy, CUstream stream), (copy, stream), \
+             VC__BEGIN_##dimensions(&work, stream, per_thread, copy))
+#define VC__BEGIN_2D begin_2d
+#define VC__BEGIN_3D begin_3d
+
+VC__EXTENT(cuMemcpy2D_v2, 2D, false)
+VC__EXTENT(cuMemcpy2D_v2_ptds, 2D, true)
+VC__EXTENT(cuMemcpy2DUnaligned_v2, 2D, false)
+VC__EXTENT(cuMemcpy2DUnaligned_v2_ptds, 2D, true)
+VC__EXTENT_ASYNC(cuMemcpy2DAsync_v2, 2D, false)
+VC__EXTENT_ASYNC(cuMemcpy2DAsync_v2_ptsz, 2D, true)
+VC__EXTENT(cuMemcpy3D_v2, 3D, false)
+VC__EXTENT(cuMemcpy3D_v2_ptds, 3D, true)
+VC__EXTENT_ASYNC(cuMemcpy3DAsync_v2, 3D, false)
+VC__EXTENT_ASYNC(cuMemcpy3DAsync_v2_ptsz, 3D, true)
