@@ -2,7 +2,7 @@
 
 The truth is the simulated card's own books, never our accounting. The figures say how well the rules hold in real
 processes on this machine; they say nothing about a real card. Run it alone on an idle machine, from the repository's
-root: `python -m benchmarks.throttle [--json FILE] [--quick]`. Targets: T1, T2, T5 to T10 of docs/compute.md.
+root: `python -m benchmarks.throttle [--json FILE] [--plots FOLDER] [--quick]`. Targets: T1, T2, T5 to T10 of docs/compute.md.
 """
 
 from __future__ import annotations
@@ -12,133 +12,57 @@ import dataclasses
 import json
 import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import vcuda
+from benchmarks._throttle_bench import (
+    HERE,
+    Bench,
+    Load,
+    Options,
+    Step,
+    Trace,
+    answer_of,
+    compile_c,
+)
+from benchmarks._throttle_plot import plot
 from vcuda import region
 from vcuda.arbiter import Arbiter
-from vcuda.sim import Machine
 
-HERE = Path(__file__).resolve().parent
-SHIM = Path(vcuda.__file__).parent / "lib" / "shim" / "libcuda.so.1"
-SAMPLE_SECONDS = 0.1
-WARM_SECONDS = 1.5
 CAPS = (5, 10, 30, 50, 90)
-KERNELS = {"10 us": "spin_10us", "1 ms": "spin_1000us"}
+KERNELS: dict[str, Options] = {
+    "kernels of 10 us": {"kernel": "spin_10us"},
+    "kernels of 1 ms": {"kernel": "spin_1000us"},
+    "a graph of 20 x 100 us": {"kernel": "spin_100us", "graph": 20},
+}
+LONG_KERNEL = "spin_100ms"
+# The window of a kernel that can't be split: 100 of them.
+LONG_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity: errors in points of the card, mean absolute, over 1 s and 100 ms windows."""
+    """One measured quantity in points of the card: mean absolute errors over long windows (1 s) and over 100 ms."""
 
     what: str
     target: float
     achieved: float
     error_1s: float
-    error_100ms: float
+    error_100ms: float | None
 
 
 @dataclass(frozen=True)
-class Load:
-    """A program in a share: `cores` of the card, up to `core_limit`, and the options of throttle_load."""
+class Settled:
+    """How long after a step the share was right (T7); None: not within the trace."""
 
-    cores: int
-    options: dict[str, str | int | float] = field(default_factory=dict)
-    core_limit: int | None = None
-
-
-class Bench:
-    """A simulated machine with shares made and removed as they are needed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.machine = Machine.create(folder / "machine")
-        self.program = compile_c(HERE / "throttle_load.c", folder / "throttle_load")
-        self.made = 0
-
-    def share(self, load: Load, shared: bool, driver: Path | None = None) -> tuple[Path, dict[str, str]]:
-        """Make a container's folder; returns it and the environment in which a program uses it."""
-        self.made += 1
-        folder = self.folder / f"share-{self.made}"
-        (folder / "lib64" / "drv").mkdir(parents=True)
-        (folder / "vcuda").mkdir()
-        shutil.copyfile(SHIM, folder / "lib64" / "libcuda.so.1")
-        real = driver or self.machine.library_folder / "libcuda.so.1"
-        (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(real)
-        limit = region.CardLimit(
-            self.machine.cards[0].uuid, 0, 1 << 30, load.cores, load.core_limit or load.cores, shared=shared
-        )
-        region.create(folder / "vcuda", [limit])
-        environment = {**os.environ, **self.machine.environment()}
-        environment["LD_LIBRARY_PATH"] = f"{folder / 'lib64'}:{environment['LD_LIBRARY_PATH']}"
-        return folder, environment
-
-    def start(
-        self, environment: dict[str, str], options: dict[str, str | int | float]
-    ) -> subprocess.Popen[str]:
-        arguments = [f"{name}={value}" for name, value in options.items()]
-        return subprocess.Popen(
-            [self.program, *arguments], env=environment, stdout=subprocess.PIPE, text=True
-        )
-
-    def native(self, options: dict[str, str | int | float]) -> dict[str, Any]:
-        """The same program without any share."""
-        return answer_of(self.start({**os.environ, **self.machine.environment()}, options))
-
-    def run(
-        self, loads: Sequence[Load], seconds: float, *, shared: bool
-    ) -> tuple[list[list[float]], list[dict[str, Any]]]:
-        """All loads at once, with an arbiter: each one's GPU seconds per sample, and what the programs said."""
-        with Arbiter() as arbiter:
-            processes = []
-            for load in loads:
-                folder, environment = self.share(load, shared)
-                arbiter.add(folder.name, folder / "vcuda")
-                options = {**load.options, "seconds": WARM_SECONDS + seconds + 0.5}
-                processes.append(self.start(environment, options))
-            time.sleep(WARM_SECONDS)
-            samples = self.sample([process.pid for process in processes], seconds)
-            return samples, [answer_of(process) for process in processes]
-
-    def sample(self, pids: Sequence[int], seconds: float) -> list[list[float]]:
-        """The part of the card that each process had in each sample of about 100 ms, in points."""
-        last_ns, last = self.busy()
-        samples: list[list[float]] = [[] for _ in pids]
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(SAMPLE_SECONDS)
-            now_ns, now = self.busy()
-            for row, pid in zip(samples, pids, strict=True):
-                row.append(100 * (now.get(pid, 0) - last.get(pid, 0)) / (now_ns - last_ns))
-            last_ns, last = now_ns, now
-        return samples
-
-    def busy(self) -> tuple[int, dict[int, int]]:
-        report = self.machine.report()
-        return report.now_ns, {process.pid: process.busy_ns for process in report.processes}
-
-
-def compile_c(source: Path, output: Path, *flags: str) -> Path:
-    command = ["gcc", "-O2", "-Wall", "-Werror", *flags, str(source), "-o", str(output), "-ldl", "-lpthread"]
-    subprocess.run(command, check=True)
-    return output
-
-
-def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=120)
-    if process.returncode != 0:
-        raise RuntimeError(f"throttle_load ended with {process.returncode}; its message is above")
-    answer: dict[str, Any] = json.loads(output)
-    return answer
+    what: str
+    milliseconds: float | None
 
 
 def row_of(what: str, target: float, samples: Sequence[float]) -> Row:
@@ -152,30 +76,95 @@ def row_of(what: str, target: float, samples: Sequence[float]) -> Row:
     )
 
 
-def caps(bench: Bench, seconds: float) -> list[Row]:
+def caps(bench: Bench, seconds: float, quick: bool) -> list[Row]:
     rows = []
-    for title, kernel in KERNELS.items():
+    for title, options in KERNELS.items():
         for cap in CAPS:
-            samples, _ = bench.run([Load(cap, {"kernel": kernel})], seconds, shared=False)
-            rows.append(row_of(f"cap alone, kernels of {title}", cap, samples[0]))
+            samples, _ = bench.run([Load(cap, options)], seconds, shared=False)
+            rows.append(row_of(f"cap alone, {title}", cap, samples[0]))
+    for cap in CAPS[2:4] if quick else CAPS:
+        samples, _ = bench.run([Load(cap, {"kernel": LONG_KERNEL})], LONG_SECONDS, shared=False)
+        got = statistics.fmean(samples[0])
+        rows.append(Row("cap alone, kernels of 100 ms (over 10 s)", cap, got, abs(got - cap), None))
     return rows
 
 
-def splits(bench: Bench, seconds: float) -> list[Row]:
-    rows = []
+def splits(bench: Bench, seconds: float) -> tuple[list[Row], dict[str, float]]:
+    """Greedy tenants side by side; and what the same programs had together without any share, in the same minute."""
+    rows, native = [], {}
     for shares in ((30, 70), (10, 20, 30, 40)):
-        for title, kernel in KERNELS.items():
-            samples, _ = bench.run(
-                [Load(cores, {"kernel": kernel}) for cores in shares], seconds, shared=True
-            )
-            name = "/".join(map(str, shares))
-            rows += [
-                row_of(f"{name} greedy, kernels of {title}", cores, mine)
-                for cores, mine in zip(shares, samples, strict=True)
-            ]
+        for title in list(KERNELS)[:2]:
+            options = KERNELS[title]
+            samples, _ = bench.run([Load(cores, options) for cores in shares], seconds, shared=True)
+            name = f"{'/'.join(map(str, shares))} greedy, {title}"
+            rows += [row_of(name, cores, mine) for cores, mine in zip(shares, samples, strict=True)]
             together = [sum(parts) for parts in zip(*samples, strict=True)]
-            rows.append(row_of(f"{name} greedy, kernels of {title}: sum", 100, together))
-    return rows
+            rows.append(row_of(f"{name}: sum", 100, together))
+            native[name] = bench.native_share([options] * len(shares), seconds)
+    return rows, native
+
+
+def below_the_cap(bench: Bench, seconds: float) -> dict[str, float]:
+    """Launches per second of a load that needs half of the card, under a cap of 90, as part of native."""
+    loads: dict[str, Options] = {
+        "10 us": {"kernel": "spin_10us", "sync": 100, "pause_us": 1000},
+        "1 ms": {"kernel": "spin_1000us", "sync": 5, "pause_us": 5000},
+    }
+    found = {}
+    for title, options in loads.items():
+        timed = {**options, "seconds": seconds}
+        native = bench.native(timed)
+        _, environment = bench.share(Load(90), False)
+        limited = answer_of(bench.start(environment, timed))
+        rates = [float(answer["launches"]) / float(answer["seconds"]) for answer in (limited, native)]
+        found[title] = rates[0] / rates[1]
+    return found
+
+
+def steps(bench: Bench) -> tuple[list[Settled], dict[str, tuple[Trace, dict[str, list[float]]]]]:
+    """A load starts; a neighbour starts and stops; the limit is changed live. Kernels of 1 ms."""
+    options: Options = {"kernel": "spin_1000us", "seconds": 20}
+    traces: dict[str, tuple[Trace, dict[str, list[float]]]] = {}
+
+    def release(process: Any) -> Step:
+        return Step(0.5, lambda: (process.stdin.write("go\n"), process.stdin.flush()))
+
+    with Arbiter() as arbiter:
+        folder, environment = bench.share(Load(30), False)
+        arbiter.add("alone", folder / "vcuda")
+        process = bench.start(environment, {**options, "wait": 1})
+        limits = region.read_limits(folder / "vcuda")[0]
+        wider = dataclasses.replace(limits, cores=60, core_limit=60)
+        change = Step(2.5, lambda: region.update(folder / "vcuda", [wider]))
+        traces["load starts, limit changes"] = (
+            bench.trace([process], 5, [release(process), change]),
+            {"30, then 60": [0, 30, 60]},
+        )
+        process.kill()
+        process.communicate()
+    with Arbiter() as arbiter:
+        processes = []
+        for index, load in enumerate((Load(30, core_limit=60), Load(70))):
+            folder, environment = bench.share(load, True)
+            arbiter.add(str(index), folder / "vcuda")
+            processes.append(bench.start(environment, {**options, "wait": 1} if index else options))
+        stop = Step(3.5, processes[1].kill)
+        start = dataclasses.replace(release(processes[1]), at_s=1.5)
+        traces["neighbour starts and stops"] = (
+            bench.trace(processes, 6, [start, stop]),
+            {"30 up to 60": [60, 30, 60], "70, from time to time": [0, 70, 0]},
+        )
+        for process in processes:
+            process.kill()
+            process.communicate()
+    alone, together = (trace for trace, _ in traces.values())
+    return [
+        Settled("load starts: 30", alone.settled_ms(0, 30, 0)),
+        Settled("limit changed live: 60", alone.settled_ms(0, 60, 1)),
+        Settled("neighbour starts: back to 30", together.settled_ms(0, 30, 0)),
+        Settled("neighbour starts: its 70", together.settled_ms(1, 70, 0)),
+        Settled("neighbour stops: up to 60 again", together.settled_ms(0, 60, 1)),
+    ], traces
 
 
 def lending(bench: Bench, seconds: float) -> list[Row]:
@@ -185,7 +174,7 @@ def lending(bench: Bench, seconds: float) -> list[Row]:
 
 def inference(bench: Bench, seconds: float) -> dict[str, float]:
     """Bursts of ten 500 us kernels every 50 ms under a 30 % share: p99 in ms."""
-    requests: dict[str, str | int | float] = {"kernel": "spin_500us", "sync": 10, "pause_us": 45000}
+    requests: Options = {"kernel": "spin_500us", "sync": 10, "pause_us": 45000}
     found = {"native": bench.native({**requests, "seconds": seconds})["burst_p99_ns"] / 1e6}
     neighbours = {"alone": None, "beside greedy 1 ms": "spin_1000us", "beside greedy 20 ms": "spin_20ms"}
     for title, kernel in neighbours.items():
@@ -201,7 +190,7 @@ def launch_cost(bench: Bench, launches: int) -> dict[str, dict[str, float]]:
     folder = bench.folder / "null-driver"
     folder.mkdir(exist_ok=True)
     driver = compile_c(HERE / "throttle_null_driver.c", folder / "libcuda.so.1", *flags)
-    options: dict[str, str | int | float] = {"kernel": "k", "cost": launches, "pause_us": 10000}
+    options: Options = {"kernel": "k", "cost": launches, "pause_us": 10000}
     found = {
         "native": answer_of(bench.start({**os.environ, "LD_LIBRARY_PATH": str(driver.parent)}, options)),
     }
@@ -231,11 +220,21 @@ def show(result: dict[str, Any]) -> None:
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     if about["load_average"] > 0.5:
         print("The machine was not idle: these figures are worse than they would be.")
-    print(f"\n{'':44}{'target':>8}{'got':>8}{'|err| 1 s':>11}{'100 ms':>8}   points of the card")
+    print(f"\n{'':52}{'target':>8}{'got':>8}{'|err| 1 s':>11}{'100 ms':>8}   points of the card")
     for row in result["shares"]:
-        print(
-            f"{row['what']:44}{row['target']:8.0f}{row['achieved']:8.2f}{row['error_1s']:11.2f}{row['error_100ms']:8.2f}"
-        )
+        short = f"{row['error_100ms']:8.2f}" if row["error_100ms"] is not None else f"{'-':>8}"
+        print(f"{row['what']:52}{row['target']:8.0f}{row['achieved']:8.2f}{row['error_1s']:11.2f}{short}")
+    print("\nthe same programs without any share: sum in points; ours as part of it")
+    sums = {row["what"].removesuffix(": sum"): row["achieved"] for row in result["shares"]}
+    for title, value in result["native_sums"].items():
+        print(f"  {title:50}{value:8.2f}{100 * sums[title] / value:8.1f} %")
+    print("\nthroughput of a load below its cap, part of native")
+    for title, value in result["below_cap"].items():
+        print(f"  kernels of {title:12}{100 * value:8.2f} %")
+    print("\nsettled after a step, ms (in steps of 20)")
+    for row in result["steps"]:
+        shown = "not settled" if row["milliseconds"] is None else f"{row['milliseconds']:.0f}"
+        print(f"  {row['what']:40}{shown:>12}")
     print("\n5 ms of kernels every 50 ms under 30 %, p99 in ms")
     for title, value in result["inference_p99_ms"].items():
         print(f"  {title:24}{value:8.2f}  {value / result['inference_p99_ms']['native']:.2f} x native")
@@ -245,23 +244,37 @@ def show(result: dict[str, Any]) -> None:
         added = ""
         if title != "native":
             added = f"  adds {cost['p50_ns'] - base['p50_ns']:.0f} / {cost['p99_ns'] - base['p99_ns']:.0f}"
+            quiet = cost["quiet_p99_ns"] - base["quiet_p99_ns"]
+            added += f"; launches without an event: p99 adds {quiet:.0f}"
         print(f"  {title:24}p50 {cost['p50_ns']:6.0f}   p99 {cost['p99_ns']:6.0f}{added}")
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="throttle", description="GPU-time limits on the simulated driver.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="draw the steps there as PNG (needs matplotlib)"
+    )
     parser.add_argument("--quick", action="store_true", help="2 s per figure instead of 5: for a first look")
     options = parser.parse_args(arguments)
     seconds = 2.0 if options.quick else 5.0
     result: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory(prefix="vcuda-throttle-") as folder:
         bench = Bench(Path(folder))
-        rows = caps(bench, seconds) + splits(bench, seconds) + lending(bench, seconds)
+        divided, result["native_sums"] = splits(bench, seconds)
+        rows = caps(bench, seconds, options.quick) + divided + lending(bench, seconds)
         result["shares"] = [dataclasses.asdict(row) for row in rows]
         result["inference_p99_ms"] = inference(bench, 2 * seconds)
+        result["below_cap"] = below_the_cap(bench, 2 * seconds)
+        settled, traces = steps(bench)
+        result["steps"] = [dataclasses.asdict(step) for step in settled]
         result["launch_ns"] = launch_cost(bench, 20000 if options.quick else 100000)
     show(result)
+    if options.plots:
+        for name, (trace, targets) in traces.items():
+            print(plot(options.plots, name, trace, targets))
+    else:
+        print("\nno plots: give --plots FOLDER")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
