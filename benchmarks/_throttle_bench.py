@@ -1,0 +1,202 @@
+"""A simulated machine with shares and loads in it, watched through the card's own books: what throttle.py measures with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import vcuda
+from vcuda import region
+from vcuda.arbiter import Arbiter
+from vcuda.sim import Machine
+
+Options = dict[str, str | int | float]
+
+HERE = Path(__file__).resolve().parent
+SHIM = Path(vcuda.__file__).parent / "lib" / "shim" / "libcuda.so.1"
+SAMPLE_SECONDS = 0.1
+TRACE_SECONDS = 0.02
+WARM_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Load:
+    """A program in a share: `cores` of the card, up to `core_limit`, and the options of throttle_load."""
+
+    cores: int
+    options: Options = field(default_factory=dict)
+    core_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that happens `at_s` after a trace began."""
+
+    at_s: float
+    action: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """GPU seconds that each process had used, `at_s` after the trace began."""
+
+    at_s: float
+    used_s: list[float]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A process's use over time, and when the steps really happened."""
+
+    moments: list[Moment]
+    steps_s: list[float]
+
+    def used(self, index: int, at_s: float) -> float:
+        before = self.moments[0]
+        for moment in self.moments:
+            if moment.at_s >= at_s:
+                part = (at_s - before.at_s) / (moment.at_s - before.at_s) if moment is not before else 0.0
+                return before.used_s[index] + part * (moment.used_s[index] - before.used_s[index])
+            before = moment
+        return before.used_s[index]
+
+    def share(self, index: int, from_s: float, to_s: float) -> float:
+        return 100 * (self.used(index, to_s) - self.used(index, from_s)) / (to_s - from_s)
+
+    def settled_ms(self, index: int, target: float, step: int) -> float | None:
+        """How long after a step the next ten windows of 100 ms are right: 3 points off on average, 6 at most."""
+        began = self.steps_s[step]
+        last = self.steps_s[step + 1] if step + 1 < len(self.steps_s) else self.moments[-1].at_s
+        for tick in range(int((last - began - 1) / TRACE_SECONDS)):
+            start = began + tick * TRACE_SECONDS
+            errors = [
+                abs(self.share(index, start + at * 0.1, start + at * 0.1 + 0.1) - target) for at in range(10)
+            ]
+            if sum(errors) <= 30 and max(errors) <= 6:
+                return 1000 * (start - began)
+        return None
+
+
+class Bench:
+    """A simulated machine with shares made and removed as they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.machine = Machine.create(folder / "machine")
+        self.program = compile_c(HERE / "throttle_load.c", folder / "throttle_load")
+        self.made = 0
+
+    def share(self, load: Load, shared: bool, driver: Path | None = None) -> tuple[Path, dict[str, str]]:
+        """Make a container's folder; returns it and the environment in which a program uses it."""
+        self.made += 1
+        folder = self.folder / f"share-{self.made}"
+        (folder / "lib64" / "drv").mkdir(parents=True)
+        (folder / "vcuda").mkdir()
+        shutil.copyfile(SHIM, folder / "lib64" / "libcuda.so.1")
+        real = driver or self.machine.library_folder / "libcuda.so.1"
+        (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(real)
+        limit = region.CardLimit(
+            self.machine.cards[0].uuid, 0, 1 << 30, load.cores, load.core_limit or load.cores, shared=shared
+        )
+        region.create(folder / "vcuda", [limit])
+        environment = {**os.environ, **self.machine.environment()}
+        environment["LD_LIBRARY_PATH"] = f"{folder / 'lib64'}:{environment['LD_LIBRARY_PATH']}"
+        return folder, environment
+
+    def start(self, environment: dict[str, str], options: Options) -> subprocess.Popen[str]:
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        stdin = subprocess.PIPE if options.get("wait") else None
+        return subprocess.Popen(
+            [self.program, *arguments], env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True
+        )
+
+    def native(self, options: Options) -> dict[str, Any]:
+        """The same program without any share."""
+        return answer_of(self.start(self.native_environment(), options))
+
+    def native_environment(self) -> dict[str, str]:
+        return {**os.environ, **self.machine.environment()}
+
+    def native_share(self, options: Sequence[Options], seconds: float) -> float:
+        """What part of the card these programs keep busy together when nothing limits them, in points."""
+        duration: Options = {"seconds": WARM_SECONDS + seconds + 0.5}
+        processes = [self.start(self.native_environment(), {**each, **duration}) for each in options]
+        time.sleep(WARM_SECONDS)
+        samples = self.sample([process.pid for process in processes], seconds)
+        for process in processes:
+            answer_of(process)
+        return sum(sum(row) / len(row) for row in samples)
+
+    def run(
+        self, loads: Sequence[Load], seconds: float, *, shared: bool
+    ) -> tuple[list[list[float]], list[dict[str, Any]]]:
+        """All loads at once, with an arbiter: each one's GPU seconds per sample, and what the programs said."""
+        with Arbiter() as arbiter:
+            processes = []
+            for load in loads:
+                folder, environment = self.share(load, shared)
+                arbiter.add(folder.name, folder / "vcuda")
+                options = {**load.options, "seconds": WARM_SECONDS + seconds + 0.5}
+                processes.append(self.start(environment, options))
+            time.sleep(WARM_SECONDS)
+            samples = self.sample([process.pid for process in processes], seconds)
+            return samples, [answer_of(process) for process in processes]
+
+    def sample(self, pids: Sequence[int], seconds: float) -> list[list[float]]:
+        """The part of the card that each process had in each sample of about 100 ms, in points."""
+        last_ns, last = self.busy()
+        samples: list[list[float]] = [[] for _ in pids]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(SAMPLE_SECONDS)
+            now_ns, now = self.busy()
+            for row, pid in zip(samples, pids, strict=True):
+                row.append(100 * (now.get(pid, 0) - last.get(pid, 0)) / (now_ns - last_ns))
+            last_ns, last = now_ns, now
+        return samples
+
+    def trace(
+        self, processes: Sequence[subprocess.Popen[str]], seconds: float, steps: Sequence[Step]
+    ) -> Trace:
+        """What each process had of the card over time, while `steps` happen."""
+        pids = [process.pid for process in processes]
+        moments: list[Moment] = []
+        done: list[float] = []
+        began_ns, _ = self.busy()
+        left = sorted(steps, key=lambda step: step.at_s)
+        while not moments or moments[-1].at_s < seconds:
+            now_ns, busy = self.busy()
+            now_s = (now_ns - began_ns) / 1e9
+            gone = moments[-1].used_s if moments else [0.0] * len(pids)
+            used = [busy[pid] / 1e9 if pid in busy else last for pid, last in zip(pids, gone, strict=True)]
+            moments.append(Moment(now_s, used))
+            if left and now_s >= left[0].at_s:
+                left.pop(0).action()
+                done.append(now_s)
+            time.sleep(TRACE_SECONDS)
+        return Trace(moments, done)
+
+    def busy(self) -> tuple[int, dict[int, int]]:
+        report = self.machine.report()
+        return report.now_ns, {process.pid: process.busy_ns for process in report.processes}
+
+
+def compile_c(source: Path, output: Path, *flags: str) -> Path:
+    command = ["gcc", "-O2", "-Wall", "-Werror", *flags, str(source), "-o", str(output), "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
+    return output
+
+
+def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = process.communicate(timeout=120)
+    if process.returncode != 0:
+        raise RuntimeError(f"throttle_load ended with {process.returncode}; its message is above")
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return answer
