@@ -13,6 +13,7 @@
 #include "pool.h"
 
 #define VC__MAX_DEVICES 64
+#define VC__GROWTH_UNIT ((uint64_t)32 << 20) /* the largest step by which a driver is known to grow */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Executable graph → bytes that its nodes allocate; `owner` is the device, `kind` 1 after its first launch. */
@@ -20,8 +21,6 @@ static struct vc_ledger graphs = VC_LEDGER_INITIALIZER;
 static uint64_t devices;                   /* bit set of those on which some graph allocates */
 static uint64_t charged[VC__MAX_DEVICES];  /* committed in the quota */
 static uint64_t launched[VC__MAX_DEVICES]; /* bytes of all graphs that were ever launched: no more than that is in use */
-/* The largest step by which a driver is known to grow, until this one shows smaller ones. */
-static uint64_t growth_unit = (uint64_t)32 << 20;
 
 static void forget(void)
 {
@@ -62,13 +61,10 @@ static bool true_up(struct vc_region *region, CUdevice device, uint64_t held)
         return false;
     if (growth < held)
         vc_quota_rollback(region, (uint32_t)card, held - growth);
-    if (growth > 0) {
+    if (growth > 0)
         vc_quota_commit(region, (uint32_t)card, growth, VC_QUOTA_PLAIN);
-        uint64_t unit = growth & -growth;
-        growth_unit = unit >= VC_CHUNK && unit < growth_unit ? unit : growth_unit;
-    } else if (now < was) {
+    else if (now < was)
         vc_quota_release(region, (uint32_t)card, was - now, VC_QUOTA_PLAIN);
-    }
     charged[device] = now;
     return true;
 }
@@ -107,7 +103,7 @@ static bool reserve(struct vc_region *region, const struct vc_entry *entry, uint
     uint64_t others = launched[device] - (entry->kind ? entry->bytes : 0);
     uint64_t need = (used < others ? used : others) + entry->bytes;
     uint64_t have = figure(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
-    *held = need > have ? vc_round_up(need - have, growth_unit) : 0;
+    *held = need > have ? vc_round_up(need - have, VC__GROWTH_UNIT) : 0;
     return *held == 0 || vc_quota_reserve(region, (uint32_t)entry->card, *held);
 }
 

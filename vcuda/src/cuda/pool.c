@@ -9,6 +9,7 @@
 #include "charge.h"
 
 #define VC__POOL_ALIGNMENT 512u /* of sizes within a pool */
+#define VC__GROWTHS_TO_LEARN 8u
 
 struct pool {
     struct pool *next; /* the list only grows; a destroyed pool's record is used again */
@@ -133,11 +134,15 @@ void vc_pools_settle(void)
 
 typedef CUresult (*allocator)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
 
-/* Learn from a growth that was seen: pools grow in powers of two that only shrink in our view. */
+/* Learn from a growth that was seen: pools grow in powers of two that only shrink in our view. One smaller growth may be
+ * two changes at once (another thread's synchronisation gave something back); many in a row are the driver's way. */
 static void learn_unit(uint64_t growth)
 {
+    static uint32_t in_a_row;
     uint64_t unit = growth & -growth;
-    if (unit >= VC_CHUNK && unit < vc_load_relaxed(&growth_unit))
+    if (unit < VC_CHUNK || unit >= vc_load_relaxed(&growth_unit))
+        vc_store_relaxed(&in_a_row, 0);
+    else if (vc_add_relaxed(&in_a_row, 1) >= VC__GROWTHS_TO_LEARN)
         vc_store_relaxed(&growth_unit, unit);
 }
 
@@ -160,6 +165,18 @@ static bool true_up(struct vc_region *region, struct pool *pool, uint64_t held)
     return true;
 }
 
+/* Pre: the pool's mutex is held. An allocation was taken back, but the driver keeps its memory until the stream got there:
+ * charge what the pool has, even over the limit, until it is settled. */
+static void charge_rest(struct vc_region *region, struct pool *pool)
+{
+    uint64_t now = reserved_now(pool);
+    if (now <= pool->charged)
+        return;
+    vc_quota_charge(region, (uint32_t)pool->card, now - pool->charged, VC_QUOTA_PLAIN);
+    pool->charged = now;
+    vc_store_relaxed(&unsettled, 1);
+}
+
 /* What the pool may have to take from the card to serve `bytes`. Pre: its mutex is held. */
 static uint64_t expected_growth(const struct pool *pool, uint64_t bytes)
 {
@@ -171,10 +188,11 @@ static uint64_t expected_growth(const struct pool *pool, uint64_t bytes)
  * hold idle is given back. */
 static bool reserve_growth(struct vc_region *region, struct pool *pool, uint64_t bytes, uint64_t *held)
 {
+    if (pool->charged > pool->live)
+        lower_charge(region, pool); /* what the driver has given back since it may have to take again */
     *held = expected_growth(pool, bytes);
     if (*held == 0 || vc_quota_reserve(region, (uint32_t)pool->card, *held))
         return true;
-    lower_charge(region, pool); /* what the driver has given back since: then it may have to grow by more again */
     vc_pools_make_room((uint32_t)pool->card);
     *held = expected_growth(pool, bytes);
     return *held == 0 || vc_quota_reserve(region, (uint32_t)pool->card, *held);
@@ -199,6 +217,7 @@ static CUresult allocate(int card, CUmemoryPool handle, CUdeviceptr *pointer, si
         undo(*pointer, stream);
         vc_quota_rollback(region, (uint32_t)card, held);
         vc_real.cuMemPoolTrimTo(handle, 0);
+        charge_rest(region, pool);
         vc_quota_refused(region, (uint32_t)card);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else if (bytes > 0 && !vc_charge_record_pooled(*pointer, size, pool->serial, card)) {
