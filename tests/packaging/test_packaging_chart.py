@@ -118,8 +118,12 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
     assert rules(found["Role", "gpu-scheduler-extender"]) == {
         ("leases", "get"), ("leases", "update"), ("leases", "create"), ("pods", "patch"),
     }  # fmt: skip
-    evicting = objects({"manager": {"audit": {"policy": "evict"}}})["ClusterRole", "vcuda-gpu-manager"]
-    assert rules(evicting) == manager | {("pods/eviction", "create")}
+    for asked, right in (
+        ({"audit": {"policy": "evict"}}, ("pods/eviction", "create")),
+        ({"deadCardPolicy": "evict"}, ("pods/eviction", "create")),
+        ({"failedAdmissionGrace": 60}, ("pods", "delete")),
+    ):
+        assert rules(objects({"manager": asked})["ClusterRole", "vcuda-gpu-manager"]) == manager | {right}
     for access, more in (("pods", {("nodes/pods", "get")}), ("none", set())):
         other = objects({"manager": {"kubelet": {"access": access}}})
         assert rules(other["ClusterRole", "vcuda-gpu-manager"]) == common | more
