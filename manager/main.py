@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import queue
@@ -11,6 +12,9 @@ import sys
 import vcuda
 from manager import daemon, logs, settings
 from manager.errors import StartError
+
+# mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of pods.
+_M_ARENA_MAX = -8
 
 
 def main() -> int:
@@ -23,6 +27,9 @@ def main() -> int:
     if parsed is None:
         print(f"gpu-manager {vcuda.__version__}")
         return 0
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 2)
     logs.configure(parsed.settings.log_format, parsed.settings.v)
     log = logging.getLogger("manager")
     log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(parsed.settings.describe()))
