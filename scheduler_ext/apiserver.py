@@ -52,6 +52,10 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return data
 
 
+def _only(name: str) -> dict[str, str]:
+    return {"fieldSelector": f"metadata.name%3D{name}"} if name else {}
+
+
 class ApiServer:
     """Thread-safe. Calls raise ApiError or ApiUnreachable; nothing is retried here."""
 
@@ -128,11 +132,11 @@ class ApiServer:
             raise ApiError(response.status, excerpt)
         return response
 
-    def pages(self, resource: str) -> Iterator[tuple[list[dict[str, Any]], str]]:
-        """List all "nodes" or "pods" of the cluster page by page: (objects, resource version)."""
+    def pages(self, resource: str, name: str = "") -> Iterator[tuple[list[dict[str, Any]], str]]:
+        """List page by page, (objects, resource version): all "nodes", "pods" or, with `name`, one object of a kind."""
         going_on = ""
         while True:
-            query = {"limit": str(_PAGE)} | ({"continue": going_on} if going_on else {})
+            query = {"limit": str(_PAGE)} | ({"continue": going_on} if going_on else {}) | _only(name)
             data = _parsed(self._send("GET", f"/api/v1/{resource}", query).data)
             metadata = data.get("metadata") or {}
             yield data.get("items") or [], str(metadata.get("resourceVersion", ""))
@@ -140,12 +144,12 @@ class ApiServer:
             if not going_on:
                 return
 
-    def watch(self, resource: str, version: str) -> Iterator[dict[str, Any]]:
+    def watch(self, resource: str, version: str, name: str = "") -> Iterator[dict[str, Any]]:
         """Yield watch events after `version` until the server ends the stream (at most some minutes)."""
         query = {
             "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(_WATCH_SECONDS),
         }  # fmt: skip
-        response = self._send("GET", f"/api/v1/{resource}", query, stream=True)
+        response = self._send("GET", f"/api/v1/{resource}", query | _only(name), stream=True)
         rest = b""
         try:
             # read1: whatever is there, chunked or not; stream() would wait for a full buffer.

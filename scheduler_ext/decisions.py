@@ -24,7 +24,8 @@ class Decision:
 
     `at_ns`: since the epoch. `clock`: the cluster's at that time. `asked` and `shape` are None for a pod that asks for
     the impossible. `counts`: nodes by reason, None if not worked out. `offered`: rows that kube-scheduler offered, as
-    packed bits; only of refusals. `refusal`: one reason and message for all nodes.
+    packed bits; only of refusals. `refusal`: one reason and message for all nodes. `quota`: the one that
+    closed nodes that would have fitted.
     """
 
     uid: str
@@ -39,6 +40,7 @@ class Decision:
     counts: Mapping[AnyReason, int] | None = None
     offered: npt.NDArray[np.uint8] | None = None
     refusal: tuple[AnyReason, str] | None = None
+    quota: str = ""
 
 
 def counted(codes: Ints) -> dict[AnyReason, int]:

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from scheduler_ext import cpu_only, evidence, figures, observed, scores
+from scheduler_ext import cpu_only, evidence, figures, observed, quotas, scores
 from scheduler_ext.cluster import Cluster, Ints, Usage
 from scheduler_ext.decisions import Decision, Decisions, counted, packed
 from scheduler_ext.evidence import Evidence
@@ -23,6 +23,7 @@ from scheduler_ext.metrics import Metrics
 from scheduler_ext.outcomes import AlreadyBound, Refused, Write
 from scheduler_ext.protocol import EXPLAINED_NODES, MAX_PRIORITY, Verdict
 from scheduler_ext.quantities import pod_requests
+from scheduler_ext.quotas import Quotas
 from scheduler_ext.reasons import CODE_OF, ROW_CODES, ExtenderReason
 from scheduler_ext.scores import Scores, Table
 from scheduler_ext.shape import Shape, placement_of, shape_of
@@ -32,6 +33,7 @@ from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
 
+_QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
 _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 
 
@@ -76,6 +78,7 @@ class Engine:
         self._scores = Scores()
         self._workload = Workload()
         self._decisions = Decisions()
+        self._quotas = Quotas()
         self._unsynced = {"nodes", "pods"}
         self._frozen = False
         self.metrics.watch_figures(self.figures)
@@ -103,11 +106,13 @@ class Engine:
         """Take in a Node as listed or watched. Returns its name."""
         seen = observed.node(data, self.names)
         with self._lock:
+            self._quotas.set_labels(seen.name, seen.labels)
             self._cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         return seen.name
 
     @_locked
     def lose_node(self, name: str) -> None:
+        self._quotas.forget_node(name)
         self._cluster.remove_node(name)
 
     @_locked
@@ -115,6 +120,18 @@ class Engine:
         """A complete list of nodes was seen: forget all others."""
         for name in set(self._cluster.index) - set(names):
             self._cluster.remove_node(name)
+            self._quotas.forget_node(name)
+
+    def expect_quotas(self) -> None:
+        """Decide nothing until the quotas are known."""
+        self._unsynced.add("quotas")
+
+    def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
+        """Take in the ConfigMap of quotas, None if there is none. Raises InvalidQuotas; then the last valid ones stay."""
+        found = quotas.parse(config_map)
+        with self._lock:
+            self._quotas.set(found)
+        self.synced("quotas")
 
     def see_pod(self, pod: Mapping[str, Any]) -> str:
         """Take in a Pod as listed or watched. Returns its UID.
@@ -222,15 +239,15 @@ class Engine:
         if old is None:
             self._workload.observe(shape)
         table = self._table(shape)
-        row, rows, codes = self._choose(table, names)
+        row, rows, codes, quota = self._choose(table, names, asked.namespace)
         decision = replace(
-            decision, asked=asked, shape=shape, counts=None if codes is None else counted(codes)
+            decision, asked=asked, shape=shape, counts=None if codes is None else counted(codes), quota=quota
         )
         if row is None:
             self._decisions.add(
                 replace(decision, clock=self._cluster.clock, offered=packed(rows, len(self._cluster)))
             )
-            return Verdict(None, None if codes is None else codes.tolist())
+            return Verdict(None, None if codes is None else codes.tolist(), quota=quota)
         self._assume(asked, shape, table, row)
         self._decisions.add(replace(decision, node=self._cluster.names[row]))
         return Verdict(self._cluster.names[row], None if codes is None else codes.tolist())
@@ -261,20 +278,29 @@ class Engine:
     def _rows(self, names: Sequence[str]) -> Ints:
         return np.fromiter(map(self._cluster.index.get, names, repeat(-1)), np.int64, len(names))
 
-    def _choose(self, table: Table, names: Sequence[str]) -> tuple[int | None, Ints, Ints | None]:
-        """The chosen row, and if they were needed, the rows asked for and their codes."""
+    def _choose(
+        self, table: Table, names: Sequence[str], namespace: str
+    ) -> tuple[int | None, Ints, Ints | None, str]:
+        """The chosen row; if they were needed, the rows asked for and their codes; the quota that closed some."""
         cluster = self._cluster
-        if len(names) > EXPLAINED_NODES:
+        limited = self._quotas.of(namespace)
+        if len(names) > EXPLAINED_NODES and not limited:
             # Usually nearly all nodes are asked for: then the cluster's best one is among them.
             every = np.arange(len(cluster))
             row = scores.cheapest(table, cluster, every)
             if row is not None and cluster.names[row] in names:
-                return row, every, None
+                return row, every, None, ""
         rows = self._rows(names)
-        row = scores.cheapest(table, cluster, rows[rows >= 0])
+        known = rows >= 0
+        closed, quota = np.zeros(len(rows), np.bool_), ""
+        if limited:
+            held = self._ledger.within(namespace)
+            closed[known], quota = self._quotas.closed(namespace, held, table, cluster, rows[known])
+        row = scores.cheapest(table, cluster, rows[known & ~closed])
         if row is not None and len(names) > EXPLAINED_NODES:
-            return row, rows, None
-        return row, rows, np.where(rows >= 0, table.code[rows], _UNKNOWN_NODE)
+            return row, rows, None, quota
+        codes = np.where(known, table.code[rows], _UNKNOWN_NODE)
+        return row, rows, np.where(closed, _QUOTA, codes), quota
 
     def _assume(self, asked: PodRequest, shape: Shape, table: Table, row: int) -> Record:
         chosen = placement_of(asked, self._cluster.cards[row], table.picks[row].tolist())

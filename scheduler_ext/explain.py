@@ -10,7 +10,7 @@ import numpy as np
 from scheduler_ext import remedies
 from scheduler_ext.decisions import Decision, counted
 from scheduler_ext.evidence import Evidence
-from scheduler_ext.reasons import FITS
+from scheduler_ext.reasons import FITS, ExtenderReason
 from scheduler_ext.remedies import Remedy
 from vcuda.spec.request import PodRequest
 
@@ -70,6 +70,10 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
     counts = counted(codes)
     fitting = [ground.nodes[position] for position in np.flatnonzero(codes == FITS).tolist()]
     data: dict[str, Any] = {"state": "waiting", "would_fit": []}
+    if fitting and last.quota:
+        # The quota is of the time of the decision; kube-scheduler asks again when pods end.
+        data["summary"] = f"{ExtenderReason.QUOTA_EXCEEDED}: {last.quota}"
+        return data
     if fitting:
         data["fits_now_on"] = fitting[:_MOST_NAMES]
         data["summary"] = f"fits now on node {fitting[0]}; kube-scheduler will ask again"

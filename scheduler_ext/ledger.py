@@ -50,20 +50,24 @@ class Ledger:
         self._cluster = cluster
         self._records: dict[str, Record] = {}
         self._pending: set[str] = set()
+        self._by_namespace: dict[str, dict[str, Record]] = {}
 
     def get(self, uid: str) -> Record | None:
         return self._records.get(uid)
 
     def named(self, namespace: str, name: str) -> Record | None:
-        """The record of a pod by name; looks at all of them."""
-        return next(
-            (one for one in self._records.values() if one.name == name and one.namespace == namespace), None
-        )
+        """The record of a pod by name."""
+        return next((one for one in self.within(namespace) if one.name == name), None)
+
+    def within(self, namespace: str) -> list[Record]:
+        """The records of a namespace."""
+        return list(self._by_namespace.get(namespace, {}).values())
 
     def put(self, record: Record) -> None:
         """Book a record, in place of any other of its UID."""
         self.release(record.uid)
         self._records[record.uid] = record
+        self._by_namespace.setdefault(record.namespace, {})[record.uid] = record
         if record.state is not State.CONFIRMED:
             self._pending.add(record.uid)
         self._cluster.book(record.uid, record.node, record.usage)
@@ -75,6 +79,10 @@ class Ledger:
         """Give back what a pod holds. Returns its record, or None if it held nothing."""
         record = self._records.pop(uid, None)
         if record is not None:
+            same = self._by_namespace[record.namespace]
+            del same[uid]
+            if not same:
+                del self._by_namespace[record.namespace]
             self._pending.discard(uid)
             self._cluster.release(uid, record.node)
         return record

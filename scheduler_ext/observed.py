@@ -27,6 +27,7 @@ class SeenNode:
     cpu_milli: int
     memory_bytes: int
     problem: Reason | ExtenderReason | None
+    labels: Mapping[str, str]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -39,12 +40,13 @@ def node(data: Mapping[str, Any], names: Names) -> SeenNode:
     cpu, memory = cpu_and_memory(_mapping(data.get("status")).get("allocatable"))
     text = _mapping(metadata.get("annotations")).get(names.inventory)
     name = str(metadata.get("name", ""))
+    labels = _mapping(metadata.get("labels"))
     if not isinstance(text, str):
-        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY)
+        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels)
     try:
-        return SeenNode(name, inventory.decode(text), cpu, memory, None)
+        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels)
     except InvalidInventory as error:
-        return SeenNode(name, (), cpu, memory, error.reason)
+        return SeenNode(name, (), cpu, memory, error.reason, labels)
 
 
 def place(pod: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from scheduler_ext.reasons import FITS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
+from scheduler_ext.reasons import CODE_OF, FITS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
 
 MAX_PRIORITY = 10  # MaxExtenderPriority
 EXPLAINED_NODES = (
@@ -48,13 +48,14 @@ class Verdict:
     """The decision on a filter request.
 
     `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
-    `refusal`: one reason and message for all nodes; `curable`: whether evicting other pods might help.
+    `quota`: which quota closes the nodes that would fit. `refusal`: one reason and message for all nodes; `curable`: whether evicting other pods might help.
     """
 
     chosen: str | None = None
     codes: Sequence[int] | None = None
     refusal: tuple[AnyReason, str] | None = None
     curable: bool = False
+    quota: str = ""
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -133,11 +134,15 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
             dict.fromkeys(args.names, f"{verdict.refusal[0]}: {verdict.refusal[1]}")
         )
     elif verdict.codes is not None:
+        labels = _LABELS
+        if verdict.quota and verdict.chosen is None:
+            labels = _LABELS.copy()
+            labels[CODE_OF[ExtenderReason.QUOTA_EXCEEDED]] += f": {verdict.quota}"
         if UNRESOLVABLE.isdisjoint(verdict.codes):
-            failed = dict(zip(args.names, map(_LABELS.__getitem__, verdict.codes), strict=True))
+            failed = dict(zip(args.names, map(labels.__getitem__, verdict.codes), strict=True))
         else:
             for name, code in zip(args.names, verdict.codes, strict=True):
-                (hopeless if code in UNRESOLVABLE else failed)[name] = _LABELS[code]
+                (hopeless if code in UNRESOLVABLE else failed)[name] = labels[code]
         if verdict.chosen is not None:
             failed.pop(verdict.chosen, None)
     return _result(args, [] if verdict.chosen is None else [verdict.chosen], failed, hopeless)

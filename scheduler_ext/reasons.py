@@ -15,6 +15,7 @@ class ExtenderReason(enum.StrEnum):
     UNPLACED_POD = "UnplacedPod"  # a pod runs there with a share on cards that nobody has written down
     NOT_CHOSEN = "NotChosen"  # it may fit, another node was better
     NOT_SYNCED = "NotSynced"  # the first list of nodes and pods is not complete
+    QUOTA_EXCEEDED = "QuotaExceeded"  # the namespace may not hold so much there
     NOT_LEADER = "NotLeader"  # another replica serves, or the lease could not be renewed
     NO_SUCH_POD = "NoSuchPod"
     OTHER_POD = "OtherPod"  # same name, other UID
@@ -39,11 +40,12 @@ ROW_CODES: tuple[AnyReason | None, ...] = (
     Reason.INSUFFICIENT_WHOLE_CARDS,
     Reason.INSUFFICIENT_CORES,
     Reason.INSUFFICIENT_MEMORY,
+    ExtenderReason.QUOTA_EXCEEDED,
 )
 CODE_OF: dict[AnyReason, int] = {reason: code for code, reason in enumerate(ROW_CODES) if reason is not None}
 FITS = 0
 
-# Evicting pods can't cure these, so kube-scheduler must not try preemption there.
+# Evicting pods can't cure these (or, for a quota, only some namespace's pods would), so kube-scheduler must not try preemption there.
 UNRESOLVABLE = frozenset(
     {
         CODE_OF[ExtenderReason.UNKNOWN_NODE],
@@ -52,5 +54,6 @@ UNRESOLVABLE = frozenset(
         CODE_OF[Reason.NO_CARDS],
         CODE_OF[Reason.UNHEALTHY_CARD],
         CODE_OF[Reason.CARD_NOT_ALLOWED],
+        CODE_OF[ExtenderReason.QUOTA_EXCEEDED],
     }
 )

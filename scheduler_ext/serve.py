@@ -113,6 +113,9 @@ def run(settings: Settings, api: ApiServer) -> None:
         certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
     listener = _listen(settings)
     watchers = [watch.Watcher(api, engine, how) for how in watch.handlers(engine)]
+    if settings.quotas:
+        engine.expect_quotas()
+        watchers.append(watch.Watcher(api, engine, watch.quota_handlers(engine, *settings.quotas.split("/"))))
     servers: list[uvicorn.Server] = []
     lost = threading.Event()
 

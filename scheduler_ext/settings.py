@@ -29,6 +29,7 @@ class Settings:
     lease: str | None = None
     lease_seconds: float = 30.0
     pod: str | None = None
+    quotas: str | None = None
     log_level: str = "info"
 
     def __str__(self) -> str:
@@ -133,6 +134,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_place,
         metavar="NAMESPACE/NAME",
         help="our own pod, whose label DOMAIN/vcuda-extender-role says leader or standby (with --lease)",
+    )
+    add(
+        "--quotas",
+        type=_place,
+        metavar="NAMESPACE/NAME",
+        help="ConfigMap whose key `quotas` limits namespaces; watched, so changes count at once",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
 

@@ -21,7 +21,7 @@ _GONE = 410
 
 
 class Handlers(NamedTuple):
-    """What to do with the objects of one resource."""
+    """What to do with the objects of one resource; with `name`, with that one object."""
 
     resource: str
     seen: Callable[[Mapping[str, Any]], str]  # returns the object's key
@@ -29,6 +29,7 @@ class Handlers(NamedTuple):
     keep: Callable[
         [Collection[str], float], None
     ]  # all keys of a complete list, and when it began (monotonic)
+    name: str = ""
 
 
 class Gone(Exception):
@@ -48,6 +49,20 @@ def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
             "pods", engine.see_pod, lambda pod: engine.lose_pod(str(pod["metadata"]["uid"])), engine.keep_pods
         ),
     )
+
+
+def quota_handlers(engine: Engine, namespace: str, name: str) -> Handlers:
+    """How the engine takes in its ConfigMap of quotas. None there: no quotas."""
+
+    def seen(config_map: Mapping[str, Any]) -> str:
+        engine.see_quotas(config_map)
+        return name
+
+    def keep(keys: Collection[str], _since: float) -> None:
+        if not keys:  # a malformed ConfigMap counts as a key without a name
+            engine.see_quotas(None)
+
+    return Handlers(f"namespaces/{namespace}/configmaps", seen, lambda _: engine.see_quotas(None), keep, name)
 
 
 class Watcher:
@@ -118,7 +133,7 @@ class Watcher:
         began = time.monotonic()
         keys: set[str] = set()
         version = ""
-        for items, version in self._api.pages(self._how.resource):  # noqa: B007 - the last page's version counts
+        for items, version in self._api.pages(self._how.resource, self._how.name):  # noqa: B007 - the last page's version counts
             keys.update(self._take(self._how.seen, item) or "" for item in items)
         self._how.keep(keys, began)
         self._version = version
@@ -127,7 +142,7 @@ class Watcher:
         _log.info("%s: listed %d at version %s", self._how.resource, len(keys), version)
 
     def _follow(self) -> None:
-        for event in self._api.watch(self._how.resource, self._version):
+        for event in self._api.watch(self._how.resource, self._version, self._how.name):
             if self._stop.is_set():
                 return
             kind, thing = event.get("type"), event.get("object")

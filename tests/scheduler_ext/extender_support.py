@@ -85,7 +85,9 @@ class FakeApi:
         self.lock = threading.Condition()
         self.version = 100
         self.oldest = 0
-        self.objects: dict[str, dict[str, dict[str, Any]]] = {"nodes": {}, "pods": {}, "leases": {}}
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {
+            kind: {} for kind in ("nodes", "pods", "leases", "configmaps")
+        }
         self.log: list[tuple[int, str, str, dict[str, Any]]] = []
         self.bindings: list[dict[str, Any]] = []
         self.binding_faults: list[int | str] = []
@@ -223,6 +225,9 @@ class FakeApi:
             self._answer(request, 200 if found else 404, found or {"message": "not found"})
             return
         parts = url.path.removeprefix("/api/v1/").split("/")
+        if parts[-1] == "configmaps":
+            assert query["fieldSelector"] == "metadata.name=quotas"
+            parts = ["configmaps"]
         if len(parts) == 1 and query.get("watch"):
             self._watch(request, parts[0], int(query["resourceVersion"]))
         elif len(parts) == 1:

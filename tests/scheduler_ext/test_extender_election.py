@@ -201,9 +201,14 @@ def test_never_two_serve_whatever_is_late_or_lost(seed: int) -> None:
 
 
 def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp_path: Path) -> None:
-    api.put("nodes", node("a", cards("a", 1)))
+    api.put("nodes", node("a", cards("a", 2)))
     options = ["--kubeconfig", api.kubeconfig(tmp_path), "--lease", "default/extender", "--lease-seconds", "1.2",
                "--api-timeout-seconds", "0.5"]  # fmt: skip
+    options += ["--quotas", "default/quotas"]
+    limits = "[{namespace: default, cores: 60}]"
+    api.put(
+        "configmaps", {"metadata": {"namespace": "default", "name": "quotas"}, "data": {"quotas": limits}}
+    )
     for name in ("e1", "e2", "e3"):
         api.put("pods", pod(name, containers=[{"name": "main"}]))
 
@@ -230,6 +235,7 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
         eventually(lambda: role("e2") == "leader")
         assert role("e1") == "standby"
         assert filter_(running[1], "q").json()["NodeNames"] == ["a"]  # p was never bound
+        assert "QuotaExceeded" in filter_(running[1], "r").json()["FailedNodes"]["a"]
         running.append(Served(*options, "--pod", "default/e3"))
         assert running[1].stop() == 0
         eventually(lambda: role("e3") == "leader")

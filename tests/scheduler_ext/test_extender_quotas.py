@@ -1,0 +1,170 @@
+"""Quotas: what a namespace may hold in all, per model and per node pool; live from a ConfigMap; malformed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler_ext import explain, quotas, watch
+from scheduler_ext.apiserver import ApiServer
+from scheduler_ext.engine import Engine
+from scheduler_ext.protocol import EXPLAINED_NODES
+from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
+
+Start = Callable[..., Any]
+
+
+def config(text: str) -> dict[str, Any]:
+    return {"metadata": {"name": "quotas", "namespace": "default"}, "data": {"quotas": text}}
+
+
+def engine_with(text: str, *nodes: dict[str, Any]) -> Engine:
+    engine = Engine(NAMES)
+    for one in nodes:
+        engine.see_node(one)
+    for kind in ("nodes", "pods"):
+        engine.synced(kind)
+    engine.see_quotas(config(text))
+    return engine
+
+
+def labelled(name: str, pool: str, *its: Any, **fields: Any) -> dict[str, Any]:
+    one = node(name, cards(name, *its, **fields))
+    one["metadata"]["labels"] = {"pool": pool}
+    return one
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "second", "third"),
+    [
+        ("cores: 100", (60, 1), (41, 1), (40, 1)),
+        ("memoryBlocks: 30", (10, 20), (10, 11), (10, 10)),
+        ("cards: 2", (100, None), (200, None), (100, None)),
+    ],
+)
+def test_a_limit_is_exact_and_counts_what_is_assumed(limit: str, first: Any, second: Any, third: Any) -> None:
+    engine = engine_with(f"[{{namespace: default, {limit}}}]", node("a", cards("a", 4)))
+    held = pod("first", *first)
+    assert engine.filter(held, ["a"]).chosen == "a"
+    refused = pod("second", *second)
+    verdict = engine.filter(refused, ["a"])
+    assert verdict.chosen is None and verdict.quota.startswith("namespace default may hold")
+    assert engine.filter(pod("third", *third), ["a"]).chosen == "a"
+    elsewhere = pod("elsewhere", *first)
+    elsewhere["metadata"]["namespace"] = "other"
+    assert engine.filter(elsewhere, ["a"]).chosen == "a"
+    engine.lose_pod(held["metadata"]["uid"])
+    assert engine.filter(pod("again", *first), ["a"]).chosen == "a"
+    found = explain.explanation(engine.evidence(uid=refused["metadata"]["uid"]))
+    assert found is not None and found["decisions"][0]["reasons"] == {"QuotaExceeded": 1}
+
+
+def test_models_and_pools_leave_other_cards_open() -> None:
+    nodes = (
+        labelled("a", "gold", 3, model="A100"),
+        labelled("b", "gold", 2, model="L40S"),
+        labelled("c", "iron", 2),
+    )
+    engine = engine_with("[{namespace: default, models: [A100], nodes: {pool: gold}, cards: 1}]", *nodes)
+    assert engine.filter(pod("other-model", 100, None), ["b"]).chosen == "b"
+    assert engine.filter(pod("other-pool", 100, None), ["c"]).chosen == "c"
+    assert engine.filter(pod("p", 100, None), ["a"]).chosen == "a"
+    closed = engine.filter(pod("q", 100, None), ["a"])
+    assert closed.quota == (
+        "namespace default on models A100 and nodes with pool=gold may hold 1 cards, holds 1, and the pod would add 1"
+    )
+    assert engine.filter(pod("r", 100, None), ["a", "b"]).chosen == "b"
+    assert engine.filter(pod("s", 100, None), ["a", "c"]).chosen == "c"
+    assert engine.filter(pod("share", 10, 1), ["a"]).chosen == "a"  # takes no whole card
+    engine.see_node(labelled("a", "iron", 3, model="A100"))
+    assert engine.filter(pod("t", 100, None), ["c", "a"]).chosen == "a"  # a is in no limited pool any more
+
+
+def test_the_peak_over_phases_counts_and_whole_cards_count_their_memory() -> None:
+    engine = engine_with("[{namespace: default, memoryBlocks: 40, cores: 100}]", node("a", cards("a", 2)))
+    both = pod("p", containers=[container("main", 50, 20)], init=[container("prepare", 100, None)])
+    # The init container has the card before the app container does: one card in all.
+    assert engine.filter(both, ["a"]).chosen == "a"
+    engine.lose_pod(both["metadata"]["uid"])
+    engine.see_quotas(config("[{namespace: default, memoryBlocks: 39}]"))
+    assert engine.filter(pod("q", 100, None), ["a"]).chosen is None
+
+
+def test_the_peaks_are_those_that_are_booked() -> None:
+    engine = engine_with("[]", node("a", cards("a", 4)))
+    one = pod(
+        "p", containers=[container("x", 30, 10), container("y", 200, None)],
+        init=[container("s", 20, 5, restartPolicy="Always"), container("i", 100, None)],
+    )  # fmt: skip
+    assert engine.filter(one, ["a"]).chosen == "a"
+    booked = engine._ledger._records[one["metadata"]["uid"]].usage.cards
+    engine.lose_pod(one["metadata"]["uid"])
+    table = next(iter(engine._scores._tables.values()))
+    table.refresh(engine._cluster, engine._workload.typical(engine._cluster.models, 0.0))
+    cores, blocks = quotas.peaks(table.shape, engine._cluster.total_blocks[:1], table.picks[:1])
+    assert (cores.sum(), blocks.sum()) == tuple(map(sum, zip(*booked.values(), strict=True)))
+
+
+def test_a_list_without_the_config_map_ends_the_quotas() -> None:
+    engine = engine_with("[{namespace: default, cores: 10}]", node("a", cards("a", 1)))
+    how = watch.quota_handlers(engine, "default", "quotas")
+    how.keep({"quotas"}, 0.0)
+    assert engine.filter(pod("p", 11, 1), ["a"]).chosen is None
+    how.keep(set(), 0.0)
+    assert engine.filter(pod("p", 11, 1), ["a"]).chosen == "a"
+
+
+def test_large_requests_are_limited_too() -> None:
+    engine = engine_with("[{namespace: default, cores: 10}]", node("a", cards("a", 1)))
+    many = ["a", *(f"n{number}" for number in range(EXPLAINED_NODES))]
+    assert engine.filter(pod("p", 10, 1), many).chosen == "a"
+    assert engine.filter(pod("q", 1, 1), many).chosen is None
+
+
+def test_live_from_a_config_map(api: FakeApi, start: Start, tmp_path: Any) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    api.put("configmaps", config("[{namespace: default"))
+    extender = start(follow=False)
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
+    extender.engine.expect_quotas()
+    how = watch.quota_handlers(extender.engine, "default", "quotas")
+    extender.watchers.append(watch.Watcher(server, extender.engine, how, longest_wait=0.3))
+    extender.follow(wait=False)
+    metric = 'vcuda_extender_watch_errors_total{resource="namespaces/default/configmaps"}'
+    eventually(lambda: metric in extender.client.get("/metrics").text)
+    eventually(lambda: str(extender.engine.not_ready()).startswith("the first list of quotas "))
+    api.put("configmaps", config("[{namespace: default, cores: 50}]"))
+    eventually(lambda: extender.engine.not_ready() is None)
+    refused = extender.filter(pod("p", 60, 1), ["a"])
+    text = "QuotaExceeded: namespace default may hold 50 cores, holds 0, and the pod would add 60"
+    assert refused["FailedNodes"] == refused["FailedAndUnresolvableNodes"] == {"a": text}
+    api.put("configmaps", config("nonsense"))  # the last valid ones stay
+    api.put("configmaps", config("[{namespace: default, cores: 60}]"))
+    eventually(lambda: extender.filter(pod("q", 60, 1), ["a"])["NodeNames"] == ["a"])
+    assert extender.filter(pod("r", 10, 1), ["a"])["NodeNames"] == []
+    with api.deaf():
+        api.delete("configmaps", "default/quotas")
+    eventually(lambda: extender.filter(pod("r", 10, 1), ["a"])["NodeNames"] == ["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("}", "not YAML"),
+        ("{}", "not a list"),
+        ("[1]", "no namespace"),
+        ("[{namespace: x}]", "limits nothing"),
+        ("[{namespace: x, cores: -1}]", "cores is -1"),
+        ("[{namespace: x, cards: true}]", "cards is True"),
+        ("[{namespace: x, cards: 1, gpus: 2}]", "unknown fields: gpus"),
+        ("[{namespace: x, cards: 1, models: A100}]", "not a list of card models"),
+        ("[{namespace: x, cards: 1, nodes: {pool: 1}}]", "not a map of labels"),
+    ],
+)
+def test_a_malformed_config_map_changes_nothing(text: str, problem: str) -> None:
+    engine = engine_with("[{namespace: default, cores: 10}]", node("a", cards("a", 1)))
+    with pytest.raises(quotas.InvalidQuotas, match=problem):
+        engine.see_quotas(config(text))
+    assert engine.filter(pod("p", 11, 1), ["a"]).chosen is None
