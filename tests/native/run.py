@@ -31,7 +31,16 @@ SANITIZERS = {
 # What `--sanitizers` runs: the two that can't be combined with each other.
 ALL = ("address,undefined", "thread")
 
-_RULES = ("bucket", "estimate", "gate", "gate_busy", "gate_lane", "gate_time", "arbiter_core", "arbiter_observe")
+_RULES = (
+    "bucket",
+    "estimate",
+    "gate",
+    "gate_busy",
+    "gate_lane",
+    "gate_time",
+    "arbiter_core",
+    "arbiter_observe",
+)
 _TICKS = ("-DVC_TICKS_OF_TEST=1",)
 
 

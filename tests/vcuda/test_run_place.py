@@ -52,7 +52,7 @@ def test_whole_cards_are_untouched_ones() -> None:
     assert chosen([held(1, 1, 1)], wish(100, None, cards=2)) == [0, 2]
     with pytest.raises(RunError, match="fewer than 3 of these cards"):
         chosen([held(1, 1, 1)], wish(100, None, cards=3))
-    with pytest.raises(RunError, match="^4 cards are asked for.*there are 3:"):
+    with pytest.raises(RunError, match=r"^4 cards are asked for.*there are 3:"):
         chosen([], wish(100, None, cards=4))
     room = place.rooms(CARDS, [])[0]
     assert room.share(wish(100, None)) == Share("GPU-0aaa", 0, 100, 100, 8 * GIB, whole=True)

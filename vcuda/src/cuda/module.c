@@ -99,7 +99,8 @@ static int64_t left_now(const struct vc_charge *charge)
 {
     size_t free_bytes = 0, total_bytes;
     struct vc_slot *own = vc_region_slot(charge->region);
-    vc_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+    if (vc_real.cuMemGetInfo_v2)
+        vc_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
     return (int64_t)(free_bytes + (own ? vc_load(&own->cards[charge->card].committed_bytes) : 0));
 }
 
