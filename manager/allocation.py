@@ -279,7 +279,13 @@ class Allocator:
         holdings = {key: item.held for key, item in self._allocations.items()}
         if identity.next_container(candidate.pod, self._names, holdings) is None:
             namespace, name = candidate.full_name
-            self._outbox.annotate_pod(namespace, name, candidate.uid, {self._names.gpu_assigned: "true"})
+            written = {self._names.gpu_assigned: "true"}
+            if self._names.placement not in (candidate.pod["metadata"].get("annotations") or {}):
+                # We chose the cards: an extender that comes later must find out which.
+                mine = [item for item in self._allocations.values() if item.pod_uid == candidate.uid]
+                chosen = placement.Placement({item.container: item.shares for item in mine})
+                written[self._names.placement] = placement.encode(chosen)
+            self._outbox.annotate_pod(namespace, name, candidate.uid, written)
 
     # The other calls.
 

@@ -22,7 +22,8 @@ from tests.manager.manager_support import (
     pod,
 )
 from vcuda.sim import CardLost, Machine
-from vcuda.spec import inventory
+from vcuda.spec import inventory, placement
+from vcuda.spec.request import parse_pod
 
 
 @pytest.fixture
@@ -62,12 +63,30 @@ def test_a_pod_is_marked_assigned_when_all_its_containers_have_devices(connected
     patches = eventually(
         lambda: [entry for entry in api.patches if "/pods/" in entry[0]], "a patch of the pod"
     )
-    assert patches == [
-        (
-            "/api/v1/namespaces/default/pods/a",
-            {"metadata": {"uid": item["metadata"]["uid"], "annotations": {NAMES.gpu_assigned: "true"}}},
-        )
-    ]
+    [(path, patch)] = patches
+    assert path == "/api/v1/namespaces/default/pods/a"
+    assert patch["metadata"]["uid"] == item["metadata"]["uid"]
+    annotations = patch["metadata"]["annotations"]
+    assert annotations[NAMES.gpu_assigned] == "true"
+    # The daemon chose the cards; who reads the pod later must find out which.
+    chosen = placement.decode(annotations[NAMES.placement])
+    placement.check(chosen, parse_pod(item))
+
+
+def test_a_placement_that_was_there_is_not_written_again(connected: Node, machine: Machine) -> None:
+    connected.start(wait=200)
+    api = connected.api
+    assert api is not None
+    card = machine.cards[0].uuid
+    chosen = placement.Placement({"c": (placement.CardShare(card, 30, 4),)})
+    item = pod("a", container("c", 30, 4), annotations={NAMES.placement: placement.encode(chosen)})
+    connected.kubelet.pods.append(item)
+    for step in connected.kubelet.steps(item):
+        connected.kubelet.allocate_one(item, *step)
+    patches = eventually(
+        lambda: [patch for path, patch in api.patches if "/pods/" in path], "a patch of the pod"
+    )
+    assert [patch["metadata"]["annotations"] for patch in patches] == [{NAMES.gpu_assigned: "true"}]
 
 
 def test_refusals_become_events_with_their_reason(connected: Node) -> None:
