@@ -112,7 +112,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--core", "150", "--memory", "1GiB"], 2, "--core is 150"),
         (["--core", "30", "--memory", "9GiB"], 125, "no card has 30 cores and 9 GiB free"),
-        (["--core", "300"], 125, "fewer than 3 of these cards"),
+        (["--core", "300"], 125, "3 cards are asked for"),
         (["--core", "30", "--memory", "1GiB", "--device", "7"], 125, "--device 7 is no card of this machine"),
         (
             ["--core", "30", "--memory", "1GiB", "--ledger", "/proc/nothing"],

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tests.support.runs import Runner, wait_for
@@ -134,6 +135,8 @@ def test_an_ordinary_user_needs_no_rights(tmp_path: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - not pytest's
+        # The fork remembers the functions of the libraries that earlier tests have loaded; a new process would not.
+        pynvml._nvmlGetFunctionPointer_cache.clear()
         sim.Machine.create(home / "machine")
         share = ["--core", "30", "--core-limit", "60", "--memory", "1GiB"]
         # Long enough for the keeper's first round as the arbiter, whose complaints would be in `said`.
