@@ -26,11 +26,17 @@ def programs() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
-def run(name: str, limit_s: float) -> tuple[str, str]:
+def command_of(name: str, quick: bool) -> list[str]:
+    """The program's arguments; `--quick` for those that know it."""
+    knows_quick = '"--quick"' in (FOLDER / f"{name}.py").read_text()
+    return ["-m", f"benchmarks.{name}", *(["--quick"] if quick and knows_quick else [])]
+
+
+def run(arguments: list[str], limit_s: float) -> tuple[str, str]:
     """Run one program, showing what it prints; return its output and how it ended."""
     environment = {**os.environ, "COLUMNS": "120", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", f"benchmarks.{name}"]
-    print(f"=== {name}", flush=True)
+    command = [sys.executable, *arguments]
+    print(f"=== python {' '.join(arguments)}", flush=True)
     try:
         result = subprocess.run(
             command,
@@ -55,6 +61,7 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=900, help="seconds for each program (default %(default)s)"
     )
+    parser.add_argument("--quick", action="store_true", help="less time per figure where the program can")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(programs()))
     if unknown:
@@ -62,14 +69,15 @@ def main() -> int:
     sections = [HEAD]
     failed = False
     for name in options.names or programs():
-        text, problem = run(name, options.limit)
+        arguments = command_of(name, options.quick)
+        text, problem = run(arguments, options.limit)
         if problem:
             print(f"{name} {problem}", file=sys.stderr)
             failed = True
         day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         note = f"**This run {problem}: what is below is not the whole.**\n\n" if problem else ""
         body = "\n".join(line.rstrip() for line in text.strip().splitlines())
-        sections.append(f"## {name}\n\n`python -m benchmarks.{name}`, {day}\n\n{note}```\n{body}\n```\n")
+        sections.append(f"## {name}\n\n`python {' '.join(arguments)}`, {day}\n\n{note}```\n{body}\n```\n")
     if options.report:
         options.report.write_text("\n".join(sections))
     return 1 if failed else 0
