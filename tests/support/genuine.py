@@ -19,7 +19,6 @@ from pathlib import Path
 # Driver series -> the Debian suite whose non-free component holds it (packages.debian.org, nvidia-graphics-drivers).
 SUITES = {"535": "bookworm", "550": "trixie"}
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-DEFAULT_ARCHIVE = "http://deb.debian.org/debian"
 SECONDS = 180
 
 
@@ -131,19 +130,21 @@ def _private_apt(folder: Path, suite: str) -> list[str]:
 
 
 def _archive() -> str:
-    """The Debian archive that this machine already uses (it may be a mirror), else the public one."""
+    """The Debian archive that this machine's apt is configured with (it may be a mirror). Raises Unavailable."""
     listing = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(COMPONENT)"],
+        # Without what `apt-get update` downloads, which a fresh machine does not have yet.
+        ["apt-get", "indextargets", "--no-release-info", "--format", "$(REPO_URI) $(COMPONENT)"],
         capture_output=True,
         text=True,
         check=False,
         timeout=SECONDS,
     )
     for line in listing.stdout.splitlines():
-        words = line.split()
-        if words[1:] == ["Debian", "main"] and not words[0].rstrip("/").endswith("security"):
-            return words[0].rstrip("/")
-    return DEFAULT_ARCHIVE
+        archive, component = line.split()
+        # Debian and its mirrors keep the distribution below `debian`; other vendors' archives have a main, too.
+        if component == "main" and archive.rstrip("/").endswith("/debian"):
+            return archive.rstrip("/")
+    raise Unavailable("apt on this machine is configured with no Debian archive")
 
 
 def _run(command: list[str], folder: Path) -> None:
