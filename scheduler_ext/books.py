@@ -1,0 +1,91 @@
+"""What the engine knows and remembers, under one lock; the parts of the engine (see engine.py) are built on it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from scheduler_ext import evidence, figures
+from scheduler_ext.cluster import Cluster
+from scheduler_ext.decisions import Decisions
+from scheduler_ext.evidence import Evidence
+from scheduler_ext.ledger import Ledger
+from scheduler_ext.metrics import Metrics
+from scheduler_ext.quotas import Quotas
+from scheduler_ext.scores import Scores
+from scheduler_ext.workload import Workload
+from vcuda.spec.names import Names
+from vcuda.spec.request import Policy
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_B = TypeVar("_B", bound="Books")
+
+
+def locked(method: Callable[Concatenate[_B, _P], _R]) -> Callable[Concatenate[_B, _P], _R]:
+    """Hold the engine's lock during a method; it may be held already."""
+
+    @functools.wraps(method)
+    def call(self: _B, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class Books:
+    """Cluster, ledger, scores, typical pods, quotas and last decisions.
+
+    `clock` gives monotonic seconds, `wall_clock` nanoseconds since the epoch. An assumed placement expires
+    `expiry_seconds` after its decision.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        policy: Policy = Policy.FGD,
+        *,
+        expiry_seconds: float = 300.0,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.names = names
+        self.metrics = metrics or Metrics()
+        self._policy = policy
+        self._expiry = expiry_seconds
+        self._clock, self._wall_clock = clock, wall_clock
+        self._lock = threading.RLock()
+        self._cluster = Cluster()
+        self._ledger = Ledger(self._cluster)
+        self._scores = Scores()
+        self._workload = Workload()
+        self._decisions = Decisions()
+        self._quotas = Quotas()
+        self._unsynced = {"nodes", "pods"}
+        self._frozen = False
+        self.metrics.watch_figures(self.figures)
+
+    @locked
+    def figures(self) -> dict[str, float]:
+        """Gauges for the metrics."""
+        return figures.gauges(self._cluster, self._ledger)
+
+    @locked
+    def overbooked(self) -> list[str]:
+        """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
+        return figures.overbooked(self._cluster)
+
+    @locked
+    def evidence(self, *, uid: str | None = None, namespace: str = "", name: str = "") -> Evidence:
+        """A copy of what explains a pod, found by its UID, or else by its name."""
+        if uid is None:
+            record = self._ledger.named(namespace, name)
+            uid = record.uid if record is not None else None
+        decisions = self._decisions.of(uid=uid, namespace=namespace, name=name)
+        typical = self._workload.typical(self._cluster.models, self._clock())
+        uid = decisions[0].uid if decisions else uid
+        return evidence.gather(self._cluster, self._ledger, typical, decisions, uid or "")

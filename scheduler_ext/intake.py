@@ -1,0 +1,141 @@
+"""Taking in what the API server shows: nodes, pods, quotas; and what no watch shows, the expiry of assumptions."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from scheduler_ext import observed, quotas
+from scheduler_ext.books import Books, locked
+from scheduler_ext.ledger import Record, State
+from scheduler_ext.shape import shape_of
+
+
+class Intake(Books):
+    """The part of the engine that the watches feed."""
+
+    def not_ready(self) -> str | None:
+        """Why nothing can be decided yet, or None."""
+        unsynced = sorted(self._unsynced)
+        return (
+            f"the first list of {' and '.join(unsynced)} from the API server is not complete"
+            if unsynced
+            else None
+        )
+
+    def synced(self, kind: str) -> None:
+        """The first complete list of "nodes" or "pods" is in."""
+        self._unsynced.discard(kind)
+        if not self._unsynced and not self._frozen:
+            # A hundred thousand objects that live as long as we do: collecting them takes 50 ms, again and again.
+            gc.freeze()
+            self._frozen = True
+
+    def see_node(self, data: Mapping[str, Any]) -> str:
+        """Take in a Node as listed or watched. Returns its name."""
+        seen = observed.node(data, self.names)
+        with self._lock:
+            self._quotas.set_labels(seen.name, seen.labels)
+            self._cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
+        return seen.name
+
+    @locked
+    def lose_node(self, name: str) -> None:
+        self._quotas.forget_node(name)
+        self._cluster.remove_node(name)
+
+    @locked
+    def keep_nodes(self, names: Collection[str]) -> None:
+        """A complete list of nodes was seen: forget all others."""
+        for name in set(self._cluster.index) - set(names):
+            self._cluster.remove_node(name)
+            self._quotas.forget_node(name)
+
+    def expect_quotas(self) -> None:
+        """Decide nothing until the quotas are known."""
+        self._unsynced.add("quotas")
+
+    def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
+        """Take in the ConfigMap of quotas, None if there is none. Raises InvalidQuotas; then the last valid ones stay."""
+        found = quotas.parse(config_map)
+        with self._lock:
+            self._quotas.set(found)
+        self.synced("quotas")
+
+    def see_pod(self, pod: Mapping[str, Any]) -> str:
+        """Take in a Pod as listed or watched. Returns its UID.
+
+        A pod without a node keeps what we assumed for it, whatever its annotations say, unless it is being deleted.
+        """
+        uid, node = observed.uid(pod), observed.place(pod)
+        if observed.finished(pod) or (not node and observed.leaving(pod)):
+            self.lose_pod(uid)
+            return uid
+        if not node:
+            return uid
+        text = observed.annotation(pod, self.names)
+        with self._lock:
+            old = self._ledger.get(uid)
+            if (
+                old is not None
+                and old.state is State.CONFIRMED
+                and old.node == node
+                and old.annotation == text
+            ):
+                return uid
+            seen = observed.bound_use(pod, self.names)
+            if seen.wrong is not None:
+                self.metrics.distrusted.inc()
+            if seen.request is not None and old is None:
+                self._workload.observe(
+                    shape_of(seen.request, self._policy, seen.usage.cpu_milli, seen.usage.memory_bytes)
+                )
+            metadata = pod["metadata"]
+            self._ledger.put(
+                Record(
+                    uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, seen.usage,
+                    State.CONFIRMED, self._clock(), annotation=text,
+                )
+            )  # fmt: skip
+        return uid
+
+    @locked
+    def lose_pod(self, uid: str) -> None:
+        """The pod is gone, or has ended: nothing of it stays booked."""
+        self._ledger.release(uid)
+
+    @locked
+    def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
+        """A complete list of pods, begun at `listed_since` on our clock, was seen: release all others.
+
+        What was assumed or bound after the list began may be missing from it, and stays.
+        """
+        known = set(uids)
+        for uid in self._ledger.uids():
+            record = self._ledger.get(uid)
+            if uid in known or record is None:
+                continue
+            if record.state is State.CONFIRMED or (
+                record.state is not State.BINDING and record.since < listed_since
+            ):
+                self._ledger.release(uid)
+
+    @locked
+    def expire(self) -> int:
+        """Release assumed placements whose Bind never came. Returns how many."""
+        limit = self._clock() - self._expiry
+        late = [
+            record
+            for record in self._ledger.pending()
+            if record.state is State.ASSUMED and record.since < limit
+        ]
+        for record in late:
+            self._ledger.release(record.uid)
+        self.metrics.expired.inc(len(late))
+        return len(late)
+
+    @locked
+    def uncertain(self) -> list[Record]:
+        """Records whose write has an unknown result."""
+        return [record for record in self._ledger.pending() if record.state is State.UNCERTAIN]
