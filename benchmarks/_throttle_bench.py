@@ -1,4 +1,4 @@
-"""A simulated machine with shares and loads in it, watched through the card's own books: what throttle.py measures with."""
+"""A card with shares and loads in it, watched from outside: what throttle.py measures with."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import vcuda
+from benchmarks import _card
+from benchmarks._card import Options
 from vcuda import region
 from vcuda.arbiter import Arbiter
-from vcuda.sim import Machine
-
-Options = dict[str, str | int | float]
 
 HERE = Path(__file__).resolve().parent
 SHIM = Path(vcuda.__file__).parent / "lib" / "shim" / "libcuda.so.1"
@@ -85,12 +84,12 @@ class Trace:
 
 
 class Bench:
-    """A simulated machine with shares made and removed as they are needed."""
+    """A card with shares made as they are needed; `driver` is real, simulated, or auto (a real card if there is one)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, driver: str = "simulated") -> None:
         self.folder = folder
-        self.machine = Machine.create(folder / "machine")
         self.program = compile_c(HERE / "throttle_load.c", folder / "throttle_load")
+        self.card = _card.choose(driver, folder, self.program)
         self.made = 0
 
     def share(self, load: Load, shared: bool, driver: Path | None = None) -> tuple[Path, dict[str, str]]:
@@ -100,33 +99,41 @@ class Bench:
         (folder / "lib64" / "drv").mkdir(parents=True)
         (folder / "vcuda").mkdir()
         shutil.copyfile(SHIM, folder / "lib64" / "libcuda.so.1")
-        real = driver or self.machine.library_folder / "libcuda.so.1"
+        real = driver or self.card.library
         (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(real)
         limit = region.CardLimit(
-            self.machine.cards[0].uuid, 0, 1 << 30, load.cores, load.core_limit or load.cores, shared=shared
+            self.card.uuid, self.card.minor, 1 << 30, load.cores, load.core_limit or load.cores, shared=shared
         )
         region.create(folder / "vcuda", [limit])
-        environment = {**os.environ, **self.machine.environment()}
-        environment["LD_LIBRARY_PATH"] = f"{folder / 'lib64'}:{environment['LD_LIBRARY_PATH']}"
+        environment = self.native_environment()
+        paths = [str(folder / "lib64"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+        environment["LD_LIBRARY_PATH"] = ":".join(paths)
         return folder, environment
 
     def start(self, environment: dict[str, str], options: Options) -> subprocess.Popen[str]:
+        alone = "cost" in options  # measured by itself; maybe on a driver that knows no more than launches
+        options = options if alone else self.card.watched(options)
         arguments = [f"{name}={value}" for name, value in options.items()]
         stdin = subprocess.PIPE if options.get("wait") else None
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [self.program, *arguments], env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True
         )
+        if not alone:
+            self.card.started(process.pid, options)
+        return process
 
     def native(self, options: Options) -> dict[str, Any]:
         """The same program without any share."""
         return answer_of(self.start(self.native_environment(), options))
 
     def native_environment(self) -> dict[str, str]:
-        return {**os.environ, **self.machine.environment()}
+        return {**os.environ, **self.card.environment()}
 
     def native_share(self, options: Sequence[Options], seconds: float) -> float:
         """What part of the card these programs keep busy together when nothing limits them, in points."""
         duration: Options = {"seconds": WARM_SECONDS + seconds + 0.5}
+        for each in options:
+            self.card.prepare(each)
         processes = [self.start(self.native_environment(), {**each, **duration}) for each in options]
         time.sleep(WARM_SECONDS)
         samples = self.sample([process.pid for process in processes], seconds)
@@ -138,6 +145,8 @@ class Bench:
         self, loads: Sequence[Load], seconds: float, *, shared: bool
     ) -> tuple[list[list[float]], list[dict[str, Any]]]:
         """All loads at once, with an arbiter: each one's GPU seconds per sample, and what the programs said."""
+        for load in loads:
+            self.card.prepare(load.options)
         with Arbiter() as arbiter:
             processes = []
             for load in loads:
@@ -151,12 +160,12 @@ class Bench:
 
     def sample(self, pids: Sequence[int], seconds: float) -> list[list[float]]:
         """The part of the card that each process had in each sample of about 100 ms, in points."""
-        last_ns, last = self.busy()
+        last_ns, last = self.card.busy()
         samples: list[list[float]] = [[] for _ in pids]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(SAMPLE_SECONDS)
-            now_ns, now = self.busy()
+            now_ns, now = self.card.busy()
             for row, pid in zip(samples, pids, strict=True):
                 row.append(100 * (now.get(pid, 0) - last.get(pid, 0)) / (now_ns - last_ns))
             last_ns, last = now_ns, now
@@ -169,10 +178,10 @@ class Bench:
         pids = [process.pid for process in processes]
         moments: list[Moment] = []
         done: list[float] = []
-        began_ns, _ = self.busy()
+        began_ns, _ = self.card.busy()
         left = sorted(steps, key=lambda step: step.at_s)
         while not moments or moments[-1].at_s < seconds:
-            now_ns, busy = self.busy()
+            now_ns, busy = self.card.busy()
             now_s = (now_ns - began_ns) / 1e9
             gone = moments[-1].used_s if moments else [0.0] * len(pids)
             used = [busy[pid] / 1e9 if pid in busy else last for pid, last in zip(pids, gone, strict=True)]
@@ -183,13 +192,20 @@ class Bench:
             time.sleep(TRACE_SECONDS)
         return Trace(moments, done)
 
-    def busy(self) -> tuple[int, dict[int, int]]:
-        report = self.machine.report()
-        return report.now_ns, {process.pid: process.busy_ns for process in report.processes}
-
 
 def compile_c(source: Path, output: Path, *flags: str) -> Path:
-    command = ["gcc", "-O2", "-Wall", "-Werror", *flags, str(source), "-o", str(output), "-ldl", "-lpthread"]
+    command = [
+        os.environ.get("CC", "gcc"),
+        "-O2",
+        "-Wall",
+        "-Werror",
+        *flags,
+        str(source),
+        "-o",
+        str(output),
+        "-ldl",
+        "-lpthread",
+    ]
     subprocess.run(command, check=True)
     return output
 

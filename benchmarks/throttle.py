@@ -1,8 +1,9 @@
-"""GPU-time limits on the simulated driver: achieved shares against their targets, and what a launch costs.
+"""GPU-time limits on whichever card is there: achieved shares against their targets, and what a launch costs.
 
-The truth is the simulated card's own books, never our accounting. The figures say how well the rules hold in real
-processes on this machine; they say nothing about a real card. Run it alone on an idle machine, from the repository's
-root: `python -m benchmarks.throttle [--json FILE] [--plots FOLDER] [--quick]`. Targets: T1, T2, T5 to T10 of docs/compute.md.
+The truth is the simulated card's own books, or the kernels that ended on a real one, never our accounting. Figures of the
+simulated card say how well the rules hold in real processes; they say nothing about a real card. Run it alone on an idle machine, from the
+repository's root: `python -m benchmarks.throttle [--driver auto|real|simulated] [--json FILE] [--plots FOLDER] [--quick]`.
+Targets: T1, T2, T5 to T10 of docs/compute.md.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import vcuda
+from benchmarks._card import Options
 from benchmarks._throttle_bench import (
     HERE,
     Bench,
     Load,
-    Options,
     Step,
     Trace,
     answer_of,
@@ -34,6 +35,7 @@ from benchmarks._throttle_bench import (
 from benchmarks._throttle_plot import plot
 from vcuda import region
 from vcuda.arbiter import Arbiter
+from vcuda.runs.errors import RunError
 
 CAPS = (5, 10, 30, 50, 90)
 KERNELS: dict[str, Options] = {
@@ -124,6 +126,7 @@ def below_the_cap(bench: Bench, seconds: float) -> dict[str, float]:
 def steps(bench: Bench) -> tuple[list[Settled], dict[str, tuple[Trace, dict[str, list[float]]]]]:
     """A load starts; a neighbour starts and stops; the limit is changed live. Kernels of 1 ms."""
     options: Options = {"kernel": "spin_1000us", "seconds": 20}
+    bench.card.prepare(options)
     traces: dict[str, tuple[Trace, dict[str, list[float]]]] = {}
 
     def release(process: Any) -> Step:
@@ -186,7 +189,7 @@ def inference(bench: Bench, seconds: float) -> dict[str, float]:
 
 def launch_cost(bench: Bench, launches: int) -> dict[str, dict[str, float]]:
     """One launch on a driver that does nothing but keep a clock: what the shim itself adds, in ns."""
-    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f'-DCARD_UUID="{bench.machine.cards[0].uuid}"')
+    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f'-DCARD_UUID="{bench.card.uuid}"')
     folder = bench.folder / "null-driver"
     folder.mkdir(exist_ok=True)
     driver = compile_c(HERE / "throttle_null_driver.c", folder / "libcuda.so.1", *flags)
@@ -201,7 +204,7 @@ def launch_cost(bench: Bench, launches: int) -> dict[str, dict[str, float]]:
     return {title: {name: float(value) for name, value in answer.items()} for title, answer in found.items()}
 
 
-def machine() -> dict[str, Any]:
+def machine(bench: Bench) -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "?")
     return {
@@ -210,7 +213,8 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "vcuda": vcuda.__version__,
-        "driver": "simulated",
+        "card": bench.card.name,
+        "driver": bench.card.library.resolve().name,
         "load_average": os.getloadavg()[0],
     }
 
@@ -250,17 +254,22 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="throttle", description="GPU-time limits on the simulated driver.")
+    parser = argparse.ArgumentParser(prog="throttle", description="GPU-time limits on a card.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="draw the steps there as PNG (needs matplotlib)"
     )
     parser.add_argument("--quick", action="store_true", help="2 s per figure instead of 5: for a first look")
+    parser.add_argument("--driver", choices=("auto", "real", "simulated"), default="auto")
     options = parser.parse_args(arguments)
     seconds = 2.0 if options.quick else 5.0
-    result: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory(prefix="vcuda-throttle-") as folder:
-        bench = Bench(Path(folder))
+        try:
+            bench = Bench(Path(folder), options.driver)
+        except RunError as error:
+            print(f"throttle: {error}", file=sys.stderr)
+            return 1
+        result: dict[str, Any] = {"machine": machine(bench)}
         divided, result["native_sums"] = splits(bench, seconds)
         rows = caps(bench, seconds, options.quick) + divided + lending(bench, seconds)
         result["shares"] = [dataclasses.asdict(row) for row in rows]

@@ -1,18 +1,26 @@
 /* A CUDA driver-API program that puts work on the card: what benchmarks/throttle.py and the throttle's tests run in a share.
  *
  * throttle_load kernel=NAME seconds=S [sync=N] [pause_us=U] [streams=N] [graph=N] [cost=N] [threads=N] [wait=1]
+ *               [rounds=N] [progress=FILE]
  *
  * Launches kernel NAME for S seconds, waits for the card after every N launches (0: never) and then U us; with graph=N one
  * launch is a graph of N captured kernels; with cost=N it measures N single launches instead. wait=1: starts at a line
- * on stdin. Prints one line of JSON. Needs no CUDA toolkit: it finds libcuda.so.1 as any program does.
+ * on stdin. A kernel takes `rounds` turns of a loop on a real card; on the simulated one its name says how long it takes.
+ * progress=FILE: kernels that have ended are counted in the first 8 bytes of FILE, by the kernels themselves; where they
+ * compute nothing, by a host function behind each. Prints one line of JSON. Needs no CUDA toolkit: it finds libcuda.so.1
+ * as any program does.
  */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef void *handle;
 
@@ -30,11 +38,16 @@ static int (*cuStreamBeginCapture_v2)(handle, int);
 static int (*cuStreamEndCapture)(handle, handle *);
 static int (*cuGraphInstantiateWithFlags)(handle *, handle, unsigned long long);
 static int (*cuGraphLaunch)(handle, handle);
+static int (*cuMemHostRegister_v2)(void *, size_t, unsigned);
+static int (*cuMemHostGetDevicePointer_v2)(uint64_t *, void *, unsigned);
+static int (*cuLaunchHostFunc)(handle, void (*)(void *), void *);
 
-static const struct {
+struct entry {
     const char *name;
     void *pointer;
-} functions[] = {
+};
+
+static const struct entry functions[] = {
 #define FUNCTION(name) {#name, &name}
     FUNCTION(cuInit),           FUNCTION(cuDeviceGet),         FUNCTION(cuCtxCreate_v2),
     FUNCTION(cuCtxSetCurrent),  FUNCTION(cuCtxSynchronize),    FUNCTION(cuModuleLoadData),
@@ -42,12 +55,16 @@ static const struct {
     FUNCTION(cuStreamBeginCapture_v2), FUNCTION(cuStreamEndCapture), FUNCTION(cuGraphInstantiateWithFlags),
     FUNCTION(cuGraphLaunch),
 };
+static const struct entry progress_functions[] = {
+    FUNCTION(cuMemHostRegister_v2), FUNCTION(cuMemHostGetDevicePointer_v2), FUNCTION(cuLaunchHostFunc),
+};
 
 enum { MOST_STREAMS = 16, MOST_BURSTS = 100000, MOST_THREADS = 8 };
 
 struct options {
-    char kernel[128];
+    char kernel[128], progress[512];
     double seconds;
+    unsigned long long rounds;
     unsigned sync, pause_us, streams, graph, cost, threads, wait;
 };
 
@@ -55,6 +72,9 @@ static struct options options = {.kernel = "spin_1000us", .seconds = 1, .streams
 static handle context, function;
 static uint64_t bursts[MOST_BURSTS];
 static unsigned burst_count;
+static _Atomic uint64_t *ended;  /* kernels that have ended, in the progress file; NULL: nobody asked */
+static uint64_t ended_on_device; /* where a kernel counts; 0: it does not */
+static int counted_by_host;
 
 static void check(int result, const char *what)
 {
@@ -78,25 +98,39 @@ static void pause_for(unsigned us)
         nanosleep(&pause, NULL);
 }
 
-static void load_driver(void)
+static void load_functions(const struct entry *entries, size_t count)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        void *address = library ? dlsym(library, functions[i].name) : NULL;
+    for (size_t i = 0; i < count; i++) {
+        void *address = library ? dlsym(library, entries[i].name) : NULL;
         if (!address) {
-            fprintf(stderr, "throttle_load: no %s: %s\n", functions[i].name, dlerror());
+            fprintf(stderr, "throttle_load: no %s: %s\n", entries[i].name, dlerror());
             exit(1);
         }
-        memcpy(functions[i].pointer, &address, sizeof address);
+        memcpy(entries[i].pointer, &address, sizeof address);
     }
 }
 
+/* A chain of multiplications that depend on each other, so that no compiler shortens it; then one count per kernel. */
+static const char kernel_text[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry %s(.param .u64 rounds, .param .u64 ended)\n{\n"
+    "\t.reg .pred %%more, %%first;\n\t.reg .u32 %%thread;\n\t.reg .u64 %%left, %%ended, %%value;\n"
+    "\tld.param.u64 %%left, [rounds];\n\tld.param.u64 %%ended, [ended];\n"
+    "\tmov.u32 %%thread, %%tid.x;\n\tcvt.u64.u32 %%value, %%thread;\n"
+    "next:\n\tsetp.eq.u64 %%more, %%left, 0;\n\t@%%more bra done;\n"
+    "\tmad.lo.u64 %%value, %%value, 6364136223846793005, 1442695040888963407;\n"
+    "\tsub.u64 %%left, %%left, 1;\n\tbra next;\n"
+    "done:\n\tsetp.eq.u64 %%first, %%ended, 0;\n\t@%%first ret;\n"
+    "\tsetp.eq.u64 %%first, %%value, 0;\n\t@%%first st.global.u64 [%%ended + 8], %%value;\n"
+    "\tsetp.ne.u32 %%first, %%thread, 0;\n\t@%%first ret;\n"
+    "\tred.sys.global.add.u64 [%%ended], 1;\n\tret;\n}\n";
+
 static void load_kernel(void)
 {
-    char image[512];
+    char image[2048];
     int device;
-    snprintf(image, sizeof image, ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry %s()\n{\n\tret;\n}\n",
-             options.kernel);
+    snprintf(image, sizeof image, kernel_text, options.kernel);
     check(cuInit(0), "cuInit");
     check(cuDeviceGet(&device, 0), "cuDeviceGet");
     check(cuCtxCreate_v2(&context, 0, device), "cuCtxCreate");
@@ -105,9 +139,43 @@ static void load_kernel(void)
     check(cuModuleGetFunction(&function, module, options.kernel), "cuModuleGetFunction");
 }
 
+static void count_one(void *unused)
+{
+    (void)unused;
+    atomic_fetch_add_explicit(ended, 1, memory_order_relaxed);
+}
+
 static void launch(handle stream)
 {
-    check(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    void *arguments[] = {&options.rounds, &ended_on_device};
+    check(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, arguments, NULL), "cuLaunchKernel");
+    if (counted_by_host)
+        check(cuLaunchHostFunc(stream, count_one, NULL), "cuLaunchHostFunc");
+}
+
+/* Map the progress file, for the card too; one kernel tells who is to count. */
+static void begin_progress(void)
+{
+    int file = open(options.progress, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    void *page = MAP_FAILED;
+    if (file >= 0 && ftruncate(file, 4096) == 0)
+        page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (page == MAP_FAILED) {
+        perror(options.progress);
+        exit(1);
+    }
+    ended = page;
+    load_functions(progress_functions, sizeof progress_functions / sizeof *progress_functions);
+    enum { DEVICEMAP = 2 };
+    if (cuMemHostRegister_v2(page, 4096, DEVICEMAP) == 0)
+        check(cuMemHostGetDevicePointer_v2(&ended_on_device, page, 0), "cuMemHostGetDevicePointer");
+    unsigned long long rounds = options.rounds;
+    options.rounds = 1;
+    launch(NULL);
+    check(cuCtxSynchronize(), "cuCtxSynchronize");
+    options.rounds = rounds;
+    counted_by_host = atomic_load(ended) == 0;
+    atomic_store(ended, 0);
 }
 
 static handle make_graph(handle stream)
@@ -222,8 +290,12 @@ static void read_options(int count, char **arguments)
         int known = 0;
         if (value && strncmp(arguments[i], "kernel", length) == 0)
             known = snprintf(options.kernel, sizeof options.kernel, "%s", value + 1) > 0;
+        else if (value && strncmp(arguments[i], "progress", length) == 0)
+            known = snprintf(options.progress, sizeof options.progress, "%s", value + 1) > 0;
         else if (value && strncmp(arguments[i], "seconds", length) == 0)
             known = (options.seconds = atof(value + 1)) > 0;
+        else if (value && strncmp(arguments[i], "rounds", length) == 0)
+            known = (options.rounds = strtoull(value + 1, NULL, 10)) > 0;
         for (size_t n = 0; value && !known && n < sizeof numbers / sizeof *numbers; n++)
             if (strlen(numbers[n].name) == length && strncmp(arguments[i], numbers[n].name, length) == 0)
                 *numbers[n].value = (unsigned)atoi(value + 1), known = 1;
@@ -242,8 +314,10 @@ int main(int count, char **arguments)
 {
     char line[16];
     read_options(count, arguments);
-    load_driver();
+    load_functions(functions, sizeof functions / sizeof *functions);
     load_kernel();
+    if (options.progress[0])
+        begin_progress();
     if (options.wait && (puts("ready"), fflush(stdout), !fgets(line, sizeof line, stdin)))
         return 1;
     if (options.cost) {
