@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import vcuda
-from benchmarks.manager import CARD_BYTES, NAMES, Bench, node, pod
+from benchmarks._manager_node import CARD_BYTES, NAMES, Bench, node, pod
 from manager.proto import deviceplugin_pb2 as api
 from vcuda import region
 from vcuda.spec.units import BLOCK_BYTES

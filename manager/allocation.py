@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from manager import booking, devices, identity, nodes, placing, response
+from manager import devices, identity, nodes, response
 from manager.admission import BUDGET_S, Admission
 from manager.cards import NodeCard
+from manager.decision import Decider
 from manager.errors import Reason, Refusal
 from manager.hostroot import HostRoot
 from manager.identity import Candidate
 from manager.inventory import Inventory, Snapshot
-from manager.kube import Pod, terminal, uid_of
+from manager.kube import Pod
 from manager.mirror_keeper import MirrorKeeper
 from manager.nodes import DeviceNode, NodeProblem
 from manager.outbox import Outbox
@@ -25,10 +26,10 @@ from manager.proto import deviceplugin_pb2 as api
 from manager.regions import Company, Regions
 from manager.settings import Settings
 from manager.state import Allocation, Held, StateError, StateFile
-from vcuda.spec import errors, fit, placement
-from vcuda.spec.errors import InvalidPlacement, SpecError
+from vcuda.spec import placement
+from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
-from vcuda.spec.request import ContainerRequest, PodRequest, asks_for_share, parse_pod
+from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod
 
 LOCK_TIMEOUT_S = 1.0
 # How long a pod must be missing from kubelet's list when there is no API server to ask.
@@ -63,6 +64,7 @@ class Allocator:
         self._mirror = mirror
         self._state = state
         self._outbox = outbox
+        self._decider = Decider(names, inventory, regions)
         self._lock = threading.Lock()
         self._allocations: Allocations = {}
         self._absent_since: dict[str, float] = {}
@@ -182,78 +184,8 @@ class Allocator:
     def _decide(
         self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Pod]
     ) -> Allocation:
-        """The cards for a container that has none yet. Raises Refusal, SpecError."""
-        smallest = self.settings.smallest_memory
-        if not container.whole and container.memory_blocks < smallest:
-            raise Refusal(
-                Reason.SHARE_TOO_SMALL,
-                f"container {container.name!r} asks for {container.memory_blocks} {self._names.memory}, this node gives no share below "
-                f"{smallest}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
-            )
-        snapshot = self._inventory.snapshot
-        cards = {item.card.uuid: item for item in snapshot.cards}
-        known = [item.card for item in snapshot.cards]
-        allocations = self._allocations.values()
-        annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
-        written = annotations.get(self._names.placement)
-        if written is not None:
-            states = booking.states_for(known, allocations, candidate.uid, container)
-            chosen = placement.decode(str(written))
-            placement.check(chosen, request)
-            shares = chosen.containers[container.name]
-            by_uuid = {state.card.uuid: state for state in states}
-            for share in shares:
-                if share.uuid not in by_uuid:
-                    raise Refusal(
-                        errors.Reason.UNKNOWN_CARD,
-                        f"the placement names card {share.uuid}, which this node does not have; recreate the pod",
-                    )
-                fit.require(by_uuid[share.uuid], container)
-                if share != fit.share_of(container, by_uuid[share.uuid].card):
-                    raise InvalidPlacement(
-                        errors.Reason.INVALID_PLACEMENT,
-                        f"the placement gives {share.memory_blocks} blocks of card {share.uuid} to a whole-card container; "
-                        "recreate the pod",
-                    )
-        else:
-            reserved = self._reserved(candidate.uid, pods)
-            states = booking.states_for(known, allocations, candidate.uid, container, reserved)
-            shares = placing.choose(request, container, states)
-        namespace, name = candidate.full_name
-        return Allocation(
-            pod_uid=candidate.uid,
-            namespace=namespace,
-            pod_name=name,
-            container=container.name,
-            kind=container.kind,
-            cores=container.cores,
-            memory_blocks=container.memory_blocks,
-            core_limit=container.core_limit,
-            priority=str(request.priority),
-            shares=shares,
-            minors={share.uuid: cards[share.uuid].card.minor for share in shares},
-            region=str(self._regions.path_for(candidate.uid, container.name)),
-            mirror="",
-            created_ns=time.time_ns(),
-        )
-
-    def _reserved(self, own_uid: str, pods: Sequence[Pod]) -> list[booking.Use]:
-        """What the extender has placed here for pods that kubelet has not admitted yet."""
-        started = {uid for uid, _ in self._allocations}
-        found: list[booking.Use] = []
-        for pod in pods:
-            uid = uid_of(pod)
-            annotations = (pod.get("metadata") or {}).get("annotations") or {}
-            if uid == own_uid or uid in started or terminal(pod) or self._names.placement not in annotations:
-                continue
-            if not asks_for_share(pod, self._names):
-                continue
-            try:
-                chosen = placement.decode(str(annotations[self._names.placement]))
-                found.append(placement.peak_use(parse_pod(pod, self._names), chosen))
-            except SpecError as error:
-                log.debug("pod %s reserves nothing: %s", uid, error)
-        return found
+        known = self._allocations.values()
+        return self._decider.decide(candidate, request, container, pods, known, self.settings.smallest_memory)
 
     def _cards_of(self, allocation: Allocation) -> list[NodeCard]:
         snapshot: Snapshot = self._inventory.snapshot

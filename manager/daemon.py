@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import vcuda
 from manager import (
+    instance_lock,
     kubeconfig,
     kubelet_pods,
     logs,
     node_description,
     nvml,
     rebuild,
-    recycling,
     sdnotify,
     storage,
     web,
@@ -32,9 +29,9 @@ from manager.cards import Driver
 from manager.coexistence import Coexistence
 from manager.errors import Refusal, StartError
 from manager.hostroot import HostRoot
-from manager.httpclient import HttpError
+from manager.housekeeping import Housekeeper
 from manager.inventory import Inventory, Snapshot
-from manager.kube import Kube, Pod, uid_of
+from manager.kube import Kube, Pod
 from manager.kubelet_records import PodResources
 from manager.metrics import Metrics
 from manager.mirror_keeper import MirrorKeeper
@@ -51,7 +48,6 @@ from vcuda.spec.names import Names
 
 # A probe of the driver that takes longer than this beyond its interval is stuck.
 STUCK_S = 30.0
-_LOCK_WAIT_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +69,6 @@ class Daemon:
         self.settings = settings
         self._reloader = Reloader(settings, reread or (lambda: settings))
         self._stack = contextlib.ExitStack()
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
         names = self._names = Names(settings.resource_domain)
         root = HostRoot(settings.driver_root, settings.driver_root_on_host)
         log.info("driver root %s is %s to the container runtime", root.path, root.on_host)
@@ -82,12 +76,12 @@ class Daemon:
         self._stack.callback(self._listener.close)
         self.port = int(self._listener.getsockname()[1])
         try:
-            self._lock(settings.checkpoint_path)
+            self._stack.enter_context(instance_lock.acquire(settings.checkpoint_path))
             usage_storage = storage.choose(settings.virtual_manager_path, settings.usage_storage)
             kind = "a small tmpfs each" if usage_storage.tmpfs else "plain directories"
             log.info("regions live in %s: %s", kind, usage_storage.why)
             api = kubeconfig.api_server(settings.kubeconfig, environment)
-            kube = self._kube = Kube(api[0], settings.node_name) if api else None
+            kube = Kube(api[0], settings.node_name) if api else None
             kubelet = kubelet_pods.connect(
                 settings.kubelet_url,
                 settings.kubelet_token_file,
@@ -124,12 +118,25 @@ class Daemon:
             self.registrar = Registrar(
                 settings.device_plugin_path, names, plugins, self._board, self.admission.kubelet_restarted
             )
-            self._watch = PodWatch(kube, self._wake.set) if kube else None
             self.auditor = Auditor(self.inventory.processes, regions.usage, self._bypass)
             # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
             self._others = PodResources(settings.pod_resources_socket, names)
             self._stack.callback(self._others.close)
-            self.coexistence = Coexistence(self.inventory.processes, self._held_elsewhere)
+            coexistence = Coexistence(self.inventory.processes, self._held_elsewhere)
+            self._keeper = Housekeeper(
+                settings,
+                names,
+                self._reloader,
+                self._apply,
+                self.inventory,
+                self.mirror,
+                coexistence,
+                self.auditor,
+                self.allocator,
+                self.outbox,
+                kube,
+            )
+            self._watch = PodWatch(kube, self._keeper.wake) if kube else None
             self._reporter = reporter = Reporter(
                 settings.node_name,
                 self.inventory,
@@ -146,30 +153,6 @@ class Daemon:
         except BaseException:
             self._stack.close()
             raise
-        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
-
-    def _lock(self, directory: Path) -> None:
-        """Two daemons on one node would book the same cards twice. Raises StartError."""
-        path = directory / "lock"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            file = self._stack.enter_context(path.open("w"))
-        except OSError as error:
-            raise StartError(
-                f"cannot write to {directory} ({error.strerror}); make it writable or point --checkpoint-path elsewhere"
-            ) from None
-        deadline = time.monotonic() + _LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise StartError(
-                        f"another gpu-manager holds {path}; stop it, or give this one its own --checkpoint-path"
-                    ) from None
-                time.sleep(0.1)
-            else:
-                return
 
     # Life.
 
@@ -197,10 +180,9 @@ class Daemon:
 
     def stop(self) -> None:
         """Everything ends within two seconds; running containers are left as they are."""
-        self._stopping.set()
-        self._wake.set()
+        self._keeper.stop()
         self._board.close()
-        if self._watch is not None and self._keeper.ident is not None:
+        if self._watch is not None:
             self._watch.stop()
         self.registrar.stop()
         self.outbox.stop()
@@ -233,51 +215,10 @@ class Daemon:
         if restored:
             log.info("%d containers hold shares", len(restored))
 
-    def _keep(self) -> None:
-        """What has to be looked at again and again: the driver directory, pods that are gone."""
-        next_collection = 0.0
-        while not self._stopping.is_set():
-            changed = self._reloader.poll()
-            if changed is not None:
-                self._apply(changed)
-            self.mirror.refresh(self.inventory.snapshot.driver_version)
-            self.inventory.block(self.coexistence.blocked(self.inventory.snapshot.cards))
-            self.auditor.audit(
-                self.allocator.allocations,
-                [item.card.uuid for item in self.inventory.snapshot.cards if not item.parent_uuid],
-                self.settings.audit_tolerance << 20,
-            )
-            if self._wake.is_set() or time.monotonic() >= next_collection:
-                self._wake.clear()
-                try:
-                    self.allocator.collect()
-                except Refusal as refusal:
-                    log.warning("looking for pods that are gone: %s", refusal)
-                self._recycle()
-                self.mirror.remove_unused(
-                    {Path(item.mirror) for item in self.allocator.allocations if item.mirror}
-                )
-                next_collection = time.monotonic() + self.settings.allocation_check_period
-            self._wake.wait(min(self.settings.health_check_interval, self.settings.allocation_check_period))
-
-    def _recycle(self) -> None:
-        grace = self.settings.failed_admission_grace
-        if not grace or self._kube is None:
-            return
-        try:
-            pods = self._kube.pods(timeout=5.0)[0]
-        except HttpError as error:
-            log.debug("no clean-up of failed admissions while the API server is away: %s", error)
-            return
-        for pod in recycling.failed_admissions(pods, self._names, grace, time.time()):
-            namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
-            log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
-            self.outbox.delete_pod(namespace, name, uid_of(pod))
-
     def hangup(self) -> None:
         """Read the settings again, soon."""
         self._reloader.ask()
-        self._wake.set()
+        self._keeper.wake()
 
     def _apply(self, settings: Settings) -> None:
         before, self.settings = self.settings, settings
@@ -304,7 +245,7 @@ class Daemon:
             snapshot.driver_version or "none",
         )
         self._describe_node(snapshot)
-        self._wake.set()
+        self._keeper.wake()
 
     def _describe_node(self, snapshot: Snapshot, dropped: Mapping[str, None] | None = None) -> None:
         cards = [item.card for item in snapshot.cards]
@@ -337,7 +278,7 @@ class Daemon:
         found = []
         if self.inventory.probe_age_s > self.settings.health_check_interval + STUCK_S:
             found.append(f"the driver has not answered a probe for {self.inventory.probe_age_s:.0f} s")
-        if not self._keeper.is_alive() and not self._stopping.is_set():
+        if self._keeper.dead:
             found.append("the housekeeping thread has ended")
         return found
 

@@ -10,8 +10,9 @@ import signal
 import sys
 
 import vcuda
-from manager import daemon, logs, settings
+from manager import daemon, logs, settings_reader
 from manager.errors import StartError
+from manager.settings import Settings
 
 # mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of pods.
 _M_ARENA_MAX = -8
@@ -20,7 +21,7 @@ _M_ARENA_MAX = -8
 def main() -> int:
     """0: ended by a signal; 1: could not start; 2: wrong settings."""
     try:
-        parsed = settings.parse(sys.argv[1:], os.environ)
+        parsed = settings_reader.parse(sys.argv[1:], os.environ)
     except StartError as error:
         print(f"gpu-manager: {error}", file=sys.stderr)
         return 2
@@ -39,8 +40,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: signals.put(received))
 
-    def reread() -> settings.Settings:
-        again = settings.parse(sys.argv[1:], os.environ)
+    def reread() -> Settings:
+        again = settings_reader.parse(sys.argv[1:], os.environ)
         return again.settings if again is not None else parsed.settings
 
     try:

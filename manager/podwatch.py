@@ -36,7 +36,8 @@ class PodWatch:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(0.5)
+        if self._thread.ident is not None:
+            self._thread.join(0.5)
 
     def _opened(self, connection: socket.socket) -> None:
         self._socket = connection

@@ -14,7 +14,8 @@ import pytest
 
 import vcuda
 from manager.storage import Storage
-from tests.manager.manager_support import Node, eventually
+from tests.manager.manager_pods import eventually
+from tests.manager.manager_support import Node
 from vcuda.sim import Machine, SimCard
 
 GIB = 2**30

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from manager import allocation
-from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.sim import Machine
 from vcuda.spec import placement

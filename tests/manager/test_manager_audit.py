@@ -14,7 +14,8 @@ import pytest
 from manager.audit import Auditor, compare
 from manager.cards import CardProcess
 from manager.state import Allocation
-from tests.manager.manager_support import NAMES, Node, container, eventually, pod
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda.region import CardUsage, ProcessUsage, Usage
 from vcuda.sim import Machine
 from vcuda.spec.placement import CardShare

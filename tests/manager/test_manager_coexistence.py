@@ -19,7 +19,9 @@ from manager.inventory import Inventory
 from manager.kubelet_records import PodResources, RecordsError
 from manager.proto import podresources_pb2 as resources_api
 from manager.proto import podresources_pb2_grpc
-from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda.spec.inventory import Card
 
 PodRow = tuple[str, str, list[str]]

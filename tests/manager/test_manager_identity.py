@@ -11,7 +11,9 @@ import pytest
 
 from manager import identity, kubelet_records
 from manager.state import Held
-from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.sim import Machine, SimCard
 

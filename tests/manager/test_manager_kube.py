@@ -11,16 +11,10 @@ import pytest
 from manager import kubeconfig
 from manager.errors import StartError
 from manager.httpclient import Endpoint, HttpError
-from tests.manager.manager_support import (
-    NAMES,
-    FakeApi,
-    Node,
-    Rejected,
-    container,
-    eventually,
-    free_port,
-    pod,
-)
+from tests.manager.manager_api import FakeApi
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node, free_port
 from vcuda.sim import CardLost, Machine
 from vcuda.spec import inventory, placement
 from vcuda.spec.request import parse_pod

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from manager.proto import deviceplugin_pb2 as api
-from tests.manager.manager_support import NAMES, Node, container, eventually, pod
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda.sim import CardLost, CardRecovered, Machine, SimCard, Xid
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from manager import nodes
 from manager.hostroot import HostRoot
-from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda.sim import Machine
 
 needs_nodes = pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")

@@ -17,7 +17,8 @@ import pytest
 
 import vcuda
 from manager import sdnotify
-from tests.manager.manager_support import NAMES, Node, container, eventually, pod
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.sim import Machine
 

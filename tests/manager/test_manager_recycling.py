@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from manager.recycling import failed_admissions
-from tests.manager.manager_support import NAMES, Node, container, eventually, pod
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda.sim import CardLost, Machine
 
 NOW = 1_800_000_000

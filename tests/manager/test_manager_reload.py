@@ -12,8 +12,10 @@ import pytest
 
 from manager.daemon import Daemon
 from manager.reload import Reloader
-from manager.settings import Settings, flag_of, parse
-from tests.manager.manager_support import FakeArbiter, Node, container, eventually, pod
+from manager.settings import Settings, flag_of
+from manager.settings_reader import parse
+from tests.manager.manager_pods import container, eventually, pod
+from tests.manager.manager_support import FakeArbiter, Node
 from vcuda.sim import Machine
 
 MANUAL = Path(__file__).parents[2] / "docs/manager.md"

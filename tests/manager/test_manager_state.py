@@ -12,7 +12,9 @@ from manager import allocation as allocation_module
 from manager.errors import StartError
 from manager.state import Allocation, Held, StateDamaged, StateError, StateFile
 from manager.storage import Storage
-from tests.manager.manager_support import NAMES, Node, Rejected, container, eventually, pod
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.sim import Machine
 from vcuda.spec.placement import CardShare
@@ -264,7 +266,7 @@ def test_a_restarted_kubelet_with_an_empty_list_frees_nothing(
 def test_two_daemons_never_share_a_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.start(wait=200)
     first = node.daemon
-    monkeypatch.setattr("manager.daemon._LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr("manager.instance_lock.WAIT_S", 0.0)
     with pytest.raises(StartError, match="another gpu-manager holds"):
         node.start()
     node.daemon = first

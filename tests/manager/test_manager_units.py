@@ -20,7 +20,8 @@ from manager.metrics import Metrics
 from manager.proto import generate
 from manager.regions import Company
 from manager.report import CardReport, ContainerReport, NodeReport, ShareReport
-from manager.settings import OLD_FLAGS, Settings, flag_of, parse
+from manager.settings import Settings, flag_of
+from manager.settings_reader import OLD_FLAGS, parse
 from manager.state import Allocation
 from vcuda.spec.errors import DoesNotFit
 from vcuda.spec.fit import CardState

@@ -12,7 +12,7 @@ import yaml
 
 import vcuda
 from deploy import manifests
-from manager import settings as manager_settings
+from manager import settings_reader
 from scheduler_ext import settings as extender_settings
 
 helm_python = pytest.importorskip(
@@ -73,7 +73,7 @@ def test_helm_lint_finds_nothing() -> None:
 def test_the_programs_understand_their_flags(values: dict[str, Any]) -> None:
     found = objects(values)
     words = container(found["DaemonSet", "gpu-manager"])["args"]
-    parsed = manager_settings.parse([word.replace("$(NODE_IP)", "10.0.0.1") for word in words], {})
+    parsed = settings_reader.parse([word.replace("$(NODE_IP)", "10.0.0.1") for word in words], {})
     assert parsed is not None
     assert parsed.warnings == ()
     assert dict(parsed.settings.node_labels) == values.get("manager", {}).get("nodeLabels", {})

@@ -1,0 +1,314 @@
+"""A simulated node for the daemon's benchmarks: machine, kubelet, and the daemon as a process of its own."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import vcuda
+from manager.proto import deviceplugin_pb2 as api
+from manager.proto import deviceplugin_pb2_grpc as api_grpc
+from manager.storage import Storage
+from vcuda.sim import Machine, SimCard
+from vcuda.spec.names import Names
+
+NAMES = Names()
+CARDS = 8
+CARD_BYTES = 80 * 2**30
+DEADLINE_S = 30.0
+ROOT = Path(vcuda.__file__).parents[1]
+
+
+def pod(name: str, cores: int, blocks: int, size: int) -> dict[str, Any]:
+    """A pod as kubelet lists it, padded with environment variables to about `size` bytes of JSON."""
+    limits = {NAMES.core: str(cores), NAMES.memory: str(blocks), "cpu": "1", "memory": "2Gi"}
+    conditions = [
+        {"type": kind, "status": "True", "lastProbeTime": None, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for kind in ("Initialized", "Ready", "ContainersReady", "PodScheduled")
+    ]
+    made: dict[str, Any] = {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": str(uuid.uuid4()),
+            "resourceVersion": "1",
+            "labels": {"app": "inference", "pod-template-hash": "7d9c6"},
+            "annotations": {"kubernetes.io/config.source": "api"},
+        },
+        "spec": {
+            "nodeName": "node-1",
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "example/inference:1",
+                    "resources": {"limits": limits, "requests": limits},
+                    "env": [],
+                }
+            ],
+        },
+        "status": {"phase": "Pending", "conditions": conditions},
+    }
+    environment: list[dict[str, str]] = made["spec"]["containers"][0]["env"]
+    while len(json.dumps(made)) < size:
+        environment.append({"name": f"SETTING_{len(environment)}", "value": "x" * 60})
+    return made
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        return  # a client that was killed
+
+
+class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated, untyped
+    """As much of kubelet as the daemon sees: registration, `/pods`, the checkpoint, serial admission."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True)
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.held: dict[tuple[str, str], tuple[list[str], bytes]] = {}
+        self.registered: dict[str, float] = {}
+        self.devices: dict[str, list[str]] = {}
+        self.reply_s = 0.0
+        self._texts: dict[str, str] = {}
+        self._body = b""
+        self._channels: dict[str, grpc.Channel] = {}
+        kubelet = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+            wbufsize = -1
+
+            def log_message(self, *_: object) -> None:
+                return
+
+            def do_GET(self) -> None:
+                started = time.perf_counter()
+                body = kubelet._body
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                self.wfile.flush()
+                kubelet.reply_s += time.perf_counter() - started
+
+        self._http = _Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        api_grpc.add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{directory}/kubelet.sock")
+        self._server.start()
+        self.publish()
+
+    def Register(self, request: api.RegisterRequest, _: grpc.ServicerContext) -> api.Empty:  # noqa: N802
+        channel = grpc.insecure_channel(f"unix:{self.directory}/{request.endpoint}")
+        old = self._channels.pop(request.resource_name, None)
+        if old is not None:
+            old.close()
+        self._channels[request.resource_name] = channel
+        self.registered[request.resource_name] = time.perf_counter()
+        threading.Thread(target=self._watch, args=(request.resource_name, channel), daemon=True).start()
+        return api.Empty()
+
+    def _watch(self, resource: str, channel: grpc.Channel) -> None:
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            for message in api_grpc.DevicePluginStub(channel).ListAndWatch(api.Empty()):
+                self.devices[resource] = [item.ID for item in message.devices if item.health == "Healthy"]
+
+    def publish(self) -> None:
+        """Serialise `/pods` once for all replies to come."""
+        for uid, item in self.pods.items():
+            if uid not in self._texts:
+                self._texts[uid] = json.dumps(item, separators=(",", ":"))
+        texts = ",".join(self._texts[uid] for uid in self.pods)
+        self._body = f'{{"kind":"PodList","apiVersion":"v1","metadata":{{}},"items":[{texts}]}}'.encode()
+
+    def add(self, item: dict[str, Any]) -> None:
+        self.pods[item["metadata"]["uid"]] = item
+        self.publish()
+
+    def end(self, item: dict[str, Any]) -> None:
+        """The pod has run to its end: it stays listed, its devices are free."""
+        uid = item["metadata"]["uid"]
+        item["status"]["phase"] = "Succeeded"
+        self._texts.pop(uid, None)
+        for key in [key for key in self.held if key[0] == uid]:
+            del self.held[key]
+        self.publish()
+
+    def forget(self, item: dict[str, Any]) -> None:
+        uid = item["metadata"]["uid"]
+        self.pods.pop(uid, None)
+        self._texts.pop(uid, None)
+        for key in [key for key in self.held if key[0] == uid]:
+            del self.held[key]
+        self.publish()
+
+    def free(self, resource: str) -> list[str]:
+        taken = {device for (_, name), (ids, _) in self.held.items() if name == resource for device in ids}
+        return [device for device in self.devices.get(resource, ()) if device not in taken]
+
+    def stub(self, resource: str) -> api_grpc.DevicePluginStub:
+        return api_grpc.DevicePluginStub(self._channels[resource])
+
+    def preferred(self, resource: str, count: int) -> list[str]:
+        asked = api.ContainerPreferredAllocationRequest(
+            available_deviceIDs=self.free(resource), allocation_size=count
+        )
+        request = api.PreferredAllocationRequest(container_requests=[asked])
+        answer = self.stub(resource).GetPreferredAllocation(request, timeout=5)
+        return list(answer.container_responses[0].deviceIDs)
+
+    def allocate(self, item: dict[str, Any], resource: str, ids: list[str]) -> None:
+        call = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
+        answer = self.stub(resource).Allocate(call, timeout=5).container_responses[0]
+        self.held[item["metadata"]["uid"], resource] = (ids, answer.SerializeToString())
+
+    def start(self, ids: list[str], resource: str) -> None:
+        self.stub(resource).PreStartContainer(api.PreStartContainerRequest(devices_ids=ids), timeout=5)
+
+    def write_checkpoint(self) -> None:
+        rows = [
+            {
+                "PodUID": uid,
+                "ContainerName": "main",
+                "ResourceName": resource,
+                "DeviceIDs": {"0": ids},
+                "AllocResp": base64.b64encode(answer).decode(),
+            }
+            for (uid, resource), (ids, answer) in self.held.items()
+        ]
+        document = {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1}
+        temporary = self.directory / ".checkpoint"
+        temporary.write_text(json.dumps(document))
+        temporary.replace(self.directory / "kubelet_internal_checkpoint")
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._server.stop(0).wait()
+        self._http.shutdown()
+        self._http.server_close()
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise SystemExit(f"{what} did not happen within {seconds:.0f} s; see the daemon's log above")
+
+
+class Bench:
+    """A simulated node below `directory`: machine, kubelet, and the daemon as a process."""
+
+    def __init__(self, directory: Path, cards: int = CARDS, card_bytes: int = CARD_BYTES) -> None:
+        self.directory = directory
+        self.machine = Machine.create(directory / "machine", [SimCard(memory_bytes=card_bytes)] * cards)
+        self.kubelet = Kubelet(directory / "plugins")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        self.log = (directory / "manager.log").open("ab")
+
+    def spawn(self, *more: str) -> None:
+        """Start the daemon and do not wait."""
+        self.kubelet.registered.clear()
+        self.kubelet.devices.clear()
+        arguments = [
+            "--hostname-override=node-1",
+            f"--device-plugin-path={self.kubelet.directory}",
+            f"--pod-resources-socket={self.directory}/none.sock",
+            f"--driver-root={self.machine.root}",
+            f"--virtual-manager-path={self.directory}/vm",
+            f"--checkpoint-path={self.directory}/checkpoint",
+            f"--kubelet-url={self.kubelet.url}",
+            "--query-addr=127.0.0.1",
+            "--query-port=0",
+            *more,
+        ]
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "manager.main", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **self.machine.environment()},
+            stderr=self.log,
+        )
+
+    def start(self, *more: str) -> float:
+        """Start the daemon; returns seconds until both resources were registered."""
+        self.spawn(*more)
+        try:
+            until(lambda: len(self.kubelet.registered) == 2, "registration")
+            until(
+                lambda: all(self.kubelet.devices.get(name) for name in (NAMES.core, NAMES.memory)), "devices"
+            )
+        except SystemExit:
+            sys.stderr.writelines(
+                (self.directory / "manager.log").read_text().splitlines(keepends=True)[-20:]
+            )
+            raise
+        return max(self.kubelet.registered.values()) - self.started
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(10)
+            self.process = None
+
+    def figures(self) -> tuple[float, float]:
+        """The daemon's resident memory in MiB and its CPU seconds so far (proc(5))."""
+        assert self.process is not None
+        folder = Path(f"/proc/{self.process.pid}")
+        resident = next(
+            line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS")
+        )
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return int(resident.split()[1]) / 1024, ticks / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.stop()
+        self.kubelet.close()
+        self.log.close()
+
+
+@contextlib.contextmanager
+def node(cards: int = CARDS, card_bytes: int = CARD_BYTES) -> Iterator[Bench]:
+    """A node in a temporary folder; afterwards nothing is left, not even the mounts that a killed daemon leaves."""
+    directory = Path(tempfile.mkdtemp(prefix="vgm-"))  # short: a socket's path may have 107 bytes
+    made: Bench | None = None
+    try:
+        made = Bench(directory, cards, card_bytes)
+        yield made
+    finally:
+        if made is not None:
+            made.close()
+        for folder, _, _ in os.walk(directory):
+            if os.path.ismount(folder):
+                Storage.remove(Path(folder))
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,109 @@
+"""Which cards a container gets: the placement that it carries, obeyed or refused, or else one of our own choice."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+
+from manager import booking, placing
+from manager.errors import Reason, Refusal
+from manager.identity import Candidate
+from manager.inventory import Inventory
+from manager.kube import Pod, terminal, uid_of
+from manager.regions import Regions
+from manager.state import Allocation
+from vcuda.spec import errors, fit, placement
+from vcuda.spec.errors import InvalidPlacement, SpecError
+from vcuda.spec.names import Names
+from vcuda.spec.request import ContainerRequest, PodRequest, asks_for_share, parse_pod
+
+log = logging.getLogger(__name__)
+
+
+class Decider:
+    """Decides and changes nothing."""
+
+    def __init__(self, names: Names, inventory: Inventory, regions: Regions) -> None:
+        self._names = names
+        self._inventory = inventory
+        self._regions = regions
+
+    def decide(
+        self,
+        candidate: Candidate,
+        request: PodRequest,
+        container: ContainerRequest,
+        pods: Sequence[Pod],
+        allocations: Collection[Allocation],
+        smallest: int,
+    ) -> Allocation:
+        """The cards for a container that has none yet; `smallest`: blocks that a share must ask. Raises Refusal, SpecError."""
+        if not container.whole and container.memory_blocks < smallest:
+            raise Refusal(
+                Reason.SHARE_TOO_SMALL,
+                f"container {container.name!r} asks for {container.memory_blocks} {self._names.memory}, this node gives no share below "
+                f"{smallest}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
+            )
+        snapshot = self._inventory.snapshot
+        cards = {item.card.uuid: item for item in snapshot.cards}
+        known = [item.card for item in snapshot.cards]
+        annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
+        written = annotations.get(self._names.placement)
+        if written is not None:
+            states = booking.states_for(known, allocations, candidate.uid, container)
+            chosen = placement.decode(str(written))
+            placement.check(chosen, request)
+            shares = chosen.containers[container.name]
+            by_uuid = {state.card.uuid: state for state in states}
+            for share in shares:
+                if share.uuid not in by_uuid:
+                    raise Refusal(
+                        errors.Reason.UNKNOWN_CARD,
+                        f"the placement names card {share.uuid}, which this node does not have; recreate the pod",
+                    )
+                fit.require(by_uuid[share.uuid], container)
+                if share != fit.share_of(container, by_uuid[share.uuid].card):
+                    raise InvalidPlacement(
+                        errors.Reason.INVALID_PLACEMENT,
+                        f"the placement gives {share.memory_blocks} blocks of card {share.uuid} to a whole-card container; "
+                        "recreate the pod",
+                    )
+        else:
+            reserved = self._reserved(candidate.uid, pods, {item.pod_uid for item in allocations})
+            states = booking.states_for(known, allocations, candidate.uid, container, reserved)
+            shares = placing.choose(request, container, states)
+        namespace, name = candidate.full_name
+        return Allocation(
+            pod_uid=candidate.uid,
+            namespace=namespace,
+            pod_name=name,
+            container=container.name,
+            kind=container.kind,
+            cores=container.cores,
+            memory_blocks=container.memory_blocks,
+            core_limit=container.core_limit,
+            priority=str(request.priority),
+            shares=shares,
+            minors={share.uuid: cards[share.uuid].card.minor for share in shares},
+            region=str(self._regions.path_for(candidate.uid, container.name)),
+            mirror="",
+            created_ns=time.time_ns(),
+        )
+
+    def _reserved(self, own_uid: str, pods: Sequence[Pod], started: Collection[str]) -> list[booking.Use]:
+        """What the extender has placed here for pods that kubelet has not admitted yet."""
+        found: list[booking.Use] = []
+        for pod in pods:
+            uid = uid_of(pod)
+            annotations = (pod.get("metadata") or {}).get("annotations") or {}
+            if uid == own_uid or uid in started or terminal(pod) or self._names.placement not in annotations:
+                continue
+            if not asks_for_share(pod, self._names):
+                continue
+            try:
+                chosen = placement.decode(str(annotations[self._names.placement]))
+                found.append(placement.peak_use(parse_pod(pod, self._names), chosen))
+            except SpecError as error:
+                log.debug("pod %s reserves nothing: %s", uid, error)
+        return found

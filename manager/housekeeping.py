@@ -1,0 +1,122 @@
+"""What has to be looked at again and again: settings, driver directory, other users of the cards, pods that are gone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from manager import recycling
+from manager.allocation import Allocator
+from manager.audit import Auditor
+from manager.coexistence import Coexistence
+from manager.errors import Refusal
+from manager.httpclient import HttpError
+from manager.inventory import Inventory
+from manager.kube import Kube, uid_of
+from manager.mirror_keeper import MirrorKeeper
+from manager.outbox import Outbox
+from manager.reload import Reloader
+from manager.settings import Settings
+from vcuda.spec.names import Names
+
+log = logging.getLogger(__name__)
+
+
+class Housekeeper:
+    """One thread that does all of it, once per interval and when woken."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        names: Names,
+        reloader: Reloader,
+        apply: Callable[[Settings], None],
+        inventory: Inventory,
+        mirror: MirrorKeeper,
+        coexistence: Coexistence,
+        auditor: Auditor,
+        allocator: Allocator,
+        outbox: Outbox,
+        kube: Kube | None,
+    ) -> None:
+        """`apply` is called, from this thread, with new settings when there are any."""
+        self._settings = settings
+        self._names = names
+        self._reloader = reloader
+        self._apply = apply
+        self._inventory = inventory
+        self._mirror = mirror
+        self._coexistence = coexistence
+        self._auditor = auditor
+        self._allocator = allocator
+        self._outbox = outbox
+        self._kube = kube
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look again now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Ask the thread to end; it is not waited for."""
+        self._stopping.set()
+        self._wake.set()
+
+    @property
+    def dead(self) -> bool:
+        """Whether the thread has ended although nobody asked it to."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
+
+    def _run(self) -> None:
+        next_collection = 0.0
+        while not self._stopping.is_set():
+            changed = self._reloader.poll()
+            if changed is not None:
+                self._settings = changed
+                self._apply(changed)
+            self._look_at_cards()
+            if self._wake.is_set() or time.monotonic() >= next_collection:
+                self._wake.clear()
+                self._collect()
+                next_collection = time.monotonic() + self._settings.allocation_check_period
+            self._wake.wait(min(self._settings.health_check_interval, self._settings.allocation_check_period))
+
+    def _look_at_cards(self) -> None:
+        snapshot = self._inventory.snapshot
+        self._mirror.refresh(snapshot.driver_version)
+        self._inventory.block(self._coexistence.blocked(snapshot.cards))
+        self._auditor.audit(
+            self._allocator.allocations,
+            [item.card.uuid for item in snapshot.cards if not item.parent_uuid],
+            self._settings.audit_tolerance << 20,
+        )
+
+    def _collect(self) -> None:
+        try:
+            self._allocator.collect()
+        except Refusal as refusal:
+            log.warning("looking for pods that are gone: %s", refusal)
+        self._recycle()
+        self._mirror.remove_unused({Path(item.mirror) for item in self._allocator.allocations if item.mirror})
+
+    def _recycle(self) -> None:
+        grace = self._settings.failed_admission_grace
+        if not grace or self._kube is None:
+            return
+        try:
+            pods = self._kube.pods(timeout=5.0)[0]
+        except HttpError as error:
+            log.debug("no clean-up of failed admissions while the API server is away: %s", error)
+            return
+        for pod in recycling.failed_admissions(pods, self._names, grace, time.time()):
+            namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
+            log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
+            self._outbox.delete_pod(namespace, name, uid_of(pod))
