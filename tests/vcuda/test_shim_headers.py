@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import genuine
 from tests.support.share import LIB
 from vcuda._build import coverage
 
@@ -21,6 +22,7 @@ PACKAGES = {
     "cuda.h": "nvidia-cuda-runtime-cu12==12.9.79",
     "cuda.h 13": "nvidia-cuda-runtime==13.5.37",
     "nvml.h": "nvidia-nvml-dev-cu12==12.9.79",
+    "nvml.h 13": "nvidia-nvml-dev==13.5.37",
 }
 # The three faces of <cuda.h>: today's names, per-thread default stream, and the names of before CUDA 3.2.
 VARIANTS = ("", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM", "-D__CUDA_API_VERSION_INTERNAL")
@@ -48,7 +50,35 @@ STRUCTS = {
         "nvmlMemory_v2_t": ["version", "total", "reserved", "free", "used"],
         "nvmlProcessInfo_v1_t": ["pid", "usedGpuMemory"],
         "nvmlProcessInfo_t": ["pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"],
+        "nvmlProcessDetail_v1_t": ["pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId"],
+        "nvmlProcessDetailList_v1_t": ["version", "mode", "numProcArrayEntries", "procArray"],
+        "nvmlBAR1Memory_t": ["bar1Total", "bar1Free", "bar1Used"],
+        "nvmlDeviceAttributes_t": ["computeInstanceSliceCount", "memorySizeMB"],
+        "nvmlUtilization_t": ["gpu", "memory"],
+        "nvmlProcessUtilizationSample_t": ["pid", "timeStamp", "smUtil", "memUtil", "encUtil", "decUtil"],
+        "nvmlProcessUtilizationInfo_v1_t": ["timeStamp", "pid", "smUtil", "memUtil", "encUtil", "ofaUtil"],
+        "nvmlProcessesUtilizationInfo_v1_t": [
+            "version",
+            "processSamplesCount",
+            "lastSeenTimeStamp",
+            "procUtilArray",
+        ],
+        "nvmlSample_t": ["timeStamp", "sampleValue"],
+        "nvmlAccountingStats_t": ["gpuUtilization", "maxMemoryUsage", "time", "startTime", "isRunning"],
     },
+}
+
+NEWER_STRUCTS = {
+    "nvml.h 13": {
+        "nvmlAccountingStats_v2_t": [
+            "pid",
+            "isRunning",
+            "gpuUtilization",
+            "maxMemoryUsage",
+            "sumGpuUtil",
+            "startTime",
+        ]
+    }
 }
 
 
@@ -140,16 +170,15 @@ def test_hooks_and_structures_have_the_shape_of_the_genuine_header(
         )
     )
     include = f'#include "{SOURCES}/include/vc_{part}.h"\n#include <stdint.h>\nextern "C" {{\n{preprocessed(names)}\n}}\n'
-    mine = sizes(include, ours, STRUCTS[header], tmp_path)
+    structs = {**STRUCTS[header], **NEWER_STRUCTS.get(label, {})}
+    mine = sizes(include, ours, structs, tmp_path)
 
     checked = set()
     for variant in VARIANTS if part == "cuda" else ("",):
         flags = [f"-I{headers[label]}", *([variant] if variant else [])]
         text = preprocessed(f'#include "{header}"\n', *flags)
         declared = set(re.findall(rf"\b({prefix}[A-Z]\w*)\s*\(", text)) & ours
-        theirs = sizes(
-            f'#include "{header}"\n', declared, STRUCTS[header] if not variant else {}, tmp_path, *flags
-        )
+        theirs = sizes(f'#include "{header}"\n', declared, structs if not variant else {}, tmp_path, *flags)
         for name, values in theirs.items():
             assert mine[name] == values, name
         checked |= declared
@@ -157,11 +186,51 @@ def test_hooks_and_structures_have_the_shape_of_the_genuine_header(
     assert sorted(ours - checked) == sorted(ours & UNDECLARED[label])
 
 
-@pytest.mark.parametrize("label", [label for label in PACKAGES if label.startswith("cuda.h")])
+@pytest.mark.parametrize("label", PACKAGES)
 def test_every_entry_point_of_the_header_is_hooked_or_passed_through_with_a_reason(
     headers: dict[str, Path], label: str
 ) -> None:
     assert coverage.main(["--header", str(headers[label])]) == 0
+
+
+def nvml_table() -> coverage.Table:
+    return coverage.read_table(coverage.INTERFACES[1].folder)
+
+
+def test_every_function_of_nvidias_python_binding_is_in_the_table() -> None:
+    import pynvml
+
+    names = set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"', Path(pynvml.__file__).read_text()))
+    assert len(names) > 300
+    assert nvml_table().problems(names) == []
+
+
+@pytest.mark.parametrize("series", ["535", "550"])
+def test_every_export_of_the_genuine_library_is_in_the_table(series: str) -> None:
+    try:
+        library = genuine.libnvidia_ml(series)
+    except genuine.Unavailable as reason:
+        pytest.skip(str(reason))
+    command = ["nm", "-D", "--defined-only", "-P", str(library)]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    names = {line.split()[0].partition("@")[0] for line in listed.splitlines()}
+    names = {name for name in names if re.match("nvml[A-Z]", name)}
+    assert len(names) > 300
+    assert nvml_table().problems(names) == []
+
+
+def test_every_setter_of_nvml_is_refused_or_explained() -> None:
+    """What is named like a change of the card and is passed through concerns the caller only."""
+    table = nvml_table()
+    changes = {
+        name
+        for name in table.passed
+        if re.match(
+            r"nvml(Device|System|GpuInstance|ComputeInstance|Unit|Vgpu\w+)?(Set|Reset|Clear|Create|Destroy|Remove)[A-Z]",
+            name,
+        )
+    }
+    assert changes == {"nvmlDeviceSetCpuAffinity", "nvmlDeviceClearCpuAffinity"}
 
 
 def test_a_new_entry_point_fails_the_coverage_check(
@@ -185,6 +254,8 @@ UNDECLARED = {
     "cuda.h": {"cuCtxSynchronize_v2"},
     "cuda.h 13": set(),
     "nvml.h": {
+        "nvmlDeviceGetAccountingStats_v2",
+        "nvmlDeviceGetAttributes",
         "nvmlDeviceGetCount",
         "nvmlDeviceGetHandleByIndex",
         "nvmlDeviceGetHandleByPciBusId",
@@ -196,3 +267,4 @@ UNDECLARED = {
         "nvmlDeviceGetMPSComputeRunningProcesses_v2",
     },
 }
+UNDECLARED["nvml.h 13"] = UNDECLARED["nvml.h"] - {"nvmlDeviceGetAccountingStats_v2"}

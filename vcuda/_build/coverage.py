@@ -1,7 +1,7 @@
-"""Check that every entry point of NVIDIA's <cuda.h> is in our table, hooked or passed through; make docs/hook-coverage.md.
+"""Check that every function of NVIDIA's <cuda.h> and <nvml.h> is in our tables, hooked or passed through; make the pages of it.
 
-`python -m vcuda._build.coverage` takes the newest header from PyPI; `--header FOLDER` one that is there already.
-The header is needed for this check only, never to build.
+`python -m vcuda._build.coverage` takes the newest headers from PyPI; `--header FOLDER` those that are there already.
+The headers are needed for this check only, never to build.
 """
 
 from __future__ import annotations
@@ -18,12 +18,45 @@ from pathlib import Path
 
 from vcuda._build import native
 
-PACKAGE = "nvidia-cuda-runtime"
-TABLE = native.ROOT / "vcuda/src/cuda"
-PAGE = native.ROOT / "docs/hook-coverage.md"
-# The three faces of <cuda.h>: today's names, per-thread default stream, and the names of former versions.
-VARIANTS = ("", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM", "-D__CUDA_API_VERSION_INTERNAL")
+REFUSED = "refused with NO_PERMISSION"
 SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One of the driver's two interfaces: its header and where that comes from, our table and the page made of it."""
+
+    name: str
+    header: str
+    package: str
+    shape: str
+    folder: Path
+    page: Path
+    # Macros that make the preprocessor show further names.
+    faces: tuple[str, ...] = ("",)
+
+
+INTERFACES = (
+    # Today's names, per-thread default stream, and the names of former versions.
+    Interface(
+        "CUDA driver",
+        "cuda.h",
+        "nvidia-cuda-runtime",
+        "cu[A-Z]",
+        native.ROOT / "vcuda/src/cuda",
+        native.ROOT / "docs/hook-coverage.md",
+        ("", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM", "-D__CUDA_API_VERSION_INTERNAL"),
+    ),
+    Interface(
+        "NVML",
+        "nvml.h",
+        "nvidia-nvml-dev",
+        "nvml[A-Z]",
+        native.ROOT / "vcuda/src/nvml",
+        native.ROOT / "docs/nvml-coverage.md",
+        ("-DNVML_NO_UNVERSIONED_FUNC_DEFS",),
+    ),
+)
 
 
 class CoverageError(Exception):
@@ -52,11 +85,11 @@ class Table:
         return None if plain in self.hooked else self.passed.get(plain)
 
 
-def read_table(folder: Path = TABLE) -> Table:
+def read_table(folder: Path = INTERFACES[0].folder) -> Table:
     hooked = {
-        name: path.name
+        name: path.name if kind == "HOOK" else REFUSED
         for path in sorted(folder.glob("*.def"))
-        for name in re.findall(r"^VC_HOOK\((\w+)", path.read_text(), re.MULTILINE)
+        for kind, name in re.findall(r"^VC_(HOOK|SETTER)\((\w+)", path.read_text(), re.MULTILINE)
     }
     passed = {}
     for reason, names in re.findall(
@@ -69,23 +102,29 @@ def read_table(folder: Path = TABLE) -> Table:
     return Table(hooked, passed)
 
 
-def declared(folder: Path) -> set[str]:
-    """All entry points that <cuda.h> in this folder declares. Raises CoverageError if gcc can't read it."""
+def declared(interface: Interface, folder: Path) -> set[str]:
+    """All functions that the header in this folder declares. Raises CoverageError if gcc can't read it."""
     names: set[str] = set()
-    for variant in VARIANTS:
-        flags = [f"-I{folder}", *([variant] if variant else [])]
+    for face in interface.faces:
+        flags = [f"-I{folder}", *([face] if face else [])]
         command = [*native.compiler(), "-E", "-P", *flags, "-x", "c", "-"]
         result = subprocess.run(
-            command, input='#include "cuda.h"\n', capture_output=True, text=True, timeout=SECONDS, check=False
+            command,
+            input=f'#include "{interface.header}"\n',
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
         if result.returncode != 0:
-            raise CoverageError(f"cannot read cuda.h in {folder}: {result.stderr.strip()[:300]}")
-        names |= set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", result.stdout))
+            raise CoverageError(f"cannot read {interface.header} in {folder}: {result.stderr.strip()[:300]}")
+        names |= set(re.findall(rf"\b({interface.shape}\w*)\s*\(", result.stdout))
     return names
 
 
-def download(package: str, folder: Path) -> Path:
-    """The folder of cuda.h from a PyPI package, unpacked below `folder`. Raises CoverageError with pip's words."""
+def download(interface: Interface, folder: Path) -> Path:
+    """The folder of the header, from its PyPI package, unpacked below `folder`. Raises CoverageError with pip's words."""
+    package = interface.package
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), package]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     if result.returncode != 0:
@@ -95,27 +134,29 @@ def download(package: str, folder: Path) -> Path:
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
-    found = next(folder.rglob("cuda.h"), None)
+    found = next(folder.rglob(interface.header), None)
     if found is None:
-        raise CoverageError(f"{package} holds no cuda.h: look for the package that has it now")
+        raise CoverageError(f"{package} holds no {interface.header}: look for the package that has it now")
     return found.parent
 
 
-def page(table: Table) -> str:
-    """docs/hook-coverage.md: what stands before the driver, and why everything else does not."""
+def page(interface: Interface, table: Table) -> str:
+    """The page of an interface: what stands before the driver, and why everything else does not."""
     by_file: dict[str, list[str]] = {}
     for name, file in table.hooked.items():
         by_file.setdefault(file, []).append(name)
     by_reason: dict[str, list[str]] = {}
     for name, reason in table.passed.items():
         by_reason.setdefault(reason, []).append(name)
+    variants = " (with their per-thread-default-stream variants)" if len(interface.faces) > 1 else ""
     lines = [
         "<!-- Made by `python -m vcuda._build.coverage --write`; do not edit. -->",
-        "# Which CUDA driver functions we stand before",
+        f"# Which {interface.name} functions we stand before",
         "",
-        f"{len(table.hooked)} entry points are hooked; {len(table.passed)} names (with their per-thread-default-stream variants) are",
-        "passed through, each reviewed. The table is `vcuda/src/cuda/*.def`; `python -m vcuda._build.coverage` compares it with the",
-        "newest public `<cuda.h>` and fails on a function that is in neither half.",
+        f"{len(table.hooked)} entry points are hooked; {len(table.passed)} names{variants} are",
+        f"passed through, each reviewed. The table is `{interface.folder.relative_to(native.ROOT)}/*.def`; "
+        "`python -m vcuda._build.coverage` compares it with the",
+        f"newest public `<{interface.header}>` and fails on a function that is in neither half.",
         "",
         "## Hooked",
     ]
@@ -130,31 +171,45 @@ def page(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check(interface: Interface, header: Path | None, write: bool) -> list[str]:
+    """What is wrong with one interface's table and page, after telling how many functions there are. Raises CoverageError."""
+    table = read_table(interface.folder)
+    with tempfile.TemporaryDirectory() as folder:
+        names = declared(interface, header or download(interface, Path(folder)))
+    problems = table.problems(names)
+    if write:
+        interface.page.write_text(page(interface, table))
+    elif not interface.page.exists() or interface.page.read_text() != page(interface, table):
+        problems.append(f"{interface.page} is not what the table makes: run this with --write")
+    if not problems:
+        print(
+            f"{interface.header}: {len(names)} entry points: {len(names & table.hooked.keys())} hooked, "
+            "the others passed through with a reason"
+        )
+    return problems
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m vcuda._build.coverage", description=__doc__)
     parser.add_argument(
-        "--header", type=Path, metavar="FOLDER", help="where cuda.h is; else the newest from PyPI"
+        "--header",
+        type=Path,
+        metavar="FOLDER",
+        help="where cuda.h or nvml.h is, and check only that; else both, the newest from PyPI",
     )
-    parser.add_argument("--write", action="store_true", help=f"make {PAGE.relative_to(native.ROOT)} anew")
+    parser.add_argument("--write", action="store_true", help="make the pages in docs/ anew")
     options = parser.parse_args(arguments)
+    folder = options.header
+    chosen = [one for one in INTERFACES if folder is None or (folder / one.header).exists()]
     try:
-        table = read_table()
-        with tempfile.TemporaryDirectory() as folder:
-            names = declared(options.header or download(PACKAGE, Path(folder)))
+        if not chosen:
+            raise CoverageError(f"{folder} holds neither cuda.h nor nvml.h")
+        problems = [problem for one in chosen for problem in check(one, folder, options.write)]
     except CoverageError as error:
         print(f"coverage: {error}", file=sys.stderr)
         return 2
-    problems = table.problems(names)
-    if options.write:
-        PAGE.write_text(page(table))
-    elif PAGE.read_text() != page(table):
-        problems.append(f"{PAGE} is not what the table makes: run this with --write")
     for problem in problems:
         print(f"coverage: {problem}", file=sys.stderr)
-    if not problems:
-        print(
-            f"{len(names)} entry points: {len(names & table.hooked.keys())} hooked, the others passed through with a reason"
-        )
     return 1 if problems else 0
 
 

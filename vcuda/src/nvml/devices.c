@@ -142,3 +142,65 @@ nvmlReturn_t vc_hook_nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevic
 {
     return only_visible(vc_nvml_real.nvmlDeviceGetHandleByPciBusId_v2(bus, device), device);
 }
+
+/* Instances of the share's parent card may be other tenants'. */
+nvmlReturn_t vc_hook_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *instance)
+{
+    struct vc_region *region = vc_region_get();
+    nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetMigDeviceHandleByIndex(device, index, instance);
+    if (result != NVML_SUCCESS || region->card_count == 0 || vc_card_of_handle(region, device) >= 0 ||
+        vc_card_of_handle(region, *instance) >= 0)
+        return result;
+    *instance = NULL;
+    return NVML_ERROR_NOT_FOUND;
+}
+
+/* Lists of handles: asked of the driver with room for all, handed on without other tenants' cards. */
+static nvmlReturn_t hand_on(nvmlReturn_t result, const nvmlDevice_t *all, unsigned int found, unsigned int *count,
+                            nvmlDevice_t *devices)
+{
+    struct vc_region *region = vc_region_get();
+    unsigned int room = *count, visible = 0;
+    if (result != NVML_SUCCESS)
+        return result;
+    for (unsigned int index = 0; index < found && index < VC__MAX_DEVICES; index++) {
+        if (!is_visible(region, all[index]))
+            continue;
+        if (devices && visible < room)
+            devices[visible] = all[index];
+        visible++;
+    }
+    *count = visible;
+    return devices && visible > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned int level, unsigned int *count,
+                                                      nvmlDevice_t *devices)
+{
+    nvmlDevice_t all[VC__MAX_DEVICES];
+    unsigned int found = VC__MAX_DEVICES;
+    if (!count)
+        return vc_nvml_real.nvmlDeviceGetTopologyNearestGpus(device, level, count, devices);
+    nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetTopologyNearestGpus(device, level, &found, all);
+    return hand_on(result, all, found, count, devices);
+}
+
+nvmlReturn_t vc_hook_nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *devices)
+{
+    nvmlDevice_t all[VC__MAX_DEVICES];
+    unsigned int found = VC__MAX_DEVICES;
+    if (!count)
+        return vc_nvml_real.nvmlSystemGetTopologyGpuSet(cpu, count, devices);
+    nvmlReturn_t result = vc_nvml_real.nvmlSystemGetTopologyGpuSet(cpu, &found, all);
+    return hand_on(result, all, found, count, devices);
+}
+
+nvmlReturn_t vc_hook_nvmlUnitGetDevices(void *unit, unsigned int *count, nvmlDevice_t *devices)
+{
+    nvmlDevice_t all[VC__MAX_DEVICES];
+    unsigned int found = VC__MAX_DEVICES;
+    if (!count)
+        return vc_nvml_real.nvmlUnitGetDevices(unit, count, devices);
+    nvmlReturn_t result = vc_nvml_real.nvmlUnitGetDevices(unit, &found, all);
+    return hand_on(result, all, found, count, devices);
+}

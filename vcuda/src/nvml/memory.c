@@ -37,3 +37,34 @@ nvmlReturn_t vc_hook_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_
         *memory = (nvmlMemory_v2_t){.version = memory->version, .total = total, .used = used, .free = total - used};
     return result;
 }
+
+/* The window of the bus is the whole card's; what others have mapped through it is not told. */
+nvmlReturn_t vc_hook_nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
+{
+    nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetBAR1MemoryInfo(device, memory);
+    unsigned long long total, used;
+    if (result == NVML_SUCCESS && share_of(device, UINT64_MAX, &total, &used)) {
+        memory->bar1Used = memory->bar1Used < used ? memory->bar1Used : used;
+        memory->bar1Free = memory->bar1Total - memory->bar1Used;
+    }
+    return result;
+}
+
+/* Of a MIG instance that is shared. */
+static nvmlReturn_t narrow_attributes(nvmlDevice_t device, nvmlReturn_t result, nvmlDeviceAttributes_t *attributes)
+{
+    unsigned long long total, used;
+    if (result == NVML_SUCCESS && share_of(device, attributes->memorySizeMB << 20, &total, &used))
+        attributes->memorySizeMB = total >> 20;
+    return result;
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
+{
+    return narrow_attributes(device, vc_nvml_real.nvmlDeviceGetAttributes(device, attributes), attributes);
+}
+
+nvmlReturn_t vc_hook_nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
+{
+    return narrow_attributes(device, vc_nvml_real.nvmlDeviceGetAttributes_v2(device, attributes), attributes);
+}
