@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -39,11 +40,15 @@ class Extender:
     def _args(self, body: bytes) -> ExtenderArgs:
         args = protocol.read_args(body)
         if pod_request.asks_for_share(args.pod, self._engine.names):
-            uid = args.pod["metadata"].get("uid")
-            if not isinstance(uid, str) or not uid:
-                raise BadInput("Pod.metadata.uid is missing; a placement is kept by UID")
+            self._require_uid(args.pod)
             self._require_ready()
         return args
+
+    @staticmethod
+    def _require_uid(pod: Mapping[str, Any]) -> None:
+        uid = pod["metadata"].get("uid")
+        if not isinstance(uid, str) or not uid:
+            raise BadInput("Pod.metadata.uid is missing; a placement is kept by UID")
 
     def _require_ready(self) -> None:
         problem = self._engine.not_ready()
@@ -74,6 +79,16 @@ class Extender:
             self._require_ready()
             scores = self._engine.prioritize_cpu_only(args.names)
         return protocol.priorities(list(zip(args.names, scores, strict=True)))
+
+    async def preempt(self, body: bytes) -> bytes:
+        args = protocol.read_preemption(body)
+        if not pod_request.asks_for_share(args.pod, self._engine.names):
+            return protocol.preemption_answer(args.victims)
+        self._require_uid(args.pod)
+        self._require_ready()
+        # The search may take long; it works on a copy.
+        found = await asyncio.to_thread(self._engine.preempt, args.pod, args.victims)
+        return protocol.preemption_answer(found)
 
     async def bind(self, body: bytes) -> bytes:
         args = protocol.read_binding(body)
@@ -183,6 +198,7 @@ def create(
         "/scheduler/predicates": ("filter", extender.filter),  # the old system's route
         "/scheduler/prioritize": ("prioritize", extender.prioritize),
         "/scheduler/cpu/prioritize": ("cpu-prioritize", extender.prioritize_cpu_only),
+        "/scheduler/preempt": ("preempt", extender.preempt),
         "/scheduler/bind": ("bind", extender.bind),
     }
     pages = _pages(engine, sick, stands_by)

@@ -14,6 +14,7 @@ from scheduler_ext.decisions import Decisions
 from scheduler_ext.evidence import Evidence
 from scheduler_ext.ledger import Ledger
 from scheduler_ext.metrics import Metrics
+from scheduler_ext.nominations import Nominations
 from scheduler_ext.quotas import Quotas
 from scheduler_ext.scores import Scores
 from scheduler_ext.workload import Workload
@@ -65,6 +66,7 @@ class Books:
         self._workload = Workload()
         self._decisions = Decisions()
         self._quotas = Quotas()
+        self._nominations = Nominations()
         self._unsynced = {"nodes", "pods"}
         self._frozen = False
         self.metrics.watch_figures(self.figures)
@@ -77,7 +79,7 @@ class Books:
     @locked
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
-        return figures.overbooked(self._cluster)
+        return figures.overbooked(self._cluster, self._ledger)
 
     @locked
     def evidence(self, *, uid: str | None = None, namespace: str = "", name: str = "") -> Evidence:

@@ -25,7 +25,7 @@ class Committing(Deciding):
         After a `Write` the caller sends it once and reports the result by `end_bind`.
         """
         record = self._ledger.get(uid)
-        if record is None:
+        if record is None or record.state is State.NOMINATED:
             return None
         if record.node != node:
             return Refused(

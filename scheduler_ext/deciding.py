@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_ext import cpu_only, scores
+from scheduler_ext import cpu_only, observed, scores
 from scheduler_ext.books import Books, locked
 from scheduler_ext.cluster import Ints, Usage
 from scheduler_ext.decisions import Decision, counted, packed
@@ -48,8 +48,8 @@ class Deciding(Books):
         except InvalidRequest as error:
             self._decisions.add(replace(decision, refusal=(error.reason, error.message)))
             return Verdict(refusal=(error.reason, error.message))
-        old = self._ledger.get(asked.uid)
-        if old is not None:
+        old, priority = self._ledger.get(asked.uid), observed.priority(pod)
+        if old is not None and old.state is not State.NOMINATED:
             kept = self._keep(old, names)
             if kept is not None:
                 self._decisions.add(replace(decision, asked=asked, node=kept.chosen, refusal=kept.refusal))
@@ -58,8 +58,15 @@ class Deciding(Books):
         shape = shape_of(asked, self._policy, *pod_requests(pod))
         if old is None:
             self._workload.observe(shape)
+        aside = self._set_aside(asked.uid, priority)
         table = self._table(shape)
         row, rows, codes, quota = self._choose(table, names, asked.namespace)
+        if row is not None:
+            self._assume(asked, shape, table, row, priority)
+            self._nominations.forget(asked.uid)
+        for record in aside:
+            if self._ledger.get(record.uid) is None:
+                self._ledger.put(record)
         decision = replace(
             decision, asked=asked, shape=shape, counts=None if codes is None else counted(codes), quota=quota
         )
@@ -68,9 +75,15 @@ class Deciding(Books):
                 replace(decision, clock=self._cluster.clock, offered=packed(rows, len(self._cluster)))
             )
             return Verdict(None, None if codes is None else codes.tolist(), quota=quota)
-        self._assume(asked, shape, table, row)
         self._decisions.add(replace(decision, node=self._cluster.names[row]))
         return Verdict(self._cluster.names[row], None if codes is None else codes.tolist())
+
+    def _set_aside(self, uid: str, priority: int) -> list[Record]:
+        """Take out what is kept for the pod itself and for nominated pods of lower priority, which it may pass."""
+        aside = [one for one in self._ledger.nominated() if one.uid == uid or one.priority < priority]
+        for record in aside:
+            self._ledger.release(record.uid)
+        return aside
 
     def _keep(self, record: Record, names: Sequence[str]) -> Verdict | None:
         if record.state is State.ASSUMED and not record.attempted:
@@ -136,12 +149,12 @@ class Deciding(Books):
         codes = np.where(known, table.code[rows], _UNKNOWN_NODE)
         return row, rows, np.where(closed, _QUOTA, codes), quota
 
-    def _assume(self, asked: PodRequest, shape: Shape, table: Table, row: int) -> Record:
+    def _assume(self, asked: PodRequest, shape: Shape, table: Table, row: int, priority: int) -> Record:
         chosen = placement_of(asked, self._cluster.cards[row], table.picks[row].tolist())
         usage = Usage(placement.peak_use(asked, chosen), shape.cpu_milli, shape.memory_bytes)
         record = Record(
             asked.uid, asked.namespace, asked.name, self._cluster.names[row], usage, State.ASSUMED,
-            self._clock(), asked, chosen, self._wall_clock(),
+            self._clock(), asked, chosen, self._wall_clock(), priority=priority,
         )  # fmt: skip
         self._ledger.put(record)
         return record

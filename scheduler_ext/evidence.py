@@ -10,23 +10,28 @@ import numpy as np
 from scheduler_ext import placing
 from scheduler_ext.cluster import Bools, Cluster, Ints, Usage, View
 from scheduler_ext.decisions import Decision, unpacked
-from scheduler_ext.ledger import Ledger, Record
+from scheduler_ext.ledger import Ledger, Record, State
+from scheduler_ext.placing import Plan
 from scheduler_ext.policies import SCORERS
 from scheduler_ext.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.scores import allowed_cards
 from scheduler_ext.shape import Shape
 from scheduler_ext.workload import Typical
+from vcuda.spec.inventory import Card
 
 _CHUNK = 256
 _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
 
 
 class Holder(NamedTuple):
-    """A pod with a booking on a node."""
+    """A pod with a share of a node's cards. `bound`: the API server has shown it there; `leaving`: it is being deleted."""
 
     uid: str
     name: str  # NAMESPACE/NAME
     usage: Usage
+    priority: int = 0
+    bound: bool = True
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Ground:
     problem: Ints  # the node's own code, whatever the pod
     view: View
     allowed: Bools | None
+    cards: list[tuple[Card, ...]]
     columns: list[dict[str, int]]
     holders: list[list[Holder]]
 
@@ -52,7 +58,18 @@ class Ground:
             code[part] = self._codes(positions[part], shape or self.shape, freed[part] if freed else None)
         return code
 
+    def picks(self, position: int, gone: tuple[Holder, ...]) -> list[int]:
+        """The columns that the pod would get on a node, where it fits, if some pods had ended."""
+        found: list[int] = self._plan(np.array([position]), self.shape, [gone])[0].picks[0].tolist()
+        return found
+
     def _codes(self, positions: Ints, shape: Shape, freed: list[tuple[Holder, ...]] | None) -> Ints:
+        plan, problem = self._plan(positions, shape, freed)
+        return np.where(problem == FITS, plan.code, problem)
+
+    def _plan(
+        self, positions: Ints, shape: Shape, freed: list[tuple[Holder, ...]] | None
+    ) -> tuple[Plan, Ints]:
         view = View._make(array[positions] for array in self.view)
         problem = self.problem[positions]
         for place, (position, gone) in enumerate(zip(positions.tolist(), freed or (), strict=False)):
@@ -70,8 +87,7 @@ class Ground:
             free_cores=np.maximum(view.free_cores, 0), free_blocks=np.maximum(view.free_blocks, 0)
         )
         allowed = None if self.allowed is None else self.allowed[positions]
-        plan = placing.plan(shape, view, allowed, SCORERS[shape.policy], self.typical)
-        return np.where(problem == FITS, plan.code, problem)
+        return placing.plan(shape, view, allowed, SCORERS[shape.policy], self.typical), problem
 
 
 @dataclass(frozen=True)
@@ -95,13 +111,23 @@ def gather(
     # A row may have got another node since.
     rows = rows[cluster.born[rows] <= last.clock]
     rows = rows[[bool(cluster.names[row]) for row in rows.tolist()]] if len(rows) else rows
+    return Evidence(decisions, None, ground_of(cluster, ledger, typical, last.shape, rows))
+
+
+def _holder(record: Record, usage: Usage) -> Holder:
+    name = f"{record.namespace}/{record.name}"
+    return Holder(record.uid, name, usage, record.priority, record.state is State.CONFIRMED, record.leaving)
+
+
+def ground_of(cluster: Cluster, ledger: Ledger, typical: Typical, shape: Shape, rows: Ints) -> Ground:
+    """Copy some rows of the cluster, with who holds what there. The caller holds the engine's lock."""
     nodes = [cluster.names[row] for row in rows.tolist()]
     holders = []
     for node in nodes:
         booked = [(ledger.get(held), usage) for held, usage in cluster.bookings(node).items()]
         holders.append(
             [
-                Holder(one.uid, f"{one.namespace}/{one.name}", usage)
+                _holder(one, usage)
                 for one, usage in booked
                 if one is not None and (usage.cards or usage.unplaced)
             ]
@@ -109,8 +135,7 @@ def gather(
     view = cluster.view(rows)._replace(
         free_cores=cluster.free_cores[rows], free_blocks=cluster.free_blocks[rows]
     )
-    ground = Ground(
-        last.shape, typical, nodes, cluster.code[rows], view, allowed_cards(last.shape, cluster, rows),
-        [{card.uuid: column for column, card in enumerate(cluster.cards[row])} for row in rows.tolist()], holders,
-    )  # fmt: skip
-    return Evidence(decisions, None, ground)
+    cards = [cluster.cards[row] for row in rows.tolist()]
+    columns = [{card.uuid: column for column, card in enumerate(ones)} for ones in cards]
+    problem, allowed = cluster.code[rows], allowed_cards(shape, cluster, rows)
+    return Ground(shape, typical, nodes, problem, view, allowed, cards, columns, holders)

@@ -20,8 +20,23 @@ def gauges(cluster: Cluster, ledger: Ledger) -> dict[str, float]:
     }
 
 
-def overbooked(cluster: Cluster) -> list[str]:
-    """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
+def overbooked(cluster: Cluster, ledger: Ledger) -> list[str]:
+    """Cards on which more is booked than there is; empty unless somebody placed pods past us.
+
+    What is kept for nominated pods does not count: its present holders are still there.
+    """
+    kept: dict[str, list[int]] = {}
+    for record in ledger.nominated():
+        for uuid, (cores, blocks) in record.usage.cards.items():
+            sums = kept.setdefault(uuid, [0, 0])
+            sums[0] += cores
+            sums[1] += blocks
     count = len(cluster)
-    bad = cluster.present[:count] & ((cluster.free_cores[:count] < 0) | (cluster.free_blocks[:count] < 0))
-    return [cluster.cards[row][column].uuid for row, column in np.argwhere(bad).tolist()]
+    low = cluster.present[:count] & ((cluster.free_cores[:count] < 0) | (cluster.free_blocks[:count] < 0))
+    found = []
+    for row, column in np.argwhere(low).tolist():
+        uuid = cluster.cards[row][column].uuid
+        cores, blocks = kept.get(uuid, (0, 0))
+        if cluster.free_cores[row, column] + cores < 0 or cluster.free_blocks[row, column] + blocks < 0:
+            found.append(uuid)
+    return found

@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scheduler_ext import observed, quotas
-from scheduler_ext.books import Books, locked
+from scheduler_ext.books import locked
 from scheduler_ext.ledger import Record, State
+from scheduler_ext.preempting import Preempting
 from scheduler_ext.shape import shape_of
 
 
-class Intake(Books):
+class Intake(Preempting):
     """The part of the engine that the watches feed."""
 
     def not_ready(self) -> str | None:
@@ -73,6 +74,7 @@ class Intake(Books):
             self.lose_pod(uid)
             return uid
         if not node:
+            self._see_nomination(uid, pod)
             return uid
         text = observed.annotation(pod, self.names)
         with self._lock:
@@ -83,6 +85,9 @@ class Intake(Books):
                 and old.node == node
                 and old.annotation == text
             ):
+                if observed.leaving(pod) and not old.leaving:
+                    old.leaving = True
+                    self._make_room(uid)
                 return uid
             seen = observed.bound_use(pod, self.names)
             if seen.wrong is not None:
@@ -95,15 +100,21 @@ class Intake(Books):
             self._ledger.put(
                 Record(
                     uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, seen.usage,
-                    State.CONFIRMED, self._clock(), annotation=text,
+                    State.CONFIRMED, self._clock(), annotation=text, priority=observed.priority(pod),
+                    leaving=observed.leaving(pod),
                 )
             )  # fmt: skip
+            self._nominations.forget(uid)
+            if observed.leaving(pod):
+                self._make_room(uid)
         return uid
 
     @locked
     def lose_pod(self, uid: str) -> None:
         """The pod is gone, or has ended: nothing of it stays booked."""
         self._ledger.release(uid)
+        self._nominations.forget(uid)
+        self._make_room(uid)
 
     @locked
     def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
@@ -119,17 +130,23 @@ class Intake(Books):
             if record.state is State.CONFIRMED or (
                 record.state is not State.BINDING and record.since < listed_since
             ):
-                self._ledger.release(uid)
+                self.lose_pod(uid)
 
     @locked
     def expire(self) -> int:
-        """Release assumed placements whose Bind never came. Returns how many."""
+        """Release assumed placements whose Bind never came, and what is kept for nominations that never came. Returns how many."""
         limit = self._clock() - self._expiry
         late = [
             record
             for record in self._ledger.pending()
-            if record.state is State.ASSUMED and record.since < limit
+            if record.since < limit
+            and (
+                record.state is State.ASSUMED
+                or (record.state is State.NOMINATED and not self._nominations.shown(record.uid))
+            )
         ]
+        for uid in self._nominations.older(limit):
+            self._nominations.forget(uid)
         for record in late:
             self._ledger.release(record.uid)
         self.metrics.expired.inc(len(late))

@@ -12,8 +12,9 @@ from vcuda.spec.request import PodRequest
 
 
 class State(enum.Enum):
-    """How far a pod is on its way. Only ASSUMED ones may be decided again; only they expire."""
+    """How far a pod is on its way. Only ASSUMED and NOMINATED ones may be decided again; only they expire."""
 
+    NOMINATED = "nominated"  # cards that a preemption frees for it; others may hold them still
     ASSUMED = "assumed"
     BINDING = "binding"  # our write is under way
     UNCERTAIN = "uncertain"  # our write was sent, its result is unknown
@@ -26,7 +27,8 @@ class Record:
     """One pod's booking. `since`: monotonic seconds of the last change of state.
 
     `request` and `placement` are ours only until the watch confirms the pod. `attempted`: a write for it failed.
-    `annotation` is the placement annotation that the watch showed, to notice changes cheaply.
+    `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
+    Kubernetes' (spec.priority); `leaving`: it is being deleted.
     """
 
     uid: str
@@ -41,6 +43,8 @@ class Record:
     decided_ns: int = 0
     attempted: bool = False
     annotation: str | None = None
+    priority: int = 0
+    leaving: bool = False
 
 
 class Ledger:
@@ -50,6 +54,7 @@ class Ledger:
         self._cluster = cluster
         self._records: dict[str, Record] = {}
         self._pending: set[str] = set()
+        self._nominated: set[str] = set()
         self._by_namespace: dict[str, dict[str, Record]] = {}
 
     def get(self, uid: str) -> Record | None:
@@ -70,6 +75,8 @@ class Ledger:
         self._by_namespace.setdefault(record.namespace, {})[record.uid] = record
         if record.state is not State.CONFIRMED:
             self._pending.add(record.uid)
+        if record.state is State.NOMINATED:
+            self._nominated.add(record.uid)
         self._cluster.book(record.uid, record.node, record.usage)
 
     def move(self, record: Record, state: State, now: float) -> None:
@@ -84,12 +91,17 @@ class Ledger:
             if not same:
                 del self._by_namespace[record.namespace]
             self._pending.discard(uid)
+            self._nominated.discard(uid)
             self._cluster.release(uid, record.node)
         return record
 
     def pending(self) -> Iterator[Record]:
         """Records that the watch has not confirmed."""
         return iter([self._records[uid] for uid in self._pending])
+
+    def nominated(self) -> list[Record]:
+        """Records of pods that wait for cards which a preemption frees."""
+        return [self._records[uid] for uid in self._nominated]
 
     def uids(self) -> list[str]:
         return list(self._records)

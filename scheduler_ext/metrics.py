@@ -44,6 +44,9 @@ class Metrics:
         self.verdicts = Counter(
             "vcuda_extender_filters", "Filter answers by result", ["result"], registry=self.registry
         )
+        self.preemptions = Counter(
+            "vcuda_extender_preemptions", "Preempt answers by result", ["result"], registry=self.registry
+        )
         self.bad_input = Counter(
             "vcuda_extender_bad_requests", "Requests refused as malformed", registry=self.registry
         )

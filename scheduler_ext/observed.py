@@ -63,6 +63,17 @@ def leaving(pod: Mapping[str, Any]) -> bool:
     return bool(_mapping(pod.get("metadata")).get("deletionTimestamp"))
 
 
+def nomination(pod: Mapping[str, Any]) -> str:
+    """The node on which kube-scheduler has made room for a pod by preemption, or ""."""
+    return str(_mapping(pod.get("status")).get("nominatedNodeName") or "")
+
+
+def priority(pod: Mapping[str, Any]) -> int:
+    """Kubernetes' priority of a pod; 0 where the API server has not set one."""
+    value = _mapping(pod.get("spec")).get("priority")
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
 def uid(pod: Mapping[str, Any]) -> str:
     value = _mapping(pod.get("metadata")).get("uid")
     return value if isinstance(value, str) else ""

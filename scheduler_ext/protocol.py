@@ -44,6 +44,22 @@ class BindingArgs:
 
 
 @dataclass(frozen=True, slots=True)
+class Victims:
+    """Pods to evict from one node, by UID; how many of them violate a disruption budget."""
+
+    uids: tuple[str, ...]
+    violations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionArgs:
+    """A preempt request: the preemptor and, per node, the victims that kube-scheduler proposes."""
+
+    pod: Mapping[str, Any]
+    victims: Mapping[str, Victims]
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The decision on a filter request.
 
@@ -82,9 +98,7 @@ def _whole_nodes(value: object) -> dict[str, Mapping[str, Any]]:
     return nodes
 
 
-def read_args(body: bytes) -> ExtenderArgs:
-    """Read ExtenderArgs. Raises BadInput."""
-    data = _object(body)
+def _pod(data: Mapping[str, Any]) -> Mapping[str, Any]:
     pod = data.get("pod")
     if not isinstance(pod, dict):
         raise BadInput("Pod is missing or not an object")
@@ -97,6 +111,13 @@ def read_args(body: bytes) -> ExtenderArgs:
             isinstance(one, dict) for one in containers or ()
         ):
             raise BadInput(f"Pod.spec.{field} is not a list of containers")
+    return pod
+
+
+def read_args(body: bytes) -> ExtenderArgs:
+    """Read ExtenderArgs. Raises BadInput."""
+    data = _object(body)
+    pod = _pod(data)
     names, nodes = data.get("nodenames"), data.get("nodes")
     if names is None and nodes is None:
         raise BadInput("neither NodeNames nor Nodes is given")
@@ -123,6 +144,56 @@ def read_binding(body: bytes) -> BindingArgs:
             raise BadInput(f"{field} is missing or not a name")
         values.append(value)
     return BindingArgs(*values)
+
+
+def _victims(where: str, value: object) -> Victims:
+    if value is None:
+        return Victims(())
+    if not isinstance(value, dict):
+        raise BadInput(f"{where} is not an object")
+    fields = {str(key).lower(): one for key, one in value.items()}
+    uids = []
+    for position, pod in (
+        enumerate(fields.get("pods") or ()) if isinstance(fields.get("pods"), list | None) else [(0, None)]
+    ):
+        place = f"{where}.Pods[{position}]"
+        if not isinstance(pod, dict):
+            raise BadInput(f"{place} is not an object")
+        # A MetaPod has the UID itself; a whole pod has it in its metadata.
+        uid = next((one for key, one in pod.items() if key.lower() == "uid"), None)
+        if uid is None and isinstance(pod.get("metadata"), dict):
+            uid = pod["metadata"].get("uid")
+        if not isinstance(uid, str) or not uid:
+            raise BadInput(f"{place} has no UID")
+        uids.append(uid)
+    violations = fields.get("numpdbviolations") or 0
+    if isinstance(violations, bool) or not isinstance(violations, int) or violations < 0:
+        raise BadInput(f"{where}.NumPDBViolations is not a number from 0")
+    return Victims(tuple(dict.fromkeys(uids)), violations)
+
+
+def read_preemption(body: bytes) -> PreemptionArgs:
+    """Read ExtenderPreemptionArgs, with whole pods or with UIDs only. Raises BadInput."""
+    data = _object(body)
+    pod = _pod(data)
+    found: dict[str, Victims] = {}
+    for field in ("NodeNameToVictims", "NodeNameToMetaVictims"):
+        value = data.get(field.lower())
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise BadInput(f"{field} is not a map of nodes to victims")
+        found |= {name: _victims(f"{field}[{name:.60}]", one) for name, one in value.items()}
+    return PreemptionArgs(pod, found)
+
+
+def preemption_answer(victims: Mapping[str, Victims]) -> bytes:
+    """ExtenderPreemptionResult: always UIDs only."""
+    answer = {
+        name: {"Pods": [{"UID": uid} for uid in one.uids], "NumPDBViolations": one.violations}
+        for name, one in victims.items()
+    }
+    return orjson.dumps({"NodeNameToMetaVictims": answer})
 
 
 def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:

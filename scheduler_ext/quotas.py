@@ -143,6 +143,34 @@ class Quotas:
                     used += (cores, blocks, cores >= CORES_PER_CARD)
         return used
 
+    def over(
+        self,
+        namespace: str,
+        records: Sequence[Record],
+        cluster: Cluster,
+        node: str,
+        cards: Mapping[str, tuple[int, int]],
+    ) -> bool:
+        """Whether a pod with this use of a node's cards would exceed a quota, beside `records`."""
+        quotas = self._quotas.get(namespace, ())
+        if not quotas:
+            return False
+        models = (
+            {card.uuid: card.model for card in cluster.cards[cluster.index[node]]}
+            if node in cluster.index
+            else {}
+        )
+        for quota in quotas:
+            if quota.nodes and not self._covers(quota, node):
+                continue
+            used = self._used(quota, cluster, records)
+            for uuid, (cores, blocks) in cards.items():
+                if not quota.models or models.get(uuid) in quota.models:
+                    used += (cores, blocks, cores >= CORES_PER_CARD)
+            if any(limit is not None and used[at] > limit for at, limit in enumerate(quota.limits)):
+                return True
+        return False
+
     def closed(
         self, namespace: str, records: Sequence[Record], table: Table, cluster: Cluster, rows: Ints
     ) -> tuple[Bools, str]:

@@ -216,9 +216,15 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
         return api.get("pods", f"default/{name}")["metadata"].get("labels", {}).get(LABEL)
 
     def filter_(served: Served, name: str) -> httpx.Response:
-        return httpx.post(
-            f"{served.url}/scheduler/filter", json={"Pod": pod(name, 60, 5), "NodeNames": ["a"]}
-        )
+        """Asks until it leads: on a busy machine a lease of a second may lapse for a moment."""
+        body = {"Pod": pod(name, 60, 5), "NodeNames": ["a"]}
+
+        def answer() -> httpx.Response | None:
+            got = httpx.post(f"{served.url}/scheduler/filter", json=body)
+            return got if got.status_code != 503 else None
+
+        found: httpx.Response = eventually(answer)
+        return found
 
     running = [Served(*options, "--pod", "default/e1")]
     try:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduler_ext.engine import Engine
 from scheduler_ext.ledger import State
 from scheduler_ext.outcomes import AlreadyBound, Refused, Write
-from scheduler_ext.protocol import EXPLAINED_NODES
+from scheduler_ext.protocol import EXPLAINED_NODES, Victims
 from scheduler_ext.reasons import CODE_OF, ExtenderReason
 from tests.scheduler_ext.extender_support import BLOCKS, NAMES, cards, container, node, plain_pod, pod
 from vcuda.spec import placement, request
@@ -144,6 +144,21 @@ class Cluster(RuleBasedStateMachine):
     def wait(self) -> None:
         self.clock.now += 400
         self.engine.expire()
+
+    @rule(dice=st.randoms(use_true_random=False), node_name=st.sampled_from(NODES), nominate=st.booleans())
+    def preempt(self, dice: random.Random, node_name: str, nominate: bool) -> None:
+        one = self.some(dice)
+        if one is None or one["metadata"]["uid"] in self.server:
+            return
+        important = one | {"spec": one["spec"] | {"priority": 5}}
+        here = [uid for uid, shown in self.server.items() if shown["spec"]["nodeName"] == node_name]
+        proposed = Victims(tuple(here))
+        for victim in self.engine.preempt(important, {node_name: proposed}).get(node_name, Victims(())).uids:
+            assert victim in here, "only pods that are bound there may be evicted"
+            del self.server[victim], self.pods[victim]
+            self.engine.lose_pod(victim)
+        if nominate:
+            self.engine.see_pod(important | {"status": {"nominatedNodeName": node_name}})
 
     @rule(name=st.sampled_from(NODES), healthy=st.booleans())
     def node_comes_and_goes(self, name: str, healthy: bool) -> None:
