@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import time
@@ -191,6 +192,21 @@ class Bench:
                 done.append(now_s)
             time.sleep(TRACE_SECONDS)
         return Trace(moments, done)
+
+
+def about_machine(card: _card.Card) -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "?")
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "vcuda": vcuda.__version__,
+        "card": card.name,
+        "driver": card.library.resolve().name,
+        "load_average": os.getloadavg()[0],
+    }
 
 
 def compile_c(source: Path, output: Path, *flags: str) -> Path:

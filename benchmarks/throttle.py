@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -21,18 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import vcuda
 from benchmarks._card import Options
 from benchmarks._throttle_bench import (
-    HERE,
     Bench,
     Load,
     Step,
     Trace,
+    about_machine,
     answer_of,
-    compile_c,
 )
 from benchmarks._throttle_plot import plot
+from benchmarks.launch_cost import launch_cost
 from vcuda import region
 from vcuda.arbiter import Arbiter
 from vcuda.runs.errors import RunError
@@ -187,38 +184,6 @@ def inference(bench: Bench, seconds: float) -> dict[str, float]:
     return found
 
 
-def launch_cost(bench: Bench, launches: int) -> dict[str, dict[str, float]]:
-    """One launch on a driver that does nothing but keep a clock: what the shim itself adds, in ns."""
-    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f'-DCARD_UUID="{bench.card.uuid}"')
-    folder = bench.folder / "null-driver"
-    folder.mkdir(exist_ok=True)
-    driver = compile_c(HERE / "throttle_null_driver.c", folder / "libcuda.so.1", *flags)
-    options: Options = {"kernel": "k", "cost": launches, "pause_us": 10000}
-    found = {
-        "native": answer_of(bench.start({**os.environ, "LD_LIBRARY_PATH": str(driver.parent)}, options)),
-    }
-    cases = {"unlimited": Load(100), "limited": Load(50)}
-    for title, load in cases.items():
-        _, environment = bench.share(load, False, driver)
-        found[title] = answer_of(bench.start(environment, options))
-    return {title: {name: float(value) for name, value in answer.items()} for title, answer in found.items()}
-
-
-def machine(bench: Bench) -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "?")
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "vcuda": vcuda.__version__,
-        "card": bench.card.name,
-        "driver": bench.card.library.resolve().name,
-        "load_average": os.getloadavg()[0],
-    }
-
-
 def show(result: dict[str, Any]) -> None:
     about = result["machine"]
     print(", ".join(f"{name} {value}" for name, value in about.items()))
@@ -269,7 +234,7 @@ def main(arguments: Sequence[str]) -> int:
         except RunError as error:
             print(f"throttle: {error}", file=sys.stderr)
             return 1
-        result: dict[str, Any] = {"machine": machine(bench)}
+        result: dict[str, Any] = {"machine": about_machine(bench.card)}
         divided, result["native_sums"] = splits(bench, seconds)
         rows = caps(bench, seconds, options.quick) + divided + lending(bench, seconds)
         result["shares"] = [dataclasses.asdict(row) for row in rows]

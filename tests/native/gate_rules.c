@@ -123,6 +123,32 @@ static void test_the_holder_fits_its_work_into_the_lease(void)
     CHECK(ask(T + 4 * MS, 1 * MS) == VC_GATE_LEASE);
 }
 
+/* Ten operations of 500 us at once, as a request that comes from idle: how many go before one has to wait. */
+static unsigned burst(uint64_t at, uint64_t lease_end)
+{
+    lease(at, lease_end, at);
+    for (unsigned i = 0; i < 10; i++) {
+        if (ask(at + i * 5 * US, 500 * US) != VC_GATE_GO)
+            return i;
+        vc_gate_fold(&gate, answer.allowance_ns, 0);
+    }
+    return 10;
+}
+
+static void test_a_request_from_idle_never_sleeps_while_nobody_waits(void)
+{
+    start(30, 30, VC_CARD_SHARED);
+    CHECK(burst(T, UINT64_MAX) == 10);
+    CHECK(burst(T + 2 * MS, UINT64_MAX) == 2); /* 3 ms are outstanding still: 6 in all, then the ordinary rule */
+    start(30, 30, VC_CARD_SHARED);
+    CHECK(burst(T, T + 8 * MS) == 4); /* somebody waits: 2 ms */
+    start(100, 100, VC_CARD_SHARED);
+    burst(T, UINT64_MAX);
+    for (unsigned i = 1; i < 20; i++) /* never idle again: the ordinary rule for good */
+        CHECK(ask(T + i * MS, 1 * MS) == VC_GATE_GO || gate.finish_ns <= T + i * MS + 6 * MS);
+    CHECK(burst(T + 20 * MS, UINT64_MAX) <= 4);
+}
+
 static void test_a_new_holder_counts_from_its_predecessors_end(void)
 {
     start(90, 90, VC_CARD_SHARED);
@@ -220,6 +246,7 @@ int main(void)
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
     test_only_the_holder_of_the_lease_passes();
     test_the_holder_fits_its_work_into_the_lease();
+    test_a_request_from_idle_never_sleeps_while_nobody_waits();
     test_a_new_holder_counts_from_its_predecessors_end();
     test_a_permit_is_paid_for_and_the_rest_comes_back();
     test_the_difference_to_the_estimate_is_settled();

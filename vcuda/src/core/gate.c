@@ -27,14 +27,6 @@ static uint32_t bounded(uint32_t value, uint32_t low, uint32_t high)
     return value < low ? low : value > high ? high : value;
 }
 
-bool vc_gate_needed(const struct vc_card_limit *limit)
-{
-    uint32_t flags = vc_load_relaxed(&limit->flags);
-    if (flags & VC_CARD_WHOLE)
-        return false;
-    return (flags & VC_CARD_SHARED) || vc_load_relaxed(&limit->core_limit) < 100;
-}
-
 struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
 {
     const struct vc_card_limit *limit = gate->limit;
@@ -106,6 +98,14 @@ static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
     return true;
 }
 
+/* How much work may be outstanding. A tenant that just came from idle runs its request without sleeping in between, as long
+ * as nobody waits for the card: every sleep would be a chance to be woken late. A greedy one is never idle. */
+static uint64_t ahead_of(const struct vc_gate *gate, const struct vc_policy *policy)
+{
+    uint64_t burst = gate->launched_ns - gate->idle_ns;
+    return policy->lease_end_ns == UINT64_MAX && burst < VC_BURST_NS ? VC_BURST_NS : VC_AHEAD_NS;
+}
+
 /* The lease holder keeps the card fed, but never so full that it runs far into the next tenant's time. */
 static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
                           bool nothing_outstanding, struct vc_gate_answer *answer)
@@ -122,13 +122,14 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
         return true;
     }
     uint64_t outstanding = gate->finish_ns > now_ns ? gate->finish_ns - now_ns : 0;
-    if (outstanding + half > VC_AHEAD_NS && outstanding > VC_AHEAD_LOW_NS) {
+    uint64_t ahead = ahead_of(gate, policy);
+    if (outstanding + half > ahead && outstanding > VC_AHEAD_LOW_NS) {
         uint64_t keep = half < VC_AHEAD_NS / 2 ? VC_AHEAD_NS / 2 : half < VC_AHEAD_NS ? VC_AHEAD_NS - half : 0;
         refuse(answer, VC_GATE_OUTSTANDING, gate->finish_ns - later(keep, VC_AHEAD_LOW_NS));
         return true;
     }
     uint64_t unseen = gate->launched_ns - gate->seen_ns;
-    if (gate->unseen != 0 && unseen > VC_UNSEEN_NS && unseen > cost_ns && !stalled(gate, now_ns)) {
+    if (gate->unseen != 0 && unseen > later(VC_UNSEEN_NS, ahead) && unseen > cost_ns && !stalled(gate, now_ns)) {
         refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
         return true;
     }
@@ -161,7 +162,7 @@ static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, int64_t c
     if (!policy->leased)
         return most;
     most = earlier(most, VC_CHUNK_NS / 4);
-    uint64_t limit = now_ns + VC_AHEAD_NS;
+    uint64_t limit = now_ns + ahead_of(gate, policy);
     if (policy->lease_end_ns < limit)
         limit = policy->lease_end_ns;
     return gate->finish_ns < limit ? earlier(most, limit - gate->finish_ns) : 0;
@@ -176,6 +177,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
         start = later(start, earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
     if (nothing_outstanding || stalled(gate, now_ns))
         gate->progress_ns = now_ns;
+    if (nothing_outstanding)
+        gate->idle_ns = gate->launched_ns;
     answer->joins = gate->finish_ns > now_ns;
     gate->finish_ns = later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);

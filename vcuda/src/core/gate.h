@@ -18,6 +18,7 @@ enum {
     VC_HEARTBEAT_LIMIT_NS = 50000000, /* an arbiter silent for longer is not obeyed */
     VC_AHEAD_NS = 2000000,            /* work that a lease holder may have outstanding */
     VC_AHEAD_LOW_NS = 500000,         /* … and below which it may always add one more operation */
+    VC_BURST_NS = 6000000,            /* … and while nobody waits, what begins on an idle card: a short request never sleeps */
     VC_UNSEEN_NS = 5000000,           /* work launched but not yet seen to end */
     VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
@@ -70,6 +71,7 @@ struct vc_gate {
     uint64_t finish_ns;    /* when the card is predicted to have done all that was launched */
     uint64_t launched_ns;  /* estimated work ever launched … */
     uint64_t seen_ns;      /* … and the part of it whose end was seen */
+    uint64_t idle_ns;      /* … and what of it had been launched when the card was last idle */
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
@@ -105,8 +107,14 @@ void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const st
 /* Read the policy; every value of the file is bounded, an impossible one falls back to the guaranteed share. */
 struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
 
-/* Whether the limits ask for a gate at all; cheap, for the launch path of unlimited tenants. */
-bool vc_gate_needed(const struct vc_card_limit *limit);
+/* Whether the limits ask for a gate at all; inline, for the launch path of unlimited tenants. */
+static inline bool vc_gate_needed(const struct vc_card_limit *limit)
+{
+    uint32_t flags = __atomic_load_n(&limit->flags, __ATOMIC_RELAXED);
+    if (flags & VC_CARD_WHOLE)
+        return false;
+    return (flags & VC_CARD_SHARED) || __atomic_load_n(&limit->core_limit, __ATOMIC_RELAXED) < 100;
+}
 
 /* May an operation of `cost_ns` (0: unknown) start? If so it is charged at once and counted as launched. */
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, struct vc_gate_answer *answer);

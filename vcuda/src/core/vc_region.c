@@ -22,14 +22,9 @@
 #define VC__CLAIM_INTERVAL_NS 10000000u
 #define VC__MAX_RESETS 16
 
-/* Lives in a page that the kernel wipes in a forked child, however it forked: there `region` reads NULL again. */
-struct fork_page {
-    struct vc_region *region;
-    uint32_t lock;
-};
-
-static struct fork_page first_page;
-static struct fork_page *fork_page = &first_page;
+static struct vc_region_page first_page;
+struct vc_region_page *vc__region_page = &first_page;
+static const struct vc_card_limit no_limit = {.cores = 100, .core_limit = 100, .flags = VC_CARD_WHOLE};
 static struct vc_region the_region;
 static bool opened; /* `the_region` was filled in, here or in the process that we were forked from */
 static void (*resets[VC__MAX_RESETS])(void);
@@ -44,9 +39,9 @@ void vc_region_on_fork(void (*reset)(void))
 
 static void map_fork_page(void)
 {
-    if (fork_page != &first_page)
+    if (vc__region_page != &first_page)
         return;
-    struct fork_page *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct vc_region_page *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
         return; /* forked children then share their parent's slot: counted, if under the wrong name */
     if (madvise(page, sizeof *page, MADV_WIPEONFORK) != 0) {
@@ -54,7 +49,7 @@ static void map_fork_page(void)
         return;
     }
     page->lock = 1; /* our caller holds the lock of the first page */
-    vc_store_release(&fork_page, page);
+    vc_store_release(&vc__region_page, page);
 }
 
 /* The directory of `$ORIGIN/../vcuda` of the library that holds this function. */
@@ -251,7 +246,7 @@ static void forget_parent(void)
  * when it first looks for its region. */
 static void child_after_fork(void)
 {
-    if (opened && vc_load_acquire(&fork_page->region) == NULL) {
+    if (opened && vc_load_acquire(&vc__region_page->region) == NULL) {
         forget_parent();
         opened = false;
     }
@@ -259,23 +254,23 @@ static void child_after_fork(void)
 
 static struct vc_region *open_once(const char *directory)
 {
-    struct fork_page *page = vc_load_acquire(&fork_page);
+    struct vc_region_page *page = vc_load_acquire(&vc__region_page);
     while (__atomic_exchange_n(&page->lock, 1, __ATOMIC_ACQUIRE) != 0)
         vc_sleep_ns(50000);
     /* The first caller of all moves the lock to a page of its own; who waited on the first page follows it there. */
-    if (page != vc_load_acquire(&fork_page)) {
+    if (page != vc_load_acquire(&vc__region_page)) {
         vc_store_release(&page->lock, 0);
         return open_once(directory);
     }
     if (!page->region) {
-        struct fork_page *initial = page;
+        struct vc_region_page *initial = page;
         static bool watching_forks;
         if (opened)
             forget_parent();
         if (!watching_forks)
             watching_forks = pthread_atfork(NULL, NULL, child_after_fork) == 0;
         map_fork_page();
-        page = fork_page;
+        page = vc__region_page;
         memset(&the_region, 0, sizeof the_region);
         pthread_mutex_init(&the_region.slow_mutex, NULL);
         the_region.usage_descriptor = -1;
@@ -284,6 +279,9 @@ static struct vc_region *open_once(const char *directory)
         else
             find_region(&the_region);
         opened = true;
+        vc_store_release(&page->only, the_region.card_count == 0   ? &no_limit
+                                      : the_region.card_count == 1 ? &the_region.limits->cards[0]
+                                                                   : NULL);
         vc_store_release(&page->region, &the_region);
         if (page != initial)
             vc_store_release(&initial->lock, 0);
@@ -292,10 +290,9 @@ static struct vc_region *open_once(const char *directory)
     return page->region;
 }
 
-struct vc_region *vc_region_get(void)
+struct vc_region *vc__region_open(void)
 {
-    struct vc_region *region = vc_load_acquire(&vc_load_relaxed(&fork_page)->region);
-    return VC_LIKELY(region != NULL) ? region : open_once(NULL);
+    return open_once(NULL);
 }
 
 struct vc_region *vc_region_get_at(const char *directory)

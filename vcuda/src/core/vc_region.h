@@ -40,10 +40,31 @@ struct vc_region {
     char usage_path[VC_PATH_BYTES];
 };
 
+/* What the first look found. It lives in a page that the kernel wipes in a forked child, however it forked: there both
+ * pointers read NULL again. */
+struct vc_region_page {
+    struct vc_region *region;
+    const struct vc_card_limit *only; /* the limits of the share's only card, or of no card; NULL with several cards */
+    uint32_t lock;
+};
+extern struct vc_region_page *vc__region_page __attribute__((visibility("hidden")));
+
+/* The limits that alone decide about this process's work, or NULL if it takes more than a look to say: several cards, or
+ * nobody has looked yet. Without a share they name no limit. For the launch path: two loads, no call. */
+static inline const struct vc_card_limit *vc_region_only_limit(void)
+{
+    return vc_load_acquire(&vc_load_relaxed(&vc__region_page)->only);
+}
+
 /* The region of this process, never NULL; found and mapped at the first call in a process (and again in a forked
  * child, which must not inherit its parent's slot). Cost after that: two loads. Says once on stderr why a region is
  * absent, alone or damaged. */
-struct vc_region *vc_region_get(void);
+struct vc_region *vc__region_open(void);
+static inline struct vc_region *vc_region_get(void)
+{
+    struct vc_region *region = vc_load_acquire(&vc_load_relaxed(&vc__region_page)->region);
+    return VC_LIKELY(region != NULL) ? region : vc__region_open();
+}
 
 /* Open the region in `directory` for this process instead of looking for it; for programs that are not the shims
  * (tests, benchmarks). Pre: vc_region_get was not called yet in this process. Post: as vc_region_get. */

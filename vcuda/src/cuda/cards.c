@@ -11,11 +11,12 @@
 
 static int32_t cards[VC__MAX_DEVICES];
 static uint32_t context_epoch = 1;
+/* 16 bytes of the static TLS that is scarce in libraries loaded late: read at every launch, without a call. */
 static __thread struct {
     CUcontext context;
     int card;
     uint32_t epoch; /* 0: nothing remembered */
-} current;
+} current __attribute__((tls_model("initial-exec")));
 
 /* NVIDIA's text form; the driver gives 16 bytes, and says not whether they name a card or a MIG instance. */
 static void format_uuid(const CUuuid *uuid, const char *prefix, char *text, size_t bytes)

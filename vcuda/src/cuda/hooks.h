@@ -17,7 +17,7 @@ struct vc_real {
 #undef VC_HOOK
 #undef VC_REAL
 };
-extern struct vc_real vc_real;
+extern struct vc_real vc_real __attribute__((visibility("hidden")));
 
 /* Look all of them up, once; afterwards vc_real.ready is set even if there is no driver at all. Any thread. */
 void vc_real_load(void);

@@ -236,7 +236,7 @@ static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
     return true;
 }
 
-static inline bool begin(struct vc_work *work, struct thread_work *mine, CUstream stream, struct vc_estimate *estimate)
+static inline __attribute__((always_inline)) bool begin(struct vc_work *work, struct thread_work *mine, CUstream stream, struct vc_estimate *estimate)
 {
     if (VC_UNLIKELY(is_capturing(stream)))
         return false;
