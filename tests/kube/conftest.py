@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import kubelab
+from kube_chart import Chart
 from kube_system import System, share_mounts, unmount
 
 
@@ -31,6 +32,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(300))
             if not chosen:
                 item.add_marker(pytest.mark.skip(reason="real Kubernetes: `make test-kube` runs these"))
+
+
+_EVIDENCE = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def evidence(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Keep a line of what was really seen; the run ends with all of them."""
+    lines = request.config.stash.setdefault(_EVIDENCE, [])
+
+    def keep(line: str) -> None:
+        lines.append(f"{request.node.name}: {line}")
+
+    return keep
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(_EVIDENCE, [])
+    if not lines:
+        return
+    counts = {
+        outcome: len(terminalreporter.stats.get(outcome, ()))
+        for outcome in ("passed", "failed", "error", "skipped")
+    }
+    terminalreporter.section("what was seen on the real Kubernetes")
+    for line in lines:
+        terminalreporter.write_line(line)
+    terminalreporter.write_line(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
 
 
 @pytest.fixture(scope="session")
@@ -100,3 +129,22 @@ def client_image(system: System, tmp_path_factory: pytest.TempPathFactory) -> st
         target.chmod(0o755)
     system.lab.image("vcuda-client:test", root, "/bin/hog")
     return "vcuda-client:test"
+
+
+@pytest.fixture(scope="session")
+def packaged(system: System, tmp_path_factory: pytest.TempPathFactory) -> Chart:
+    """The product's image and the extender's certificate in the cluster, made once."""
+    return Chart(system, tmp_path_factory.mktemp("chart"))
+
+
+@pytest.fixture(scope="module")
+def chart(system: System, packaged: Chart) -> Iterator[Chart]:
+    """For modules that install the chart: the processes on the host are stopped meanwhile."""
+    system.stop()
+    try:
+        yield packaged
+    finally:
+        system.delete_all()
+        packaged.uninstall()
+        system.lab.call("restart-scheduler", SCHED_CONFIG="", EXTENDER_YAML="")
+        system.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import yaml
 
 import vcuda
 from deploy import manifests
+from manager import settings as manager_settings
 from manager import settings_reader
+from scheduler_ext import quotas
 from scheduler_ext import settings as extender_settings
 
 helm_python = pytest.importorskip(
@@ -20,10 +23,19 @@ helm_python = pytest.importorskip(
 )
 
 EVERYTHING: dict[str, Any] = {
-    "extender": {"tls": {"mode": "cert-manager"}, "service": {"clusterIP": "10.96.0.50"}},
+    "extender": {
+        "tls": {"mode": "cert-manager"},
+        "service": {"clusterIP": "10.96.0.50"},
+        "quotas": {"entries": [{"namespace": "team-a", "cores": 800, "nodes": {"pool": "training"}}]},
+    },
     "metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "gpu"}}},
     "networkPolicy": {"enabled": True, "schedulerCIDRs": ["10.0.0.0/24"]},
-    "manager": {"nodeLabels": {"pool": "gpu", "zone": "a"}, "kubelet": {"access": "pods", "verify": True}},
+    "manager": {
+        "nodeLabels": {"pool": "gpu", "zone": "a"},
+        "kubelet": {"access": "pods", "verify": True},
+        "audit": {"policy": "evict"},
+        "config": {"smallest-memory": 2},
+    },
 }
 
 
@@ -70,13 +82,24 @@ def test_helm_lint_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-def test_the_programs_understand_their_flags(values: dict[str, Any]) -> None:
+def test_the_programs_understand_their_flags(values: dict[str, Any], tmp_path: Path) -> None:
     found = objects(values)
     words = container(found["DaemonSet", "gpu-manager"])["args"]
-    parsed = settings_reader.parse([word.replace("$(NODE_IP)", "10.0.0.1") for word in words], {})
+    config = tmp_path / "config.yaml"
+    config.write_text(found["ConfigMap", "gpu-manager"]["data"]["config.yaml"])
+    told = {"$(NODE_IP)": "10.0.0.1", "/etc/gpu-manager.d/config.yaml": str(config)}
+    for there, here in told.items():
+        assert any(there in word for word in words)
+        words = [word.replace(there, here) for word in words]
+    parsed = settings_reader.parse(words, {})
     assert parsed is not None
     assert parsed.warnings == ()
-    assert dict(parsed.settings.node_labels) == values.get("manager", {}).get("nodeLabels", {})
+    chosen = values.get("manager", {})
+    assert dict(parsed.settings.node_labels) == chosen.get("nodeLabels", {})
+    assert parsed.settings.audit_policy == chosen.get("audit", {}).get("policy", "report")
+    assert parsed.settings.audit_tolerance == 512
+    assert parsed.settings.smallest_memory == chosen.get("config", {}).get("smallest-memory", 1)
+    assert parsed.settings.log_format == "json"
     assert parsed.settings.virtual_manager_path == Path("/etc/gpu-manager/vm")
 
     words = container(found["Deployment", "gpu-scheduler-extender"])["args"]
@@ -88,12 +111,54 @@ def test_the_programs_understand_their_flags(values: dict[str, Any]) -> None:
     assert settings.pod == "vcuda-system/extender-0"
     assert settings.port == 3456
     assert settings.tls_cert == "/etc/tls/tls.crt"
+    assert settings.quotas == ("vcuda-system/gpu-quotas" if values else None)
+
+
+def test_what_can_change_live_is_in_the_file_and_nothing_else() -> None:
+    """A value in the args would win over the file, and would need a restart to change; one that is not live would wait for it."""
+    live = {
+        manager_settings.flag_of(field.name): field.metadata["live"]
+        for field in dataclasses.fields(manager_settings.Settings)
+    }
+    found = objects()
+    given = {word[2:].partition("=")[0] for word in container(found["DaemonSet", "gpu-manager"])["args"]}
+    file = yaml.safe_load(found["ConfigMap", "gpu-manager"]["data"]["config.yaml"])
+    assert all(live[name] for name in file)
+    assert not any(live[name] for name in given)
+
+
+@pytest.mark.parametrize("name", ["query-port", "audit-policy", "config"])
+def test_a_setting_has_one_place(name: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=f"manager.config.{name}"):
+        manifests.render({"manager": {"config": {name: 1}}})
+
+
+def test_quotas_come_from_entries_or_from_a_config_map_of_the_user() -> None:
+    entries = [
+        {"namespace": "team-a", "cores": 800, "models": ["NVIDIA H100 80GB HBM3"]},
+        {"namespace": "b", "cards": 1},
+    ]
+    found = objects({"extender": {"quotas": {"entries": entries}}})
+    decoded = quotas.parse(found["ConfigMap", "gpu-quotas"])
+    assert {name: len(found) for name, found in decoded.items()} == {"team-a": 1, "b": 1}
+    assert decoded["team-a"][0].models
+    own = objects({"extender": {"quotas": {"configMap": "ours"}}})
+    assert ("ConfigMap", "gpu-quotas") not in own
+    assert "--quotas=vcuda-system/ours" in container(own["Deployment", "gpu-scheduler-extender"])["args"]
+    for objects_found, name in ((found, "gpu-quotas"), (own, "ours")):
+        (rule,) = [
+            rule
+            for rule in objects_found["Role", "gpu-scheduler-extender"]["rules"]
+            if rule["resources"] == ["configmaps"]
+        ]
+        assert rule["verbs"] == ["list", "watch"]
+        assert rule["resourceNames"] == [name]
 
 
 def test_state_is_mounted_at_the_path_that_kubelet_is_told() -> None:
     """Allocate answers with host paths: the daemon's own must be the same on the host."""
     pod = objects()["DaemonSet", "gpu-manager"]["spec"]["template"]["spec"]
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
     assert paths["state"] == mounts["state"]["mountPath"]
     assert mounts["state"]["mountPropagation"] == "Bidirectional"
@@ -142,7 +207,7 @@ def test_tls_is_the_same_for_server_probes_and_scheduler(mode: str) -> None:
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert extender[probe]["httpGet"]["scheme"] == scheme.upper()
     assert (("Certificate", "gpu-scheduler-extender") in found) == (mode == "cert-manager")
-    for version in ("v1", "v1beta1"):
+    for version in ("v1", "v1beta2", "v1beta1"):
         text = found["ConfigMap", "gpu-scheduler-configuration"]["data"][f"{version}.yaml"]
         configuration = yaml.safe_load(text)
         assert configuration["apiVersion"] == f"kubescheduler.config.k8s.io/{version}"
@@ -179,6 +244,8 @@ def test_optional_kinds_are_there_when_asked_for() -> None:
         {"manager": {"prot": 1}},
         {"manager": {"stateDirectory": "relative"}},
         {"extender": {"tls": {"mode": "maybe"}}},
+        {"networkPolicy": {"enabled": True}},  # kube-scheduler would be shut out
+        {"extender": {"quotas": {"entries": [{"cores": 1}]}}},
     ],
     ids=json.dumps,
 )

@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -97,32 +99,47 @@ class System:
         eventually(f"the node offers {CORES} cores and {BLOCKS} blocks", offered, 60)
 
     def start_manager(self) -> None:
+        words = self.manager_arguments(
+            node=self.lab.environment["NODE_NAME"],
+            kubelet="https://127.0.0.1:10250",
+            machine=self.machine,
+            folder=self.folder,
+            port=self.manager_port,
+        )
+        self._spawn("manager", words[1:])
+        self._ready("manager", self.manager_port)
+
+    def manager_arguments(
+        self, *, node: str, kubelet: str, machine: Machine, folder: Path, port: int
+    ) -> list[str]:
+        """The command of a node's daemon that runs on the host."""
         env = self.lab.environment
-        arguments = [
-            "--hostname-override", env["NODE_NAME"],
+        return [
+            sys.executable, "-m", "manager.main",
+            "--hostname-override", node,
             "--kubeconfig", env["KUBECONFIG"],
             "--device-plugin-path", f"{env['KUBELET_ROOT']}/device-plugins",
             "--pod-resources-socket", f"{env['KUBELET_ROOT']}/pod-resources/kubelet.sock",
-            "--kubelet-url", "https://127.0.0.1:10250",
+            "--kubelet-url", kubelet,
             "--kubelet-token-file", env["KUBE_TOKEN_FILE"],
             "--kubelet-ca-file", env["KUBE_CA"],
-            "--driver-root", str(self.machine.root),
-            "--driver-root-on-host", str(self.machine.root),
-            "--virtual-manager-path", str(self.folder / "vm"),
-            "--checkpoint-path", str(self.folder / "checkpoint"),
+            "--driver-root", str(machine.root),
+            "--driver-root-on-host", str(machine.root),
+            "--virtual-manager-path", str(folder / "vm"),
+            "--checkpoint-path", str(folder / "checkpoint"),
             "--allocation-check-period", "2",
             "--query-addr", "127.0.0.1",
-            "--query-port", str(self.manager_port),
+            "--query-port", str(port),
+            *self.simulation_arguments(machine),
         ]  # fmt: skip
-        self._spawn("manager", ["-m", "manager.main", *arguments, *self.simulation_arguments()])
-        self._ready("manager", self.manager_port)
 
-    def simulation_arguments(self) -> list[str]:
+    def simulation_arguments(self, machine: Machine | None = None) -> list[str]:
         """What the daemon is told only because the driver is simulated."""
-        environment = self.machine.container_environment().items()
+        machine = machine or self.machine
+        environment = machine.container_environment().items()
         return [f"--container-env={name}={value}" for name, value in environment] + [
             f"--container-mount={mount.host_path}:{mount.container_path}"
-            for mount in self.machine.container_mounts()
+            for mount in machine.container_mounts()
         ]
 
     def start_extender(self) -> None:
@@ -246,6 +263,50 @@ class System:
                 f"{error}; {len(lines)} did\n{pods[-4000:]}\n{self.log('manager')[-3000:]}"
             ) from None
         return lines
+
+    def phases(self, selector: str) -> dict[str, str]:
+        items = self.lab.get("pods", "-l", selector)["items"]
+        return {item["metadata"]["name"]: item["status"].get("phase", "") for item in items}
+
+    def settle(self, made: dict[str, dict[str, Any]], selector: str, seconds: float) -> Counter[str]:
+        """Until every pod runs; those that were refused at admission are made again, as their controller would.
+
+        Returns how often and why; a refusal that nobody explained fails.
+        """
+        refused: Counter[str] = Counter()
+        deadline = time.monotonic() + seconds
+        while True:
+            phases = self.phases(selector)
+            failed = [name for name, phase in phases.items() if phase == "Failed"]
+            if len(phases) == len(made) and set(phases.values()) == {"Running"}:
+                return refused
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"not within {seconds:.0f} s: all pods run; {Counter(phases.values())}, refused {refused}\n"
+                    f"{self.log('manager')[-3000:]}"
+                )
+            for name in failed:
+                refused[self.refusal(name)] += 1
+            self.delete(*failed)
+            self.create_all([made[name] for name in failed])
+            time.sleep(1.0)
+
+    def refusal(self, name: str) -> str:
+        """The stable code in what `kubectl describe pod` shows of a refused pod: ours, or kubelet's own words."""
+        told = eventually(f"{name}'s refusal is told", lambda: self.explained(name), 30)
+        ours = re.search(r"desc = (\w+): |from gpu-manager|Warning +(\w+) +\S+ +gpu-manager", told)
+        if ours:
+            return next(word for word in (*ours.groups(), "gpu-manager") if word)
+        return "kubelet: " + (
+            "no device plugin"
+            if "unregistered device" in told or "Insufficient" in told or "npredicted" in told
+            else "other"
+        )
+
+    def explained(self, name: str) -> str:
+        """`kubectl describe pod`, once it holds a warning."""
+        told = self.lab.kubectl("describe", "pod", name, check=False)
+        return told if "Warning" in told or "Message:" in told else ""
 
     def bookings(self) -> dict[str, dict[str, Any]]:
         """The daemon's account by pod name."""

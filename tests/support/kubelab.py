@@ -62,10 +62,10 @@ class KubeLab:
         """Run one of the script's verbs, for instance `call("restart-kubelet")`."""
         return _run([str(self.path), *words], timeout=120, env={**os.environ, **parameters})
 
-    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
+    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True, wait: float = 60) -> str:
         command = [*shlex.split(self.environment["KUBECTL"]), *words]
         env = {**os.environ, "KUBECONFIG": self.environment["KUBECONFIG"]}
-        return _run(command, timeout=60, env=env, stdin=stdin, check=check)
+        return _run(command, timeout=wait, env=env, stdin=stdin, check=check)
 
     def get(self, *words: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))

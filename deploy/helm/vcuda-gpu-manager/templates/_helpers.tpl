@@ -22,3 +22,30 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- define "vcuda.scheme" -}}
 {{ ternary "http" "https" (eq .Values.extender.tls.mode "none") }}
 {{- end }}
+
+{{- define "vcuda.quotas" -}}
+{{- $quotas := .Values.extender.quotas -}}
+{{- if and $quotas.entries $quotas.configMap }}{{ fail "extender.quotas: give entries or the name of a configMap, not both" }}{{ end -}}
+{{- $quotas.configMap | default (ternary "gpu-quotas" "" (gt (len $quotas.entries) 0)) -}}
+{{- end }}
+
+{{- define "vcuda.managerConfig" -}}
+{{- $manager := .Values.manager -}}
+{{- $labels := list -}}
+{{- range $name, $value := $manager.nodeLabels }}{{ $labels = append $labels (printf "%s=%s" $name $value) }}{{ end -}}
+{{- $file := dict
+  "audit-policy" $manager.audit.policy
+  "audit-tolerance" (int $manager.audit.toleranceMiB)
+  "dead-card-policy" $manager.deadCardPolicy
+  "failed-admission-grace" (int $manager.failedAdmissionGrace)
+  "node-labels" (join "," $labels)
+  "log-format" $manager.logFormat
+  "v" (int $manager.verbosity) -}}
+{{- $arguments := list "resource-domain" "driver-root" "driver-root-on-host" "checkpoint-path" "virtual-manager-path" "usage-storage"
+  "device-plugin-path" "pod-resources-socket" "kubelet-url" "kubelet-ca-file" "query-addr" "query-port" "config" -}}
+{{- range $name, $value := $manager.config }}
+{{- if or (hasKey $file $name) (has $name $arguments) }}{{ fail (printf "manager.config.%s: the chart has a value of its own for this setting" $name) }}{{ end -}}
+{{- $_ := set $file $name $value }}
+{{- end -}}
+{{- toYaml $file }}
+{{- end }}

@@ -1,0 +1,350 @@
+"""Measures the system on a real one-node Kubernetes (kubelab): what our parts cost kube-scheduler, kubelet and a pod's start.
+
+Throughput (T33): pods are made while kube-scheduler is stopped and bound to nodes that exist as objects only, in turns with and
+without the extender, between the first and the last binding that a watch shows. Start: a pod alone, and many at once, with a share
+and without, in turns. Allocate: kubelet's own histogram over the pods with a share. Everything of Kubernetes runs on this machine, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+import kubelab
+from kube_system import CORES, System, share_mounts, unmount
+
+from benchmarks import _kube_api
+from benchmarks._kube_api import PODS, Api, Histogram
+from vcuda.spec import inventory
+from vcuda.spec.inventory import Card
+from vcuda.spec.names import Names
+
+NAMES = Names()
+CARDS = 8
+CARD_BYTES = 80 * 2**30
+SCHEDULER_METRICS = "http://127.0.0.1:10251/metrics"
+# kube-scheduler's own limit (50 requests per second) would hide what the extender costs.
+UNLIMITED = {"qps": 10000, "burst": 10000}
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """One round. Times in milliseconds; `filter_ms` is the extender's own, inside `cycle_ms`."""
+
+    extender: bool
+    limited: bool
+    pods: int
+    per_second: float
+    cycle_ms: float
+    binding_ms: float
+    filter_ms: float
+    bind_ms: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """Create to Running in seconds, as a watch of pods sees it."""
+
+    kind: str
+    share: bool
+    pods: int
+    p50_s: float
+    p99_s: float
+    most_s: float
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """Seconds of one Allocate call; quantiles are straight lines within the histogram's buckets."""
+
+    seen_by: str
+    calls: int
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+
+
+def hollow_node(name: str) -> dict[str, Any]:
+    """A GPU node without a kubelet."""
+    cards = tuple(Card(f"GPU-{name}-{number}", number, "Hollow", CARD_BYTES) for number in range(CARDS))
+    blocks = sum(card.memory_blocks for card in cards)
+    capacity = {"cpu": "128", "memory": "1024Gi", "pods": "1000", NAMES.core: str(100 * CARDS), NAMES.memory: str(blocks)}  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {"hollow": "yes"},
+            "annotations": {NAMES.inventory: inventory.encode(cards)},
+        },
+        "status": {"capacity": capacity, "allocatable": capacity},
+    }
+
+
+def pod(name: str, *, share: bool, hollow: bool = False) -> dict[str, Any]:
+    """A pod that sleeps; on a hollow node it is only bound."""
+    limits = {NAMES.core: "3", NAMES.memory: "4"} if share else {}
+    container = {
+        "name": "main", "image": "busybox:local", "imagePullPolicy": "Never", "command": ["sleep", "3600"],
+        "resources": {"requests": {"cpu": "1m"}, "limits": limits},
+    }  # fmt: skip
+    spec: dict[str, Any] = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    if hollow:
+        spec |= {"nodeSelector": {"hollow": "yes"}, "tolerations": [{"operator": "Exists"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+class Lab:
+    """The cluster with daemon and extender."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        env = system.lab.environment
+        token, ca = Path(env["KUBE_TOKEN_FILE"]).read_text().strip(), Path(env["KUBE_CA"])
+        self.api = Api("127.0.0.1", 6443, ca, token)
+        self.kubelet = Api("127.0.0.1", 10250, ca, token)
+
+    def scheduler(self, *, extender: bool, limited: bool) -> None:
+        """Start kube-scheduler anew with a configuration of ours."""
+        configuration: dict[str, Any] = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": "@KUBECONFIG@", **({} if limited else UNLIMITED)},
+            "leaderElection": {"leaderElect": False},
+            "healthzBindAddress": "127.0.0.1:10251",
+            "metricsBindAddress": "127.0.0.1:10251",
+            "percentageOfNodesToScore": 100,
+        }
+        if extender:
+            resources = [{"name": name, "ignoredByScheduler": False} for name in (NAMES.core, NAMES.memory)]
+            configuration["extenders"] = [
+                {
+                    "urlPrefix": f"http://127.0.0.1:{self.system.extender_port}/scheduler",
+                    "filterVerb": "filter",
+                    "bindVerb": "bind",
+                    "nodeCacheCapable": True,
+                    "httpTimeout": "15s",
+                    "managedResources": resources,
+                }
+            ]
+        # Keys on lines of their own, which kubelab looks for; JSON is YAML.
+        lines = [f"{key}: {json.dumps(value)}" for key, value in configuration.items()]
+        file = self.system.folder / "scheduler.yaml"
+        file.write_text("\n".join([*lines, ""]))
+        self.system.lab.call("restart-scheduler", SCHED_CONFIG=str(file), EXTENDER_YAML="")
+
+    def extender_metrics(self) -> str:
+        return self.system.get(self.system.extender_port, "/metrics")
+
+    def wait_free(self, cores: int) -> None:
+        free = f"vcuda_extender_free_cores {cores}.0"
+        kubelab.eventually(f"the extender says {free}", lambda: free in self.extender_metrics(), 120)
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Lab]:
+    """Raises kubelab.Unavailable where there is none."""
+    kubelab.script()
+    with contextlib.ExitStack() as undo:
+        folder = Path(tempfile.mkdtemp(prefix="vcuda-kube-bench-"))
+        undo.callback(shutil.rmtree, folder)
+        share_mounts(folder)
+        undo.callback(unmount, folder)
+        lab = kubelab.KubeLab.up(KUBELET_EXTRA_ARGS="--kube-api-qps=100 --kube-api-burst=200")
+        undo.callback(lab.down)
+        system = System(lab, folder)
+        undo.callback(system.stop)
+        system.start()
+        yield Lab(system)
+
+
+def throughput(lab: Lab, nodes: int, pods: int, rounds: int) -> list[Throughput]:
+    """Rounds with and without the extender, in turns; one more pair under kube-scheduler's default request limit."""
+    lab.api.create_all("/api/v1/nodes", [hollow_node(f"hollow-{number}") for number in range(nodes)])
+    free = CORES + nodes * CARDS * 100
+    found = []
+    try:
+        lab.wait_free(free)
+        for limited in (False, True):
+            for _ in range(1 if limited else rounds):
+                for extender in (False, True):
+                    found.append(_round(lab, pods, extender=extender, limited=limited))
+                    lab.api.delete_pods()
+                    lab.wait_free(free)
+    finally:
+        lab.api.send("DELETE", "/api/v1/nodes?labelSelector=hollow%3Dyes")
+    lab.wait_free(CORES)
+    return found
+
+
+def _round(lab: Lab, pods: int, *, extender: bool, limited: bool) -> Throughput:
+    lab.system.lab.call("stop", "kube-scheduler")
+    lab.api.create_all(PODS, [pod(f"bound-{number}", share=True, hollow=True) for number in range(pods)])
+    before = lab.extender_metrics()
+    watch = lab.api.watch_pods()
+    lab.scheduler(extender=extender, limited=limited)
+    watch.wait("all pods are bound", lambda: len(watch.bound) >= pods, 300)
+    watch.close()
+    seen = sorted(watch.bound.values())
+    scheduler, after = _kube_api.fetch(SCHEDULER_METRICS), lab.extender_metrics()
+    own = {verb: _since(before, after, "vcuda_extender_request_seconds", verb=verb) for verb in ("filter", "bind")}  # fmt: skip
+    cycle = _kube_api.histogram(scheduler, "scheduler_scheduling_algorithm_duration_seconds")
+    binding = _kube_api.histogram(scheduler, "scheduler_binding_duration_seconds")
+    return Throughput(
+        extender, limited, pods, (pods - 1) / (seen[-1] - seen[0]),
+        *(1e3 * item.mean for item in (cycle, binding, own["filter"], own["bind"])),
+    )  # fmt: skip
+
+
+def _since(before: str, after: str, name: str, **labels: str) -> Histogram:
+    return _kube_api.histogram(after, name, **labels).since(_kube_api.histogram(before, name, **labels))
+
+
+def starts(lab: Lab, alone: int, burst: int) -> list[Start]:
+    """One pod after the other, then `burst` at once; with a share and without, in turns."""
+    seconds: dict[tuple[str, bool], list[float]] = {}
+    for number in range(2 * alone):
+        seconds.setdefault(("alone", number % 2 == 1), []).extend(_run(lab, 1, share=number % 2 == 1))
+    for share in (False, True):
+        seconds["at once", share] = _run(lab, burst, share=share)
+    return [_start(kind, share, found) for (kind, share), found in seconds.items()]
+
+
+def _run(lab: Lab, count: int, *, share: bool) -> list[float]:
+    """Seconds from the first create to Running, for each pod."""
+    watch = lab.api.watch_pods()
+    began = time.monotonic()
+    lab.api.create_all(PODS, [pod(f"started-{number}", share=share) for number in range(count)])
+    watch.wait("all pods run", lambda: len(watch.running) >= count, 300)
+    watch.close()
+    lab.api.delete_pods()
+    kubelab.eventually("the daemon has no bookings", lambda: not lab.system.bookings(), 120)
+    return [at - began for at in watch.running.values()]
+
+
+def _start(kind: str, share: bool, seconds: list[float]) -> Start:
+    ordered = sorted(seconds)
+    return Start(kind, share, len(ordered), statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))], ordered[-1])  # fmt: skip
+
+
+def kubelet_allocate(lab: Lab) -> dict[str, Histogram]:
+    text = lab.kubelet.send("GET", "/metrics").decode()
+    name = "kubelet_device_plugin_alloc_duration_seconds"
+    return {kind: _kube_api.histogram(text, name, resource_name=kind) for kind in (NAMES.core, NAMES.memory)}
+
+
+def daemon_allocate(lab: Lab) -> Histogram:
+    text = lab.system.get(lab.system.manager_port, "/metrics")
+    return _kube_api.histogram(text, "vcuda_manager_allocate_seconds")
+
+
+def _row(seen_by: str, found: Histogram) -> Allocate:
+    return Allocate(seen_by, found.count, 1e3 * found.mean, 1e3 * found.quantile(0.5), 1e3 * found.quantile(0.99))  # fmt: skip
+
+
+def machine() -> dict[str, str]:
+    model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    return {
+        "processor": f"{os.cpu_count()} × {model[1] if model else platform.machine()}",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "kubernetes": "1.20.2",
+        "driver": "simulated",
+        "load": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def ratio(rows: list[Throughput], *, limited: bool) -> float:
+    """Pods bound per second with the extender, as a part of those without: medians of all rounds (T33: at least 0.9)."""
+    rates = {
+        extender: statistics.median(
+            row.per_second for row in rows if (row.extender, row.limited) == (extender, limited)
+        )
+        for extender in (False, True)
+    }
+    return rates[True] / rates[False]
+
+
+def show(title: str, rows: list[Any]) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in asdict(rows[0]):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in asdict(row).values()))  # fmt: skip
+    Console(width=120).print(table)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with cluster() as lab:
+        bound = throughput(lab, options.nodes, options.pods, options.rounds)
+        lab.scheduler(extender=True, limited=False)
+        before, own = kubelet_allocate(lab), daemon_allocate(lab)
+        started = starts(lab, options.alone, options.burst)
+        allocate = [_row(f"kubelet, {kind}", found.since(before[kind])) for kind, found in kubelet_allocate(lab).items()]  # fmt: skip
+        allocate.append(_row("the daemon, both", daemon_allocate(lab).since(own)))
+    p50 = {(row.kind, row.share): row.p50_s for row in started}
+    result: Mapping[str, Any] = {
+        "machine": machine(),
+        "throughput": bound,
+        "start": started,
+        "allocate": allocate,
+        "throughput_ratio": ratio(bound, limited=False),
+        "throughput_ratio_default_limit": ratio(bound, limited=True),
+        "start_ratio_alone": p50["alone", True] / p50["alone", False],
+        "start_ratio_at_once": p50["at once", True] / p50["at once", False],
+    }
+    return dict(result)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.kube", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=50, help="nodes to bind to (default %(default)s)")
+    parser.add_argument("--pods", type=int, default=500, help="pods bound per round (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds each way (default %(default)s)")
+    parser.add_argument("--alone", type=int, default=30, help="pods started one by one (default %(default)s)")
+    parser.add_argument("--burst", type=int, default=200, help="pods started at once (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="fewer of everything")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    options = parser.parse_args()
+    if options.quick:
+        options.pods, options.rounds, options.alone, options.burst = 200, 2, 6, 40
+    try:
+        result = measure(options)
+    except kubelab.Unavailable as error:
+        print(f"not measured: {error}")
+        return 0
+    print(", ".join(f"{key} {value}" for key, value in result["machine"].items()) + "\n")
+    show("kube-scheduler's throughput: pods bound per second (T33: with / without at least 0.9)", result["throughput"])  # fmt: skip
+    show("create to Running", result["start"])
+    show("one Allocate call (T20's whole; a container makes two)", result["allocate"])
+    for name in ("throughput_ratio", "throughput_ratio_default_limit", "start_ratio_alone", "start_ratio_at_once"):  # fmt: skip
+        print(f"{name} {result[name]:.3f}")
+    if options.json:
+        plain = {
+            key: [asdict(row) for row in value] if isinstance(value, list) else value
+            for key, value in result.items()
+        }
+        options.json.write_text(json.dumps(plain, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
