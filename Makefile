@@ -15,7 +15,7 @@ PYTEST_FLAGS ?=
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC
 
-.PHONY: help demo test lint fmt bench test-gpu test-kube sanitize native
+.PHONY: help demo test lint fmt bench test-gpu gpu-clients test-kube sanitize native
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
@@ -39,8 +39,13 @@ fmt: $(VENV)/.dev  ## format the Python code
 bench: $(VENV)/.dev native  ## the benchmarks, one after the other; rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md
 
-test-gpu: $(VENV)/.dev native  ## the tests that need a real NVIDIA card; skipped with the reason without one
+test-gpu: $(VENV)/.dev native  ## unmodified clients in shares of a real NVIDIA card; what a simulated one can do without
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/gpu
+
+gpu-clients: $(VENV)/.tools  ## PyTorch, CuPy, JAX, Triton, numba-cuda and nvcc for test-gpu and bench, in .venv/gpu-clients (7 GB)
+	[ -x $(VENV)/gpu-clients/bin/python ] || $(PYTHON) -m venv $(VENV)/gpu-clients
+	$(VENV)/gpu-clients/bin/python -m pip install $(PIP_FLAGS) numpy torch cupy-cuda13x 'jax[cuda13]' numba-cuda \
+	  'cuda-bindings>=13' nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm
 
 test-kube: $(VENV)/.dev native  ## the tests on a real one-node Kubernetes (../shared/kube/kubelab or KUBELAB=path)
 	@if ! compgen -G 'tests/kube/test_*.py' >/dev/null; then echo "test-kube: tests/kube holds no test yet"; \
