@@ -30,14 +30,23 @@ class Binder:
         engine: Engine,
         executor: Executor,
         stands_by: Callable[[], str | None] = lambda: None,
+        *,
+        gang_wait_seconds: float = 3.0,
     ) -> None:
-        """`stands_by` says why nothing may be written now, or None; it is asked right before each write."""
+        """`stands_by` says why nothing may be written now, or None; it is asked right before each write.
+
+        A member of an incomplete gang waits `gang_wait_seconds` for the others, which must be less than kube-scheduler waits for us.
+        """
+        self._gang_wait = gang_wait_seconds
         self._api, self._engine, self._executor = api, engine, executor
         self._stands_by = stands_by
         self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
 
     async def bind(self, args: BindingArgs) -> Refused | None:
         """Bind a pod; None means that it is bound to the node. Equal calls at the same time share one write."""
+        waits = await self._gang(args.uid)
+        if waits is not None:
+            return Refused(ExtenderReason.GANG_INCOMPLETE, waits)
         running = self._running.get(args)
         if running is None:
             loop = asyncio.get_running_loop()
@@ -46,6 +55,15 @@ class Binder:
             )
             running.add_done_callback(lambda _: self._running.pop(args, None))
         return await asyncio.shield(running)
+
+    async def _gang(self, uid: str) -> str | None:
+        """Wait a little for the rest of the pod's gang. Returns why it must not be bound now, or None."""
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + self._gang_wait, 0.01
+        while (waits := self._engine.gang_waits(uid)) is not None and loop.time() < until:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.2)
+        return waits
 
     def settle(self) -> None:
         """Find out what became of writes with an unknown result, as far as the API server answers now."""

@@ -6,13 +6,15 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 from scheduler_ext import evidence, figures
 from scheduler_ext.cluster import Cluster
 from scheduler_ext.decisions import Decisions
 from scheduler_ext.evidence import Evidence
-from scheduler_ext.ledger import Ledger
+from scheduler_ext.gangs import Gangs
+from scheduler_ext.ledger import Ledger, Record, State
 from scheduler_ext.metrics import Metrics
 from scheduler_ext.nominations import Nominations
 from scheduler_ext.quotas import Quotas
@@ -41,7 +43,7 @@ class Books:
     """Cluster, ledger, scores, typical pods, quotas and last decisions.
 
     `clock` gives monotonic seconds, `wall_clock` nanoseconds since the epoch. An assumed placement expires
-    `expiry_seconds` after its decision.
+    `expiry_seconds` after its decision, an incomplete gang's places `gang_seconds` after its first member's.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Books:
         policy: Policy = Policy.FGD,
         *,
         expiry_seconds: float = 300.0,
+        gang_seconds: float = 120.0,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], int] = time.time_ns,
@@ -57,7 +60,7 @@ class Books:
         self.names = names
         self.metrics = metrics or Metrics()
         self._policy = policy
-        self._expiry = expiry_seconds
+        self._expiry, self._gang_seconds = expiry_seconds, gang_seconds
         self._clock, self._wall_clock = clock, wall_clock
         self._lock = threading.RLock()
         self._cluster = Cluster()
@@ -67,6 +70,7 @@ class Books:
         self._decisions = Decisions()
         self._quotas = Quotas()
         self._nominations = Nominations()
+        self._gangs = Gangs()
         self._unsynced = {"nodes", "pods"}
         self._frozen = False
         self.metrics.watch_figures(self.figures)
@@ -90,4 +94,18 @@ class Books:
         decisions = self._decisions.of(uid=uid, namespace=namespace, name=name)
         typical = self._workload.typical(self._cluster.models, self._clock())
         uid = decisions[0].uid if decisions else uid
-        return evidence.gather(self._cluster, self._ledger, typical, decisions, uid or "")
+        found = evidence.gather(self._cluster, self._ledger, typical, decisions, uid or "")
+        gang = self._gangs.of(uid or "")
+        return replace(
+            found,
+            gang=None if gang is None else gang.status(self._ledger, self._clock()),
+            waits_for=self._waits_for(found.record),
+        )
+
+    def _waits_for(self, record: Record | None) -> tuple[str, ...]:
+        """Who is still there of those who were evicted for a nominated pod."""
+        if record is None or record.state is not State.NOMINATED:
+            return ()
+        plan = self._nominations.plan(record.uid, record.node)
+        victims = [self._ledger.get(uid) for uid in plan.victims] if plan is not None else []
+        return tuple(f"{one.namespace}/{one.name}" for one in victims if one is not None)

@@ -53,6 +53,11 @@ class Committing(Deciding):
     @locked
     def decide_for(self, pod: Mapping[str, Any], node: str) -> Refused | None:
         """Assume a placement on one given node, for a Bind whose Filter we have forgotten (a restart between them)."""
+        if self._gangs.of(str(pod["metadata"].get("uid"))) is not None:
+            # Its gang's places are not known any more, and one node says nothing about the other members.
+            return Refused(
+                ExtenderReason.GANG_INCOMPLETE, "the gang's places are not reserved any more; retry"
+            )
         verdict = self.filter(pod, [node])
         if verdict.chosen == node:
             return None

@@ -10,6 +10,7 @@ import numpy as np
 from scheduler_ext import placing
 from scheduler_ext.cluster import Bools, Cluster, Ints, Usage, View
 from scheduler_ext.decisions import Decision, unpacked
+from scheduler_ext.gangs import GangStatus
 from scheduler_ext.ledger import Ledger, Record, State
 from scheduler_ext.placing import Plan
 from scheduler_ext.policies import SCORERS
@@ -92,11 +93,16 @@ class Ground:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about a pod. `record` is a copy; `ground` is there if the pod waits and may fit somewhere one day."""
+    """What is known about a pod. `record` is a copy; `ground` is there if the pod waits and may fit somewhere one day.
+
+    `waits_for`: of a nominated pod, who was evicted for it and is still there (NAMESPACE/NAME).
+    """
 
     decisions: list[Decision]
     record: Record | None
     ground: Ground | None
+    gang: GangStatus | None = None
+    waits_for: tuple[str, ...] = ()
 
 
 def gather(

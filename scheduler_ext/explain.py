@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from scheduler_ext import remedies
 from scheduler_ext.decisions import Decision, counted
 from scheduler_ext.evidence import Evidence
+from scheduler_ext.ledger import State
 from scheduler_ext.reasons import FITS, ExtenderReason
 from scheduler_ext.remedies import Remedy
 from vcuda.spec.request import PodRequest
@@ -96,14 +98,26 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
             uuid: {"cores": cores, "memory_blocks": blocks}
             for uuid, (cores, blocks) in record.usage.cards.items()
         }
-        what = "runs" if record.state.value == "confirmed" else f"is {record.state.value}"
+        if evidence.waits_for:
+            summary = f"cards of node {record.node} are kept for it until {', '.join(evidence.waits_for)} end"
+        elif record.state is State.NOMINATED:
+            summary = f"cards of node {record.node} are kept for it; kube-scheduler will ask again"
+        else:
+            what = "runs" if record.state is State.CONFIRMED else f"is {record.state.value}"
+            summary = f"{what} on node {record.node}"
         found: dict[str, Any] = {
-            "state": record.state.value, "node": record.node, "cards": cards, "summary": f"{what} on node {record.node}",
+            "state": record.state.value, "node": record.node, "cards": cards, "summary": summary,
         }  # fmt: skip
     elif decisions:
         identity = (decisions[0].uid, decisions[0].namespace, decisions[0].name)
         found = _waiting(evidence)
     else:
         return None
+    if evidence.gang is not None:
+        found["gang"] = asdict(evidence.gang)
+        if record is None or record.state is not State.CONFIRMED:
+            found["summary"] += f"; {evidence.gang}"
+    if evidence.waits_for:
+        found["waits_for"] = list(evidence.waits_for)
     pod = dict(zip(("uid", "namespace", "name"), identity, strict=True))
     return {"pod": pod} | found | {"decisions": [_decision(one) for one in decisions]}

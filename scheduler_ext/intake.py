@@ -11,6 +11,7 @@ from scheduler_ext.books import locked
 from scheduler_ext.ledger import Record, State
 from scheduler_ext.preempting import Preempting
 from scheduler_ext.shape import shape_of
+from vcuda.spec import request
 
 
 class Intake(Preempting):
@@ -74,7 +75,8 @@ class Intake(Preempting):
             self.lose_pod(uid)
             return uid
         if not node:
-            self._see_nomination(uid, pod)
+            if request.asks_for_share(pod, self.names):
+                self._see_waiting(uid, pod)
             return uid
         text = observed.annotation(pod, self.names)
         with self._lock:
@@ -105,15 +107,23 @@ class Intake(Preempting):
                 )
             )  # fmt: skip
             self._nominations.forget(uid)
+            if seen.request is not None and seen.request.gang is not None:
+                self._gangs.join(seen.request, shape_of(seen.request, self._policy), self._clock())
             if observed.leaving(pod):
                 self._make_room(uid)
         return uid
+
+    @locked
+    def _see_waiting(self, uid: str, pod: Mapping[str, Any]) -> None:
+        self._see_nomination(uid, pod)
+        self._see_member(pod)
 
     @locked
     def lose_pod(self, uid: str) -> None:
         """The pod is gone, or has ended: nothing of it stays booked."""
         self._ledger.release(uid)
         self._nominations.forget(uid)
+        self._lose_member(uid)
         self._make_room(uid)
 
     @locked
@@ -125,12 +135,14 @@ class Intake(Preempting):
         known = set(uids)
         for uid in self._ledger.uids():
             record = self._ledger.get(uid)
-            if uid in known or record is None:
+            if uid in known or record is None or record.state is State.RESERVED:
                 continue
             if record.state is State.CONFIRMED or (
                 record.state is not State.BINDING and record.since < listed_since
             ):
                 self.lose_pod(uid)
+        for uid in self._gangs.missing(known, listed_since):
+            self._lose_member(uid)
 
     @locked
     def expire(self) -> int:
@@ -141,7 +153,7 @@ class Intake(Preempting):
             for record in self._ledger.pending()
             if record.since < limit
             and (
-                record.state is State.ASSUMED
+                (record.state is State.ASSUMED and not self._in_waiting_gang(record.uid))
                 or (record.state is State.NOMINATED and not self._nominations.shown(record.uid))
             )
         ]
@@ -150,6 +162,7 @@ class Intake(Preempting):
         for record in late:
             self._ledger.release(record.uid)
         self.metrics.expired.inc(len(late))
+        self._lapse()
         return len(late)
 
     @locked

@@ -15,6 +15,7 @@ class State(enum.Enum):
     """How far a pod is on its way. Only ASSUMED and NOMINATED ones may be decided again; only they expire."""
 
     NOMINATED = "nominated"  # cards that a preemption frees for it; others may hold them still
+    RESERVED = "reserved"  # a place for a member of a gang who has not come yet; its UID is not a pod's
     ASSUMED = "assumed"
     BINDING = "binding"  # our write is under way
     UNCERTAIN = "uncertain"  # our write was sent, its result is unknown

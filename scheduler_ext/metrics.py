@@ -47,6 +47,12 @@ class Metrics:
         self.preemptions = Counter(
             "vcuda_extender_preemptions", "Preempt answers by result", ["result"], registry=self.registry
         )
+        self.gangs = Counter(
+            "vcuda_extender_gangs",
+            "Gangs that got places, got none, or let them lapse",
+            ["result"],
+            registry=self.registry,
+        )
         self.bad_input = Counter(
             "vcuda_extender_bad_requests", "Requests refused as malformed", registry=self.registry
         )

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from scheduler_ext import observed, victims
-from scheduler_ext.books import locked
 from scheduler_ext.cluster import Usage
 from scheduler_ext.deciding import Deciding
+from scheduler_ext.decisions import unpacked
 from scheduler_ext.evidence import Ground, Holder, ground_of
 from scheduler_ext.ledger import Record, State
 from scheduler_ext.nominations import Kept
@@ -42,6 +42,8 @@ class Preempting(Deciding):
             return dict(proposed)
         priority = observed.priority(pod)
         with self._lock:
+            if not self._helps_gang(asked, pod):
+                return {}
             nodes = [
                 node
                 for node, ones in proposed.items()
@@ -52,6 +54,14 @@ class Preempting(Deciding):
         chosen = victims.choose(ground, priority, proposals)
         with self._lock:
             return self._agreed(asked, ground, priority, proposed, dict(zip(nodes, chosen, strict=True)))
+
+    def _helps_gang(self, asked: PodRequest, pod: Mapping[str, Any]) -> bool:
+        """Evicting for one member of a gang is in vain while others have no place either."""
+        last = self._decisions.of(uid=asked.uid)
+        if self._gangs.of(asked.uid) is None or not last or last[0].offered is None:
+            return True
+        rows = unpacked(last[0].offered)
+        return self.could_complete(asked, shape_of(asked, self._policy, *pod_requests(pod)), rows)
 
     def _may_go(self, ones: Victims, priority: int) -> bool:
         """Whether no proposed pod without a share is as important as the preemptor."""
@@ -148,7 +158,6 @@ class Preempting(Deciding):
             if self._ledger.get(kept.record.uid) is None:
                 self._ledger.put(replace(kept.record, since=self._clock()))
 
-    @locked
     def _see_nomination(self, uid: str, pod: Mapping[str, Any]) -> None:
         """Follow `status.nominatedNodeName` of a pod that is not bound."""
         node, record = observed.nomination(pod), self._ledger.get(uid)
@@ -158,8 +167,6 @@ class Preempting(Deciding):
             if record is not None and self._nominations.shown(uid):
                 self._ledger.release(uid)
                 self._nominations.forget(uid)
-            return
-        if not request.asks_for_share(pod, self.names):
             return
         self._nominations.show(uid)
         if record is not None and record.node == node:

@@ -16,6 +16,8 @@ class ExtenderReason(enum.StrEnum):
     NOT_CHOSEN = "NotChosen"  # it may fit, another node was better
     NOT_SYNCED = "NotSynced"  # the first list of nodes and pods is not complete
     QUOTA_EXCEEDED = "QuotaExceeded"  # the namespace may not hold so much there
+    GANG_INCOMPLETE = "GangIncomplete"  # other pods of the gang are missing or have no place yet
+    GANG_DOES_NOT_FIT = "GangDoesNotFit"  # this pod fits, the whole gang does not
     NOT_LEADER = "NotLeader"  # another replica serves, or the lease could not be renewed
     NO_SUCH_POD = "NoSuchPod"
     OTHER_POD = "OtherPod"  # same name, other UID

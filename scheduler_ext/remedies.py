@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler_ext.cluster import Ints
 from scheduler_ext.evidence import Ground, Holder
+from scheduler_ext.gangs import PLACE
 from scheduler_ext.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.shape import Shape, in_step_order
 from vcuda.spec.errors import Reason
@@ -119,6 +120,11 @@ def _size(holder: Holder) -> tuple[int, int]:
     )
 
 
+def _pods(ground: Ground, position: int) -> list[Holder]:
+    """Who holds something on a node, without the reserved places of gangs: those end by themselves."""
+    return [holder for holder in ground.holders[position] if not holder.uid.startswith(PLACE)]
+
+
 def fewest(ground: Ground, position: int, order: list[Holder]) -> tuple[Holder, ...] | None:
     """A smallest set, no member of which could stay, whose end lets the pod in on one node; None if nothing does.
 
@@ -142,7 +148,7 @@ def fewest(ground: Ground, position: int, order: list[Holder]) -> tuple[Holder, 
 def by_ends(ground: Ground, codes: Ints) -> list[Remedy]:
     """Whose end lets the pod in: single pods, smallest first, else the fewest on one node."""
     full = np.flatnonzero(np.isin(codes, _ENDABLE)).tolist()
-    pairs = [(position, holder) for position in full for holder in ground.holders[position]][:_MOST_TRIED]
+    pairs = [(position, holder) for position in full for holder in _pods(ground, position)][:_MOST_TRIED]
     if not pairs:
         return []
     after = ground.codes(
@@ -161,10 +167,10 @@ def by_ends(ground: Ground, codes: Ints) -> list[Remedy]:
             )
             for position, holder in single[:_MOST_SHOWN]
         ]
-    full.sort(key=lambda position: len(ground.holders[position]))
+    full.sort(key=lambda position: len(_pods(ground, position)))
     sets = []
     for position in full[:_MOST_NODES]:
-        gone = fewest(ground, position, sorted(ground.holders[position], key=_size, reverse=True))
+        gone = fewest(ground, position, sorted(_pods(ground, position), key=_size, reverse=True))
         if gone:
             sets.append((len(gone), position, gone))
     if not sets:

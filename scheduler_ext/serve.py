@@ -107,7 +107,12 @@ async def _answer(
 
 def run(settings: Settings, api: ApiServer) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate, and LostLease."""
-    engine = Engine(Names(settings.resource_domain), settings.policy, expiry_seconds=settings.assume_seconds)
+    engine = Engine(
+        Names(settings.resource_domain),
+        settings.policy,
+        expiry_seconds=settings.assume_seconds,
+        gang_seconds=settings.gang_seconds,
+    )
     certificate = None
     if settings.tls_cert and settings.tls_key:
         certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
@@ -152,7 +157,9 @@ def run(settings: Settings, api: ApiServer) -> None:
         )  # fmt: skip
         configuration.load()
         configuration.ssl = certificate.context if certificate else None
-        sweeper = _Sweeper(engine, binder, min(_LONGEST_SWEEP, settings.assume_seconds / 4))
+        sweeper = _Sweeper(
+            engine, binder, min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4)
+        )
         servers.append(uvicorn.Server(configuration))
         sweeper.start()
         if election is None:

@@ -23,6 +23,7 @@ class Settings:
     tls_cert: str | None = None
     tls_key: str | None = None
     assume_seconds: float = 300.0
+    gang_seconds: float = 120.0
     body_mib: int = 32
     body_seconds: float = 10.0
     api_timeout_seconds: float = 10.0
@@ -98,6 +99,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=default.assume_seconds,
         help="how long a decision waits for its Bind (default %(default)s)",
+    )
+    add(
+        "--gang-seconds",
+        type=_positive,
+        default=default.gang_seconds,
+        help="how long the places of an incomplete gang stay reserved (default %(default)s)",
     )
     add(
         "--body-mib",

@@ -33,9 +33,10 @@ class Running:
 
     def __init__(self, server: ApiServer, **options: Any) -> None:
         self.body_bytes = options.pop("body_bytes", 2**20)
+        gang_wait = options.pop("gang_wait_seconds", 3.0)
         self.engine = Engine(NAMES, **options)
         self.executor = ThreadPoolExecutor(8)
-        self.binder = Binder(server, self.engine, self.executor)
+        self.binder = Binder(server, self.engine, self.executor, gang_wait_seconds=gang_wait)
         self.watchers = [
             watch.Watcher(server, self.engine, how, longest_wait=0.3) for how in watch.handlers(self.engine)
         ]

@@ -13,6 +13,11 @@ DEFAULT_DOMAIN = "tencent.com"
 NODE_SELECTOR_LABEL = "nvidia-device-enable"
 NODE_SELECTOR_VALUE = "enable"
 
+# Pod groups as kube-scheduler's coscheduling plugin names them: the label of today, and the two of its first version.
+POD_GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+OLD_POD_GROUP_NAME_LABEL = "pod-group.scheduling.sigs.k8s.io/name"
+OLD_POD_GROUP_SIZE_LABEL = "pod-group.scheduling.sigs.k8s.io/min-available"
+
 
 @dataclass(frozen=True)
 class Names:
@@ -63,6 +68,7 @@ class Names:
 
     @property
     def gang(self) -> str:
+        """Annotation: "NAME/SIZE", or "SIZE" beside the label of a pod group (`vcuda.spec.gang`)."""
         return f"{self.domain}/vcuda-gang"
 
     # --- what the extender writes at bind; untrusted and replaced on a new pod ---

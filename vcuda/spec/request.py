@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vcuda.spec import gang
 from vcuda.spec.errors import InvalidRequest, Reason
+from vcuda.spec.gang import Gang
 from vcuda.spec.names import Names
 from vcuda.spec.units import CORES_PER_CARD, parse_count
 
@@ -93,6 +95,7 @@ class PodRequest:
     models: CardFilter = field(default_factory=CardFilter)
     uuids: CardFilter = field(default_factory=CardFilter)
     oversell: bool = False
+    gang: Gang | None = None
 
     def __bool__(self) -> bool:
         """Whether the pod asks for any share at all."""
@@ -262,6 +265,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
     annotations = {
         str(k): str(v) for k, v in _mapping(metadata.get("annotations"), "metadata.annotations").items()
     }
+    labels = {str(k): str(v) for k, v in _mapping(metadata.get("labels"), "metadata.labels").items()}
     core_limit = _core_limit(annotations, names)
     found: list[ContainerRequest] = []
     for key in ("initContainers", "containers"):
@@ -293,4 +297,5 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
         models=_card_filter(annotations.get(names.card_model, "")),
         uuids=_card_filter(annotations.get(names.card_uuid, "")),
         oversell=_boolean(annotations.get(names.oversell, "false"), names.oversell),
+        gang=gang.parse(annotations, labels, names),
     )

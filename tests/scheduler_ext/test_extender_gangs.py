@@ -1,0 +1,266 @@
+"""Gangs: places for all or for none, one deadline, no dead-lock, nothing bound before all have a place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler_ext import explain
+from scheduler_ext.engine import Engine
+from scheduler_ext.ledger import State
+from scheduler_ext.outcomes import Refused, Write
+from scheduler_ext.protocol import Victims
+from scheduler_ext.reasons import ExtenderReason
+from tests.scheduler_ext.conftest import Running
+from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node, pod
+from tests.scheduler_ext.test_extender_preemption import Clock, engine_with, holding, important
+
+Start = Callable[..., Running]
+
+
+def member(name: str, gang: str = "train/3", cores: int = 60, **fields: Any) -> dict[str, Any]:
+    """A pod of a gang, with its name as its UID."""
+    return pod(name, cores, 10, uid=name, annotations={NAMES.gang: gang}, **fields)
+
+
+def chosen(engine: Engine, one: dict[str, Any], *names: str) -> str | None:
+    return engine.filter(one, list(names)).chosen
+
+
+def refusal(engine: Engine, one: dict[str, Any], *names: str) -> tuple[object, str]:
+    found = engine.filter(one, list(names)).refusal
+    assert found is not None
+    return found
+
+
+def held(engine: Engine) -> int:
+    """Pods and places that hold something."""
+    return sum(int(engine.figures()[state.value]) for state in State)
+
+
+def bind(engine: Engine, one: dict[str, Any], on: str) -> None:
+    write = engine.begin_bind(one["metadata"]["uid"], on)
+    assert isinstance(write, Write)
+    engine.end_bind(one["metadata"]["uid"], State.BOUND)
+
+
+def test_the_first_member_reserves_places_for_all() -> None:
+    engine = engine_with(node("a", cards("a", 1)), node("b", cards("b", 2)))
+    assert chosen(engine, member("m1"), "a", "b") is not None
+    assert engine.figures()["reserved"] == 2 and engine.figures()["free_cores"] == 120
+    assert chosen(engine, pod("thief", 60), "a", "b") is None
+    assert "1 of 3" in str(engine.gang_waits("m1"))
+    places = {chosen(engine, member(name), "a", "b") for name in ("m2", "m3")}
+    assert None not in places and engine.figures()["reserved"] == 0 and engine.overbooked() == []
+    assert engine.gang_waits("m1") is None
+    assert engine.figures()["free_cores"] == 120
+
+
+def test_all_or_nothing() -> None:
+    engine = engine_with(node("a", cards("a", 2)))
+    reason, message = refusal(engine, member("m1"), "a")
+    assert reason is ExtenderReason.GANG_DOES_NOT_FIT
+    assert message == "gang default/train needs 3 places at once, 2 are there now"
+    assert held(engine) == 0 and engine.figures()["free_cores"] == 200
+    assert engine.filter(member("m1"), ["a"]).curable
+    # A member that fits nowhere itself is told why.
+    assert engine.filter(member("big", "other/2", cores=100), ["nowhere"]).codes is not None
+
+
+def test_two_gangs_that_fit_only_alone_do_not_lock_each_other_out() -> None:
+    engine = engine_with(node("a", cards("a", 4)))
+    order = [member(f"{gang}{number}", f"{gang}/3") for number in range(3) for gang in "xy"]
+    assert [chosen(engine, one, "a") for one in order] == ["a", None, "a", None, "a", None]
+    for one in order[::2]:
+        engine.lose_pod(one["metadata"]["uid"])
+    assert [chosen(engine, one, "a") for one in order[1::2]] == ["a", "a", "a"]
+
+
+def test_the_deadline_gives_everything_back_at_once() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=10)
+    assert chosen(engine, member("m1"), "a") == "a"
+    clock.now += 50
+    assert chosen(engine, member("m2"), "a") == "a"
+    engine.expire()
+    assert held(engine) == 3, "members of an incomplete gang do not expire on their own"
+    clock.now += 11
+    engine.expire()
+    assert held(engine) == 0
+    reason, message = refusal(engine, member("m1"), "a")
+    assert reason is ExtenderReason.GANG_INCOMPLETE and "2 of its 3 pods" in message
+    assert chosen(engine, pod("other", 100, None), "a") == "a"
+    engine.see_pod(member("m3"))
+    assert refusal(engine, member("m1"), "a")[0] is ExtenderReason.GANG_DOES_NOT_FIT
+    engine.see_node(node("b", cards("b", 1)))
+    assert None not in [chosen(engine, member(name), "a", "b") for name in ("m1", "m2", "m3")]
+
+
+def test_once_complete_the_deadline_is_over_and_a_replacement_comes_alone() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 4)), clock=clock, gang_seconds=60)
+    ones = [member(f"m{number}") for number in range(3)]
+    for one in ones:
+        assert chosen(engine, one, "a") == "a"
+    bind(engine, ones[0], "a")
+    clock.now += 100
+    engine.expire()
+    bind(engine, ones[1], "a")
+    bind(engine, ones[2], "a")
+    engine.lose_pod("m0")
+    engine.lose_pod("m1")
+    assert chosen(engine, member("new"), "a") == "a" and engine.gang_waits("new") is None
+    assert engine.figures()["reserved"] == 0
+
+
+def test_filtering_again_keeps_the_place_and_a_lost_member_is_replaced() -> None:
+    engine = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)), node("c", cards("c", 1)))
+    first = chosen(engine, member("m1"), "a", "b", "c")
+    assert chosen(engine, member("m1"), "a", "b", "c") == first and held(engine) == 3
+    engine.lose_pod("m1")
+    assert chosen(engine, member("m2"), "a", "b", "c") is not None
+    assert engine.figures()["assumed"] == 1 and engine.figures()["reserved"] == 2
+    engine.lose_pod("m2")
+    assert held(engine) == 0, "the last member takes the places with it"
+
+
+def test_a_member_that_may_not_use_its_place_gets_another_one() -> None:
+    engine = engine_with(
+        node("a", cards("a", 1)), node("b", cards("b", 1)), node("c", cards("c", 1)), node("d", cards("d", 1))
+    )
+    assert chosen(engine, member("m1"), "a", "b", "c") == "a"
+    assert chosen(engine, member("m2"), "d") == "d"
+    assert engine.figures()["reserved"] == 1
+    assert chosen(engine, member("m3"), "a", "d") is None
+    assert engine.figures()["reserved"] == 1, "its place stays"
+    assert chosen(engine, member("m3"), "b", "c") in ("b", "c")
+
+
+def test_members_of_different_shapes() -> None:
+    engine = engine_with(node("a", cards("a", 1)), node("b", cards("b", 2)))
+    big = member("big", "mix/2", cores=100)
+    engine.see_pod(big)
+    assert chosen(engine, member("small", "mix/2", cores=30), "a", "b") is not None
+    assert engine.figures()["free_cores"] == 170
+    assert chosen(engine, big, "a", "b") is not None
+    # Unknown members count like the first; one that asks more takes its place if it can.
+    assert chosen(engine, member("s1", "late/2", cores=10), "a", "b") is not None
+    assert chosen(engine, member("s2", "late/2", cores=100), "a", "b") is not None
+    assert engine.figures()["reserved"] == 0 and engine.overbooked() == []
+
+
+def test_quotas_and_cpu_count_for_all_members() -> None:
+    engine = engine_with(node("a", cards("a", 4)))
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 150}]"}})
+    assert refusal(engine, member("m1"), "a")[1].endswith("2 are there now")
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 180}]"}})
+    assert chosen(engine, member("m1"), "a") == "a"
+    assert chosen(engine, pod("other", 10), "a") is None, "reserved places count"
+    small = engine_with(node("a", cards("a", 4), cpu="8"))
+    hungry = member("m1")
+    hungry["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "3"}
+    assert refusal(small, hungry, "a")[1].endswith("2 are there now")
+
+
+def test_a_list_of_pods_forgets_members_but_not_places() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock)
+    chosen(engine, member("m1"), "a")
+    began = clock.now
+    clock.now += 1
+    chosen(engine, member("m2"), "a")
+    engine.keep_pods(["m1"], began)
+    assert held(engine) == 3, "m2 is younger than the list"
+    engine.keep_pods(["m1"], clock.now + 1)
+    assert engine.figures()["reserved"] == 1 and engine.figures()["assumed"] == 1
+    engine.keep_pods([], clock.now + 1)
+    assert held(engine) == 0
+
+
+def test_bind_after_a_restart_sends_a_member_back_to_filter() -> None:
+    engine = engine_with(node("a", cards("a", 3)))
+    refused = engine.decide_for(member("alone", "g/1"), "a")
+    assert refused is None
+    engine.see_pod(member("m1"))
+    refused = engine.decide_for(member("m1"), "a")
+    assert isinstance(refused, Refused) and refused.reason is ExtenderReason.GANG_INCOMPLETE
+
+
+def test_eviction_for_a_gang_only_where_it_completes_it() -> None:
+    engine = engine_with(node("a", cards("a", 2)), holding("x", "a", "GPU-a-0"), holding("y", "a", "GPU-a-1"))
+    one = important(member("m1", "g/2", cores=60), 5)
+    assert chosen(engine, one, "a") is None
+    assert engine.preempt(one, {"a": Victims(("x",))}) == {}, "the second one would still lack a place"
+    engine.see_node(node("b", cards("b", 1)))
+    assert refusal(engine, one, "a", "b")[0] is ExtenderReason.GANG_DOES_NOT_FIT
+    found = engine.preempt(one, {"a": Victims(("x",))})
+    assert set(found["a"].uids) == {"x"} and held(engine) == 2
+
+
+def test_explain_shows_the_gang() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60)
+    chosen(engine, member("m1"), "a")
+    clock.now += 3
+    found = explain.explanation(engine.evidence(uid="m1"))
+    assert found is not None and found["gang"] == {
+        "name": "train", "size": 3, "pods": 1, "placed": 1, "reserved": 2, "seconds_left": 57.0,
+    }  # fmt: skip
+    assert (
+        found["summary"]
+        == "is assumed on node a; gang train: 1 of 3 pods have a place, 2 more are reserved for 57 s"
+    )
+    chosen(engine, member("w1", "wide/4", cores=30), "a")
+    found = explain.explanation(engine.evidence(uid="w1"))
+    assert found is not None and found["summary"].startswith(
+        "GangDoesNotFit: gang default/wide needs 4 places at once"
+    )
+
+
+def test_over_http_nothing_is_written_before_all_have_a_place(api: FakeApi, start: Start) -> None:
+    ones = [member(f"m{number}") for number in range(3)]
+    api.put("nodes", node("a", cards("a", 3)))
+    api.put("pods", *ones)
+    extender = start(gang_wait_seconds=0.3)
+    for one in ones[:2]:
+        assert extender.filter(one, ["a"])["NodeNames"] == ["a"]
+    assert "GangIncomplete: 2 of 3" in extender.bind(ones[0], "a") and api.bindings == []
+    extender.binder._gang_wait = 20.0
+    errors: list[str] = []
+    waiting = [
+        threading.Thread(target=lambda one=one: errors.append(extender.bind(one, "a"))) for one in ones[:2]
+    ]
+    for thread in waiting:
+        thread.start()
+    assert extender.filter(ones[2], ["a"])["NodeNames"] == ["a"]
+    assert extender.bind(ones[2], "a") == ""
+    for thread in waiting:
+        thread.join(20)
+    assert errors == ["", ""] and len(api.bindings) == 3
+    eventually(lambda: extender.engine.figures()["confirmed"] == 3)
+
+
+def test_a_new_leader_knows_the_members_that_are_bound() -> None:
+    first = engine_with(node("a", cards("a", 4)))
+    ones = [member(f"m{number}") for number in range(3)]
+    for one in ones:
+        chosen(first, one, "a")
+    write = first.begin_bind("m0", "a")
+    assert isinstance(write, Write)
+    shown = ones[0] | {"spec": ones[0]["spec"] | {"nodeName": "a"}}
+    shown["metadata"] = shown["metadata"] | {
+        "annotations": {**shown["metadata"]["annotations"], **write.annotations}
+    }
+    second = engine_with(node("a", cards("a", 4)), shown)
+    assert chosen(second, ones[1], "a") == "a" and second.gang_waits("m1") is None
+    assert second.figures()["reserved"] == 0
+
+
+@pytest.mark.parametrize("word", ["", "train", "/3", "train/0", "train/x", "train/9999", "3"])
+def test_malformed_gangs_are_refused(word: str) -> None:
+    engine = engine_with(node("a", cards("a", 1)))
+    reason, message = refusal(engine, member("m", word), "a")
+    assert str(reason) == "InvalidAnnotation" and NAMES.gang in message
