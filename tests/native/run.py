@@ -62,6 +62,7 @@ PROGRAMS = {
     "quota_threads": Program(("quota_threads_test.c",)),
     "quota_processes": Program(("quota_processes_test.c",)),
     "slot": Program(("slot_test.c",)),
+    "slot_exit": Program(("slot_exit_test.c",)),
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS),
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS),
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS),

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include "check.h"
@@ -67,46 +68,141 @@ static void so_does_one_made_by_the_bare_system_call(struct vc_region *region)
     CHECK(mine->pid == getpid() && is_locked(region, 0));
 }
 
-static void a_child_that_never_uses_it_does_not_keep_a_dead_parents_slot(struct vc_region *region)
+enum child { WAITS, EXECS, CLOSES, FORKED_BEFORE_THE_SLOT };
+
+/* A process with 700 bytes and a forked child, of which only the child is left. Returns the child. */
+static pid_t orphan(enum child kind)
 {
     int ready[2];
-    CHECK(pipe(ready) == 0);
+    CHECK(pipe2(ready, O_CLOEXEC) == 0);
     pid_t parent = fork();
     if (parent == 0) {
         struct vc_region *region = vc_region_get_at(folder);
-        take(region, 700);
+        if (kind != FORKED_BEFORE_THE_SLOT)
+            take(region, 700);
         pid_t grandchild = fork();
-        if (grandchild == 0) {
-            ssize_t written = write(ready[1], &(pid_t){getpid()}, sizeof(pid_t));
+        if (grandchild != 0) {
+            if (kind == FORKED_BEFORE_THE_SLOT)
+                take(region, 700);
+            ssize_t written = write(ready[1], &grandchild, sizeof grandchild);
             (void)written;
-            pause();
+        } else if (kind == EXECS) {
+            execl("/bin/sleep", "sleep", "60", (char *)NULL);
+        } else {
+            for (int descriptor = 1023; kind == CLOSES && descriptor > ready[1]; descriptor--)
+                close(descriptor);
+            close(ready[1]); /* last: it tells that the child has come so far */
         }
         pause();
     }
     pid_t grandchild = 0;
     CHECK(read(ready[0], &grandchild, sizeof grandchild) == (ssize_t)sizeof grandchild);
-    CHECK(vc_quota_used(region, 0) == 700);
     kill(parent, SIGKILL);
     waitpid(parent, NULL, 0);
-    CHECK(vc_slots_reap(region) == 1);
-    CHECK(vc_quota_used(region, 0) == 0);
-    kill(grandchild, SIGKILL);
-    close(ready[0]);
     close(ready[1]);
+    CHECK(read(ready[0], &grandchild, sizeof grandchild) == 0);
+    close(ready[0]);
+    return grandchild;
 }
 
-static void an_owner_that_closes_all_descriptors_keeps_its_slot(struct vc_region *region)
+/* Of an orphan, too: this process inherits them. */
+static void end(pid_t process)
+{
+    kill(process, SIGKILL);
+    CHECK(waitpid(process, NULL, 0) == process);
+}
+
+/* It has the card's files too, so the driver keeps the memory. */
+static void a_forked_child_keeps_what_its_dead_parent_took_until_it_ends(struct vc_region *region)
+{
+    pid_t child = orphan(WAITS);
+    CHECK(vc_slots_reap(region) == 0);
+    CHECK(vc_quota_used(region, 0) == 700);
+    CHECK(!vc_quota_reserve(region, 0, 301));
+    end(child);
+    CHECK(reaped(region, 1));
+    CHECK(vc_quota_reserve(region, 0, LIMIT));
+    vc_quota_rollback(region, 0, LIMIT);
+    CHECK(vc_quota_used(region, 0) == 0);
+}
+
+static void but_not_if_it_has_called_exec_or_closed_its_files_or_was_there_before(struct vc_region *region)
+{
+    for (enum child kind = EXECS; kind <= FORKED_BEFORE_THE_SLOT; kind++) {
+        pid_t child = orphan(kind);
+        CHECK(reaped(region, 1));
+        CHECK(vc_quota_used(region, 0) == 0);
+        end(child);
+    }
+}
+
+/* The core's calls of madvise come here: the one with this number waits until it is 0. */
+static int stop_at, calls;
+static bool stopped;
+
+int madvise(void *address, size_t bytes, int advice)
+{
+    if (vc_load(&stop_at) && vc_add(&calls, 1) == vc_load(&stop_at)) {
+        vc_store(&stopped, true);
+        while (vc_load(&stop_at))
+            vc_sleep_ns(100000);
+    }
+    return (int)syscall(SYS_madvise, address, bytes, advice);
+}
+
+static void *open_region(void *unused)
+{
+    (void)unused;
+    CHECK(vc_region_get_at(folder)->state == VC_REGION_ENFORCED);
+    return NULL;
+}
+
+/* A thread is at the first look for the region and holds its lock: making the page that forks wipe, or mapping a file. */
+static void a_child_forked_while_another_thread_opens_the_region_can_open_it(void)
+{
+    for (int call = 1; call <= 3; call++) {
+        pid_t parent = fork();
+        if (parent == 0) {
+            pthread_t thread;
+            calls = 0;
+            vc_store(&stop_at, call);
+            pthread_create(&thread, NULL, open_region, NULL);
+            while (!vc_load(&stopped))
+                vc_sleep_ns(100000);
+            pid_t child = fork();
+            if (child == 0) {
+                stop_at = 0;
+                alarm(30); /* it would wait for the thread that is not there */
+                _exit(vc_region_slot(vc_region_get_at(folder)) == NULL);
+            }
+            join(child);
+            vc_store(&stop_at, 0);
+            pthread_join(thread, NULL);
+            _exit(broken != 0);
+        }
+        join(parent);
+    }
+}
+
+static void close_all_but(int kept)
+{
+    for (int descriptor = 3; descriptor < 1024; descriptor++) {
+        if (descriptor != kept)
+            close(descriptor);
+    }
+}
+
+static void an_owner_that_closes_all_descriptors_keeps_its_slot(struct vc_region *region, bool also_before)
 {
     int ready[2];
     CHECK(pipe(ready) == 0);
     pid_t child = fork();
     if (child == 0) {
         struct vc_region *region = vc_region_get_at(folder);
+        if (also_before)
+            close_all_but(ready[1]);
         take(region, 100);
-        for (int descriptor = 3; descriptor < 1024; descriptor++) {
-            if (descriptor != ready[1])
-                close(descriptor);
-        }
+        close_all_but(ready[1]);
         ssize_t written = write(ready[1], "x", 1);
         (void)written;
         pause();
@@ -117,7 +213,7 @@ static void an_owner_that_closes_all_descriptors_keeps_its_slot(struct vc_region
     CHECK(vc_quota_used(region, 0) == 100);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    CHECK(vc_slots_reap(region) == 1);
+    CHECK(reaped(region, 1));
     close(ready[0]);
     close(ready[1]);
 }
@@ -139,7 +235,7 @@ static void an_unreaped_victim_holds_nothing(struct vc_region *region)
     siginfo_t info;
     waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT);
     CHECK(kill(child, 0) == 0); /* it still answers */
-    CHECK(vc_slots_reap(region) == 1);
+    CHECK(reaped(region, 1));
     waitpid(child, NULL, 0);
     close(ready[0]);
     close(ready[1]);
@@ -160,7 +256,7 @@ static void exec_gives_the_memory_back(struct vc_region *region)
     char byte;
     CHECK(read(ready[0], &byte, 1) == 1);
     bool mapped = region->slot->flags & VC_SLOT_LOCK_MAPPED;
-    CHECK(vc_slots_reap(region) == (mapped ? 1 : 0)); /* on overlayfs it can't be told from a closed descriptor */
+    CHECK(mapped ? reaped(region, 1) : vc_slots_reap(region) == 0); /* on overlayfs it can't be told from a closed descriptor */
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     vc_slots_reap(region);
@@ -198,19 +294,23 @@ static void when_all_slots_are_taken_memory_is_refused(struct vc_region *region)
     close(ready[0]);
     close(ready[1]);
     close(go[0]);
-    CHECK(vc_slots_reap(region) == (uint32_t)VC_MAX_SLOTS - 1);
+    CHECK(reaped(region, VC_MAX_SLOTS - 1));
 }
 
 int main(void)
 {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
     folder = make_region(LIMIT);
+    a_child_forked_while_another_thread_opens_the_region_can_open_it();
     struct vc_region *region = vc_region_get_at(folder);
     CHECK(vc_region_slot(region) == &region->usage->slots[0]);
     CHECK(is_locked(region, 0) && !is_locked(region, 1));
     a_forked_child_gets_a_slot_of_its_own(region);
     so_does_one_made_by_the_bare_system_call(region);
-    a_child_that_never_uses_it_does_not_keep_a_dead_parents_slot(region);
-    an_owner_that_closes_all_descriptors_keeps_its_slot(region);
+    a_forked_child_keeps_what_its_dead_parent_took_until_it_ends(region);
+    but_not_if_it_has_called_exec_or_closed_its_files_or_was_there_before(region);
+    an_owner_that_closes_all_descriptors_keeps_its_slot(region, false);
+    an_owner_that_closes_all_descriptors_keeps_its_slot(region, true);
     an_unreaped_victim_holds_nothing(region);
     exec_gives_the_memory_back(region);
     when_all_slots_are_taken_memory_is_refused(region);

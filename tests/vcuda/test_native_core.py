@@ -20,7 +20,7 @@ def _runner() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["ledger", "quota_threads", "quota_processes", "slot"])
+@pytest.mark.parametrize("name", ["ledger", "quota_threads", "quota_processes", "slot", "slot_exit"])
 def test_claims_of_the_native_program_hold(name: str) -> None:
     problem = _runner().run(name, "address,undefined")
     assert problem == "", problem

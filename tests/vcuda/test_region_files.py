@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -102,6 +103,13 @@ def test_what_a_killed_creation_left_is_cleared_away(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["limits", "usage"]
 
 
+def test_a_usage_without_limits_is_what_a_killed_creation_left_and_is_replaced(tmp_path: Path) -> None:
+    region.create(tmp_path, [CARD])
+    (tmp_path / "limits").unlink()
+    region.create(tmp_path, [OTHER])
+    assert region.read_usage(tmp_path).cards[0].uuid == OTHER.uuid  # the two belong together
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RegionError, match=f"cannot create {tmp_path}/no/usage: No such file or directory"):
         region.create(tmp_path / "no", [CARD])
@@ -154,6 +162,14 @@ def test_an_update_finishes_what_a_killed_one_began(folder: Path) -> None:
     with (folder / "limits").open("rb") as file:
         file.seek(ffi.offsetof("struct vc_limits", "sequence"))
         assert int.from_bytes(file.read(8), "little") == 6
+
+
+def test_a_tenant_that_locks_its_limits_for_ever_does_not_stop_an_update(folder: Path) -> None:
+    with (folder / "limits").open("rb") as tenant:  # reading is enough to lock
+        fcntl.flock(tenant, fcntl.LOCK_EX)
+        changed = replace(CARD, memory_bytes=1 << 30)
+        region.update(folder, [changed, OTHER])
+    assert region.read_limits(folder) == (changed, OTHER)
 
 
 def _writable(folder: Path):  # type: ignore[no-untyped-def]

@@ -53,7 +53,7 @@ struct vc_member *vc_member_open(const char *name, const char *limits_path, cons
     snprintf(member->name, sizeof member->name, "%s", name);
     member->limits = vc_limits_map_writable(limits_path, error);
     if (member->limits && vc_limits_valid(member->limits, error))
-        member->usage_descriptor = vc_file_open(usage_path, VC_KIND_USAGE, O_RDONLY, &header, error);
+        member->usage_descriptor = vc_file_open(usage_path, VC_KIND_USAGE, O_RDONLY | O_NOFOLLOW, &header, error);
     if (member->usage_descriptor < 0) {
         if (member->limits)
             munmap(member->limits, VC_LIMITS_FILE_BYTES);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +15,8 @@
 
 #include "vc_atomic.h"
 #include "vc_clock.h"
+
+#define VC__WRITER_NS 50000000u
 
 int vc_fail(struct vc_error *error, const char *format, ...)
 {
@@ -123,10 +126,9 @@ int vc_files_create(const char *limits_path, const char *usage_path, const struc
     if (snprintf(new_limits, sizeof new_limits, "%s.new", limits_path) >= (int)sizeof new_limits ||
         snprintf(new_usage, sizeof new_usage, "%s.new", usage_path) >= (int)sizeof new_usage)
         return vc_fail(error, "cannot create %s: the path is too long", limits_path);
-    if (access(limits_path, F_OK) == 0 || access(usage_path, F_OK) == 0)
-        return vc_fail(error, "cannot create %s: a region exists there already; update it or remove it first",
-                       access(limits_path, F_OK) == 0 ? limits_path : usage_path);
-    unlink(new_limits); /* left over from a creation that was killed */
+    if (access(limits_path, F_OK) == 0)
+        return vc_fail(error, "cannot create %s: a region exists there already; update it or remove it first", limits_path);
+    unlink(new_limits); /* left over from a creation that was killed, as a usage without limits is */
     unlink(new_usage);
 
     if (write_new(new_usage, &usage, sizeof usage, VC_USAGE_FILE_BYTES, 0666) != 0)
@@ -152,7 +154,8 @@ int vc_file_open(const char *path, uint32_t kind, int flags, struct vc_header *h
     /* O_NONBLOCK: a FIFO in the file's place must not hang us; it is refused below. */
     int descriptor = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (descriptor < 0)
-        return vc_fail(error, "cannot open %s: %s", path, strerror(errno));
+        return vc_fail(error, "cannot open %s: %s", path,
+                       errno == ELOOP && flags & O_NOFOLLOW ? "it is a link" : strerror(errno));
     struct stat status;
     const char *wrong = NULL;
     if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode))
@@ -253,6 +256,15 @@ struct vc_limits *vc_limits_map_writable(const char *limits_path, struct vc_erro
     return mapping;
 }
 
+/* Keep other writers out. A tenant may hold a lock on this file for ever, because it may read it: whoever has it for so long is
+ * no writer, and we go ahead. */
+static void lock_writers(int descriptor)
+{
+    uint64_t deadline = vc_now_ns() + VC__WRITER_NS;
+    while (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && vc_now_ns() < deadline)
+        vc_sleep_ns(500000);
+}
+
 int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards, uint32_t count, struct vc_error *error)
 {
     struct vc_limits wanted = {.card_count = count};
@@ -270,7 +282,9 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
         close(descriptor);
         return -1;
     }
-    flock(descriptor, LOCK_EX);
+    static pthread_mutex_t own_writers = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&own_writers);
+    lock_writers(descriptor);
     int result = 0;
     if (limits->card_count != count)
         result = vc_fail(error, "cannot update %s: it has %u cards, not %u; a running share keeps its cards", limits_path,
@@ -297,6 +311,7 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
         }
         vc_store(&limits->sequence, odd + 1);
     }
+    pthread_mutex_unlock(&own_writers);
     munmap(limits, VC_LIMITS_FILE_BYTES);
     close(descriptor);
     return result;

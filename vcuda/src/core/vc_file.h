@@ -18,12 +18,14 @@ struct vc_error {
 /* Fill *error (may be NULL); always returns -1. */
 int vc_fail(struct vc_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Make both files, or none. Pre: neither exists (an existing region is an error: running processes may have it mapped).
+/* Make both files, or none. Pre: no limits exist (an existing region is an error: running processes may have it mapped); a
+ * usage without limits is what a killed creation left, and is replaced.
  * limits gets mode 0444, usage 0666 with all its blocks allocated. Returns 0, or -1 with *error. */
 int vc_files_create(const char *limits_path, const char *usage_path, const struct vc_card_limit *cards, uint32_t count,
                     struct vc_error *error);
 
-/* Replace the limit fields of all cards in place, under the file's seqlock; serialised among writers by flock. The
+/* Replace the limit fields of all cards in place, under the file's seqlock; serialised among writers by flock, for which it waits
+ * at most 50 ms. The
  * cards' identity and order must be those of the file. The arbiter's fields stay. Returns 0, or -1 with *error. */
 int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards, uint32_t count, struct vc_error *error);
 

@@ -87,8 +87,8 @@ enum vc_presence vc_process_presence(const struct vc_identity *self, const struc
         return kill(other->pid, 0) != 0 && errno == ESRCH ? VC_GONE : VC_PRESENT; /* hidepid hides it from us */
     if (other->start_ticks != 0 && stat.start_ticks != other->start_ticks)
         return VC_GONE;
-    /* A main thread that ended before its siblings is a zombie too: then the process is still there. */
+    /* A main thread that ended before its siblings is a zombie too: the last of them closes the files. */
     if ((stat.state == 'Z' || stat.state == 'X') && stat.threads <= 1)
         return VC_GONE;
-    return stat.flags & VC__PF_EXITING && stat.threads <= 1 ? VC_EXITING : VC_PRESENT;
+    return stat.flags & VC__PF_EXITING ? VC_EXITING : VC_PRESENT;
 }

@@ -15,7 +15,7 @@ struct vc_identity {
 
 enum vc_presence {
     VC_GONE,    /* no such process, or a zombie: the kernel has closed its files, so the driver has freed its memory */
-    VC_EXITING, /* still closing its files */
+    VC_EXITING, /* at least its main thread has ended; while no other thread lives, it is closing its files */
     VC_PRESENT,
     VC_UNSEEN,  /* lives or lived in a PID namespace that we can't see into */
 };

@@ -48,7 +48,7 @@ static void map_fork_page(void)
         munmap(page, sizeof *page);
         return;
     }
-    page->lock = 1; /* our caller holds the lock of the first page */
+    page->lock = (uint32_t)getpid(); /* our caller holds the lock of the first page */
     vc_store_release(&vc__region_page, page);
 }
 
@@ -225,14 +225,15 @@ static void find_region(struct vc_region *region)
                 has_origin ? origin : "the directory beside this library");
 }
 
-/* In a forked child: what we have belongs to the parent. The mappings are not ours (MADV_DONTFORK), the descriptor
- * shares the parent's lock and must go by close, never by unlocking. */
+/* In a forked child: what we have belongs to the parent. The mappings are not ours (MADV_DONTFORK). The descriptor shares the
+ * parent's lock: it stays open, as the card's files do, so that the parent's memory counts as long as we keep it on the
+ * card. A parent without a slot had none there; then it goes, by close, never by unlocking. */
 static void forget_parent(void)
 {
     struct stat status;
     int descriptor = the_region.usage_descriptor;
-    if (descriptor >= 0 && fstat(descriptor, &status) == 0 && status.st_dev == the_region.usage_device &&
-        status.st_ino == the_region.usage_inode)
+    if (descriptor >= 0 && !the_region.slot && fstat(descriptor, &status) == 0 &&
+        status.st_dev == the_region.usage_device && status.st_ino == the_region.usage_inode)
         close(descriptor);
     uint32_t count = vc_load(&reset_count);
     for (uint32_t index = 0; index < count && index < VC__MAX_RESETS; index++) {
@@ -242,8 +243,8 @@ static void forget_parent(void)
     }
 }
 
-/* At once, or the parent's lock would live on in a child that never uses CUDA. A child made without fork(3) comes here
- * when it first looks for its region. */
+/* At once, or the modules' memory of the parent would be used. A child made without fork(3) comes here when it first looks
+ * for its region. */
 static void child_after_fork(void)
 {
     if (opened && vc_load_acquire(&vc__region_page->region) == NULL) {
@@ -252,11 +253,23 @@ static void child_after_fork(void)
     }
 }
 
+/* Only threads of this process hold it: another process's PID was copied by fork while one of its threads was here. */
+static void lock_page(struct vc_region_page *page)
+{
+    uint32_t own = (uint32_t)getpid();
+    for (;;) {
+        uint32_t holder = vc_load_relaxed(&page->lock);
+        if (holder == own)
+            vc_sleep_ns(50000);
+        else if (__atomic_compare_exchange_n(&page->lock, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+            return;
+    }
+}
+
 static struct vc_region *open_once(const char *directory)
 {
     struct vc_region_page *page = vc_load_acquire(&vc__region_page);
-    while (__atomic_exchange_n(&page->lock, 1, __ATOMIC_ACQUIRE) != 0)
-        vc_sleep_ns(50000);
+    lock_page(page);
     /* The first caller of all moves the lock to a page of its own; who waited on the first page follows it there. */
     if (page != vc_load_acquire(&vc__region_page)) {
         vc_store_release(&page->lock, 0);

@@ -45,7 +45,7 @@ struct vc_region {
 struct vc_region_page {
     struct vc_region *region;
     const struct vc_card_limit *only; /* the limits of the share's only card, or of no card; NULL with several cards */
-    uint32_t lock;
+    uint32_t lock; /* PID of the process of which a thread holds it, or 0 */
 };
 extern struct vc_region_page *vc__region_page __attribute__((visibility("hidden")));
 

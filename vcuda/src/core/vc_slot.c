@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -49,7 +50,8 @@ bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, b
     enum vc_presence presence = vc_process_presence(self, &owner);
     if (presence == VC_EXITING)
         return true;
-    /* Present without its lock: it has called exec (its memory went with the old image), unless it could lose it. */
+    /* Present, not ending, without its lock: it has called exec (its memory went with the old image), unless it could
+     * lose the lock. */
     return presence == VC_PRESENT && !(vc_load_relaxed(&slot->flags) & VC_SLOT_LOCK_MAPPED);
 }
 
@@ -70,6 +72,20 @@ static int usage_descriptor(struct vc_region *region)
         return -1;
     }
     return region->usage_descriptor = descriptor;
+}
+
+/* Let the slot's lock live in a mapping too, which applications do not close and forked children do not get. A mapping of
+ * its own: the one of the whole file may belong to a descriptor that was closed. It is kept for the process's life. */
+static bool pin(int descriptor)
+{
+    size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, descriptor, 0);
+    if (page == MAP_FAILED)
+        return false;
+    if (madvise(page, bytes, MADV_DONTFORK) == 0)
+        return true;
+    munmap(page, bytes);
+    return false;
 }
 
 /* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere; the quota's words first. */
@@ -102,7 +118,9 @@ struct vc_slot *vc_slot_claim(struct vc_region *region)
     struct vc_identity self;
     vc_identify_self(&self);
     struct statfs filesystem;
-    uint64_t flags = fstatfs(descriptor, &filesystem) == 0 && filesystem.f_type != VC__OVERLAYFS_MAGIC ? VC_SLOT_LOCK_MAPPED : 0;
+    uint64_t flags = fstatfs(descriptor, &filesystem) == 0 && filesystem.f_type != VC__OVERLAYFS_MAGIC && pin(descriptor)
+                         ? VC_SLOT_LOCK_MAPPED
+                         : 0;
 
     for (uint32_t index = 0; index < VC_MAX_SLOTS; index++) {
         struct vc_slot *slot = &region->usage->slots[index];

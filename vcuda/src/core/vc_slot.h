@@ -7,9 +7,11 @@
 
 /* Whether the owner of a slot still holds memory. `locked`: someone holds the slot's lock.
  *
- * The lock lives in the file's mapping (and descriptor), so it ends with exit and with exec, not with close. Where the
- * slot says that its mapping can't hold the lock (overlayfs maps another file than it locks), an application that
- * closes all descriptors loses it while it lives: then only a process that is gone makes the slot dead. */
+ * The lock lives in a mapping of the file and in its descriptor, so it ends with exit and with exec, not with close. Forked
+ * children inherit the descriptor, as they inherit the card's files: both keep what they hold until the last child has
+ * ended, called exec or closed them. Where the slot says that its mapping can't hold the lock (overlayfs maps another file
+ * than it locks), an application that closes all descriptors loses it while it lives: then only a process that is gone
+ * makes the slot dead. */
 bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, bool locked);
 
 /* Claim a free or dead slot, lowest first, and fill in who we are. Pre: region->slow_mutex held, region->usage shared,
