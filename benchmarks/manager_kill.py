@@ -26,6 +26,7 @@ from rich.table import Table
 import vcuda
 from benchmarks._manager_node import CARD_BYTES, NAMES, Bench, node, pod
 from manager.proto import deviceplugin_pb2 as api
+from manager.state_file import StateFile
 from vcuda import region
 from vcuda.spec.units import BLOCK_BYTES
 
@@ -159,8 +160,7 @@ class Run:
         return {path.name for path in self._base.iterdir()} if self._base.is_dir() else set()
 
     def _state(self) -> set[str]:
-        text = (self._bench.directory / "checkpoint/state.json").read_text()
-        return {row["pod_uid"] for row in json.loads(text)["data"]["allocations"]}
+        return {uid for uid, _ in StateFile(self._bench.directory / "checkpoint").read()}
 
     def finish(self) -> None:
         """All pods go; then nothing may be left: no allocation, no region, no mount, no half-made file."""

@@ -25,7 +25,8 @@ from manager.outbox import Outbox
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions import Company, Regions
 from manager.settings import Settings
-from manager.state import Allocation, Held, StateError, StateFile
+from manager.state import Allocation, Held
+from manager.state_file import StateError, StateFile
 from vcuda.spec import placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
@@ -107,6 +108,16 @@ class Allocator:
             self._state.save(self._allocations.values())
         except StateError as error:
             raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
+
+    def _compact(self) -> None:
+        try:
+            self._state.compact(self._allocations.values())
+        except StateError as error:
+            log.warning("%s", error)
+
+    def sync(self) -> None:
+        """Bring what is saved to the disk; nobody waits for it."""
+        self._state.sync()
 
     # Allocate.
 
@@ -330,6 +341,8 @@ class Allocator:
             for item in gone:
                 del self._allocations[item.key]
             self._save()
+            if self._state.long:
+                self._compact()
             for item in gone:
                 self._regions.remove(item)
                 log.info("%s is gone; its share is free", item.name)

@@ -43,7 +43,8 @@ from manager.registration import SOCKETS, Registrar
 from manager.reload import Reloader
 from manager.report import Reporter
 from manager.settings import Settings
-from manager.state import Allocation, StateDamaged, StateError, StateFile
+from manager.state import Allocation
+from manager.state_file import StateDamaged, StateError, StateFile
 from vcuda.spec.names import Names
 
 # A probe of the driver that takes longer than this beyond its interval is stuck.

@@ -17,6 +17,7 @@ import pytest
 
 import vcuda
 from manager import sdnotify
+from manager.state_file import StateFile
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda import region
@@ -137,8 +138,7 @@ def test_kill_9_between_calls_loses_and_doubles_nothing(
         node.kubelet.start_containers(item)
     for number, item in enumerate(pods):
         assert region.read_limits(node.region(item, "c"))[0].memory_bytes == (1 + number) * 256 * 2**20
-    state = json.loads((node.directory / "checkpoint/state.json").read_text())
-    assert len(state["data"]["allocations"]) == len(pods)
+    assert len(StateFile(node.directory / "checkpoint").read()) == len(pods)
 
 
 def test_systemd_is_told_and_secrets_are_not_logged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from manager import allocation as allocation_module
 from manager.errors import StartError
-from manager.state import Allocation, Held, StateDamaged, StateError, StateFile
+from manager.state import Allocation, Held
+from manager.state_file import StateDamaged, StateError, StateFile
 from manager.storage import Storage
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -76,10 +78,96 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StateError, match="No space left on device; make room"):
-        file.save([])
-    assert len(file.load()) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        patch.setattr("os.write", full)
+        for write in (file.save, file.compact):
+            with pytest.raises(StateError, match="No space left on device; make room"):
+                write([])
+            assert len(file.load()) == 1
+    file.save([])
+    assert file.load() == {}
+
+
+def test_changes_are_appended_and_fold_into_a_snapshot(tmp_path: Path) -> None:
+    file = StateFile(tmp_path)
+    items = [an_allocation(f"c{number}") for number in range(300)]
+    file.save(items[:1])
+    snapshot = file.path.read_bytes()
+    for number in range(len(items)):
+        file.save(items[number // 2 : number + 1])
+    assert file.path.read_bytes() == snapshot
+    assert list(file.load().values()) == items[149:]
+    assert (
+        file.journal.read_bytes().count(b"\n") == 1 + len(items) - 1
+    )  # nothing is written when nothing changed
+    file.save(items[149:])
+    assert not file.long
+    file.compact(items[149:])
+    assert file.journal.read_bytes().count(b"\n") == 1
+    assert list(file.load().values()) == items[149:]
+    file.sync()
+    file.close()
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes a part of the line; the next change must not stand behind it."""
+    file = StateFile(tmp_path)
+    first, second, third = an_allocation("a"), an_allocation("b"), an_allocation("d")
+    file.save([first])
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda descriptor, data: write(descriptor, data[:20]))
+        with pytest.raises(StateError, match="the disk is full"):
+            file.save([first, second])
+    file.save([first, third])
+    assert list(file.load().values()) == [first, third]
+
+
+@pytest.mark.parametrize("keep", range(0, 400, 7))
+def test_a_journal_that_ends_anywhere_gives_a_state_that_was(tmp_path: Path, keep: int) -> None:
+    """As after a kill or a power cut: what is complete counts, the half line was told to nobody."""
+    file = StateFile(tmp_path)
+    first, second = an_allocation("a"), an_allocation("b")
+    file.save([first])
+    file.save([first, second])
+    file.save([second])
+    text = file.journal.read_bytes()
+    file.journal.write_bytes(text[: len(text) * keep // 400])
+    assert list(StateFile(tmp_path).load().values()) in ([first], [first, second], [second])
+
+
+def test_a_damaged_line_inside_the_journal_is_no_state(tmp_path: Path) -> None:
+    file = StateFile(tmp_path)
+    file.save([an_allocation("a")])
+    file.save([an_allocation("a"), an_allocation("b")])
+    file.save([])
+    lines = file.journal.read_bytes().splitlines(keepends=True)
+    file.journal.write_bytes(lines[0] + lines[1].replace(b'"b"', b'"z"') + lines[2])
+    with pytest.raises(StateDamaged, match="line 2 of the journal is damaged"):
+        file.load()
+    assert not file.path.exists() and not file.journal.exists()
+
+
+def test_the_journal_of_an_earlier_snapshot_counts_for_nothing(tmp_path: Path) -> None:
+    """Killed between the new snapshot and its journal."""
+    file = StateFile(tmp_path)
+    file.save([an_allocation("a")])
+    file.save([an_allocation("a"), an_allocation("b")])
+    old = file.journal.read_bytes()
+    file.compact([an_allocation("d")])
+    file.journal.write_bytes(old)
+    assert [item.container for item in file.load().values()] == ["d"]
+    file.journal.unlink()
+    assert [item.container for item in file.load().values()] == ["d"]
+
+
+def test_files_taken_away_under_the_daemon_are_made_again(tmp_path: Path) -> None:
+    file = StateFile(tmp_path)
+    file.save([an_allocation("a")])
+    file.path.unlink()
+    file.save([an_allocation("a"), an_allocation("b")])
+    assert [item.container for item in file.load().values()] == ["a", "b"]
 
 
 def test_a_restart_keeps_everything(node: Node) -> None:
