@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from manager import identity, kubelet_records
+from manager import identity
 from manager.errors import Reason, Refusal
 from manager.httpclient import HttpError
-from manager.identity import Candidate
+from manager.identity import Candidate, FactsCache
 from manager.kube import Kube, Pod, terminal, uid_of
 from manager.kubelet_pods import KubeletPods
-from manager.kubelet_records import Entry, PodResources, RecordsError
+from manager.kubelet_records import Checkpoint, Entry, PodResources, RecordsError
 from manager.logs import Conditions
 from manager.state import Allocation
 from vcuda.spec.names import Names
@@ -56,7 +56,7 @@ class Admission:
         kube: Kube | None,
     ) -> None:
         self._names = names
-        self._directory = device_plugin_path
+        self._checkpoint = Checkpoint(device_plugin_path, names)
         self._kubelet = kubelet
         self._pod_resources = pod_resources
         self._kube = kube
@@ -64,6 +64,7 @@ class Admission:
         self._lock = threading.Lock()
         self._last_uid: str | None = None
         self._conditions = Conditions(log)
+        self._facts = FactsCache(names)
 
     def refused(self, uid: str) -> None:
         """A refused pod stays in kubelet's list until its status has come back from the API server."""
@@ -110,6 +111,7 @@ class Admission:
     ) -> tuple[Candidate, list[Pod]]:
         """The container that this call is for, and all pods of the node. Raises Refusal, soon after the deadline at latest."""
         pods, own_view = self.pods(deadline)
+        facts = self._facts.of(pods)
         holdings = {key: frozenset(allocation.held) for key, allocation in allocations.items()}
         with self._lock:
             excluded = frozenset(self._refused)
@@ -119,7 +121,7 @@ class Admission:
             held: identity.Holdings, *, refused: frozenset[str], last: str | None
         ) -> list[Candidate]:
             return identity.candidates(
-                pods, self._names, resource, count, held,
+                facts, resource, count, held,
                 excluded=refused, last_uid=last, skip_deleted=own_view,
             )  # fmt: skip
 
@@ -166,11 +168,11 @@ class Admission:
                 found = [item for item in found if item.uid in current and not terminal(current[item.uid])]
         return found
 
-    def records(self, deadline: float | None = None) -> list[Entry]:
-        """Kubelet's records from both sources; empty if neither can be had."""
+    def records(self, deadline: float | None = None, *, answers: bool = False) -> list[Entry]:
+        """Kubelet's records from both sources; empty if neither can be had. `answers`: with what Allocate answered."""
         found: list[Entry] = []
         sources: list[tuple[str, Callable[[], list[Entry]]]] = [
-            ("checkpoint", lambda: kubelet_records.from_checkpoint(self._directory, self._names))
+            ("checkpoint", lambda: self._checkpoint.list(answers=answers))
         ]
         if self._pod_resources is not None:
             pod_resources = self._pod_resources

@@ -157,8 +157,8 @@ class Allocator:
         device_nodes = self._nodes(cards)
         driver = self._mirror.current()
         allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
-        if before is None or not self._regions.intact(allocation):
-            self._regions.create(allocation, Company(self._allocations.values()).shared(allocation))
+        if before is None or not self._regions.exists(allocation):
+            self._regions.create(allocation, self._company(allocation).shared(allocation))
         self._book(allocation.with_held(resource, held), before)
         return response.build(resource, allocation, device_nodes, driver, self.settings, self._names)
 
@@ -198,6 +198,11 @@ class Allocator:
         known = self._allocations.values()
         return self._decider.decide(candidate, request, container, pods, known, self.settings.smallest_memory)
 
+    def _company(self, allocation: Allocation) -> Company:
+        """Who is on the cards of one allocation."""
+        cards = {share.uuid for share in allocation.shares}
+        return Company(self._allocations.values(), cards)
+
     def _cards_of(self, allocation: Allocation) -> list[NodeCard]:
         snapshot: Snapshot = self._inventory.snapshot
         found = []
@@ -219,8 +224,10 @@ class Allocator:
 
     def _announce(self, candidate: Candidate) -> None:
         """Tell the API server when all containers of the pod have their devices."""
-        holdings = {key: item.held for key, item in self._allocations.items()}
-        if identity.next_container(candidate.pod, self._names, holdings) is None:
+        holdings = {
+            key: item.held.keys() for key, item in self._allocations.items() if key[0] == candidate.uid
+        }
+        if identity.Facts.of(candidate.pod, self._names).next_container(holdings) is None:
             namespace, name = candidate.full_name
             written = {self._names.gpu_assigned: "true"}
             if self._names.placement not in (candidate.pod["metadata"].get("annotations") or {}):
@@ -286,7 +293,7 @@ class Allocator:
                 Reason.DRIVER_UNAVAILABLE,
                 f"the driver directory {allocation.mirror} that this container mounts is gone; recreate the pod",
             )
-        if self._regions.ensure(allocation, Company(self._allocations.values()).shared(allocation)):
+        if self._regions.ensure(allocation, self._company(allocation).shared(allocation)):
             log.warning("the region of %s was gone; made again before the container starts", allocation.name)
 
     def preferred(

@@ -124,9 +124,9 @@ def compare(
     beyond = {}
     for item in allocations:
         usage = usages.get(item.key)
-        if usage is None:
+        if usage is None and any(held.values()):
             continue
-        ledger = {card.uuid: card.memory_used_bytes for card in usage.cards}
+        ledger = {card.uuid: card.memory_used_bytes for card in usage.cards} if usage is not None else {}
         for uuid in held:
             mine = by_driver.get((item.key, uuid), 0)
             if mine or any(share.uuid == uuid for share in item.shares):
@@ -155,7 +155,8 @@ class Auditor:
     def audit(self, allocations: Sequence[Allocation], cards: Iterable[str], tolerance_bytes: int) -> None:
         """Compare once. What is beyond the tolerance in LASTING_AUDITS audits in a row is told."""
         held = {uuid: found for uuid in cards if (found := self._processes(uuid)) is not None}
-        ledgers = {item.key: self._usage(item) for item in allocations}
+        # Nobody holds anything beyond a ledger on cards without a process: the ledgers of an idle node are not read.
+        ledgers = {item.key: self._usage(item) for item in allocations} if any(held.values()) else {}
         usages = {key: usage for key, usage in ledgers.items() if usage is not None}
         self.finding = compare(allocations, usages, held, self._proc)
         over = {at: much for at, much in self.finding.beyond.items() if much > tolerance_bytes}

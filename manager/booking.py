@@ -30,12 +30,26 @@ def container_of(allocation: Allocation) -> ContainerRequest:
 def pod_use(allocations: Sequence[Allocation]) -> dict[str, tuple[int, int]]:
     """What one pod books: the peak over its init containers and the rest, in the order of their allocation."""
     first = allocations[0]
-    if len(allocations) == 1:  # nearly every pod, and there are hundreds
+    if len(allocations) == 1:
         return {share.uuid: (share.cores, share.memory_blocks) for share in first.shares}
     request = PodRequest(
         first.pod_uid, first.namespace, first.pod_name, tuple(container_of(item) for item in allocations)
     )
     return peak_use(request, Placement({item.container: item.shares for item in allocations}))
+
+
+def _total_of(groups: Iterable[Sequence[Allocation]]) -> dict[str, tuple[int, int]]:
+    """What pods together book. Nearly every pod is one share of one card, and there are hundreds: those are summed at once."""
+    summed: dict[str, tuple[int, int]] = {}
+    others: list[Use] = []
+    for group in groups:
+        if len(group) == 1 and len(group[0].shares) == 1:
+            (share,) = group[0].shares
+            cores, blocks = summed.get(share.uuid, (0, 0))
+            summed[share.uuid] = (cores + share.cores, blocks + share.memory_blocks)
+        else:
+            others.append(pod_use(group))
+    return total([summed, *others])
 
 
 def total(uses: Iterable[Use]) -> dict[str, tuple[int, int]]:
@@ -56,7 +70,7 @@ def by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
 
 def booked(allocations: Iterable[Allocation]) -> dict[str, tuple[int, int]]:
     """What all pods together book."""
-    return total(pod_use(group) for group in by_pod(allocations).values())
+    return _total_of(by_pod(allocations).values())
 
 
 def states_for(
@@ -77,8 +91,7 @@ def states_for(
         for item in pods.pop(pod_uid, ())
         if item.container != container.name and item.kind is not Kind.INIT
     ]
-    uses: list[Use] = [pod_use(group) for group in pods.values()]
-    uses += reserved
+    uses: list[Use] = [_total_of(pods.values()), *reserved]
     uses += [{share.uuid: (share.cores, share.memory_blocks) for share in item.shares} for item in own]
     used = total(uses)
     return [

@@ -90,6 +90,7 @@ class Daemon:
                 api[1] if api else None,
             )
             self._state = StateFile(settings.checkpoint_path)
+            self._stack.callback(self._state.close)
             self.metrics = Metrics()
             self.outbox = Outbox(kube)
             self.inventory = Inventory(
@@ -166,7 +167,6 @@ class Daemon:
             self._cards_changed(self.inventory.probe())
             self.inventory.on_change = self._cards_changed
             self.inventory.start()
-            self.mirror.refresh(self.inventory.snapshot.driver_version)
             self._restore()
             self._web.start()
             self._stack.callback(self._web.stop)
@@ -200,7 +200,7 @@ class Daemon:
         except StateError as error:
             raise StartError(str(error)) from None
         pods: list[Pod] = []
-        entries = self.admission.records()
+        entries = self.admission.records(answers=True)
         if entries:
             try:
                 pods = self.admission.pods()[0]
@@ -236,6 +236,8 @@ class Daemon:
     # Cards.
 
     def _cards_changed(self, snapshot: Snapshot) -> None:
+        # Before kubelet sees the devices: a pod that comes at once must not be refused for want of the directory.
+        self.mirror.refresh(snapshot.driver_version)
         self._board.show(snapshot)
         self.metrics.describe(vcuda.__version__, snapshot.driver_version, self.settings.node_name)
         cards = [item.card for item in snapshot.cards]

@@ -94,15 +94,18 @@ class Decider:
     def _reserved(self, own_uid: str, pods: Sequence[Pod], started: Collection[str]) -> list[booking.Use]:
         """What the extender has placed here for pods that kubelet has not admitted yet."""
         found: list[booking.Use] = []
+        annotation = self._names.placement
         for pod in pods:
-            uid = uid_of(pod)
             annotations = (pod.get("metadata") or {}).get("annotations") or {}
-            if uid == own_uid or uid in started or terminal(pod) or self._names.placement not in annotations:
+            if annotation not in annotations or terminal(pod):
+                continue
+            uid = uid_of(pod)
+            if uid == own_uid or uid in started:
                 continue
             if not asks_for_share(pod, self._names):
                 continue
             try:
-                chosen = placement.decode(str(annotations[self._names.placement]))
+                chosen = placement.decode(str(annotations[annotation]))
                 found.append(placement.peak_use(parse_pod(pod, self._names), chosen))
             except SpecError as error:
                 log.debug("pod %s reserves nothing: %s", uid, error)

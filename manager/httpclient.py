@@ -125,7 +125,7 @@ class Endpoint:
         response = connection.getresponse()
         pieces = []
         size = 0
-        while piece := response.read1(1 << 18):
+        while piece := response.read1(1 << 20):
             pieces.append(piece)
             size += len(piece)
             if size > MAX_BODY_BYTES:
@@ -135,7 +135,7 @@ class Endpoint:
         response.close()  # read1 leaves a finished response open, and the connection unusable
         if response.will_close:
             self._drop()
-        return response.status, b"".join(pieces)
+        return response.status, pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _drop(self) -> None:
         connection = getattr(self._local, "connection", None)

@@ -7,7 +7,7 @@ refused, whose first container that lacks something lacks this resource and asks
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from vcuda.spec.names import Names
 from vcuda.spec.units import parse_count
 
 # What is held already: (pod UID, container) -> resources out of "core" and "memory".
-Holdings = Mapping[tuple[str, str], Collection[str]]
+Holdings = Mapping[tuple[str, str], Set[str]]
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,56 @@ def _numbers(limits: Mapping[str, Any], names: Names) -> dict[str, int]:
     return found
 
 
-def next_container(pod: Pod, names: Names, holdings: Holdings) -> tuple[str, dict[str, int]] | None:
-    """The first container that lacks something, and what it lacks."""
-    uid = uid_of(pod)
-    for container, numbers in asked(pod, names):
-        held = holdings.get((uid, container), ())
-        lacking = {resource: number for resource, number in numbers.items() if resource not in held}
-        if lacking:
+@dataclass(frozen=True)
+class Facts:
+    """What an admission needs of a pod, taken from it once: hundreds of pods are looked at for each call."""
+
+    pod: Pod
+    uid: str
+    terminal: bool
+    deleted: bool
+    asked: tuple[tuple[str, dict[str, int]], ...]
+
+    @classmethod
+    def of(cls, pod: Pod, names: Names) -> Facts:
+        deleted = bool((pod.get("metadata") or {}).get("deletionTimestamp"))
+        return cls(pod, uid_of(pod), terminal(pod), deleted, tuple(asked(pod, names)))
+
+    def next_container(self, holdings: Holdings) -> tuple[str, dict[str, int]] | None:
+        """The first container that lacks something, and what it lacks."""
+        for container, numbers in self.asked:
+            held = holdings.get((self.uid, container))
+            if held is None:
+                return container, dict(numbers)
+            if numbers.keys() <= held:
+                continue
+            lacking = {resource: number for resource, number in numbers.items() if resource not in held}
             return container, lacking
-    return None
+        return None
+
+
+class FactsCache:
+    """Facts of the pods of the last list, for lists whose unchanged pods are the same objects."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._known: dict[int, Facts] = {}
+
+    def of(self, pods: Sequence[Pod]) -> list[Facts]:
+        known = {}
+        found = []
+        for pod in pods:
+            facts = self._known.get(id(pod))
+            if facts is None or facts.pod is not pod:
+                facts = Facts.of(pod, self._names)
+            known[id(pod)] = facts
+            found.append(facts)
+        self._known = known
+        return found
 
 
 def candidates(
-    pods: Sequence[Pod],
-    names: Names,
+    pods: Sequence[Facts],
     resource: str,
     count: int,
     holdings: Holdings,
@@ -98,15 +134,15 @@ def candidates(
     """
     started = {uid for uid, _ in holdings}
     found = []
-    for pod in pods:
-        uid = uid_of(pod)
-        if not uid or terminal(pod) or uid in excluded:
+    for facts in pods:
+        uid = facts.uid
+        if not facts.asked or not uid or facts.terminal or uid in excluded:
             continue
-        if skip_deleted and (pod.get("metadata") or {}).get("deletionTimestamp"):
+        if skip_deleted and facts.deleted:
             continue
         if last_uid is not None and uid in started and uid != last_uid:
             continue
-        step = next_container(pod, names, holdings)
+        step = facts.next_container(holdings)
         if step is not None and step[1].get(resource) == count:
-            found.append(Candidate(pod, step[0]))
+            found.append(Candidate(facts.pod, step[0]))
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+
+import orjson
 
 from manager.errors import StartError
 from manager.httpclient import Endpoint, HttpError
@@ -13,6 +14,9 @@ from manager.kubeconfig import tls_context, token_file
 
 _ITEMS = b'"items":['
 _BETWEEN = b'},{"metadata":{'
+_UID = b'"uid":"'
+_UID_BYTES = 36
+_Role = tuple[bool, bool]
 
 
 class PodListParser:
@@ -24,14 +28,23 @@ class PodListParser:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Pod] = {}
+        self._known: dict[bytes, tuple[bytes, _Role, Pod]] = {}
+        self._last: tuple[bytes | None, list[Pod]] = (None, [])
 
     def parse(self, data: bytes) -> list[Pod]:
         """Raises ValueError for what is no list of pods. The pods are shared between calls: read only."""
+        if data == self._last[0]:  # kubelet asks for each resource of a container
+            return self._last[1]
         try:
-            return self._by_piece(data)
+            pods = self._by_piece(data)
         except ValueError:
-            answer = json.loads(data)
+            pods = self._whole(data)
+        self._last = (data, pods)
+        return pods
+
+    @staticmethod
+    def _whole(data: bytes) -> list[Pod]:
+        answer = orjson.loads(data)
         pods = answer.get("items", []) if isinstance(answer, dict) else ""
         if pods is None:  # how Go writes an empty list
             return []
@@ -43,24 +56,29 @@ class PodListParser:
         start, end = data.find(_ITEMS) + len(_ITEMS), data.rfind(b"]")
         if start < len(_ITEMS) or end < start:
             raise ValueError("no items")
-        around = json.loads(data[:start] + data[end:])
+        around = orjson.loads(data[:start] + data[end:])
         if not isinstance(around, dict) or around.get("items") != []:
             raise ValueError("the items are not those of the list")
         if start == end:
             return []
-        known: dict[bytes, Pod] = {}
+        known: dict[bytes, tuple[bytes, _Role, Pod]] = {}
         pods = []
         pieces = data[start:end].split(_BETWEEN)
         last = len(pieces) - 1
         for index, piece in enumerate(pieces):
-            text = (_BETWEEN[2:] if index else b"") + piece + (b"}" if index < last else b"")
-            pod = self._known.get(text)
-            if pod is None:
-                pod = json.loads(text)
+            # Found again by its UID, for kubelet lists pods in any order; it is the same only if all its bytes are.
+            at = piece.find(_UID) + len(_UID)
+            uid = piece[at : at + _UID_BYTES]
+            role = (index == 0, index == last)  # what the cut has left of a pod's ends
+            before = self._known.get(uid)
+            if before is None or before[0] != piece or before[1] != role:
+                text = (_BETWEEN[2:] if index else b"") + piece + (b"}" if index < last else b"")
+                pod = orjson.loads(text)
                 if not isinstance(pod, dict):
                     raise ValueError("an item that is no pod")
-            known[text] = pod
-            pods.append(pod)
+                before = (piece, role, pod)
+            known[uid] = before
+            pods.append(before[2])
         self._known = known
         return pods
 

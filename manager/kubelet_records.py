@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+import orjson
 from google.protobuf.message import DecodeError
 
 from manager.proto import deviceplugin_pb2 as api
@@ -36,7 +36,7 @@ class RecordsError(Exception):
 class Entry:
     """Devices of one resource ("core" or "memory") that a container holds.
 
-    The checkpoint fills `pod_uid` and `response` (what Allocate answered), PodResources fills `pod` (namespace, name).
+    The checkpoint fills `pod_uid` and `answer` (what Allocate answered, as it stands there), PodResources fills `pod` (namespace, name).
     """
 
     container: str
@@ -44,47 +44,86 @@ class Entry:
     held: Held
     pod_uid: str = ""
     pod: tuple[str, str] = ("", "")
-    response: api.ContainerAllocateResponse | None = None
+    answer: str = ""
+
+    @property
+    def response(self) -> api.ContainerAllocateResponse | None:
+        """What Allocate answered; None if the record does not say."""
+        if not self.answer:
+            return None
+        try:
+            return api.ContainerAllocateResponse.FromString(base64.b64decode(self.answer))
+        except (binascii.Error, DecodeError, ValueError):
+            return None
 
 
 def _resource(name: str, names: Names) -> str | None:
     return {names.core: "core", names.memory: "memory"}.get(name)
 
 
-def from_checkpoint(directory: Path, names: Names) -> list[Entry]:
-    """Entries of our resources in kubelet's checkpoint; empty if there is none yet. Raises RecordsError."""
-    path = directory / CHECKPOINT_FILE
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise RecordsError(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
-    try:
-        rows = document["Data"]["PodDeviceEntries"] or []
-        entries = [_checkpoint_entry(row, names) for row in rows]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RecordsError(f"kubelet's checkpoint {path} has an unknown format ({error!s:.80})") from error
-    return [entry for entry in entries if entry is not None]
+class Checkpoint:
+    """Kubelet's checkpoint in its device plugin directory; parsed only when it is another file, for every start asks for it."""
+
+    def __init__(self, directory: Path, names: Names) -> None:
+        self._path = directory / CHECKPOINT_FILE
+        self._names = names
+        self._last: tuple[tuple[int, int, int], list[Entry]] | None = None
+        self._rows: dict[tuple[Any, ...], tuple[Any, Entry | None]] = {}
+
+    def list(self, *, answers: bool = False) -> list[Entry]:
+        """Entries of our resources; empty if there is no checkpoint yet. `answers`: with what Allocate answered. Raises RecordsError."""
+        path = self._path
+        try:
+            status = path.stat()
+            mark = (status.st_ino, status.st_mtime_ns, status.st_size)
+            last = self._last
+            if last is not None and last[0] == mark and not answers:
+                return last[1]
+            document = orjson.loads(path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise RecordsError(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
+        try:
+            rows = document["Data"]["PodDeviceEntries"] or []
+            entries = [self._entry(row, answers) for row in rows]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecordsError(
+                f"kubelet's checkpoint {path} has an unknown format ({error!s:.80})"
+            ) from error
+        found = [entry for entry in entries if entry is not None]
+        if not answers:  # they are many bytes, and only a start needs them
+            self._last = (mark, found)
+            self._rows = {
+                _row_key(row): (row["DeviceIDs"], entry) for row, entry in zip(rows, entries, strict=True)
+            }
+        return found
+
+    def _entry(self, row: Mapping[str, Any], answers: bool) -> Entry | None:
+        """Of hundreds of rows one or two are new."""
+        before = self._rows.get(_row_key(row))
+        if before is not None and before[0] == row["DeviceIDs"] and not answers:
+            return before[1]
+        return _checkpoint_entry(row, self._names, answers)
 
 
-def _checkpoint_entry(row: Mapping[str, Any], names: Names) -> Entry | None:
+def _row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["PodUID"], row["ContainerName"], row["ResourceName"]
+
+
+def _checkpoint_entry(row: Mapping[str, Any], names: Names, answers: bool) -> Entry | None:
     resource = _resource(str(row["ResourceName"]), names)
     if resource is None:
         return None
     ids = row["DeviceIDs"]
     if isinstance(ids, Mapping):
         ids = [device_id for part in ids.values() for device_id in part]
-    try:
-        response = api.ContainerAllocateResponse.FromString(base64.b64decode(row.get("AllocResp") or ""))
-    except (binascii.Error, DecodeError, TypeError):
-        response = None
     return Entry(
         str(row["ContainerName"]),
         resource,
         Held.of(map(str, ids)),
         pod_uid=str(row["PodUID"]),
-        response=response,
+        answer=str(row.get("AllocResp") or "") if answers else "",
     )
 
 
@@ -97,6 +136,8 @@ class PodResources:
         self._channel: grpc.Channel | None = None
 
     def _ask(self, timeout: float) -> resources_api.ListPodResourcesResponse:
+        if not self._socket.exists():
+            raise RecordsError(f"PodResources: there is no socket {self._socket}")
         if self._channel is None:
             self._channel = grpc.insecure_channel(
                 f"unix:{self._socket}", options=[("grpc.max_receive_message_length", _MAX_MESSAGE)]

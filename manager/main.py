@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import queue
@@ -31,6 +32,9 @@ def main() -> int:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 2)
+    # Parsed pods are tens of thousands of objects that live long: the default would walk over all of them during admissions.
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 20)
     logs.configure(parsed.settings.log_format, parsed.settings.v)
     log = logging.getLogger("manager")
     log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(parsed.settings.describe()))

@@ -11,6 +11,7 @@ real libraries stand alone in drv/, because the loader's cache indexes SONAMEs a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -52,6 +53,7 @@ _COMPANIONS = (
 )
 # libcuda opens these by SONAME: mounted as files into the loader's default folders too, beside the shims.
 LOADER_COMPANIONS = ("libnvidia-ptxjitcompiler.so.1", "libnvidia-nvvm.so.4")
+PROGRAMS = ("nvidia-smi",)
 _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 
 
@@ -70,10 +72,16 @@ class Mirror:
     def lib64(self) -> Path:
         return self.directory / "lib64"
 
+    @functools.cached_property
     def loader_files(self) -> tuple[str, ...]:
-        """Files of lib64 that are also mounted where the dynamic linker looks by default."""
+        """Files of lib64 that are also mounted where the dynamic linker looks by default; a finished directory keeps them."""
         names = (*SHIMS, *LOADER_COMPANIONS)
         return tuple(name for name in names if (self.lib64 / name).exists())
+
+    @functools.cached_property
+    def programs(self) -> tuple[str, ...]:
+        """What lies in bin."""
+        return tuple(name for name in PROGRAMS if (self.directory / "bin" / name).exists())
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ def make(base: Path, root: HostRoot, shims: Path) -> Mirror:
     reals = {shim: _real(root, library) for shim, (library, _) in SHIMS.items()}
     version = _version_of(reals["libcuda.so.1"].name)
     companions = tuple(_companions(root, version))
-    programs = tuple(path for path in (root.find_program("nvidia-smi"),) if path is not None)
+    programs = tuple(path for path in map(root.find_program, PROGRAMS) if path is not None)
     sources = (*reals.values(), *companions)
     name = f"{version}-{_fingerprint(shims, sources, programs)}"
     folder = base / FOLDER

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,9 +75,12 @@ def majors(root: HostRoot) -> dict[str, int]:
     return found
 
 
-def common(root: HostRoot) -> tuple[DeviceNode, ...]:
-    """The nodes that every container needs, whatever its cards. Raises NodeProblem."""
-    known = majors(root)
+def common(root: HostRoot, known: Mapping[str, int] | None = None) -> tuple[DeviceNode, ...]:
+    """The nodes that every container needs, whatever its cards. Raises NodeProblem.
+
+    `known`: the majors of a reading of this very moment.
+    """
+    known = majors(root) if known is None else known
     found = [_require(root, wanted, known) for wanted in _COMMON]
     # Only some hosts have modeset; one that has it must be given, one that has not is complete without.
     if (root.path / "dev" / _MODESET.name).exists():
@@ -85,9 +88,9 @@ def common(root: HostRoot) -> tuple[DeviceNode, ...]:
     return tuple(found)
 
 
-def of_card(root: HostRoot, card: NodeCard) -> tuple[DeviceNode, ...]:
-    """The nodes of one card or MIG instance. Raises NodeProblem."""
-    known = majors(root)
+def of_card(root: HostRoot, card: NodeCard, known: Mapping[str, int] | None = None) -> tuple[DeviceNode, ...]:
+    """The nodes of one card or MIG instance. Raises NodeProblem. `known`: as for `common`."""
+    known = majors(root) if known is None else known
     found = [_require(root, _Wanted(f"nvidia{card.device_minor}", _NVIDIA, card.device_minor), known)]
     for minor in card.capability_minors:
         wanted = _Wanted(f"nvidia-caps/nvidia-cap{minor}", ("nvidia-caps",), minor, 0o444)
@@ -97,13 +100,14 @@ def of_card(root: HostRoot, card: NodeCard) -> tuple[DeviceNode, ...]:
 
 def full_set(root: HostRoot, cards: Iterable[NodeCard]) -> tuple[DeviceNode, ...]:
     """All nodes for a container with these cards, each once. Raises NodeProblem: then none is given."""
-    found = dict.fromkeys(common(root))
+    known = majors(root)
+    found = dict.fromkeys(common(root, known))
     for card in cards:
-        found.update(dict.fromkeys(of_card(root, card)))
+        found.update(dict.fromkeys(of_card(root, card, known)))
     return tuple(found)
 
 
-def _require(root: HostRoot, wanted: _Wanted, known: dict[str, int]) -> DeviceNode:
+def _require(root: HostRoot, wanted: _Wanted, known: Mapping[str, int]) -> DeviceNode:
     path = root.path / "dev" / wanted.name
     container_path = f"/dev/{wanted.name}"
     major = next((known[name] for name in wanted.drivers if name in known), None)
@@ -115,7 +119,7 @@ def _require(root: HostRoot, wanted: _Wanted, known: dict[str, int]) -> DeviceNo
         )
     if not _right(root, path, major, wanted.minor):
         _make(path, major, wanted, container_path)
-    _link_char(root, path)
+    _link_char(root, path, major, wanted.minor)
     return DeviceNode(container_path, root.host_path(path))
 
 
@@ -155,14 +159,11 @@ def _make(path: Path, major: int, wanted: _Wanted, container_path: str) -> None:
         ) from error
 
 
-def _link_char(root: HostRoot, path: Path) -> None:
+def _link_char(root: HostRoot, path: Path, major: int, minor: int) -> None:
     """Link /dev/char/MAJOR:MINOR to the node: without it runc 1.1.3 to 1.1.6 drops the device at daemon-reload."""
     try:
-        status = path.stat()
-        if not stat.S_ISCHR(status.st_mode):
-            return
-        link = root.path / "dev/char" / f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        if not link.is_symlink():
+        link = root.path / "dev/char" / f"{major}:{minor}"
+        if not link.is_symlink() and path.is_char_device():
             link.parent.mkdir(exist_ok=True)
             link.symlink_to(os.path.relpath(path, link.parent))
     except OSError:

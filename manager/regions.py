@@ -31,11 +31,14 @@ class ArbiterLike(Protocol):
 class Company:
     """Who is placed on which card, so that 200 shares can be told of their company in one pass."""
 
-    def __init__(self, allocations: Iterable[Allocation]) -> None:
+    def __init__(self, allocations: Iterable[Allocation], cards: Collection[str] | None = None) -> None:
+        """`cards`: the UUIDs that will be asked for, if not all."""
         self._pods: dict[str, set[str]] = {}
         self._containers: dict[tuple[str, str], dict[str, Kind]] = {}
         for item in allocations:
             for share in item.shares:
+                if cards is not None and share.uuid not in cards:
+                    continue
                 self._pods.setdefault(share.uuid, set()).add(item.pod_uid)
                 self._containers.setdefault((share.uuid, item.pod_uid), {})[item.container] = item.kind
 
@@ -117,6 +120,11 @@ class Regions:
         self.create(allocation, shared)
         return True
 
+    @staticmethod
+    def exists(allocation: Allocation) -> bool:
+        """Whether both files are there; `intact` reads them, too."""
+        return all(Path(allocation.region, name).exists() for name in ("limits", "usage"))
+
     def intact(self, allocation: Allocation) -> bool:
         directory = Path(allocation.region)
         try:
@@ -139,10 +147,13 @@ class Regions:
 
     def reshare(self, allocations: Mapping[tuple[str, str], Allocation], changed: Collection[str]) -> None:
         """Bring the shared flags of the containers on the `changed` cards (UUIDs) up to date after one came or went."""
-        company = Company(allocations.values())
-        for allocation in allocations.values():
-            if any(share.uuid in changed for share in allocation.shares):
-                self.share(allocation, company.shared(allocation))
+        beside = [
+            item for item in allocations.values() if any(share.uuid in changed for share in item.shares)
+        ]
+        cards = {share.uuid for item in beside for share in item.shares}
+        company = Company(allocations.values(), cards)
+        for allocation in beside:
+            self.share(allocation, company.shared(allocation))
 
     def _adopt(self, allocation: Allocation) -> None:
         if allocation.region in self._managed:

@@ -58,14 +58,17 @@ def mounts(allocation: Allocation, driver: Mirror, settings: Settings) -> list[a
         ),
     ]
     # Found without any environment: login shells and setuid programs drop LD_LIBRARY_PATH, pods replace it.
-    for name in driver.loader_files():
+    for name in driver.loader_files:
         found += [
             api.Mount(container_path=f"{folder}/{name}", host_path=str(driver.lib64 / name), read_only=True)
             for folder in LOADER_FOLDERS
         ]
-    program = driver.directory / "bin/nvidia-smi"
-    if program.exists():
-        found.append(api.Mount(container_path="/usr/bin/nvidia-smi", host_path=str(program), read_only=True))
+    found += [
+        api.Mount(
+            container_path=f"/usr/bin/{name}", host_path=str(driver.directory / "bin" / name), read_only=True
+        )
+        for name in driver.programs
+    ]
     found += [
         api.Mount(container_path=extra.container_path, host_path=extra.host_path, read_only=extra.read_only)
         for extra in settings.container_mount

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,10 @@ from vcuda import region
 from vcuda.sim import Machine, SimCard
 
 MIB = 2**20
+
+
+def facts(*pods: dict[str, Any]) -> list[identity.Facts]:
+    return [identity.Facts.of(item, NAMES) for item in pods]
 
 
 def test_many_pods_with_equal_cores_and_different_memory_in_any_order(
@@ -144,7 +149,7 @@ def test_a_given_up_pod_is_not_taken_for_the_next_one() -> None:
     held = {(given_up["metadata"]["uid"], "c"): {"core"}}
 
     def find(last_uid: str | None) -> list[str]:
-        found = identity.candidates([given_up, fresh], NAMES, "memory", 10, held, last_uid=last_uid)
+        found = identity.candidates(facts(given_up, fresh), "memory", 10, held, last_uid=last_uid)
         return [item.name for item in found]
 
     assert find(fresh["metadata"]["uid"]) == ["default/fresh"]
@@ -155,10 +160,10 @@ def test_a_given_up_pod_is_not_taken_for_the_next_one() -> None:
 def test_only_the_first_container_that_lacks_something_counts() -> None:
     item = pod("p", container("a", 30, 10), container("b", 40, 10), init=[container("i", 50, 5)])
     uid = item["metadata"]["uid"]
-    assert identity.next_container(item, NAMES, {}) == ("i", {"core": 50, "memory": 5})
+    assert identity.Facts.of(item, NAMES).next_container({}) == ("i", {"core": 50, "memory": 5})
     held: dict[tuple[str, str], set[str]] = {(uid, "i"): {"core", "memory"}, (uid, "a"): {"memory"}}
-    assert identity.next_container(item, NAMES, held) == ("a", {"core": 30})
-    assert not identity.candidates([item], NAMES, "core", 40, held)
+    assert identity.Facts.of(item, NAMES).next_container(held) == ("a", {"core": 30})
+    assert not identity.candidates(facts(item), "core", 40, held)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,7 @@ def test_both_formats_of_kubelets_checkpoint(tmp_path: Path, ids: object) -> Non
     ]
     document = {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1}
     (tmp_path / kubelet_records.CHECKPOINT_FILE).write_text(json.dumps(document))
-    (entry,) = kubelet_records.from_checkpoint(tmp_path, NAMES)
+    (entry,) = kubelet_records.Checkpoint(tmp_path, NAMES).list(answers=True)
     assert (entry.pod_uid, entry.container, entry.resource) == ("u", "c", "core")
     assert entry.held == Held.of(["k-2", "k-1"])
 
@@ -186,4 +191,4 @@ def test_both_formats_of_kubelets_checkpoint(tmp_path: Path, ids: object) -> Non
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / kubelet_records.CHECKPOINT_FILE).write_text(text)
     with pytest.raises(kubelet_records.RecordsError, match="kubelet's checkpoint"):
-        kubelet_records.from_checkpoint(tmp_path, NAMES)
+        kubelet_records.Checkpoint(tmp_path, NAMES).list(answers=True)

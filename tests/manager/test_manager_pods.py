@@ -40,15 +40,26 @@ def test_pieces_are_the_whole(lists: list[list[dict[str, Any]]], spaces: bool) -
 
 def test_only_new_pods_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = PodListParser()
-    pods = [{"metadata": {"name": f"p{index}"}, "spec": {}} for index in range(50)]
+    pods = [{"metadata": {"name": f"p{index}", "uid": f"uid-{index:032}"}, "spec": {}} for index in range(50)]
     first = parser.parse(encode(pods[:49]))
     parsed: list[bytes] = []
-    loads = json.loads
-    monkeypatch.setattr(kubelet_pods.json, "loads", lambda text: parsed.append(text) or loads(text))
+    loads = kubelet_pods.orjson.loads
+    monkeypatch.setattr(kubelet_pods.orjson, "loads", lambda text: parsed.append(text) or loads(text))
     second = parser.parse(encode(pods))
     assert second == pods
-    assert [b"p49" in text for text in parsed] == [False, True]  # what is around the pods, and the new one
-    assert all(one is other for one, other in zip(first, second, strict=False))
+    # What is around the pods, the one that was the last, and the new one.
+    assert [(b'"p48"' in text, b'"p49"' in text) for text in parsed] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
+    assert all(one is other for one, other in zip(first[:48], second, strict=False))
+    parsed.clear()
+    assert parser.parse(encode(pods)) is second  # asked again for the next resource
+    assert not parsed
+    shuffled = [pods[0], *reversed(pods[1:49]), pods[49]]  # kubelet keeps its pods in a map
+    assert parser.parse(encode(shuffled)) == shuffled
+    assert len(parsed) == 1
 
 
 @pytest.mark.parametrize(

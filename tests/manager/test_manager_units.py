@@ -353,7 +353,7 @@ def test_the_mirrors_layout(tmp_path: Path) -> None:
         "lib64/drv/libnvidia-ml-driver.so.1",
     }
     assert (made.lib64 / "drv/libcuda-driver.so.1").read_text() == "libcuda 535.1.2"
-    assert "libnvidia-ptxjitcompiler.so.1" in made.loader_files()
+    assert "libnvidia-ptxjitcompiler.so.1" in made.loader_files
 
 
 def test_an_interrupted_build_of_the_mirror_is_made_anew(tmp_path: Path) -> None:

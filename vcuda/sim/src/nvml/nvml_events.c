@@ -4,7 +4,7 @@
 
 #include "nvml_internal.h"
 
-#define POLL_NS 5000000
+#define POLL_NS 20000000
 
 struct nv_event_set {
     struct {
