@@ -92,7 +92,7 @@ class Books:
             record = self._ledger.named(namespace, name)
             uid = record.uid if record is not None else None
         decisions = self._decisions.of(uid=uid, namespace=namespace, name=name)
-        typical = self._workload.typical(self._cluster.models, self._clock())
+        typical = self._workload.typical(self._cluster, self._clock())
         uid = decisions[0].uid if decisions else uid
         found = evidence.gather(self._cluster, self._ledger, typical, decisions, uid or "")
         gang = self._gangs.of(uid or "")

@@ -42,7 +42,7 @@ class Choosing(Books):
     """The steps of which filter, preempt and gangs are made."""
 
     def _table(self, shape: Shape) -> Table:
-        typical = self._workload.typical(self._cluster.models, self._clock())
+        typical = self._workload.typical(self._cluster, self._clock())
         return self._scores.table(shape, self._cluster, typical)
 
     def _rows(self, names: Sequence[str]) -> Ints:

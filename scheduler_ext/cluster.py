@@ -255,6 +255,14 @@ class Cluster:
             self.models.append(model)
         return number
 
+    def supply(self) -> tuple[Ints, Ints]:
+        """Per card model: how many usable cards there are, and the memory blocks of the largest one."""
+        count, blocks = np.zeros((2, len(self.models)), np.int64)
+        models = self.model[self.usable]
+        np.add.at(count, models, 1)
+        np.maximum.at(blocks, models, self.total_blocks[self.usable])
+        return count, blocks
+
     def view(self, rows: Ints) -> View:
         """Gather some rows for scoring."""
         return View(

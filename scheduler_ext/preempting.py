@@ -73,7 +73,7 @@ class Preempting(Deciding):
 
     def _ground(self, asked: PodRequest, pod: Mapping[str, Any], nodes: list[str]) -> Ground:
         shape = shape_of(asked, self._policy, *pod_requests(pod))
-        typical = self._workload.typical(self._cluster.models, self._clock())
+        typical = self._workload.typical(self._cluster, self._clock())
         rows = np.array([self._cluster.index[node] for node in nodes], np.int64)
         aside = self._set_aside(asked.uid, observed.priority(pod))
         found = ground_of(self._cluster, self._ledger, typical, shape, rows)

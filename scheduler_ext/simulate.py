@@ -50,7 +50,7 @@ def run(
         cluster.set_node(node.name, node.cards, node.cpu_milli, node.memory_bytes)
     cards = sum(len(node.cards) for node in nodes)
     workload = Workload([shape_of(pod.request, policy, pod.cpu_milli, pod.memory_bytes) for pod in pods])
-    typical = workload.typical(cluster.models, 0.0)
+    typical = workload.typical(cluster, 0.0)
     rows = np.arange(len(cluster))
     allocated, demand, refused = 0.0, 0.0, 0
     seconds = []

@@ -6,10 +6,17 @@ distribution, could not use; a pod goes where it increases the cluster's expecte
 For one typical pod m and one node: if m does not fit the node at all (cards, cpu or memory), every free part is a fragment;
 else only the rests of those cards that are too small for m are.
 
-Ours on top: a typical pod finds a node usable as long as one of it fits, even if the node's cpu and memory will run out
-long before its cards do. So a node's free cards beyond those that its free cpu and memory could serve, at the typical
-pods' mean need per card, count as stranded, and stranding cards costs as much as fragmenting them. On the public trace that
-is worth 1.2 points of allocation.
+Ours on top, in the order in which they decide:
+
+- A share goes where it wastes least of the card: what the cut-off part was worth beyond the share's own value, at the prices
+  of the best packing of the expected shares (see prices.py). Fragmentation asks whether one more pod fits into a rest, this asks
+  how well the rest can be filled in the end.
+- A typical pod finds a node usable as long as one of it fits, even if the node's cpu and memory will run out long before its
+  cards do. So a node's free cards beyond those that its free cpu and memory could serve, at the expected pods' mean need per
+  card, count as stranded, and stranding a card costs twice as much as fragmenting it: no share at all can use it.
+- A card costs rent by how much pods that accept few models depend on its model.
+
+docs/extender.md has what each is worth on the public trace.
 """
 
 from __future__ import annotations
@@ -21,9 +28,11 @@ from scheduler_ext.policies.base import Rest, worth
 from scheduler_ext.workload import Typical
 from vcuda.spec.units import CORES_PER_CARD
 
-# Between equal gradients the fuller card and node win: it keeps whole cards and empty nodes together.
+_WASTE = 10.0  # more than a share can change of a node's fragmentation: waste decides first
+_STRANDED = 2.0
+# Between nearly equal gradients the fuller node and card win: it keeps whole cards and empty nodes together.
+_TIE_NODE = 2e-2
 _TIE_CARD = 1e-3
-_TIE_NODE = 1e-5
 
 
 def _takes(view: View, cores: Ints, blocks: Ints, typical: Typical) -> Bools:
@@ -63,6 +72,24 @@ def fragmentation(view: View, rest: Rest, typical: Typical) -> Floats:
     return _fragments(view, rest, typical)[0]
 
 
+def waste(view: View, before: Rest, after: Rest, typical: Typical) -> Floats:
+    """[k, cards]: what each card's taken part was worth beyond what is taken, in cards; below 0 where it fills a leftover.
+
+    A part is as large as its scarcer half, cores or memory.
+    """
+    total = np.maximum(view.total_blocks, 1)
+
+    def hundredths(cores: Ints, blocks: Ints) -> Ints:
+        return np.clip(np.minimum(cores, CORES_PER_CARD * blocks // total), 0, CORES_PER_CARD)
+
+    cores, blocks = before.cores - after.cores, before.blocks - after.blocks
+    taken = np.clip(np.maximum(cores, -(-CORES_PER_CARD * blocks // total)), 0, CORES_PER_CARD)
+    now, then = hundredths(before.cores, before.blocks), hundredths(after.cores, after.blocks)
+    values, model = typical.values, view.model
+    wasted: Floats = values[model, now] - values[model, then] - values[model, taken]
+    return wasted
+
+
 def one_card(view: View, before: Rest, after: Rest, _taken: Bools, typical: Typical) -> Floats:
     now, value, takes, count, useful = _fragments(view, before, typical)
     then_value = worth(view, after.cores, after.blocks)
@@ -75,8 +102,10 @@ def one_card(view: View, before: Rest, after: Rest, _taken: Bools, typical: Typi
     then = free - (then_useful * possible * typical.weight).sum(axis=2)
     stranded = _stranded(value.sum(axis=1), before.cpu, before.memory, typical)
     then_stranded = _stranded(free, after.cpu[:, None], after.memory[:, None], typical)
-    gradient = then - now[:, None] + then_stranded - stranded[:, None]
-    cost: Floats = gradient + _TIE_CARD * then_value + _TIE_NODE * free
+    gradient = then - now[:, None] + _STRANDED * (then_stranded - stranded[:, None])
+    rent = typical.rent[view.model] * (value - then_value)
+    wasted = _WASTE * waste(view, before, after, typical)
+    cost: Floats = wasted + gradient + rent + _TIE_NODE * free + _TIE_CARD * then_value
     return cost
 
 
@@ -85,4 +114,7 @@ def several_cards(view: View, before: Rest, after: Rest, _taken: Bools, typical:
     then, then_value, *_ = _fragments(view, after, typical)
     free: Floats = then_value.sum(axis=1)
     stranded = _stranded(value.sum(axis=1), before.cpu, before.memory, typical)
-    return then - now + _stranded(free, after.cpu, after.memory, typical) - stranded + _TIE_NODE * free
+    then_stranded = _stranded(free, after.cpu, after.memory, typical)
+    rent = (typical.rent[view.model] * (value - then_value)).sum(axis=1)
+    cost: Floats = then - now + _STRANDED * (then_stranded - stranded) + rent + _TIE_NODE * free
+    return cost

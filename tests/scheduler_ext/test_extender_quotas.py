@@ -102,7 +102,7 @@ def test_the_peaks_are_those_that_are_booked() -> None:
     booked = engine._ledger._records[one["metadata"]["uid"]].usage.cards
     engine.lose_pod(one["metadata"]["uid"])
     table = next(iter(engine._scores._tables.values()))
-    table.refresh(engine._cluster, engine._workload.typical(engine._cluster.models, 0.0))
+    table.refresh(engine._cluster, engine._workload.typical(engine._cluster, 0.0))
     cores, blocks = quotas.peaks(table.shape, engine._cluster.total_blocks[:1], table.picks[:1])
     assert (cores.sum(), blocks.sum()) == tuple(map(sum, zip(*booked.values(), strict=True)))
 

@@ -1,0 +1,131 @@
+"""What free parts of cards and card models are worth, and that the default policy places accordingly."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_ext import prices
+from scheduler_ext.cluster import Cluster, Usage
+from scheduler_ext.scores import Scores, cheapest
+from scheduler_ext.shape import Shape, shape_of
+from scheduler_ext.workload import Workload
+from tests.scheduler_ext.extender_support import NAMES, cards, pod
+from vcuda.spec import request
+from vcuda.spec.request import Policy
+
+MIXES = st.dictionaries(st.integers(1, 99), st.floats(0.01, 100.0), min_size=1, max_size=8)
+
+
+def wish(cores: int, **annotations: str) -> Shape:
+    asked = pod(
+        "p",
+        cores,
+        max(cores * 40 // 100, 1),
+        annotations={f"tencent.com/{k.replace('_', '-')}": v for k, v in annotations.items()},
+    )
+    return shape_of(request.parse_pod(asked, NAMES), Policy.FGD)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value"),
+    [
+        ({60: 1, 40: 1}, {100: 1.0}),
+        ({60: 2, 40: 1}, {40: 0.0, 60: 1.0}),  # more 60s than 40s: what is left beside them is worth nothing
+        ({60: 1, 40: 2}, {39: 0.0, 40: 0.5, 60: 0.5, 80: 1.0}),
+        ({81: 3, 47: 2, 16: 1}, {16: 0.0, 47: 0.5, 53: 0.5, 81: 1.0}),
+        ({100 // 3: 1}, {32: 0.0, 33: 1 / 3, 66: 2 / 3, 100: 1.0}),
+        ({}, {99: 0.0, 100: 1.0}),
+    ],
+)  # fmt: skip
+def test_free_parts_are_worth_what_the_best_packing_makes_of_them(
+    wanted: dict[int, float], value: dict[int, float]
+) -> None:
+    found = prices.values(wanted)
+    assert {free: found[free] for free in value} == pytest.approx(value)
+
+
+def _fewest_cards(wanted: dict[int, float]) -> float:
+    """The optimum of the linear program for two sizes, by trying all pairs of patterns."""
+    (a, many), (b, few) = wanted.items()
+    patterns = [(i, j) for i in range(100 // a + 1) for j in range((100 - i * a) // b + 1)]
+    best = np.inf
+    for one, two in itertools.combinations(patterns, 2):
+        matrix = np.array([one, two], float).T
+        if abs(np.linalg.det(matrix)) > 1e-9:
+            amounts = np.linalg.solve(matrix, [many, few])
+            if (amounts >= -1e-9).all():
+                best = min(best, amounts.sum())
+    return float(best)
+
+
+@given(st.tuples(st.integers(10, 99), st.integers(10, 99), st.floats(0.1, 10), st.floats(0.1, 10)))
+def test_the_prices_pay_for_the_fewest_cards(case: tuple[int, int, float, float]) -> None:
+    a, b, many, few = case
+    if a == b:
+        b = a - 1
+    wanted = {a: many, b: few}
+    found = prices.values(wanted)
+    # Duality; a size that is worth less than what else fits into its room is served by that room.
+    assert many * found[a] + few * found[b] >= _fewest_cards(wanted) - 1e-6
+
+
+@given(MIXES)
+def test_values_never_fall_and_two_rooms_hold_no_more_than_one_as_large(wanted: dict[int, float]) -> None:
+    found = prices.values(wanted)
+    assert found[0] == 0 and found[100] == pytest.approx(1) and (np.diff(found) >= 0).all()
+    for one in range(101):
+        assert (found[: 101 - one] + found[one] <= found[one:] + 1e-6).all()
+
+
+def test_rent_is_the_demand_per_card_of_those_who_accept_the_model() -> None:
+    # 10 cards of the first model, 30 of the second, none of the third; a fifth of the demand accepts the first only.
+    accepted = np.array([[True, True, True], [True, False, False], [False, False, True]])
+    found = prices.rents(np.array([4.0, 1.0, 9.0]), accepted, np.array([10, 30, 0]))
+    assert found.tolist() == pytest.approx([0.2 / 0.25, 0.0, 0.0])
+    assert prices.rents(np.zeros(1), accepted[:1], np.array([10, 30, 0])).tolist() == [0, 0, 0]
+
+
+def _decide(cluster: Cluster, wanted: Shape, workload: Workload) -> str:
+    table = Scores().table(wanted, cluster, workload.typical(cluster, 0.0))
+    row = cheapest(table, cluster, np.arange(len(cluster)))
+    assert row is not None
+    return cluster.names[row]
+
+
+def test_a_share_goes_where_the_rest_can_still_be_filled() -> None:
+    workload = Workload([wish(81)] * 8 + [wish(47)] * 6 + [wish(65)] * 3 + [wish(32)] * 3)
+    cluster = Cluster()
+    for name, taken in (("a", 47), ("b", 0)):
+        cluster.set_node(name, cards(name, 1), 64_000, 2**38)
+        cluster.book("filler", name, Usage({f"GPU-{name}-0": (taken, taken * 40 // 100)}))
+    # Beside the 47, a 32 leaves 21 for nobody. Fragmentation alone takes that place, to keep the free card for an 81.
+    assert _decide(cluster, wish(32), workload) == "b"
+    assert _decide(cluster, wish(47), workload) == "a"
+    # Beside a 65 it fills the card.
+    cluster.set_node("c", cards("c", 1), 64_000, 2**38)
+    cluster.book("filler", "c", Usage({"GPU-c-0": (65, 65 * 40 // 100)}))
+    assert _decide(cluster, wish(32), workload) == "c"
+
+
+def test_who_accepts_all_models_leaves_a_scarce_one_to_those_who_do_not() -> None:
+    def one(cpu_milli: int, **annotations: str) -> Shape:
+        return dataclasses.replace(wish(50, **annotations), cpu_milli=cpu_milli)
+
+    cluster = Cluster()
+    cluster.set_node("a", cards("a", 2, model="T4"), 64_000, 2**38)
+    for name in "bcd":
+        cluster.set_node(name, cards(name, 2, model="A100"), 16_000, 2**38)
+    # The T4 are a quarter of the cards, and one pod in seven depends on them: 0.57 of each.
+    choosy = one(4_000, vcuda_card_model="T4")
+    workload = Workload([choosy] + [one(4_000)] * 6)
+    # The others' nodes have just the cpu that their cards need. A little too much is better than a T4 taken away …
+    assert _decide(cluster, one(5_000), workload) == "b"
+    # … but not much too much.
+    assert _decide(cluster, one(12_000), workload) == "a"
+    assert _decide(cluster, choosy, workload) == "a"
