@@ -126,7 +126,7 @@ def compare(
         usage = usages.get(item.key)
         if usage is None and any(held.values()):
             continue
-        ledger = {card.uuid: card.memory_used_bytes for card in usage.cards} if usage is not None else {}
+        ledger = {card.uuid: card.ledger_bytes for card in usage.cards} if usage is not None else {}
         for uuid in held:
             mine = by_driver.get((item.key, uuid), 0)
             if mine or any(share.uuid == uuid for share in item.shares):

@@ -36,6 +36,7 @@ from manager.kubelet_records import PodResources
 from manager.metrics import Metrics
 from manager.mirror_keeper import MirrorKeeper
 from manager.outbox import Outbox
+from manager.overhead import Overhead
 from manager.plugin import Board, Plugin
 from manager.podwatch import PodWatch
 from manager.regions import ArbiterLike, Regions
@@ -120,7 +121,11 @@ class Daemon:
             self.registrar = Registrar(
                 settings.device_plugin_path, names, plugins, self._board, self.admission.kubelet_restarted
             )
-            self.auditor = Auditor(self.inventory.processes, regions.usage, self._bypass)
+            self.overhead = Overhead(
+                self.inventory.processes, regions.usage, lambda: self.allocator.allocations
+            )
+            self._stack.callback(self.overhead.stop)
+            self.auditor = Auditor(self.overhead.held, regions.usage, self._bypass)
             # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
             self._others = PodResources(settings.pod_resources_socket, names)
             self._stack.callback(self._others.close)
@@ -133,6 +138,7 @@ class Daemon:
                 self.inventory,
                 self.mirror,
                 coexistence,
+                self.overhead,
                 self.auditor,
                 self.allocator,
                 self.outbox,
@@ -172,6 +178,7 @@ class Daemon:
             self._stack.callback(self._web.stop)
             self.registrar.start()
             self._keeper.start()
+            self.overhead.start()
             if self._watch is not None:
                 self._watch.start()
         except BaseException:

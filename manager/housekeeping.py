@@ -18,6 +18,7 @@ from manager.inventory import Inventory
 from manager.kube import Kube, uid_of
 from manager.mirror_keeper import MirrorKeeper
 from manager.outbox import Outbox
+from manager.overhead import Overhead
 from manager.reload import Reloader
 from manager.settings import Settings
 from vcuda.spec.names import Names
@@ -37,6 +38,7 @@ class Housekeeper:
         inventory: Inventory,
         mirror: MirrorKeeper,
         coexistence: Coexistence,
+        overhead: Overhead,
         auditor: Auditor,
         allocator: Allocator,
         outbox: Outbox,
@@ -50,6 +52,7 @@ class Housekeeper:
         self._inventory = inventory
         self._mirror = mirror
         self._coexistence = coexistence
+        self._overhead = overhead
         self._auditor = auditor
         self._allocator = allocator
         self._outbox = outbox
@@ -94,11 +97,10 @@ class Housekeeper:
         snapshot = self._inventory.snapshot
         self._mirror.refresh(snapshot.driver_version)
         self._inventory.block(self._coexistence.blocked(snapshot.cards))
-        self._auditor.audit(
-            self._allocator.allocations,
-            [item.card.uuid for item in snapshot.cards if not item.parent_uuid],
-            self._settings.audit_tolerance << 20,
-        )
+        allocations = self._allocator.allocations
+        cards = [item.card.uuid for item in snapshot.cards if not item.parent_uuid]
+        self._overhead.sample(allocations, cards)
+        self._auditor.audit(allocations, cards, self._settings.audit_tolerance << 20)
 
     def _collect(self) -> None:
         try:

@@ -219,6 +219,16 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
             "Memory held beyond the ledger, by the driver",
             lambda card: card.unaccounted_bytes,
         ),
+        (
+            "vcuda_container_overhead_bytes",
+            "Memory in use beside the ledger that its limit counts",
+            lambda card: card.overhead_bytes,
+        ),
+        (
+            "vcuda_container_oversold_bytes",
+            "Memory beyond the physical share, as managed memory",
+            lambda card: card.oversold_bytes,
+        ),
     ]
     counters: list[tuple[str, str, Callable[..., float | None]]] = [
         (
@@ -232,6 +242,11 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
             "vcuda_container_memory_refusals",
             "Allocations refused: over the limit",
             lambda card: card.refusals,
+        ),
+        (
+            "vcuda_container_oversold_allocations",
+            "Allocations that became managed memory",
+            lambda card: card.oversold_allocations,
         ),
     ]
     labels = (*CONTAINER_LABELS, "uuid")

@@ -42,6 +42,7 @@ class ShareReport:
 
     `gpu_time_ns` is None while the container is alone on the card and uncapped: then nothing measures it, and `card_percent` is
     the driver's utilization of the card, all of which is this container's; else None. `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
+    `overhead_bytes` of what is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
     """
 
     uuid: str
@@ -57,6 +58,9 @@ class ShareReport:
     refusals: int
     unaccounted_bytes: int | None = None
     card_percent: int | None = None
+    overhead_bytes: int = 0
+    oversold_bytes: int = 0
+    oversold_allocations: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,9 @@ class Reporter:
                     card.refusals,
                     finding.beyond.get((allocation.key, share.uuid)),
                     None if metered else percents.get(share.uuid),
+                    max(0, card.memory_used_bytes - card.ledger_bytes),
+                    card.oversold_bytes,
+                    card.oversold_allocations,
                 )
             )
         return ContainerReport(

@@ -38,7 +38,8 @@ class CardLimit:
     `cores` are guaranteed hundredths of the card, `core_limit` the most it may use when the card is idle (1 <= cores
     <= core_limit <= 100). A `whole` card is not limited below the card. `shared`: another container is placed on the
     card too. `context_bytes`: what a CUDA context takes on this card, 0 if unknown; `overhead_bytes`: device memory
-    that the container uses beside its allocations, as measured from outside.
+    that the container uses beside its allocations, as measured from outside (`write_overhead` changes it, `update` does not).
+    `physical_bytes`: the share is oversold; what exceeds this, up to `memory_bytes`, becomes managed memory.
     """
 
     uuid: str
@@ -51,11 +52,17 @@ class CardLimit:
     priority: Priority = "normal"
     context_bytes: int = 0
     overhead_bytes: int = 0
+    physical_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class CardUsage:
-    """One card's figures of a container, all its living processes together; the counters include the dead."""
+    """One card's figures of a container, all its living processes together; the counters include the dead.
+
+    `memory_used_bytes` is `ledger_bytes` (what the shims have charged) plus the overhead. Of the ledger, `managed_bytes` need not
+    be on the card, and `oversold_bytes` of these were asked for as plain memory. `ledger_mark` is another one whenever the
+    ledger has changed; `unsettled`: an allocation was under way.
+    """
 
     uuid: str
     memory_used_bytes: int
@@ -65,6 +72,12 @@ class CardUsage:
     launches: int
     refusals: int
     unknown_symbols: int = 0
+    ledger_bytes: int = 0
+    managed_bytes: int = 0
+    oversold_bytes: int = 0
+    oversold_allocations: int = 0
+    ledger_mark: int = 0
+    unsettled: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,15 @@ def update(directory: Path | str, cards: Sequence[CardLimit]) -> None:
         raise _error(error)
 
 
+def write_overhead(directory: Path | str, overhead_bytes: Sequence[int]) -> None:
+    """Write what the container uses beside its ledger on each of its cards, in their order. Raises RegionError."""
+    error = ffi.new("char[]", _ERROR_BYTES)
+    array = ffi.new("uint64_t[]", list(overhead_bytes))
+    path = _path(directory, LIMITS_NAME)
+    if lib.vc_native_write_overhead(path, array, len(overhead_bytes), error, _ERROR_BYTES) != 0:
+        raise _error(error)
+
+
 def read_limits(directory: Path | str) -> tuple[CardLimit, ...]:
     """Read the limits in force. Raises RegionError."""
     limits = ffi.new("struct vc_limits *")
@@ -162,12 +184,20 @@ def _card_array(cards: Sequence[CardLimit]) -> Any:
             target.memory_bytes = card.memory_bytes
             target.context_bytes = card.context_bytes
             target.overhead_bytes = card.overhead_bytes
+            target.physical_bytes = card.physical_bytes or 0
             target.cores = card.cores
             target.core_limit = card.core_limit
             target.minor = card.minor
         except OverflowError as error:
             raise RegionError(f"card {card.uuid} has an impossible limit ({error}): {card}") from error
         target.flags = (lib.VC_CARD_WHOLE if card.whole else 0) | (lib.VC_CARD_SHARED if card.shared else 0)
+        if card.physical_bytes is not None:
+            if not 0 < card.physical_bytes <= card.memory_bytes:
+                raise RegionError(
+                    f"card {card.uuid} has {card.physical_bytes} physical bytes of {card.memory_bytes}; an oversold share has more than 0 "
+                    "and at most its limit"
+                )
+            target.flags |= lib.VC_CARD_OVERSELL
         target.priority = _PRIORITIES[card.priority]
     return array
 
@@ -185,6 +215,7 @@ def _card_limit(card: Any) -> CardLimit:
         priority=names.get(card.priority, "normal"),
         context_bytes=card.context_bytes,
         overhead_bytes=card.overhead_bytes,
+        physical_bytes=card.physical_bytes if card.flags & lib.VC_CARD_OVERSELL else None,
     )
 
 
@@ -198,6 +229,12 @@ def _card_usage(uuid: str, card: Any) -> CardUsage:
         launches=card.launches,
         refusals=card.memory_refusals,
         unknown_symbols=card.unknown_symbols,
+        ledger_bytes=card.ledger_bytes,
+        managed_bytes=card.managed_bytes,
+        oversold_bytes=card.oversold_bytes,
+        oversold_allocations=card.oversold_allocations,
+        ledger_mark=card.ledger_mark,
+        unsettled=bool(card.unsettled),
     )
 
 

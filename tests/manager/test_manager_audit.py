@@ -37,7 +37,7 @@ def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
 
 
 def ledger(used: int, *processes: ProcessUsage) -> Usage:
-    return Usage((CardUsage(CARD, used, used, 0, 0, 0, 0),), processes)
+    return Usage((CardUsage(CARD, used, used, 0, 0, 0, 0, ledger_bytes=used),), processes)
 
 
 class Proc:

@@ -25,6 +25,8 @@ VC__OFFSET(vc_card_limit, memory_bytes, 48);
 VC__OFFSET(vc_card_limit, cores, 64);
 VC__OFFSET(vc_card_limit, minor, 80);
 VC__OFFSET(vc_card_limit, context_bytes, 88);
+VC__OFFSET(vc_card_limit, physical_bytes, 96);
+VC__OFFSET(vc_card_limit, overhead_samples, 104);
 VC__OFFSET(vc_card_limit, granted_ppm, 120);
 VC__OFFSET(vc_card_limit, lease_sequence, 128);
 VC__OFFSET(vc_card_limit, others_gpu_ns, 160);
@@ -39,10 +41,12 @@ VC__OFFSET(vc_card_usage, memory_refusals, 40);
 VC__OFFSET(vc_card_usage, wake_futex, 76);
 VC__OFFSET(vc_card_usage, unknown_symbols, 80);
 VC__OFFSET(vc_card_usage, waiting_until_ns, 96);
+VC__OFFSET(vc_card_usage, oversold_allocations, 112);
 
 VC__SIZE(vc_slot_card, 128);
 VC__OFFSET(vc_slot_card, gpu_ns, 32);
 VC__OFFSET(vc_slot_card, generation, 64);
+VC__OFFSET(vc_slot_card, oversold_bytes, 80);
 
 VC__SIZE(vc_slot, 128 + 16 * 128);
 VC__OFFSET(vc_slot, pid, 4);

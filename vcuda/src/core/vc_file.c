@@ -258,7 +258,7 @@ struct vc_limits *vc_limits_map_writable(const char *limits_path, struct vc_erro
 
 /* Keep other writers out. A tenant may hold a lock on this file for ever, because it may read it: whoever has it for so long is
  * no writer, and we go ahead. */
-static void lock_writers(int descriptor)
+void vc_limits_lock(int descriptor)
 {
     uint64_t deadline = vc_now_ns() + VC__WRITER_NS;
     while (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && vc_now_ns() < deadline)
@@ -284,7 +284,7 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
     }
     static pthread_mutex_t own_writers = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&own_writers);
-    lock_writers(descriptor);
+    vc_limits_lock(descriptor);
     int result = 0;
     if (limits->card_count != count)
         result = vc_fail(error, "cannot update %s: it has %u cards, not %u; a running share keeps its cards", limits_path,
@@ -301,8 +301,8 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
         for (uint32_t card = 0; card < count; card++) {
             struct vc_card_limit *limit = &limits->cards[card];
             vc_store(&limit->memory_bytes, cards[card].memory_bytes);
-            vc_store(&limit->overhead_bytes, cards[card].overhead_bytes);
             vc_store(&limit->context_bytes, cards[card].context_bytes);
+            vc_store(&limit->physical_bytes, cards[card].physical_bytes);
             vc_store(&limit->cores, cards[card].cores);
             vc_store(&limit->core_limit, cards[card].core_limit);
             vc_store(&limit->flags, cards[card].flags);

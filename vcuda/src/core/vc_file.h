@@ -25,9 +25,13 @@ int vc_files_create(const char *limits_path, const char *usage_path, const struc
                     struct vc_error *error);
 
 /* Replace the limit fields of all cards in place, under the file's seqlock; serialised among writers by flock, for which it waits
- * at most 50 ms. The
- * cards' identity and order must be those of the file. The arbiter's fields stay. Returns 0, or -1 with *error. */
+ * at most 50 ms. The cards' identity and order must be those of the file. The arbiter's fields and the overhead
+ * (vc_overhead.h) stay. Returns 0, or -1 with *error. */
 int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards, uint32_t count, struct vc_error *error);
+
+/* Keep other writers of the limits behind this descriptor away until it is closed; gives up after 50 ms, because a tenant
+ * can hold the lock too. */
+void vc_limits_lock(int descriptor);
 
 /* Open and check a file of the given kind (VC_KIND_*), with `flags` for open(2). On success returns a descriptor and
  * the header; on failure -1 with *error and errno = the reason (ENOENT: there is no such file, EILSEQ: damaged). */

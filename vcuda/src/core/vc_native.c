@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "vc_file.h"
+#include "vc_overhead.h"
 #include "vc_slot.h"
 
 /* No card has a PiB, no counter needs the sign bit: a tenant may have written anything. */
@@ -51,6 +52,12 @@ static uint64_t processor_time_ns(void)
     return (uint64_t)used.tv_sec * 1000000000u + (uint64_t)used.tv_nsec;
 }
 
+int vc_native_write_overhead(const char *limits_path, const uint64_t *bytes, uint32_t count, char *error, size_t error_bytes)
+{
+    struct vc_error reason;
+    return vc_overhead_write(limits_path, bytes, count, &reason) == 0 ? 0 : report_error(&reason, error, error_bytes);
+}
+
 static uint64_t bounded(uint64_t value, uint64_t most)
 {
     return value <= most ? value : most;
@@ -64,6 +71,26 @@ static void report_card(const struct vc_card_usage *card, struct vc_card_report 
     report->waited_ns = bounded(card->waited_ns, VC__MOST_COUNT);
     report->launches = bounded(card->launches, VC__MOST_COUNT);
     report->unknown_symbols = bounded(card->unknown_symbols, VC__MOST_COUNT);
+    report->oversold_allocations = bounded(card->oversold_allocations, VC__MOST_COUNT);
+}
+
+static void add_bounded(uint64_t *sum, uint64_t bytes)
+{
+    *sum = bounded(*sum + bounded(bytes, VC__MOST_BYTES), VC__MOST_BYTES);
+}
+
+/* A live slot's part of a card's figures. */
+static void report_ledger(const struct vc_slot *slot, uint32_t index, uint32_t card, struct vc_card_report *report)
+{
+    const struct vc_slot_card *mine = &slot->cards[card];
+    add_bounded(&report->memory_used_bytes, mine->committed_bytes);
+    add_bounded(&report->ledger_bytes, mine->committed_bytes);
+    add_bounded(&report->managed_bytes, mine->managed_bytes);
+    add_bounded(&report->oversold_bytes, mine->oversold_bytes);
+    report->unsettled |= mine->reserved_bytes != mine->committed_bytes;
+    const uint64_t words[] = {index, slot->claimed_ns, mine->generation, mine->committed_bytes};
+    for (size_t word = 0; word < sizeof words / sizeof *words; word++)
+        report->ledger_mark = (report->ledger_mark ^ words[word]) * 0x100000001b3u;
 }
 
 static void report_slot(const struct vc_slot *slot, uint32_t index, bool alive, struct vc_usage_report *report)
@@ -78,7 +105,7 @@ static void report_slot(const struct vc_slot *slot, uint32_t index, bool alive, 
         uint64_t bytes = bounded(slot->cards[card].committed_bytes, VC__MOST_BYTES);
         process->memory_bytes[card] = bytes;
         if (alive)
-            report->cards[card].memory_used_bytes = bounded(report->cards[card].memory_used_bytes + bytes, VC__MOST_BYTES);
+            report_ledger(slot, index, card, &report->cards[card]);
     }
 }
 

@@ -16,11 +16,19 @@ enum vc_quota_kind {
     VC_QUOTA_PLAIN,
     VC_QUOTA_CONTEXT, /* one context: also counted in context_bytes and contexts */
     VC_QUOTA_MANAGED, /* also counted in managed_bytes */
+    VC_QUOTA_OVERSOLD, /* managed memory in place of the plain memory that was asked for: counted in both */
 };
 
 /* Try to reserve. False: the limit is reached (or this process has no slot), nothing is booked. Takes at most 20 ms, and
  * that only while other processes' unfinished reservations stand in the way. */
 bool vc_quota_reserve(struct vc_region *region, uint32_t card, uint64_t bytes);
+
+/* The same for managed memory, which need not be on the card: where the share is oversold (VC_CARD_OVERSELL) only the quota
+ * is looked at, while vc_quota_reserve also keeps what is not managed within physical_bytes. */
+bool vc_quota_reserve_managed(struct vc_region *region, uint32_t card, uint64_t bytes);
+
+/* Whether the share is oversold: then memory that was refused may be had as managed memory. */
+bool vc_quota_oversells(const struct vc_region *region, uint32_t card);
 
 /* Count one refusal in usage; separate, because a caller may trim and try again before it refuses. */
 void vc_quota_refused(struct vc_region *region, uint32_t card);

@@ -354,6 +354,7 @@ bool vc_limits_read(const struct vc_limits *limits, uint32_t card, struct vc_car
         view->memory_bytes = vc_load_acquire(&limit->memory_bytes);
         view->overhead_bytes = vc_load_acquire(&limit->overhead_bytes);
         view->context_bytes = vc_load_acquire(&limit->context_bytes);
+        view->physical_bytes = vc_load_acquire(&limit->physical_bytes);
         view->cores = vc_load_acquire(&limit->cores);
         view->core_limit = vc_load_acquire(&limit->core_limit);
         view->flags = vc_load_acquire(&limit->flags);

@@ -91,6 +91,7 @@ struct vc_card_view {
     uint64_t memory_bytes;
     uint64_t overhead_bytes;
     uint64_t context_bytes;
+    uint64_t physical_bytes; /* with VC_CARD_OVERSELL: what may be on the card for certain */
     uint32_t cores;
     uint32_t core_limit;
     uint32_t flags;

@@ -5,9 +5,10 @@
 
 #include "graph_memory.h"
 #include "pool.h"
+#include "vc_log.h"
 
 static struct vc_ledger allocations = VC_LEDGER_INITIALIZER;
-/* Chunk of small allocations → how many lie in it. Managed memory has chunks of its own in the quota's figures. */
+/* Chunk of small allocations and their kind → how many lie in it: each kind has chunks of its own in the quota's figures. */
 static struct vc_ledger chunks = VC_LEDGER_INITIALIZER;
 
 static void forget(void)
@@ -29,7 +30,29 @@ uint64_t vc_round_up(uint64_t bytes, uint64_t multiple)
     return bytes > UINT64_MAX - multiple ? UINT64_MAX : (bytes + multiple - 1) / multiple * multiple;
 }
 
-static CUresult reserve(struct vc_charge *charge, uint64_t bytes)
+static bool reserve_quota(const struct vc_charge *charge, uint64_t bytes)
+{
+    return (charge->managed ? vc_quota_reserve_managed : vc_quota_reserve)(charge->region, (uint32_t)charge->card, bytes);
+}
+
+/* Nothing is left of the physical share: take the memory as managed memory, if the share is oversold. */
+static bool oversell(struct vc_charge *charge, uint64_t bytes)
+{
+    uint32_t card = (uint32_t)charge->card;
+    if (!vc_real.cuMemAllocManaged || !vc_quota_oversells(charge->region, card) ||
+        !vc_quota_reserve_managed(charge->region, card, bytes))
+        return false;
+    charge->managed = true;
+    vc_add_relaxed(&charge->region->usage->cards[card].oversold_allocations, 1);
+    vc_log_once(VC_NOTICE_OVERSOLD,
+                "the share is oversold and its physical part is full: from here on memory may lie on the host, and be slow");
+    return true;
+}
+
+/* What a reservation may be. */
+enum form { AS_ASKED, OR_MANAGED };
+
+static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form)
 {
     struct vc_region *region = charge->region;
     charge->reserved = bytes;
@@ -39,30 +62,47 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes)
         return CUDA_ERROR_OUT_OF_MEMORY; /* limits are unreadable, or the share has nothing of this card */
     watch_forks();
     uint32_t card = (uint32_t)charge->card;
-    if (vc_quota_reserve(region, card, bytes))
+    if (reserve_quota(charge, bytes))
         return CUDA_SUCCESS;
     bool more = vc_pools_make_room(card);
     more |= vc_graph_memory_make_room(card);
-    if (more && vc_quota_reserve(region, card, bytes))
+    if ((more && reserve_quota(charge, bytes)) || (form == OR_MANAGED && oversell(charge, bytes)))
         return CUDA_SUCCESS;
     vc_quota_refused(region, card);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult vc_charge_current(struct vc_charge *charge, uint64_t bytes)
+static CUresult reserve_current(struct vc_charge *charge, uint64_t bytes, bool managed, enum form form)
 {
     charge->region = vc_region_get();
     charge->context = NULL;
+    charge->managed = managed;
     charge->card = vc_card_of_current(charge->region, &charge->context);
-    return reserve(charge, bytes);
+    return reserve(charge, bytes, form);
+}
+
+CUresult vc_charge_current(struct vc_charge *charge, uint64_t bytes)
+{
+    return reserve_current(charge, bytes, false, AS_ASKED);
+}
+
+CUresult vc_charge_managed(struct vc_charge *charge, uint64_t bytes)
+{
+    return reserve_current(charge, bytes, true, AS_ASKED);
+}
+
+CUresult vc_charge_either(struct vc_charge *charge, uint64_t bytes)
+{
+    return reserve_current(charge, bytes, false, OR_MANAGED);
 }
 
 CUresult vc_charge_device(struct vc_charge *charge, CUdevice device, uint64_t bytes)
 {
     charge->region = vc_region_get();
     charge->context = NULL;
+    charge->managed = false;
     charge->card = vc_card_of_device(charge->region, device);
-    return reserve(charge, bytes);
+    return reserve(charge, bytes, AS_ASKED);
 }
 
 bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
@@ -72,7 +112,7 @@ bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
     uint32_t card = (uint32_t)charge->card;
     if (bytes < charge->reserved) {
         vc_quota_rollback(charge->region, card, charge->reserved - bytes);
-    } else if (bytes > charge->reserved && !vc_quota_reserve(charge->region, card, bytes - charge->reserved)) {
+    } else if (bytes > charge->reserved && !reserve_quota(charge, bytes - charge->reserved)) {
         vc_quota_refused(charge->region, card);
         return false;
     }
@@ -88,12 +128,14 @@ void vc_charge_drop(const struct vc_charge *charge)
 
 static enum vc_quota_kind quota_kind(uint32_t kind)
 {
-    return kind == VC_MEMORY_MANAGED ? VC_QUOTA_MANAGED : VC_QUOTA_PLAIN;
+    return kind == VC_MEMORY_MANAGED    ? VC_QUOTA_MANAGED
+           : kind == VC_MEMORY_OVERSOLD ? VC_QUOTA_OVERSOLD
+                                        : VC_QUOTA_PLAIN;
 }
 
 static bool is_small(const struct vc_entry *entry)
 {
-    return entry->bytes < VC_CHUNK && (entry->kind == VC_MEMORY_PLAIN || entry->kind == VC_MEMORY_MANAGED);
+    return entry->bytes < VC_CHUNK && entry->kind <= VC_MEMORY_OVERSOLD;
 }
 
 static uint64_t first_chunk(const struct vc_entry *entry)
@@ -108,7 +150,7 @@ static uint64_t last_chunk(const struct vc_entry *entry)
 
 static uint64_t chunk_key(const struct vc_entry *entry, uint64_t chunk)
 {
-    return (chunk + 1) * 2 + (entry->kind == VC_MEMORY_MANAGED);
+    return (chunk + 1) * 4 + entry->kind;
 }
 
 /* Enter a small allocation into its chunks (two, if it lies across a border); return the bytes of those that are new. */

@@ -13,6 +13,7 @@
 enum vc_memory_kind {
     VC_MEMORY_PLAIN,
     VC_MEMORY_MANAGED,
+    VC_MEMORY_OVERSOLD, /* asked for as plain memory, given as managed memory */
     VC_MEMORY_OPAQUE, /* arrays: no address, the driver says the size */
     VC_MEMORY_POOL,   /* charged by its pool, listed here to find the pool again */
 };
@@ -25,6 +26,7 @@ struct vc_charge {
     CUcontext context; /* current when the charge began; NULL if it was begun for a device */
     int card;          /* >= 0: `reserved` is booked; VC_CARD_UNKNOWN: nothing is, the driver will refuse by itself */
     uint64_t reserved;
+    bool managed; /* what is reserved need not be on the card */
 };
 
 /* Memory on its way back to the driver. */
@@ -39,6 +41,13 @@ uint64_t vc_round_up(uint64_t bytes, uint64_t multiple); /* saturates */
  * the driver. Before it refuses it gives back what the process's own pools hold idle, and tries again. */
 CUresult vc_charge_current(struct vc_charge *charge, uint64_t bytes);
 CUresult vc_charge_device(struct vc_charge *charge, CUdevice device, uint64_t bytes);
+
+/* For managed memory, which an oversold share may have beyond its physical part. */
+CUresult vc_charge_managed(struct vc_charge *charge, uint64_t bytes);
+
+/* For plain memory that may be replaced by managed memory where the share is oversold: charge->managed then says so, a
+ * line on stderr once in a process, and a counter in usage. */
+CUresult vc_charge_either(struct vc_charge *charge, uint64_t bytes);
 
 /* Change what is reserved to exactly `bytes`. False: that is over the limit; the reservation is as before. */
 bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes);

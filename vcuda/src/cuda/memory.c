@@ -17,12 +17,21 @@ static CUresult end_allocation(struct vc_charge *charge, CUresult result, CUdevi
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The physical part of an oversold share is full. */
+static CUresult allocate_oversold(struct vc_charge *charge, CUdeviceptr *pointer, uint64_t bytes)
+{
+    CUresult result = vc_real.cuMemAllocManaged(pointer, bytes, CU_MEM_ATTACH_GLOBAL);
+    return end_allocation(charge, result, result == CUDA_SUCCESS ? *pointer : 0, bytes, VC_MEMORY_OVERSOLD);
+}
+
 CUresult vc_hook_cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
+    CUresult result = vc_charge_either(&charge, vc_round_up(bytes, VC_CHUNK));
     if (result != CUDA_SUCCESS)
         return result;
+    if (VC_UNLIKELY(charge.managed))
+        return allocate_oversold(&charge, pointer, bytes);
     result = vc_real.cuMemAlloc_v2(pointer, bytes);
     return end_allocation(&charge, result, result == CUDA_SUCCESS ? *pointer : 0, bytes, VC_MEMORY_PLAIN);
 }
@@ -51,9 +60,17 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 CUresult vc_hook_cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
     struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, pitched_bytes(width, height));
+    bool possible = pointer && pitch && width && height && (element == 4 || element == 8 || element == 16);
+    CUresult result = (possible ? vc_charge_either : vc_charge_current)(&charge, pitched_bytes(width, height));
     if (result != CUDA_SUCCESS)
         return result;
+    if (VC_UNLIKELY(charge.managed)) {
+        uint64_t row = vc_round_up(width, VC__PITCH_ALIGNMENT);
+        result = allocate_oversold(&charge, pointer, row * height);
+        if (result == CUDA_SUCCESS)
+            *pitch = row;
+        return result;
+    }
     result = vc_real.cuMemAllocPitch_v2(pointer, pitch, width, height, element);
     bool made = result == CUDA_SUCCESS;
     return end_allocation(&charge, result, made ? *pointer : 0, made ? times(*pitch, height) : 0, VC_MEMORY_PLAIN);
@@ -75,7 +92,7 @@ CUresult vc_hook_cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, u
 CUresult vc_hook_cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
+    CUresult result = vc_charge_managed(&charge, vc_round_up(bytes, VC_CHUNK));
     if (result != CUDA_SUCCESS)
         return result;
     result = vc_real.cuMemAllocManaged(pointer, bytes, flags);

@@ -1,6 +1,7 @@
 /* What the tenant sees of the card's memory: its limit as the total, what is left of it as free. */
 #include "charge.h"
 #include "pool.h"
+#include "vc_overhead.h"
 
 /* The share's total on a card; `really` if the card is not limited. */
 static uint64_t share_total(struct vc_region *region, int card, uint64_t really)
@@ -8,10 +9,11 @@ static uint64_t share_total(struct vc_region *region, int card, uint64_t really)
     if (card < 0)
         return really;
     uint64_t limit = vc_quota_limit(region, (uint32_t)card);
-    return limit < really ? limit : really;
+    return limit < really || vc_quota_oversells(region, (uint32_t)card) ? limit : really;
 }
 
-/* Narrow the driver's answer to the share. Never more free than there really is. */
+/* Narrow the driver's answer to the share. Never more free than there really is, except in an oversold share, where the
+ * rest lies on the host. */
 static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
 {
     struct vc_region *region = vc_region_get();
@@ -25,9 +27,10 @@ static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
     if (limit == UINT64_MAX)
         return;
     vc_slots_reap(region); /* what the dead held is free */
+    vc_overhead_refresh(region, (uint32_t)card);
     uint64_t used = vc_quota_used(region, (uint32_t)card);
     uint64_t left = limit > used ? limit - used : 0;
-    *free_bytes = left < *free_bytes ? left : *free_bytes;
+    *free_bytes = left < *free_bytes || vc_quota_oversells(region, (uint32_t)card) ? left : *free_bytes;
     *total_bytes = share_total(region, card, *total_bytes);
 }
 

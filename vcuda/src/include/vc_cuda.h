@@ -248,6 +248,7 @@ typedef struct CUgraphEdgeData_st CUgraphEdgeData;
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
 enum {
+    CU_MEM_ATTACH_GLOBAL = 1,
     CU_STREAM_NON_BLOCKING = 1,
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,

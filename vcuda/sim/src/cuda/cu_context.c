@@ -66,7 +66,7 @@ static CUresult revive(CUcontext ctx, unsigned flags)
     ctx->error = 0;
     ctx->peers = 0;
     ctx->id = atomic_fetch_add(&cu_process.next_id, 1) + 1;
-    memcpy(ctx->limits, (size_t[8]){1024, 1048576, 8388608, 2, 2048, 128, 0, 0}, sizeof ctx->limits);
+    memcpy(ctx->limits, cu_default_limits, sizeof ctx->limits);
     ctx->cache_config = 0;
     ctx->shared_config = 1;
     ctx->alive = 1;

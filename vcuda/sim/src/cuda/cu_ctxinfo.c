@@ -1,6 +1,10 @@
 /* What may be asked of and set on the current context: device, limits, configuration, synchronisation. */
 #include "cu_context.h"
 
+enum { THREADS_PER_SM = 2048 };
+#define MOST_LIMIT ((size_t)1 << 40)
+
+const size_t cu_default_limits[8] = {1024, 1048576, 8388608, 2, 2048, 128, 0, 0};
 pthread_mutex_t cu_primary_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 CU_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
@@ -60,16 +64,33 @@ CU_EXPORT CUresult cuCtxSynchronize(void)
     return bad ? bad : cu_context_wait(ctx);
 }
 
+/* What a limit takes from the card beyond its default, which is part of what a context costs: a stack for every thread
+ * that can be resident, the heap and the buffer of printf. */
+static int64_t limit_bytes(const struct CUctx_st *ctx, CUlimit limit, size_t value)
+{
+    const size_t least = cu_default_limits[(int)limit];
+    const int64_t factor = (int)limit == 0 ? (int64_t)cu_card(ctx)->config.sms * THREADS_PER_SM : (int)limit < 3;
+    return value > least ? (int64_t)(value - least) * factor : 0;
+}
+
 CU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     CUcontext ctx;
-    const CUresult bad = cu_current(&ctx);
+    CUresult bad = cu_current(&ctx);
     if (bad)
         return bad;
     if ((int)limit < 0 || (int)limit > 6)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    ctx->limits[(int)limit] = value;
-    return CUDA_SUCCESS;
+    if ((int)limit < 3 && value > MOST_LIMIT)
+        return CUDA_ERROR_INVALID_VALUE;
+    sim_card_lock(cu_process.state, ctx->card);
+    const int64_t before = limit_bytes(ctx, limit, ctx->limits[(int)limit]);
+    bad = sim_context_resize(cu_card(ctx), ctx->index, limit_bytes(ctx, limit, value) - before) ? CUDA_ERROR_OUT_OF_MEMORY
+                                                                                             : CUDA_SUCCESS;
+    if (!bad)
+        ctx->limits[(int)limit] = value;
+    sim_card_unlock(cu_process.state, ctx->card);
+    return bad;
 }
 
 CU_EXPORT CUresult cuCtxGetLimit(size_t *value, CUlimit limit)

@@ -127,7 +127,11 @@ CU_EXPORT CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction func
 
 CU_EXPORT CUresult cuFuncLoad(CUfunction function)
 {
-    return cu_function_of(function);
+    CUcontext ctx;
+    CUresult bad = cu_function_of(function);
+    if (!bad)
+        bad = cu_current(&ctx);
+    return bad ? bad : cu_module_need(function->module, ctx);
 }
 
 /* ---- occupancy: threads, blocks and shared memory of an SM, without register pressure ---- */

@@ -73,6 +73,8 @@ static CUresult launch(CUstream handle, cu_kernel_work kernel, int cooperative)
     if (atomic_load_explicit(&stream->capture, memory_order_acquire))
         return cu_capture_add(stream, &work, NULL);
     bad = cu_capture_implicit(stream);
+    if (!bad)
+        bad = cu_module_need(kernel.function->module, stream->ctx);
     if (bad)
         return bad;
     const sim_op op = {.kind = SIM_OP_WORK, .event = 1, .ns = cu_kernel_op_ns(&work.kernel)};

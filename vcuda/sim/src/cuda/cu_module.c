@@ -71,8 +71,25 @@ static CUresult charge_code(CUcontext ctx, int64_t bytes)
     return bad ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+CUresult cu_module_need(CUmodule module, CUcontext ctx)
+{
+    if (module->ctx)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&cu_lock);
+    const int there = module->used && module->used->alive && module->used->id == module->used_id;
+    const CUresult bad = there ? CUDA_SUCCESS : charge_code(ctx, (int64_t)module->bytes);
+    if (!there && !bad) {
+        module->used = ctx;
+        module->used_id = ctx->id;
+    }
+    pthread_mutex_unlock(&cu_lock);
+    return bad;
+}
+
 void cu_module_clear(CUmodule module)
 {
+    if (module->used && module->used->alive && module->used->id == module->used_id)
+        charge_code(module->used, -(int64_t)module->bytes);
     pthread_mutex_lock(&cu_lock);
     for (cu_global *global = module->globals, *next; global; global = next) {
         next = global->next;
@@ -108,10 +125,12 @@ CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *module)
     made->magic = CU_MAGIC_MODULE;
     made->ctx = ctx;
     CUresult bad = cu_image_read(image, made);
-    if (!bad && ctx) {
-        made->bytes = (cu_image_bytes(image) + CODE_STEP - 1) / CODE_STEP * CODE_STEP;
+    made->bytes = cu_image_bytes(image);
+    for (const cu_global *global = made->globals; global; global = global->next)
+        made->bytes += global->bytes;
+    made->bytes = (made->bytes + CODE_STEP - 1) / CODE_STEP * CODE_STEP;
+    if (!bad && ctx)
         bad = charge_code(ctx, (int64_t)made->bytes);
-    }
     if (bad) {
         cu_module_free(made);
         return bad;
@@ -138,7 +157,7 @@ void cu_modules_end(CUcontext ctx)
     }
 }
 
-/* A global gets its memory when first asked for. */
+/* A global gets its address when first asked for; its memory was charged with the code. */
 CUresult cu_module_global(CUmodule module, CUcontext ctx, const char *name, CUdeviceptr *pointer, size_t *bytes)
 {
     cu_global *global = module->globals;
@@ -147,10 +166,13 @@ CUresult cu_module_global(CUmodule module, CUcontext ctx, const char *name, CUde
         global = global->next;
     if (!global)
         return CUDA_ERROR_NOT_FOUND;
+    bad = cu_module_need(module, ctx);
+    if (bad)
+        return bad;
     pthread_mutex_lock(&cu_lock);
     if (!global->pointer) {
         cu_block *block;
-        bad = cu_place(ctx, global->bytes, CU_BLOCK_PLAIN, 1, &block);
+        bad = cu_place(ctx, global->bytes, CU_BLOCK_PLAIN, 0, &block);
         if (!bad)
             global->pointer = block->start;
     }

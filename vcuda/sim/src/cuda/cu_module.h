@@ -35,7 +35,9 @@ struct CUmod_st {
     CUfunction functions;
     cu_global *globals;
     int any_name; /* the image's names can't be read (compressed): each that is asked for exists */
-    size_t bytes; /* charged to the context */
+    size_t bytes; /* code and variables: charged to the context, a library's with its first use there */
+    CUcontext used; /* a library's: where it is charged, while `used_id` is still that context */
+    unsigned long long used_id;
     CUlibrary library;
 };
 
@@ -54,6 +56,8 @@ void cu_module_add_global(CUmodule module, const char *name, size_t length, size
 CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *module);
 void cu_module_free(CUmodule module);
 void cu_module_clear(CUmodule module); /* free what it holds */
+/* A library's code is loaded when a context first uses it; one context at a time is charged. */
+CUresult cu_module_need(CUmodule module, CUcontext ctx);
 CUfunction cu_module_find(CUmodule module, const char *name);
 CUresult cu_module_global(CUmodule module, CUcontext ctx, const char *name, CUdeviceptr *pointer, size_t *bytes);
 CUresult cu_function_of(CUfunction function);

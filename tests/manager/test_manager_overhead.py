@@ -1,0 +1,168 @@
+"""The daemon feeds overhead: code that a pod's process loads lazily is in its limit, at the pod's own question and by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manager.cards import CardProcess
+from manager.overhead import Overhead
+from manager.state import Allocation
+from tests.manager.manager_pods import container, eventually, pod
+from tests.manager.manager_support import Node
+from tests.support.share import MIB, Share, lay_out
+from vcuda import region
+from vcuda._build import native
+from vcuda.sim import Machine
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import Kind
+
+GIB = 1 << 30
+
+# A library whose variables take 100 MiB of the card with the first use of one of its kernels.
+LAZY = """
+text = (b".version 8.0\\n.target sm_80\\n.address_size 64\\n.global .align 4 .b8 large[104857600];\\n"
+        b".visible .entry spin()\\n{ ret; }\\n\\0")
+library, kernel, function, zero = C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_uint(0)
+def load():
+    ok("cuLibraryLoadData", C.byref(library), text, None, None, zero, None, None, zero)
+    ok("cuLibraryGetKernel", C.byref(kernel), library, b"spin")
+    ok("cuKernelGetFunction", C.byref(function), kernel)
+def launch():
+    ok("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    ok("cuCtxSynchronize")
+"""
+
+
+def inside(node: Node, machine: Machine, item: dict[str, object], directory: Path) -> Share:
+    """The share of a pod's container as its processes see it."""
+    version = native.SIM_DRIVER_VERSION
+    share = lay_out(
+        directory,
+        machine.library_folder / f"libcuda.so.{version}",
+        machine.library_folder / f"libnvidia-ml.so.{version}",
+        machine,
+    )
+    share.region_directory.symlink_to(node.region(item, "c"))
+    return share
+
+
+def test_lazily_loaded_code_is_in_the_limit_of_the_pod(
+    machine: Machine, make_node: Callable[..., Node], tmp_path: Path
+) -> None:
+    node = make_node(machine.root)
+    node.kubelet.start()
+    daemon = node.start(wait=200)
+    item = pod("a", container("c", 30, 4))
+    node.kubelet.admit(item)
+    share = inside(node, machine, item, tmp_path / "share")
+    eventually(lambda: daemon.overhead._questions._watched, "a watch on the container's file")
+    process = share.start(
+        LAZY
+        + """
+begin(); load()
+answer(info()[0] // MIB)
+launch()
+sys.stdin.readline()
+answer(info()[0] // MIB)
+held = fill(10 * MIB)[1]
+answer(len(held))
+sys.stdin.readline()
+ok("cuLibraryUnload", library)
+answer("unloaded")
+sys.stdin.read()
+"""
+    )
+    assert process.stdin and process.stdout
+    line = process.stdout.readline()
+    assert line, process.communicate(timeout=60)[1]
+    assert int(line) == 1024 - 64
+    shown = lambda: json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]  # noqa: E731
+    eventually(lambda: shown()["overhead_bytes"] >= 100 * MIB, "the code that the first launch has loaded")
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert int(process.stdout.readline()) == 1024 - 64 - 101  # the image rounds it up
+    # Its allocations and its code together: not more than the share, by the card's own books.
+    assert int(process.stdout.readline()) == (1024 - 64 - 101) // 10
+    assert machine.report().cards[0].used_bytes <= GIB
+    assert shown()["unaccounted_bytes"] >= 100 * MIB  # the audit still judges by the ledger
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == '"unloaded"\n'
+    eventually(lambda: shown()["overhead_bytes"] < MIB, "nothing is left of unloaded code")
+    process.communicate("", timeout=60)
+
+
+def test_a_question_is_answered_before_the_next_round(
+    machine: Machine, make_node: Callable[..., Node], tmp_path: Path
+) -> None:
+    node = make_node(machine.root)
+    node.kubelet.start()
+    daemon = node.start("--health-check-interval=3600", "--allocation-check-period=3600", wait=200)
+    item = pod("a", container("c", 30, 4))
+    node.kubelet.admit(item)
+    share = inside(node, machine, item, tmp_path / "share")
+    eventually(lambda: daemon.overhead._questions._watched, "a watch on the container's file")
+    region.write_overhead(node.region(item, "c"), [0])  # the first round, of which there are none now
+    # The wait for an answer is short; on a busy machine a later question gets it.
+    free = share.run(
+        LAZY
+        + """
+begin(); load(); launch()
+for _ in range(100):
+    free = info()[0] // MIB
+    if free < 1024 - 64:
+        break
+    time.sleep(0.11)
+    launch()
+answer(free)
+"""
+    )
+    assert free == 1024 - 64 - 101
+
+
+@pytest.fixture
+def item(tmp_path: Path) -> Allocation:
+    directory = tmp_path / "region"
+    directory.mkdir()
+    region.create(directory, [region.CardLimit("GPU-1", 0, GIB, 30, 30)])
+    shares = (CardShare("GPU-1", 30, 4),)
+    return Allocation(
+        "uid", "default", "a", "c", Kind.APP, 30, 4, 30, "normal", shares, {"GPU-1": 0}, str(directory), ""
+    )
+
+
+def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_path: Path) -> None:
+    held: list[CardProcess] | None = [CardProcess(10, 70 * MIB)]
+    proc = tmp_path / "proc" / "10" / "root" / "etc"
+    proc.mkdir(parents=True)
+    (proc / "vcuda").symlink_to(item.region)
+
+    def read_usage(directory: str) -> region.Usage | None:
+        try:
+            return region.read_usage(directory)
+        except region.RegionError:
+            return None
+
+    def written() -> int:
+        for _ in range(3):
+            overhead.sample([item], ["GPU-1"])
+        return region.read_limits(item.region)[0].overhead_bytes
+
+    overhead = Overhead(lambda _: held, lambda _: read_usage(item.region), lambda: [item], tmp_path / "proc")
+    assert written() == 70 * MIB
+    assert overhead.held("GPU-1") == held
+    held = None
+    assert written() == 70 * MIB
+    assert overhead.held("GPU-1") is None
+    held = [CardProcess(10, None)]
+    assert written() == 70 * MIB
+    held = []
+    assert written() == 0
+    (Path(item.region) / "usage").unlink()  # the tenant's doing: it keeps its figure, nobody else is touched
+    held = [CardProcess(10, 70 * MIB)]
+    assert written() == 0
+    overhead.stop()
