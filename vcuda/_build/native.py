@@ -56,6 +56,8 @@ class Library:
     links: tuple[tuple[str, str], ...] = field(default=())
     # Link-time stub: an empty function for every name of this shape that the one library in `needs` exports.
     stub_names: str = ""
+    # Header that is included before every source.
+    prelude: str = ""
     # Whether it belongs into an installation.
     shipped: bool = True
 
@@ -125,6 +127,16 @@ LIBRARIES: tuple[Library, ...] = (
         ),
         needs=("nvml-driver-stub",),
     ),
+    # The fallback for places where the real libraries keep their names: both shims in one, and dlsym.
+    Library(
+        "preload",
+        "preload/libvcuda-preload.so",
+        ("vcuda/src/core", "vcuda/src/cuda", "vcuda/src/nvml", "vcuda/src/preload"),
+        (*CORE_INCLUDES, "vcuda/src/preload"),
+        "libvcuda-preload.so",
+        link=(f"-Wl,--version-script={ROOT / 'vcuda/src/preload/preload.map'}", "-Wl,--as-needed", "-lpthread", "-ldl"),
+        prelude="vcuda/src/preload/names.h",
+    ),
     Library(
         "sim-cuda",
         f"sim/libcuda.so.{SIM_DRIVER_VERSION}",
@@ -180,6 +192,7 @@ def compile_command(library: Library, output: Path, out: Path, stub: Path | None
         *compiler(),
         *C_FLAGS,
         *defines,
+        *(("-include", str(ROOT / library.prelude)) if library.prelude else ()),
         *includes,
         *LINK_FLAGS,
         soname,

@@ -7,7 +7,9 @@
 #include "hooks.h"
 #include "vc_log.h"
 
-#define VC__ALIAS "libcuda-driver.so.1"
+#ifndef VC_CUDA_ALIAS /* the preload library has another */
+#define VC_CUDA_ALIAS "libcuda-driver.so.1"
+#endif
 
 struct vc_real vc_real;
 
@@ -47,9 +49,9 @@ static void load(void)
 {
     /* The alias is loaded already: it is our DT_NEEDED. Symbols come from its handle, never from RTLD_NEXT or by a name
      * that could be ours. */
-    void *driver = dlopen(VC__ALIAS, RTLD_NOW | RTLD_LOCAL);
+    void *driver = dlopen(VC_CUDA_ALIAS, RTLD_NOW | RTLD_LOCAL);
     if (!driver)
-        vc_log_once(VC_NOTICE_NO_DRIVER, "cannot load %s, the real driver beside this library: %s", VC__ALIAS, dlerror());
+        vc_log_once(VC_NOTICE_NO_DRIVER, "cannot load %s, the real driver beside this library: %s", VC_CUDA_ALIAS, dlerror());
     if (driver) {
 #define VC_HOOK(name, parameters, arguments) vc_real.name = (CUresult(*) parameters)dlsym(driver, #name);
 #define VC_REAL(name, parameters) vc_real.name = (CUresult(*) parameters)dlsym(driver, #name);

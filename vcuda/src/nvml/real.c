@@ -6,7 +6,9 @@
 #include "hooks.h"
 #include "vc_log.h"
 
-#define VC__ALIAS "libnvidia-ml-driver.so.1"
+#ifndef VC_NVML_ALIAS /* the preload library has another */
+#define VC_NVML_ALIAS "libnvidia-ml-driver.so.1"
+#endif
 
 struct vc_nvml_real vc_nvml_real;
 
@@ -34,9 +36,9 @@ static int find_code(struct dl_phdr_info *info, size_t size, void *inside)
 
 static void load(void)
 {
-    void *driver = dlopen(VC__ALIAS, RTLD_NOW | RTLD_LOCAL);
+    void *driver = dlopen(VC_NVML_ALIAS, RTLD_NOW | RTLD_LOCAL);
     if (!driver)
-        vc_log_once(VC_NOTICE_NO_DRIVER, "cannot load %s, the real library beside this one: %s", VC__ALIAS, dlerror());
+        vc_log_once(VC_NOTICE_NO_DRIVER, "cannot load %s, the real library beside this one: %s", VC_NVML_ALIAS, dlerror());
     if (driver) {
 #define VC_HOOK(name, parameters, arguments) vc_nvml_real.name = (nvmlReturn_t(*) parameters)dlsym(driver, #name);
 #define VC_REAL(name, parameters) vc_nvml_real.name = (nvmlReturn_t(*) parameters)dlsym(driver, #name);
