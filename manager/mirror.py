@@ -2,6 +2,7 @@
 
     driver/<driver version>-<fingerprint>/lib64/        shims as regular files, other driver libraries, SONAME links
                                           lib64/drv/    the real libcuda and libnvidia-ml and their fixed aliases
+                                          preload/      the preload library, and the /etc/ld.so.preload that names it
                                           bin/          nvidia-smi when the host has it
     driver/current                                      link to the newest
 
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from manager.hostroot import HostRoot
 
-LAYOUT = 1  # part of the fingerprint: raise it when the layout changes
+LAYOUT = 2  # part of the fingerprint: raise it when the layout changes
 FOLDER = "driver"
 CURRENT = "current"
 MANIFEST = ".complete"
@@ -33,6 +34,9 @@ SHIMS = {
     "libcuda.so.1": ("libcuda", "libcuda-driver.so.1"),
     "libnvidia-ml.so.1": ("libnvidia-ml", "libnvidia-ml-driver.so.1"),
 }
+# For --injection=preload; below the folder beside that of the shims.
+PRELOAD = "libvcuda-preload.so"
+LIST = "ld.so.preload"
 # What compute and video workloads load beside libcuda; OpenGL, EGL and X11 libraries belong to graphics stacks.
 _COMPANIONS = (
     "libnvidia-ptxjitcompiler",
@@ -78,6 +82,17 @@ class Mirror:
         names = (*SHIMS, *LOADER_COMPANIONS)
         return tuple(name for name in names if (self.lib64 / name).exists())
 
+    @property
+    def preload_list(self) -> Path:
+        """What containers get as /etc/ld.so.preload for --injection=preload."""
+        return self.directory / "preload" / LIST
+
+    @functools.cached_property
+    def reals(self) -> tuple[tuple[str, str], ...]:
+        """The shims' names and the files of the real libraries, which have these names for --injection=preload."""
+        drv = self.lib64 / "drv"
+        return tuple((name, str(drv / (drv / alias).readlink())) for name, (_, alias) in SHIMS.items())
+
     @functools.cached_property
     def programs(self) -> tuple[str, ...]:
         """What lies in bin."""
@@ -97,9 +112,11 @@ def make(base: Path, root: HostRoot, shims: Path) -> Mirror:
 
     An existing one is reused. Raises MirrorError.
     """
-    for name in SHIMS:
-        if not (shims / name).is_file():
-            raise MirrorError(f"our own {name} is missing in {shims}; build it: python -m vcuda._build")
+    for path in (*(shims / name for name in SHIMS), _preload(shims)):
+        if not path.is_file():
+            raise MirrorError(
+                f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build"
+            )
     reals = {shim: _real(root, library) for shim, (library, _) in SHIMS.items()}
     version = _version_of(reals["libcuda.so.1"].name)
     companions = tuple(_companions(root, version))
@@ -142,6 +159,10 @@ def _real(root: HostRoot, library: str) -> _Source:
     return _Source(path, path.name)
 
 
+def _preload(shims: Path) -> Path:
+    return shims.parent / "preload" / PRELOAD
+
+
 def _version_of(name: str) -> str:
     match = _VERSION.search(name)
     return match[1] if match else "unknown"
@@ -163,8 +184,8 @@ def _companions(root: HostRoot, version: str) -> Iterator[_Source]:
 
 def _fingerprint(shims: Path, sources: Collection[_Source], programs: Collection[Path]) -> str:
     digest = hashlib.sha256(f"layout {LAYOUT}".encode())
-    for name in SHIMS:
-        digest.update((shims / name).read_bytes())
+    for path in (*(shims / name for name in SHIMS), _preload(shims)):
+        digest.update(path.read_bytes())
     for path, name in (
         *((source.path, source.name) for source in sources),
         *((path, path.name) for path in programs),
@@ -193,6 +214,11 @@ def _build(
         (lib64 / shim.removesuffix(".1")).symlink_to(shim)
         _take(real.path, drv / real.name)
         (drv / SHIMS[shim][1]).symlink_to(real.name)
+    preload = temporary / "preload" / PRELOAD
+    preload.parent.mkdir()
+    shutil.copyfile(_preload(shims), preload)
+    preload.chmod(0o755)
+    (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")
     for companion in companions:
         target = lib64 / companion.path.name
         if not target.exists():

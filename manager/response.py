@@ -21,6 +21,7 @@ from vcuda.spec.units import BLOCK_BYTES
 LIBRARY_PATH = f"{mirror_module.CONTAINER_PATH}/lib64"
 # Where dynamic linkers look without any configuration (Debian and its like; Red Hat and its like).
 LOADER_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
+PRELOAD_LIST = "/etc/ld.so.preload"
 PERMISSIONS = "rw"
 
 
@@ -35,10 +36,12 @@ def recorded(allocation: Allocation, names: Names) -> dict[str, str]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    found = {"TRITON_LIBCUDA_PATH": LIBRARY_PATH}
+    # Where libcuda.so.1 is: for the preload library the real one, which LD_LIBRARY_PATH must not hide behind the shim.
+    preload = settings.injection == "preload"
+    found = {"TRITON_LIBCUDA_PATH": LOADER_FOLDERS[0] if preload else LIBRARY_PATH}
     if settings.nvidia_visible_devices:
         found["NVIDIA_VISIBLE_DEVICES"] = settings.nvidia_visible_devices
-    if settings.ld_library_path == "set":
+    if settings.ld_library_path == "set" and not preload:
         found["LD_LIBRARY_PATH"] = LIBRARY_PATH
     found.update(settings.container_env)
     return found
@@ -58,9 +61,15 @@ def mounts(allocation: Allocation, driver: Mirror, settings: Settings) -> list[a
         ),
     ]
     # Found without any environment: login shells and setuid programs drop LD_LIBRARY_PATH, pods replace it.
-    for name in driver.loader_files:
+    files = {name: str(driver.lib64 / name) for name in driver.loader_files}
+    if settings.injection == "preload":
+        files.update(driver.reals)
+        found.append(
+            api.Mount(container_path=PRELOAD_LIST, host_path=str(driver.preload_list), read_only=True)
+        )
+    for name, file in files.items():
         found += [
-            api.Mount(container_path=f"{folder}/{name}", host_path=str(driver.lib64 / name), read_only=True)
+            api.Mount(container_path=f"{folder}/{name}", host_path=file, read_only=True)
             for folder in LOADER_FOLDERS
         ]
     found += [

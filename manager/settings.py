@@ -94,6 +94,12 @@ class Settings:
     ld_library_path: str = _option(
         "set", setting_values.choice("set", "omit"), "whether containers get LD_LIBRARY_PATH", live=True
     )
+    injection: str = _option(
+        "shim",
+        setting_values.choice("shim", "preload"),
+        "how our library comes before the driver's: in place of libcuda.so.1, or by /etc/ld.so.preload",
+        live=True,
+    )
     container_env: tuple[tuple[str, str], ...] = _option(
         (),
         setting_values.environment_pair,

@@ -48,6 +48,9 @@ class Node:
         self.shims.mkdir()
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             (self.shims / name).write_text(f"shim {name}")
+        preload = directory / "preload" / "libvcuda-preload.so"
+        preload.parent.mkdir()
+        preload.write_text("preload")
         (directory / "token").write_text("kubelet-token\n")
 
     def arguments(self, *more: str) -> list[str]:

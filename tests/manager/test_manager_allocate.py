@@ -81,6 +81,29 @@ def test_settings_leave_variables_out(node: Node) -> None:
     assert set(node.kubelet.answer(mine, "main").envs) == {"TRITON_LIBCUDA_PATH"}
 
 
+def test_the_preload_library_is_injected_with_the_real_driver_under_its_own_names(node: Node) -> None:
+    node.start("--injection=preload", wait=200)
+    mine = pod("one", container("main", 30, 10))
+    node.kubelet.admit(mine)
+    answer = node.kubelet.answer(mine, "main")
+    mounts = {mount.container_path: mount for mount in answer.mounts}
+    listed = Path(mounts["/etc/ld.so.preload"].host_path).read_text()
+    directory = Path(mounts["/usr/local/nvidia"].host_path)
+    assert listed == "/usr/local/nvidia/preload/libvcuda-preload.so\n"
+    assert (directory / "preload/libvcuda-preload.so").is_file()
+    for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"):
+        for name in ("libcuda", "libnvidia-ml"):
+            file = Path(mounts[f"{folder}/{name}.so.1"].host_path)
+            assert file.parent == directory / "lib64/drv" and not file.is_symlink()
+            assert file.read_bytes() != (directory / f"lib64/{name}.so.1").read_bytes()
+    assert all(mount.read_only for path, mount in mounts.items() if path != "/etc/vcuda/usage")
+    # The driver directory holds the shims: found there too, they would count everything twice.
+    assert dict(answer.envs) == {
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "TRITON_LIBCUDA_PATH": "/usr/lib/x86_64-linux-gnu",
+    }
+
+
 def test_shares_fill_one_card_and_learn_of_each_other(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.start(wait=200)
     first, second, third = (

@@ -317,6 +317,9 @@ def our_shims(tmp_path: Path, text: str = "ours") -> Path:
     folder.mkdir(exist_ok=True)
     for name in mirror.SHIMS:
         (folder / name).write_text(text)
+    preload = tmp_path / "preload" / mirror.PRELOAD
+    preload.parent.mkdir(exist_ok=True)
+    preload.write_text(text)
     return folder
 
 
@@ -341,6 +344,8 @@ def test_the_mirrors_layout(tmp_path: Path) -> None:
     names = {str(path.relative_to(made.directory)) for path in made.directory.rglob("*") if not path.is_dir()}
     assert names == {
         ".complete",
+        "preload/ld.so.preload",
+        "preload/libvcuda-preload.so",
         "lib64/libcuda.so",
         "lib64/libcuda.so.1",
         "lib64/libnvidia-ml.so",

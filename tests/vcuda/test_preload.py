@@ -411,4 +411,14 @@ def test_the_file_needs_libc_only_and_runs_nothing_when_it_is_loaded() -> None:
         check=True,
     ).stdout
     names = {line.split()[0].partition("@")[0] for line in undefined.splitlines()}
-    assert not names & {"sigaction", "signal", "exit", "_exit", "abort", "getenv", "dlsym", "dlvsym", "dlopen"}
+    assert not names & {
+        "sigaction",
+        "signal",
+        "exit",
+        "_exit",
+        "abort",
+        "getenv",
+        "dlsym",
+        "dlvsym",
+        "dlopen",
+    }

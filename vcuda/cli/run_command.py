@@ -26,7 +26,7 @@ exit status: that of COMMAND, 128+N if signal N ended it; 2: bad usage; 125: the
   vcuda run --core 30 --memory 4GiB -- python train.py
   vcuda run --core 30 --core-limit 100 --memory 4GiB --device 1 -- python train.py   # may use idle time
   vcuda run --core 100 -- python train.py                                            # a whole card"""
-_WITH_VALUE = ("--core", "--memory", "--core-limit", "--device", "--ledger")
+_WITH_VALUE = ("--core", "--memory", "--core-limit", "--device", "--injection", "--ledger")
 
 
 def add_parser(commands: Commands) -> None:
@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="vcuda run --core N --memory SIZE [--core-limit N] [--device UUID|INDEX]... [--sim[=DIR]] -- COMMAND [ARG...]",
+        usage="vcuda run --core N --memory SIZE [--core-limit N] [--device UUID|INDEX]... [--injection shim|preload] [--sim[=DIR]] -- COMMAND [ARG...]",
     )
     parser.add_argument(
         "--core",
@@ -57,6 +57,13 @@ def add_parser(commands: Commands) -> None:
         action="append",
         default=[],
         help="this card, or the start of its UUID; repeated: a share of each (default: the fullest that fits)",
+    )
+    parser.add_argument(
+        "--injection",
+        choices=run.INJECTIONS,
+        default=run.SHIM,
+        help="how the command gets our library: in place of libcuda.so.1 on LD_LIBRARY_PATH, or by LD_PRELOAD, for "
+        "commands that set their own library path (default: shim)",
     )
     machine.add_options(parser)
     parser.add_argument(
@@ -108,4 +115,4 @@ def _run(options: argparse.Namespace) -> int:
     if not command:
         options.fail("no COMMAND; write it after --")
     wanted = wish(options.core, options.memory, options.core_limit, options.device)
-    return run.run(wanted, command, machine.chosen(options), dict(os.environ), machine.say)
+    return run.run(wanted, command, machine.chosen(options), dict(os.environ), machine.say, options.injection)

@@ -19,6 +19,7 @@ from vcuda.runs.ledger import Ledger
 from vcuda.runs.place import Wish
 from vcuda.spec.inventory import Card
 
+SHIM, PRELOAD = INJECTIONS = ("shim", "preload")  # how our library comes before the driver's
 MARK = "VCUDA_RUN"  # in the environment of a run's processes: the name of its booking
 
 
@@ -49,8 +50,11 @@ def run(
     machine: Machine,
     environment: Mapping[str, str],
     say: Callable[[str], None],
+    injection: str = SHIM,
 ) -> int:
     """Book the wish, run the command with `environment` under it, and return its exit status.
+
+    `injection`: SHIM puts our libraries in front of LD_LIBRARY_PATH, PRELOAD one in front of LD_PRELOAD.
 
     Raises RunError (nothing booked, nothing started) or CommandError (the command can't be executed).
     """
@@ -64,7 +68,11 @@ def run(
     entry, lock = book(ledger, wish, command, available, machine)
     folder = Path(entry.folder)
     try:
-        libraries = layout.lay_out(folder, ledger.region_folder(entry.name), found)
+        region = ledger.region_folder(entry.name)
+        if injection == PRELOAD:
+            libraries = layout.lay_out_preload(folder, region)
+        else:
+            libraries = layout.lay_out(folder, region, found)
     except RunError:
         ledger.remove(entry.name, entry.folder)
         raise
@@ -75,7 +83,7 @@ def run(
         say(f"CUDA_VISIBLE_DEVICES is replaced by the share's card: {visible}; --device chooses another one")
     task = Task(
         command=command,
-        environment=_environment(environment, machine, libraries, entry.name, visible),
+        environment=_environment(environment, machine, libraries, entry.name, visible, injection),
         mask=(),
         held=frozenset({held, ledger.descriptor}),
         duty=Duty(ledger, entry.user_id, say),
@@ -127,15 +135,22 @@ def _split(library_path: str) -> list[str]:
 
 
 def _environment(
-    environment: Mapping[str, str], machine: Machine, libraries: Path, name: str, visible: str
+    environment: Mapping[str, str],
+    machine: Machine,
+    libraries: Path,
+    name: str,
+    visible: str,
+    injection: str,
 ) -> dict[str, str]:
     added = dict(machine.environment)
-    paths = [str(libraries), added.pop("LD_LIBRARY_PATH", ""), environment.get("LD_LIBRARY_PATH", "")]
-    return {
-        **environment,
-        **added,
-        "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
-        "CUDA_VISIBLE_DEVICES": visible,
-        "TRITON_LIBCUDA_PATH": str(libraries),  # Triton asks ldconfig instead of the linker
-        MARK: name,
-    }
+    paths = [added.pop("LD_LIBRARY_PATH", ""), environment.get("LD_LIBRARY_PATH", "")]
+    if injection == PRELOAD:
+        added["LD_PRELOAD"] = " ".join(
+            word for word in (str(libraries), environment.get("LD_PRELOAD", "")) if word
+        )
+    else:
+        paths.insert(0, str(libraries))
+        added["TRITON_LIBCUDA_PATH"] = str(libraries)  # Triton asks ldconfig instead of the linker
+    if any(paths):
+        added["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
+    return {**environment, **added, "CUDA_VISIBLE_DEVICES": visible, MARK: name}
