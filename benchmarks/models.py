@@ -1,0 +1,197 @@
+"""A real model's throughput natively and in shares: the whole card, 50, and 30 beside 70 (T4). Needs a card and PyTorch.
+
+A transformer of GPT-2's size is trained (batch 16) and served (batch 1) by an unmodified PyTorch program, all in one run on one card. From the
+repository's root: `python -m benchmarks.models [--json FILE] [--quick] [--python PYTHON]`. Without a card or PyTorch it says so and ends with status 0.
+`--dry-run` runs the same programs, tiny and on the processor, through the same shares of a simulated card: no figure of it means anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _machine
+from vcuda.runs import cards, driver
+from vcuda.runs.errors import RunError
+from vcuda.sim import Machine
+
+HERE = Path(__file__).resolve().parent
+CLIENT = HERE / "_model_client.py"
+OWN_CLIENTS = HERE.parent / ".venv" / "gpu-clients" / "bin" / "python"  # `make gpu-clients`
+WORKS = ("train", "serve")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one program got done: steps (batches, requests) per second, and as part of native alone."""
+
+    work: str
+    case: str
+    per_second: float
+    of_native: float
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+@dataclass
+class Bench:
+    """Runs the client natively and in shares of one card."""
+
+    python: str
+    words: list[str]
+    environment: dict[str, str]
+    folder: Path
+    seconds: float
+    client: list[str] = field(default_factory=list)
+
+    def start(self, work: str, cores: int | None, memory_mib: int) -> subprocess.Popen[str]:
+        command = [self.python, str(CLIENT), work, str(self.seconds), *self.client]
+        environment = {**os.environ, **self.environment}
+        if cores is not None:
+            share = [
+                "--core",
+                str(cores),
+                "--memory",
+                f"{memory_mib}MiB",
+                "--ledger",
+                str(self.folder / "ledger"),
+            ]
+            command = [sys.executable, "-m", "vcuda.cli.main", "run", *share, *self.words, "--", *command]
+            environment = dict(os.environ)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd=HERE.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def together(self, wanted: Sequence[tuple[str, int | None]], memory_mib: int) -> list[dict[str, Any]]:
+        """Start all, wait until each is warm, let them go at once; what each of them printed."""
+        running = [self.start(work, cores, memory_mib) for work, cores in wanted]
+        for process in running:
+            if not process.stdout or process.stdout.readline() != "ready\n":
+                for other in running:
+                    other.kill()
+                    other.communicate()
+                raise RunError("the PyTorch program ended before it was warm; its message is above")
+        for process in running:
+            if process.stdin:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+        return [json.loads(process.communicate()[0].splitlines()[-1]) for process in running]
+
+
+def rows(bench: Bench, memory_mib: int) -> list[Row]:
+    """Native first and last: their mean is the base, so that a card that warms up does not favour either."""
+    found = []
+    for work in WORKS:
+        first = bench.together([(work, None)], 0)[0]
+        cases: list[tuple[str, dict[str, Any]]] = [("native", first)]
+        for title, shares in (("whole card", [100]), ("50 alone", [50]), ("30 beside 70", [30, 70])):
+            answers = bench.together([(work, cores) for cores in shares], memory_mib)
+            names = [title] if len(shares) == 1 else [f"{cores} of 30/70" for cores in shares]
+            cases += list(zip(names, answers, strict=True))
+        last = bench.together([(work, None)], 0)[0]
+        cases.append(("native again", last))
+        base = (first["steps"] / first["seconds"] + last["steps"] / last["seconds"]) / 2
+        for case, answer in cases:
+            rate = answer["steps"] / answer["seconds"]
+            found.append(Row(work, case, rate, rate / base, answer.get("p50_ms"), answer.get("p99_ms")))
+    return found
+
+
+def show(found: list[Row]) -> None:
+    print(f"{'':8}{'':18}{'per second':>12}{'of native':>12}{'p50 ms':>10}{'p99 ms':>10}")
+    for row in found:
+        latencies = "".join(
+            f"{value:10.2f}" if value is not None else f"{'-':>10}" for value in (row.p50_ms, row.p99_ms)
+        )
+        print(f"{row.work:8}{row.case:18}{row.per_second:12.2f}{100 * row.of_native:11.1f}%{latencies}")
+
+
+def python_with_torch(named: str | None) -> str | None:
+    """The Python to run the model with: the one that was named, `make gpu-clients`, this one, or the system's."""
+    for python in [named] if named else [str(OWN_CLIENTS), sys.executable, "/usr/bin/python3"]:
+        try:
+            if (
+                subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode
+                == 0
+            ):
+                return python
+        except OSError:
+            continue
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="models", description="A model's throughput natively and in shares."
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--quick", action="store_true", help="5 s per figure instead of 20")
+    parser.add_argument("--python", help="a Python that has PyTorch")
+    parser.add_argument(
+        "--memory", type=int, default=8192, metavar="MIB", help="limit of each share (default %(default)s)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny, on the processor, in shares of a simulated card"
+    )
+    options = parser.parse_args(arguments)
+    result: dict[str, Any] = {"machine": _machine.describe()}
+    python = python_with_torch(options.python)
+    skipped = (
+        ""
+        if python
+        else "no Python here has PyTorch: `make gpu-clients` installs it, --python names another Python"
+    )
+    with tempfile.TemporaryDirectory(prefix="vcuda-models-") as temporary:
+        folder = Path(temporary)
+        words, environment, client = [], {}, []
+        if options.dry_run:
+            machine = Machine.create(folder / "card")
+            words, environment, client = (
+                [f"--sim={folder / 'card'}"],
+                machine.environment(),
+                ["--device", "cpu", "--tiny"],
+            )
+        elif not skipped:
+            try:
+                found = driver.find(os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+                card = next(iter(cards.discover(found.nvml)), None)
+                skipped = "" if card else "the driver lists no card"
+                words = ["--device", card.uuid] if card else []
+                environment = {"CUDA_VISIBLE_DEVICES": card.uuid} if card else {}
+            except RunError as error:
+                skipped = str(error)
+        if not skipped and python:
+            seconds = 1.0 if options.dry_run else 5.0 if options.quick else 20.0
+            bench = Bench(python, words, environment, folder, seconds, client)
+            measured = rows(bench, options.memory)
+            result["rows"] = [dataclasses.asdict(row) for row in measured]
+            result["dry_run"] = options.dry_run
+    print(_machine.line(result["machine"]))
+    if skipped:
+        result["skipped"] = skipped
+        print(f"skipped: {skipped}")
+    else:
+        if options.dry_run:
+            print("Dry run on the processor, tiny: it shows that the programs run, no figure means anything.")
+        show(measured)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
