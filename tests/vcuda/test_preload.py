@@ -15,7 +15,6 @@ import pytest
 from tests.support import share as shares
 from tests.support.share import LIB, MIB, Share
 from vcuda import region
-from vcuda._build import native
 from vcuda.sim import Machine, SimCard
 
 LIMIT = 256 * MIB
