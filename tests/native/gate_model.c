@@ -20,7 +20,8 @@ struct mark {
     bool used;
     uint64_t reached_ns;
     bool from_idle;
-    uint64_t others_gpu_ns;
+    bool noticed; /* the helper has seen that an interval began */
+    struct vc_gate_others others;
 };
 
 struct expected {
@@ -35,7 +36,7 @@ struct process {
     struct vc_gate gate;
     struct vc_lane lane;
     struct vc_estimate estimate;
-    struct vc_slot_card slot;
+    struct vc_slot_card *slot;
     struct kernel queue[MODEL_QUEUE];
     unsigned head, count;
     struct mark marks[MODEL_MARKS];
@@ -48,10 +49,12 @@ struct process {
     unsigned since_sync;
     uint64_t burst_from_ns;
     unsigned next_mark;
+    uint64_t worked_ns;
 };
 
 struct tenant {
-    struct vc_card_usage usage;
+    struct vc_usage *region;
+    struct vc_card_usage *usage; /* its only card's */
     uint32_t *bins;
     uint64_t bursts[MODEL_BURSTS];
     unsigned burst_count;
@@ -95,7 +98,7 @@ struct model *model_new(unsigned seed, bool arbiter)
 void model_free(struct model *model)
 {
     for (unsigned i = 0; i < model->tenant_count; i++)
-        free(model->tenants[i].bins);
+        free(model->tenants[i].bins), free(model->tenants[i].region);
     free(model);
 }
 
@@ -108,6 +111,8 @@ unsigned model_tenant(struct model *model, uint32_t cores, uint32_t core_limit, 
     limit->priority = VC_PRIORITY_NORMAL;
     limit->flags = shared ? VC_CARD_SHARED : 0;
     model->tenants[index].bins = calloc(MODEL_BINS, sizeof(uint32_t));
+    model->tenants[index].region = calloc(1, sizeof(struct vc_usage));
+    model->tenants[index].usage = &model->tenants[index].region->cards[0];
     vc_tenant_init(&model->plan_tenants[index], cores, core_limit);
     model->plan.count = model->tenant_count;
     return index;
@@ -120,7 +125,11 @@ void model_process(struct model *model, unsigned tenant, struct model_load load)
     process->load = load;
     process->ready_ns = model->now + load.from_ns;
     process->open = -1;
-    vc_gate_init(&process->gate, &model->limits, &model->limits.cards[tenant], &model->tenants[tenant].usage, &process->slot);
+    struct vc_usage *region = model->tenants[tenant].region;
+    uint32_t slot = region->slot_high_water++;
+    process->slot = &region->slots[slot].cards[0];
+    vc_gate_init(&process->gate, &model->limits, &model->limits.cards[tenant], &region->cards[0], process->slot);
+    process->gate.turns = (struct vc_turns){&region->cards[0], region->slots, &region->slot_high_water, 0, slot, 0};
     vc_lane_init(&process->lane, &process->gate);
 }
 
@@ -131,7 +140,8 @@ static void finish_kernel(struct model *model, struct process *process)
     struct kernel *kernel = &process->queue[process->head];
     if (kernel->end_mark >= 0) {
         process->marks[kernel->end_mark].reached_ns = model->now;
-        process->marks[kernel->end_mark].others_gpu_ns = vc_gate_others_ns(&process->gate);
+        process->marks[kernel->end_mark].others = vc_gate_others(&process->gate);
+        process->marks[kernel->end_mark].noticed = true; /* where it also begins an interval */
     }
     process->head = (process->head + 1) % MODEL_QUEUE;
     process->count--;
@@ -168,6 +178,7 @@ static void card_step(struct model *model)
     uint64_t bin = (model->now - 1000000000) / 100000;
     if (bin < MODEL_BINS)
         model->tenants[process->tenant].bins[bin] += (uint32_t)STEP;
+    process->worked_ns += STEP;
     kernel->left_ns -= STEP < kernel->left_ns ? STEP : kernel->left_ns;
     if (kernel->left_ns == 0)
         finish_kernel(model, process);
@@ -178,7 +189,7 @@ static void card_step(struct model *model)
 static int take_mark(struct process *process, bool from_idle)
 {
     int index = (int)(process->next_mark++ % MODEL_MARKS);
-    process->marks[index] = (struct mark){true, 0, from_idle, vc_gate_others_ns(&process->gate)};
+    process->marks[index] = (struct mark){.used = true, .from_idle = from_idle, .others = vc_gate_others(&process->gate)};
     return index;
 }
 
@@ -195,6 +206,16 @@ static void push_kernel(struct model *model, struct process *process, int start,
     process->queue[slot] = (struct kernel){(uint64_t)((double)process->load.kernel_ns * noise), start, end};
 }
 
+static void call_siblings(struct model *model, const struct process *caller)
+{
+    for (unsigned i = 0; i < model->process_count; i++) {
+        struct process *process = &model->processes[i];
+        if (process != caller && process->tenant == caller->tenant && process->blocked &&
+            process->why != VC_GATE_OUTSTANDING && process->ready_ns > model->now + WAKE)
+            process->ready_ns = model->now + WAKE;
+    }
+}
+
 static void blocked(struct model *model, struct process *process, const struct vc_gate_answer *answer)
 {
     struct tenant *tenant = &model->tenants[process->tenant];
@@ -202,9 +223,12 @@ static void blocked(struct model *model, struct process *process, const struct v
     process->blocked = true;
     process->why = answer->reason;
     process->ready_ns = (until > model->now ? until : model->now) + WAKE;
-    tenant->usage.refill_ns = answer->refill_ns;
-    tenant->usage.waiting_until_ns = model->now + 2 * VC_RECHECK_NS;
-    if (answer->reason != VC_GATE_OUTSTANDING && model->decide_at > model->now + WAKE)
+    if (answer->reason != VC_GATE_TURN)
+        tenant->usage->refill_ns = answer->refill_ns;
+    tenant->usage->waiting_until_ns = process->slot->waiting_until_ns = model->now + 2 * VC_RECHECK_NS;
+    if (answer->call_next)
+        call_siblings(model, process);
+    if (answer->reason != VC_GATE_OUTSTANDING && answer->reason != VC_GATE_TURN && model->decide_at > model->now + WAKE)
         model->decide_at = model->now + WAKE;
 }
 
@@ -218,7 +242,7 @@ static void launch(struct model *model, struct process *process)
         struct vc_gate_answer answer;
         struct vc_lane_step step;
         if (process->blocked)
-            model->tenants[process->tenant].usage.waiting_until_ns = 0;
+            model->tenants[process->tenant].usage->waiting_until_ns = process->slot->waiting_until_ns = 0;
         process->blocked = false;
         vc_lane_ask(&process->lane, &process->estimate, model->now, model->now, &answer, &step);
         if (answer.reason != VC_GATE_GO) {
@@ -278,6 +302,11 @@ static void helper_step(struct model *model, struct process *process)
     while (process->expected_count != 0) {
         struct expected *next = &process->expected[process->expected_head];
         struct mark *to = &process->marks[next->to];
+        struct mark *begin = next->from >= 0 ? &process->marks[next->from] : NULL;
+        if (begin && !begin->noticed && begin->reached_ns != 0 && model->now >= begin->reached_ns + SEE) {
+            begin->noticed = true;
+            begin->others = vc_gate_others(&process->gate);
+        }
         if (to->reached_ns == 0 || model->now < to->reached_ns + SEE)
             break;
         struct vc_interval interval = next->step.interval;
@@ -285,7 +314,7 @@ static void helper_step(struct model *model, struct process *process)
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
             interval.from_ns = from->reached_ns;
-            interval.others_gpu_ns = to->others_gpu_ns > from->others_gpu_ns ? to->others_gpu_ns - from->others_gpu_ns : 0;
+            interval.others_gpu_ns = vc_gate_others_ns(&process->gate, model->now, &from->others, &to->others);
         }
         struct vc_settlement settlement = vc_gate_seen(&process->gate, model->now, &interval);
         vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);
@@ -306,7 +335,7 @@ static void arbiter_step(struct model *model)
         return;
     model->limits.arbiter_heartbeat_ns = model->now;
     for (unsigned i = 0; i < model->tenant_count; i++) {
-        const struct vc_card_usage *usage = &model->tenants[i].usage;
+        const struct vc_card_usage *usage = model->tenants[i].usage;
         const struct vc_card_limit *limit = &model->limits.cards[i];
         vc_tenant_resize(&model->plan_tenants[i], limit->cores, limit->core_limit);
         vc_tenant_prioritise(&model->plan_tenants[i], limit->priority);
@@ -321,6 +350,7 @@ static void arbiter_step(struct model *model)
         limit->granted_ppm = plan->granted_ppm;
         limit->others_gpu_ns = plan->others_gpu_ns;
         limit->others_active_ns = plan->others_active_ns;
+        limit->lease_start_ns = plan->lease_start_ns;
         limit->lease_clock_ns = plan->lease_clock_ns;
         limit->lease_end_ns = plan->lease_end_ns;
         limit->lease_sequence = plan->lease_sequence;
@@ -355,6 +385,11 @@ uint64_t model_work_ns(const struct model *model, unsigned tenant, uint64_t from
     return sum;
 }
 
+uint64_t model_process_ns(const struct model *model, unsigned process)
+{
+    return model->processes[process].worked_ns;
+}
+
 double model_error(const struct model *model, unsigned tenant, double target, uint64_t window_ns, uint64_t from_ns,
                    uint64_t to_ns)
 {
@@ -387,7 +422,7 @@ uint64_t model_burst_percentile(const struct model *model, unsigned tenant, doub
 
 struct vc_card_usage *model_usage(struct model *model, unsigned tenant)
 {
-    return &model->tenants[tenant].usage;
+    return model->tenants[tenant].usage;
 }
 
 struct vc_card_limit *model_limit(struct model *model, unsigned tenant)

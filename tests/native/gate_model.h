@@ -12,7 +12,7 @@
 #include "arbiter_core.h"
 #include "gate_lane.h"
 
-enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 8, MODEL_QUEUE = 4096, MODEL_MARKS = 1024 };
+enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 16, MODEL_QUEUE = 4096, MODEL_MARKS = 1024 };
 
 /* What a process does: kernels of `kernel_ns` (+-10 %), `sync_every` of them and then a wait for the card (0: never),
  * then `pause_ns` on the processor; active from `from_ns` to `until_ns`. */
@@ -34,6 +34,8 @@ void model_run(struct model *model, uint64_t until_ns);
 
 /* GPU time that the tenant really got in [from, to), from the card's own books. */
 uint64_t model_work_ns(const struct model *model, unsigned tenant, uint64_t from_ns, uint64_t to_ns);
+/* GPU time that one process got since the start; processes count in the order in which they were made. */
+uint64_t model_process_ns(const struct model *model, unsigned process);
 /* Mean of |share - target| over windows, in points of the card. */
 double model_error(const struct model *model, unsigned tenant, double target, uint64_t window_ns, uint64_t from_ns,
                    uint64_t to_ns);

@@ -131,6 +131,55 @@ static void test_all_processes_of_a_container_share_one_cap(void)
     model_free(model);
 }
 
+/* One process at a time uses a lease: no switches within it, so several processes cost as little as one. */
+static void test_processes_of_a_container_take_turns_in_its_leases(void)
+{
+    static const uint64_t kernels[] = {100 * US, 1 * MS};
+    static const uint32_t cores[] = {30, 70};
+    for (unsigned count = 2; count <= 4; count += 2)
+        for (unsigned k = 0; k < 2; k++) {
+            struct model *model = model_new(1, true);
+            for (unsigned tenant = 0; tenant < 2; tenant++) {
+                model_tenant(model, cores[tenant], cores[tenant], true);
+                for (unsigned i = 0; i < count; i++)
+                    model_process(model, tenant, greedy(kernels[k]));
+            }
+            model_run(model, 5 * S);
+            double sum = 0;
+            for (unsigned tenant = 0; tenant < 2; tenant++) {
+                double got = share(model, tenant, S, 5 * S);
+                CHECK_NEAR(100 * got, 100.0 * cores[tenant], 150);
+                sum += got;
+                for (unsigned i = 0; i < count; i++) {
+                    double mine = 100.0 * (double)model_process_ns(model, tenant * count + i) / (double)(5 * S);
+                    CHECK_NEAR(100 * mine, 100 * got / count, 200);
+                }
+            }
+            CHECK(sum >= 98.0);
+            model_free(model);
+        }
+}
+
+/* Kernels longer than a slice overlap at every change of lease: what each was charged stays near what it had. */
+static void test_long_kernels_of_several_tenants_are_charged_what_they_had(void)
+{
+    static const uint64_t kernels[] = {5 * MS, 20 * MS};
+    for (unsigned k = 0; k < 2; k++) {
+        struct model *model = model_new(1, true);
+        for (unsigned tenant = 0; tenant < 4; tenant++) {
+            model_tenant(model, 10 * (tenant + 1), 10 * (tenant + 1), true);
+            model_process(model, tenant, greedy(kernels[k]));
+        }
+        model_run(model, 9 * S);
+        for (unsigned tenant = 0; tenant < 4; tenant++) {
+            CHECK(model_error(model, tenant, 10.0 * (tenant + 1), S, S, 9 * S) <= 3.5);
+            double real = (double)model_work_ns(model, tenant, 0, 9 * S);
+            CHECK_NEAR((double)model_usage(model, tenant)->gpu_ns / real * 1000, 1000, 80);
+        }
+        model_free(model);
+    }
+}
+
 static void test_without_an_arbiter_everyone_has_the_guaranteed_share(void)
 {
     struct model *model = model_new(1, true);
@@ -185,6 +234,8 @@ int main(void)
     test_a_short_request_is_hardly_delayed();
     test_priority_is_about_order_not_about_amounts();
     test_all_processes_of_a_container_share_one_cap();
+    test_processes_of_a_container_take_turns_in_its_leases();
+    test_long_kernels_of_several_tenants_are_charged_what_they_had();
     test_without_an_arbiter_everyone_has_the_guaranteed_share();
     test_a_live_change_of_the_limit_takes_effect();
     test_charges_agree_with_what_the_card_did();

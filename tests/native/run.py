@@ -38,6 +38,7 @@ _RULES = (
     "gate_busy",
     "gate_lane",
     "gate_time",
+    "gate_turn",
     "arbiter_core",
     "arbiter_observe",
 )

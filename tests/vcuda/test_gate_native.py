@@ -18,6 +18,7 @@ RULES = (
     "gate_busy",
     "gate_lane",
     "gate_time",
+    "gate_turn",
     "arbiter_core",
     "arbiter_observe",
 )

@@ -184,6 +184,19 @@ def test_greedy_neighbours_get_their_shares(bench: Bench) -> None:
         assert arbiter.report().leases > 10
 
 
+def test_processes_of_a_container_take_turns(bench: Bench) -> None:
+    shares = [bench.share("small", 30, shared=True), bench.share("large", 70, shared=True)]
+    with Arbiter() as arbiter:
+        for share in shares:
+            arbiter.add(share.folder.name, share.region)
+        processes = [bench.start(share, kernel="spin_1000us", seconds=60) for share in shares for _ in "ab"]
+        time.sleep(1.5)
+        got = bench.shares_of(processes, 2.5)
+    for share, (one, other) in ((30, got[:2]), (70, got[2:])):
+        assert one + other == pytest.approx(share, abs=2 * TOLERANCE_POINTS)
+        assert one == pytest.approx(other, abs=2 * TOLERANCE_POINTS)
+
+
 def test_idle_time_is_lent_and_given_back(bench: Bench) -> None:
     elastic, owner = bench.share("elastic", 30, 60, shared=True), bench.share("owner", 70, shared=True)
     with Arbiter() as arbiter:
@@ -213,6 +226,10 @@ def test_without_a_living_arbiter_nobody_lends(bench: Bench) -> None:
     arbiter.close()
     time.sleep(0.3)
     assert bench.shares_of([process], 1.5) == [pytest.approx(30, abs=TOLERANCE_POINTS)]
+    with Arbiter() as another:  # it takes over what runs
+        another.add("elastic", share.region)
+        time.sleep(0.3)
+        assert bench.shares_of([process], 1) == [pytest.approx(90, abs=2 * TOLERANCE_POINTS)]
 
 
 def test_a_live_change_of_the_cap_takes_effect(bench: Bench) -> None:

@@ -49,6 +49,7 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
     policy.leased = policy.shared && policy.lease_sequence != 0;
     if (policy.leased) {
         policy.lease_end_ns = vc_load_acquire(&limit->lease_end_ns);
+        policy.lease_start_ns = vc_load_relaxed(&limit->lease_start_ns);
         policy.lease_clock_ns = vc_load_relaxed(&limit->lease_clock_ns);
         policy.holder = policy.lease_end_ns != 0;
     }
@@ -106,6 +107,22 @@ static uint64_t ahead_of(const struct vc_gate *gate, const struct vc_policy *pol
     return policy->lease_end_ns == UINT64_MAX && burst < VC_BURST_NS ? VC_BURST_NS : VC_AHEAD_NS;
 }
 
+/* Of several active processes one uses the lease; its turn ends like a lease, if a sibling waits for it. */
+static bool turn_refused(struct vc_gate *gate, uint64_t now_ns, struct vc_policy *policy, struct vc_gate_answer *answer)
+{
+    struct vc_turn turn = vc_turn_take(&gate->turns, now_ns, policy->lease_start_ns, policy->lease_end_ns);
+    if (!turn.mine) {
+        refuse(answer, VC_GATE_TURN, turn.end_ns);
+        answer->call_next = turn.call_next;
+        return true;
+    }
+    policy->turn_ends_first = turn.siblings_wait && turn.end_ns < policy->lease_end_ns;
+    if (policy->turn_ends_first)
+        policy->lease_end_ns = turn.end_ns;
+    policy->queue_end_ns = turn.clock_ns;
+    return false;
+}
+
 /* The lease holder keeps the card fed, but never so full that it runs far into the next tenant's time. */
 static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
                           bool nothing_outstanding, struct vc_gate_answer *answer)
@@ -118,7 +135,9 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
         return false;
     uint64_t half = cost_ns / 2;
     if (policy->lease_end_ns != UINT64_MAX && gate->finish_ns + half > policy->lease_end_ns) {
-        refuse(answer, VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
+        bool turn = policy->turn_ends_first;
+        refuse(answer, turn ? VC_GATE_TURN : VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
+        answer->call_next = turn && vc_turn_shorten(&gate->turns, now_ns, gate->finish_ns);
         return true;
     }
     uint64_t outstanding = gate->finish_ns > now_ns ? gate->finish_ns - now_ns : 0;
@@ -141,6 +160,7 @@ static void account(struct vc_gate *gate, int64_t ns)
     vc_bucket_take(gate->usage, ns);
     __atomic_add_fetch(&gate->usage->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED); /* two's complement: also refunds */
     __atomic_add_fetch(&gate->slot->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&gate->slot->served_ns, (uint64_t)ns, __ATOMIC_RELAXED);
 }
 
 /* The container's predicted finish is the latest of its processes': lowered only by the process that set it. */
@@ -175,6 +195,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     /* A new holder's work queues behind what its predecessor left on the card. */
     if (policy->leased && policy->lease_end_ns != UINT64_MAX)
         start = later(start, earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
+    start = later(start, earlier(policy->queue_end_ns, now_ns + VC_AHEAD_NS));
     if (nothing_outstanding || stalled(gate, now_ns))
         gate->progress_ns = now_ns;
     if (nothing_outstanding)
@@ -210,6 +231,8 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, stru
         refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
         refused = true;
     }
+    /* Before the credit: else whoever is awake spends what its siblings wait for. */
+    refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
     refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
     refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, &policy, nothing_outstanding, answer));
     if (!refused)
@@ -263,10 +286,23 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-uint64_t vc_gate_others_ns(const struct vc_gate *gate)
+struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
 {
-    return vc_load_relaxed(&gate->limit->others_gpu_ns) + vc_load_relaxed(&gate->usage->gpu_ns) -
-           vc_load_relaxed(&gate->slot->gpu_ns);
+    return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns),
+                                   vc_load_relaxed(&gate->usage->gpu_ns) - vc_load_relaxed(&gate->slot->gpu_ns)};
+}
+
+/* Refunds may set a clock back a little. */
+static uint64_t grown(uint64_t from, uint64_t to)
+{
+    return (int64_t)(to - from) > 0 ? to - from : 0;
+}
+
+uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
+                           const struct vc_gate_others *to)
+{
+    bool turns = gate->turns.slots && vc_gate_policy(gate, now_ns).leased;
+    return grown(from->tenants_ns, to->tenants_ns) + (turns ? 0 : grown(from->siblings_ns, to->siblings_ns));
 }
 
 /* Whether slices of other tenants, or of other processes of this container, may be inside the interval. */

@@ -12,6 +12,7 @@
 
 #include "estimate.h"
 #include "gate_busy.h"
+#include "gate_turn.h"
 #include "vc_abi.h"
 
 enum {
@@ -35,15 +36,19 @@ struct vc_policy {
     bool leased;         /* … and hands out leases on this card */
     bool holder;         /* … and we hold it */
     uint32_t rate_ppm;   /* GPU ns per million wall ns */
+    uint64_t lease_start_ns;
     uint64_t lease_end_ns; /* UINT64_MAX: nobody else waits */
     uint64_t lease_clock_ns;
     uint64_t lease_sequence;
+    bool turn_ends_first;  /* `lease_end_ns` is that of our turn: a sibling process waits */
+    uint64_t queue_end_ns; /* when work of a sibling process is predicted to end that runs before ours */
 };
 
 enum vc_gate_reason {
     VC_GATE_GO,
     VC_GATE_CREDIT,      /* the bucket is in debt: wait for the deadline (or a new grant) */
     VC_GATE_LEASE,       /* another tenant's turn: wait for a grant */
+    VC_GATE_TURN,        /* our lease, but a sibling process's turn in it: wait for the deadline */
     VC_GATE_OUTSTANDING, /* enough work is under way: wait for the deadline or for an event */
 };
 
@@ -56,6 +61,7 @@ struct vc_gate_answer {
     uint64_t sequence;     /* GO: the lease under which the work starts */
     bool from_idle;        /* GO: nothing of this process was on the card */
     bool joins;            /* GO: work of this process is predicted to be running on the card still */
+    bool call_next;        /* TURN: siblings should look at once */
     bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */
 };
 
@@ -65,6 +71,7 @@ struct vc_gate {
     const struct vc_card_limit *limit;
     struct vc_card_usage *usage;
     struct vc_slot_card *slot;
+    struct vc_turns turns; /* set by whoever has the whole region; zero: no siblings */
     bool alone; /* usage is this process's own: guaranteed share, no lending */
 
     pthread_mutex_t mutex;
@@ -88,7 +95,7 @@ struct vc_interval {
     uint64_t estimate_ns;  /* what was charged for its operations at launch; 0 if unknown */
     uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
     uint64_t sequence;     /* lease under which it was launched */
-    uint64_t others_gpu_ns; /* by how much vc_gate_others_ns grew while it lasted */
+    uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
     uint32_t operations;
     bool unknown;          /* its (only) operation had no estimate */
     bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
@@ -129,9 +136,16 @@ void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns);
  * returns the value for vc_interval.launched_ns. */
 uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns);
 
-/* A clock of what others had of the card, to be read at both ends of an interval: other tenants while we had work on it, as
+/* Clocks of what others had of the card, to be read at both ends of an interval: other tenants while we had work on it, as
  * the arbiter saw it, and what other processes of the container were charged. */
-uint64_t vc_gate_others_ns(const struct vc_gate *gate);
+struct vc_gate_others {
+    uint64_t tenants_ns, siblings_ns;
+};
+struct vc_gate_others vc_gate_others(const struct vc_gate *gate);
+
+/* What they had in between. Siblings that take turns are not on the card at the same time: nothing is theirs then. */
+uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
+                           const struct vc_gate_others *to);
 
 /* Work that no interval measures is expected on the card from `from_ns` on: its estimate pays for that time, so what is
  * measured beside it does not pay for it again. */

@@ -30,17 +30,24 @@ uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const st
         sleep = VC_RECHECK_NS;
     /* A stamp, not a count: a killed process stops being a waiter by itself. */
     vc_add_relaxed(&gate->waiting_threads, 1);
-    vc_store_release(&gate->usage->refill_ns, answer->refill_ns);
+    if (answer->reason != VC_GATE_TURN) /* a sibling may be waiting for credit */
+        vc_store_release(&gate->usage->refill_ns, answer->refill_ns);
+    vc_store_release(&gate->slot->waiting_until_ns, from + 2 * VC_RECHECK_NS);
     vc_store_release(&gate->usage->waiting_until_ns, from + 2 * VC_RECHECK_NS);
+    if (answer->call_next) /* whoever looked for it waits for the same word, as everybody in the container */
+        syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     if (answer->reason == VC_GATE_OUTSTANDING) {
         futex_wait(&gate->events_futex, words.events, sleep, FUTEX_PRIVATE_FLAG);
     } else {
-        vc_gate_call_arbiter(gate);
+        if (answer->reason != VC_GATE_TURN)
+            vc_gate_call_arbiter(gate);
         futex_wait(&gate->limit->grant_futex, words.grant, sleep, 0);
     }
     /* Waiters of other processes renew their stamp before the arbiter could miss them for long. */
-    if (vc_sub(&gate->waiting_threads, 1) == 0)
+    if (vc_sub(&gate->waiting_threads, 1) == 0) {
+        vc_store_release(&gate->slot->waiting_until_ns, 0);
         vc_store_release(&gate->usage->waiting_until_ns, 0);
+    }
     uint64_t now = vc_now_ns();
     vc_add_relaxed(&gate->usage->waited_ns, now - from);
     vc_add_relaxed(&gate->slot->waited_ns, now - from);

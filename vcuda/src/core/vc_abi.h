@@ -42,11 +42,13 @@ VC__OFFSET(vc_card_usage, wake_futex, 76);
 VC__OFFSET(vc_card_usage, unknown_symbols, 80);
 VC__OFFSET(vc_card_usage, waiting_until_ns, 96);
 VC__OFFSET(vc_card_usage, oversold_allocations, 112);
+VC__OFFSET(vc_card_usage, turn, 120);
 
 VC__SIZE(vc_slot_card, 128);
 VC__OFFSET(vc_slot_card, gpu_ns, 32);
 VC__OFFSET(vc_slot_card, generation, 64);
 VC__OFFSET(vc_slot_card, oversold_bytes, 80);
+VC__OFFSET(vc_slot_card, served_ns, 96);
 
 VC__SIZE(vc_slot, 128 + 16 * 128);
 VC__OFFSET(vc_slot, pid, 4);

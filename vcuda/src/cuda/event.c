@@ -107,7 +107,8 @@ struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool
     mark->references = 1;
     mark->reached_ns = 0;
     mark->from_idle = from_idle;
-    mark->others_gpu_ns = vc_gate_others_ns(tracker->gate);
+    mark->noticed = false;
+    mark->others = vc_gate_others(tracker->gate);
     if (vc_real.cuEventRecord(mark->event, stream) != CUDA_SUCCESS) {
         vc_mark_release(mark);
         return NULL;

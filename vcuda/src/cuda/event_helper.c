@@ -119,7 +119,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     struct vc_interval *interval = &entry->interval;
     struct vc_mark *from = entry->from, *to = entry->to;
     to->reached_ns = when(tracker, to->event, now_ns);
-    to->others_gpu_ns = vc_gate_others_ns(tracker->gate);
+    to->others = vc_gate_others(tracker->gate);
     interval->to_ns = to->reached_ns;
     if (from && from->reached_ns == 0)
         from->reached_ns = when(tracker, from->event, now_ns);
@@ -127,8 +127,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
         uint64_t gap = from->from_idle ? VC_LAUNCH_GAP_NS : 0;
         uint64_t lasted = to->reached_ns - from->reached_ns;
         interval->from_ns = from->reached_ns + (gap < lasted / 2 ? gap : lasted / 2);
-        /* Refunds may set the clock back a little. */
-        interval->others_gpu_ns = to->others_gpu_ns > from->others_gpu_ns ? to->others_gpu_ns - from->others_gpu_ns : 0;
+        interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &from->others, &to->others);
     } else {
         interval->measurable = false;
     }
@@ -170,6 +169,18 @@ static uint64_t next_poll(const struct vc_under_way *entry, uint64_t now_ns)
     return now_ns + (late < POLL_SHORT_NS ? POLL_SHORT_NS : late > POLL_LONG_NS ? POLL_LONG_NS : late);
 }
 
+/* The card may be others' for a while after the launch: what they had of it then is not inside our interval. */
+static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
+{
+    if (!from || from->noticed || from->reached_ns != 0)
+        return true;
+    if (!reached(from->event))
+        return false;
+    from->noticed = true;
+    from->others = vc_gate_others(tracker->gate);
+    return true;
+}
+
 /* Look at everything under way in one context; returns when to look again. */
 static uint64_t work_off(struct vc_tracker *tracker)
 {
@@ -201,6 +212,8 @@ static uint64_t work_off(struct vc_tracker *tracker)
         uint64_t now = vc_now_ns();
         if (!behind) {
             uint64_t poll = next_poll(entry, now);
+            if (!notice_begin(tracker, entry->from) && poll > now + POLL_LONG_NS)
+                poll = now + POLL_LONG_NS;
             next = poll < next ? poll : next;
             if (entry->expected_ns < now)
                 vc_gate_overdue(tracker->gate, now);

@@ -13,7 +13,8 @@ struct vc_mark {
     uint32_t references;
     bool from_idle;         /* recorded onto an idle card: the work began a launch gap later */
     uint64_t reached_ns;    /* CLOCK_MONOTONIC; 0 until the helper knows */
-    uint64_t others_gpu_ns; /* vc_gate_others_ns then */
+    bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
+    struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */
     struct vc_mark *next;   /* in the list of spare ones */
 };
 

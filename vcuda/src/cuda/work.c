@@ -61,6 +61,10 @@ static struct vc_gate *gate_of(struct vc_region *region, int card)
         vc_gate_init(&gates[card], region->limits, &region->limits->cards[card], &region->usage->cards[card],
                      slot ? &slot->cards[card] : &nobodys_slot);
         gates[card].alone = region->state == VC_REGION_ALONE;
+        if (slot && region->state == VC_REGION_ENFORCED)
+            gates[card].turns = (struct vc_turns){&region->usage->cards[card], region->usage->slots,
+                                                  &region->usage->slot_high_water, (uint32_t)card,
+                                                  (uint32_t)(slot - region->usage->slots), 0};
         vc_store_release(&gates_ready[card], 1);
     }
     pthread_mutex_unlock(&gates_mutex);
