@@ -81,6 +81,16 @@ class Books:
         return figures.gauges(self._cluster, self._ledger)
 
     @locked
+    def use(self) -> tuple[float, float]:
+        """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""
+        return figures.use(self._cluster, self._workload.typical(self._cluster, self._clock()))
+
+    @locked
+    def holds(self, uid: str) -> bool:
+        """Whether anything is booked for a pod."""
+        return self._ledger.get(uid) is not None
+
+    @locked
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
         return figures.overbooked(self._cluster, self._ledger)

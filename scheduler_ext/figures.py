@@ -6,6 +6,10 @@ import numpy as np
 
 from scheduler_ext.cluster import Cluster
 from scheduler_ext.ledger import Ledger, State
+from scheduler_ext.policies import fgd
+from scheduler_ext.policies.base import Rest
+from scheduler_ext.workload import Typical
+from vcuda.spec.units import CORES_PER_CARD
 
 
 def gauges(cluster: Cluster, ledger: Ledger) -> dict[str, float]:
@@ -18,6 +22,16 @@ def gauges(cluster: Cluster, ledger: Ledger) -> dict[str, float]:
         "free_cores": int(np.where(usable, np.maximum(cluster.free_cores[rows], 0), 0).sum()),
         **{state.value: ledger.count(state) for state in State},
     }
+
+
+def use(cluster: Cluster, typical: Typical) -> tuple[float, float]:
+    """The parts of all usable cards that are allocated, and that are free but of no use to the expected typical pod."""
+    rows = np.arange(len(cluster))
+    view = cluster.view(rows)
+    cards = max(int(view.usable.sum()), 1)
+    free = float(np.where(view.usable, view.free_cores, 0).sum()) / CORES_PER_CARD
+    rest = Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
+    return 1.0 - free / cards, float(fgd.fragmentation(view, rest, typical).sum()) / cards
 
 
 def overbooked(cluster: Cluster, ledger: Ledger) -> list[str]:

@@ -11,12 +11,14 @@ import scheduler_ext
 from scheduler_ext import explain_command, serve, settings, simulate_command
 from scheduler_ext.apiserver import ApiServer, NoConfiguration
 from scheduler_ext.certificate import BadCertificate
+from scheduler_ext.plots import NoPlot
+from scheduler_ext.replay import RecordingError
 from scheduler_ext.trace import TraceError
 
 _COMMANDS = ("serve", "explain", "simulate")
 
 
-def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argparse.ArgumentParser]:
     parser = argparse.ArgumentParser(
         "gpu-scheduler-extender", description="Places pods with a share of a GPU, for kube-scheduler."
     )
@@ -27,22 +29,23 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     explain_command.add_options(
         commands.add_parser("explain", help="say why a pod waits, or where it is, and what would let it in")
     )
-    simulate_command.add_options(
-        commands.add_parser("simulate", help="replay a trace against the placement policies")
+    simulating = commands.add_parser(
+        "simulate", help="replay a trace or a recording under the placement policies"
     )
-    return parser, serving
+    simulate_command.add_options(simulating)
+    return parser, serving, simulating
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status: 0, 1 for a failure at run time, 2 for unusable settings."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser, serving = _parser()
+    parser, serving, simulating = _parser()
     if not words or (words[0] not in _COMMANDS and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
     options = parser.parse_args(words)
     try:
         if options.command == "simulate":
-            return simulate_command.run(options)
+            return simulate_command.run(options, simulating)
         if options.command == "explain":
             return explain_command.run(options)
         chosen = settings.from_arguments(options, serving)
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         serve.run(chosen, ApiServer.connect(chosen.kubeconfig, chosen.api_timeout_seconds))
-    except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError) as error:
+    except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 2
     except (explain_command.CannotExplain, serve.LostLease) as error:

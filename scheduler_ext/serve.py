@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
@@ -10,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import uvicorn
 
@@ -19,6 +21,8 @@ from scheduler_ext.binding import Binder
 from scheduler_ext.certificate import ServerCertificate
 from scheduler_ext.election import Election, Place
 from scheduler_ext.engine import Engine
+from scheduler_ext.recorded import RecordedEngine
+from scheduler_ext.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
 from vcuda.spec.names import Names
 
@@ -71,6 +75,24 @@ def _election(
     )  # fmt: skip
 
 
+def _recorder(settings: Settings) -> Recorder | None:
+    if settings.record is None:
+        return None
+    header = {
+        "domain": settings.resource_domain, "policy": settings.policy, "gang_seconds": settings.gang_seconds
+    }  # fmt: skip
+    recorder = Recorder(
+        Path(settings.record), header, Names(settings.resource_domain), most_bytes=settings.record_mib * MIB
+    )
+    try:
+        recorder.start()
+    except OSError as error:
+        raise CannotServe(
+            f"cannot record to {settings.record}: {error.strerror}; choose another file by --record"
+        ) from error
+    return recorder
+
+
 def _always() -> None:
     return None
 
@@ -105,14 +127,27 @@ async def _answer(
         renewal.cancel()
 
 
-def run(settings: Settings, api: ApiServer) -> None:
-    """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate, and LostLease."""
-    engine = Engine(
+def _engine(settings: Settings, recorder: Recorder | None) -> Engine:
+    make = Engine if recorder is None else functools.partial(RecordedEngine, recorder)
+    return make(
         Names(settings.resource_domain),
         settings.policy,
         expiry_seconds=settings.assume_seconds,
         gang_seconds=settings.gang_seconds,
     )
+
+
+def run(settings: Settings, api: ApiServer) -> None:
+    """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate, and LostLease."""
+    recorder = _recorder(settings)
+    try:
+        _serve(settings, api, _engine(settings, recorder))
+    finally:
+        if recorder is not None:
+            recorder.close()
+
+
+def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
     certificate = None
     if settings.tls_cert and settings.tls_key:
         certificate = ServerCertificate(settings.tls_cert, settings.tls_key)

@@ -31,6 +31,8 @@ class Settings:
     lease_seconds: float = 30.0
     pod: str | None = None
     quotas: str | None = None
+    record: str | None = None
+    record_mib: int = 256
     log_level: str = "info"
 
     def __str__(self) -> str:
@@ -61,6 +63,13 @@ def _place(text: str) -> str:
 def _mib(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 1024:
+        raise ValueError
+    return number
+
+
+def _record_mib(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 2**20:
         raise ValueError
     return number
 
@@ -147,6 +156,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_place,
         metavar="NAMESPACE/NAME",
         help="ConfigMap whose key `quotas` limits namespaces; watched, so changes count at once",
+    )
+    add(
+        "--record",
+        metavar="FILE",
+        help="write decisions with their inputs there, for `simulate --recording`; FILE.1 is the part before",
+    )
+    add(
+        "--record-mib",
+        type=_record_mib,
+        default=default.record_mib,
+        help="size of both parts of the recording together in MiB (default %(default)s)",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
 

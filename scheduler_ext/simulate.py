@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_ext import cpu_only, scores
+from scheduler_ext import cpu_only, figures, scores
 from scheduler_ext.cluster import Cluster, Ints, Usage
-from scheduler_ext.policies import fgd
-from scheduler_ext.policies.base import Rest
+from scheduler_ext.replay import percentiles
 from scheduler_ext.scores import Scores
 from scheduler_ext.shape import placement_of, shape_of
 from scheduler_ext.trace import TraceNode, TracePod, drawn
@@ -20,12 +18,16 @@ from scheduler_ext.workload import Workload
 from vcuda.spec import placement
 from vcuda.spec.request import Policy
 
+_STEP = 0.02  # of the curve
 ARRIVED = 1.0  # the published metric: cards allocated when the arrived demand equals all cards
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run. `allocated`, `fragmented`: parts of all cards; `decision_seconds`: median and 99th percentile."""
+    """One run. `allocated`, `fragmented`: parts of all cards; `decision_seconds`: median and 99th percentile.
+
+    `curve`: (arrived demand, allocated, fragmented) as parts of all cards, every 2 % of arrived demand.
+    """
 
     policy: Policy
     seed: int
@@ -33,6 +35,7 @@ class Result:
     fragmented: float
     refused: int
     decision_seconds: tuple[float, float]
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 def _feasible(cluster: Cluster, rows: Ints, pod: TracePod) -> Ints:
@@ -54,6 +57,7 @@ def run(
     rows = np.arange(len(cluster))
     allocated, demand, refused = 0.0, 0.0, 0
     seconds = []
+    curve = [(0.0, 0.0, 0.0)]
     for number, pod in enumerate(drawn(pods, arrived * cards, seed)):
         demand += pod.cards
         feasible = _feasible(cluster, rows, pod)
@@ -71,12 +75,10 @@ def run(
             row = cpu_only.emptiest_of_cards(cluster, feasible)
         if row is None:
             refused += 1
-            continue
-        cluster.book(str(number), cluster.names[row], Usage(cards_used, pod.cpu_milli, pod.memory_bytes))
-        allocated += pod.cards
-    view = cluster.view(rows)
-    rest = Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
-    fragmented = float(fgd.fragmentation(view, rest, typical).sum()) / cards
-    seconds.sort()
-    latency = (statistics.median(seconds), seconds[int(len(seconds) * 0.99)]) if seconds else (0.0, 0.0)
-    return Result(policy, seed, allocated / cards, fragmented, refused, latency)
+        else:
+            cluster.book(str(number), cluster.names[row], Usage(cards_used, pod.cpu_milli, pod.memory_bytes))
+            allocated += pod.cards
+        if demand / cards >= curve[-1][0] + _STEP:
+            curve.append((demand / cards, allocated / cards, figures.use(cluster, typical)[1]))
+    fragmented = figures.use(cluster, typical)[1]
+    return Result(policy, seed, allocated / cards, fragmented, refused, percentiles(seconds), curve)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcuda.spec.inventory import Card
-from vcuda.spec.request import CardFilter, ContainerRequest, Kind, PodRequest
+from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, CardFilter, ContainerRequest, Kind, PodRequest
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 _MIB = 2**20
+_MOST, _MOST_CARDS = 2**31, 64
 _CARD_BLOCKS = 100  # the trace has no card memory: a share of n cores takes n of 100 blocks, so cores decide
 
 
@@ -40,37 +41,75 @@ class TracePod:
         return sum(container.cores for container in self.request.containers) / CORES_PER_CARD
 
 
-def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+class _Row:
+    """One line of a CSV file; every wrong value is named by file, line and column."""
+
+    def __init__(self, path: Path, line: int, values: dict[str, str]) -> None:
+        self.path, self.line, self._values = path, line, values
+
+    def error(self, column: str, problem: str) -> TraceError:
+        return TraceError(f"{self.path}, line {self.line}, column {column}: {problem}")
+
+    def text(self, column: str) -> str:
+        value = self._values.get(column)
+        if value is None:
+            raise self.error(column, "the line ends before it")
+        return value
+
+    def optional(self, column: str) -> str:
+        return self._values.get(column) or ""
+
+    def number(self, column: str, most: int) -> int:
+        text = self.text(column)
+        try:
+            value = int(text)
+        except ValueError:
+            raise self.error(column, f"{text!r:.40} is not a whole number") from None
+        if not 0 <= value <= most:
+            raise self.error(column, f"{value} is not between 0 and {most}")
+        return value
+
+
+def _rows(path: Path, columns: Sequence[str]) -> list[_Row]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             missing = sorted(set(columns) - set(reader.fieldnames or ()))
             if missing:
-                raise TraceError(f"{path} lacks the columns {', '.join(missing)}; expected a trace CSV")
-            return list(reader)
+                raise TraceError(
+                    f"{path}, line 1: the columns {', '.join(missing)} are missing; expected a trace CSV"
+                )
+            rows = [_Row(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"cannot read {path}: {error}") from error
+    if not rows:
+        raise TraceError(f"{path}, line 2: there is nothing below the header")
+    return rows
 
 
 def read_nodes(path: Path) -> list[TraceNode]:
-    """Nodes of `sn,cpu_milli,memory_mib,gpu,model`. Raises TraceError."""
-    nodes = []
-    for line, row in enumerate(_rows(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")), start=2):
-        try:
-            cards = tuple(
-                Card(f"{row['sn']}/{index}", index, row["model"], _CARD_BLOCKS * BLOCK_BYTES)
-                for index in range(int(row["gpu"]))
-            )
-            nodes.append(TraceNode(row["sn"], int(row["cpu_milli"]), int(row["memory_mib"]) * _MIB, cards))
-        except (ValueError, TypeError) as error:
-            raise TraceError(f"{path}, line {line}: {error}") from error
+    """Nodes of `sn,cpu_milli,memory_mib,gpu,model`. Raises TraceError that names file, line and column."""
+    nodes, seen = [], set()
+    for row in _rows(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")):
+        name, model = row.text("sn"), row.text("model")
+        if not name or name in seen:
+            raise row.error("sn", f"{name!r:.60} is there already" if name else "it is empty")
+        seen.add(name)
+        cards = tuple(
+            Card(f"{name}/{index}", index, model, _CARD_BLOCKS * BLOCK_BYTES)
+            for index in range(row.number("gpu", _MOST_CARDS))
+        )
+        memory = row.number("memory_mib", _MOST) * _MIB
+        nodes.append(TraceNode(name, row.number("cpu_milli", _MOST), memory, cards))
+    if not any(node.cards for node in nodes):
+        raise TraceError(f"{path}: no node has a card (column gpu)")
     return nodes
 
 
-def _pod(row: dict[str, str]) -> TracePod:
-    count, milli = int(row["num_gpu"]), int(row["gpu_milli"])
-    if count < 0 or not 0 <= milli <= 1000:
-        raise ValueError(f"num_gpu {count} or gpu_milli {milli} is out of range")
+def _pod(row: _Row) -> TracePod:
+    count, milli = row.number("num_gpu", MAX_CARDS_PER_CONTAINER), row.number("gpu_milli", 1000)
+    if count and not milli:
+        raise row.error("gpu_milli", "it is 0, and num_gpu is not")
     containers: tuple[ContainerRequest, ...] = ()
     if count:
         share = -(-milli // 10)
@@ -80,22 +119,14 @@ def _pod(row: dict[str, str]) -> TracePod:
                 "main", Kind.APP, 0, cores, min(cores, _CARD_BLOCKS), min(cores, CORES_PER_CARD)
             ),
         )
-    models = CardFilter(frozenset(filter(None, (row.get("gpu_spec") or "").split("|"))))
-    request = PodRequest("", "trace", row["name"], containers, models=models)
-    return TracePod(request, int(row["cpu_milli"]), int(row["memory_mib"]) * _MIB)
+    models = CardFilter(frozenset(filter(None, row.optional("gpu_spec").split("|"))))
+    request = PodRequest("", "trace", row.text("name"), containers, models=models)
+    return TracePod(request, row.number("cpu_milli", _MOST), row.number("memory_mib", _MOST) * _MIB)
 
 
 def read_pods(path: Path) -> list[TracePod]:
-    """Pods of `name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec,…]`. Raises TraceError."""
-    pods = []
-    for line, row in enumerate(
-        _rows(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")), start=2
-    ):
-        try:
-            pods.append(_pod(row))
-        except (ValueError, TypeError) as error:
-            raise TraceError(f"{path}, line {line}: {error}") from error
-    return pods
+    """Pods of `name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec,…]`. Raises TraceError that names file, line and column."""
+    return [_pod(row) for row in _rows(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"))]
 
 
 def drawn(pods: Sequence[TracePod], cards: float, seed: int) -> list[TracePod]:

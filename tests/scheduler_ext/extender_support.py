@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -327,3 +331,36 @@ class FakeApi:
         thing["metadata"].setdefault("annotations", {}).update(binding["metadata"].get("annotations", {}))
         self._store("pods", "MODIFIED", thing)
         return 201, "bound"
+
+
+class Served:
+    """The command in a process of its own."""
+
+    def __init__(self, *options: str) -> None:
+        arguments = [
+            sys.executable,
+            "-m",
+            "scheduler_ext.main",
+            "--bind-address",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--assume-seconds",
+            "0.4",
+            *options,
+        ]
+        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.log: list[str] = []
+        while not (found := re.search(r"serving on (https?://[^,]+),", "".join(self.log[-1:]))):
+            line = self.process.stderr.readline()
+            assert line, "".join(self.log)
+            self.log.append(line)
+        self.url = found[1]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        _, rest = self.process.communicate(timeout=20)
+        self.log.append(rest)
+        return self.process.returncode

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -18,40 +16,10 @@ import pytest
 
 from scheduler_ext import simulate, trace
 from scheduler_ext.main import main
-from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
+from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
 from vcuda.spec.request import Policy
 
 TRACE = Path(__file__).parents[2].parent / "shared" / "trace"
-COMMAND = [sys.executable, "-m", "scheduler_ext.main"]
-
-
-class Served:
-    def __init__(self, *options: str) -> None:
-        arguments = [
-            *COMMAND,
-            "--bind-address",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--assume-seconds",
-            "0.4",
-            *options,
-        ]
-        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self.log: list[str] = []
-        while not (found := re.search(r"serving on (https?://[^,]+),", "".join(self.log[-1:]))):
-            line = self.process.stderr.readline()
-            assert line, "".join(self.log)
-            self.log.append(line)
-        self.url = found[1]
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        _, rest = self.process.communicate(timeout=20)
-        self.log.append(rest)
-        return self.process.returncode
 
 
 def test_serves_expires_and_ends_cleanly(api: FakeApi, tmp_path: Path) -> None:
@@ -192,7 +160,8 @@ def test_settings_that_cannot_work_end_with_one_clear_line(
 @pytest.mark.parametrize(
     "arguments",
     [["--port", "99999"], ["--port", "x"], ["--policy", "best"], ["--tls-cert", "x"], ["--unknown"], ["serve", "extra"],
-     ["--assume-seconds", "0"], ["--body-mib", "-1"], ["--resource-domain", "a/b"], ["simulate"]],
+     ["--assume-seconds", "0"], ["--body-mib", "-1"], ["--resource-domain", "a/b"], ["simulate"],
+     ["simulate", "--nodes", "x"], ["simulate", "--recording", "x", "--seeds", "1-2"], ["--record-mib", "0"]],
 )  # fmt: skip
 def test_unusable_options_end_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -241,14 +210,67 @@ def test_a_simulation_is_the_same_every_time(small_trace: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a,b\n1,2\n", PODS_CSV + "p,x,1,1,1,\n", PODS_CSV + "p,1,1,1,5000,\n", PODS_CSV + "p,1,1,-1,5,\n"],
+    ("text", "where"),
+    [
+        ("a,b\n1,2\n", "line 1: the columns cpu_milli"),
+        ("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n", "line 2: "),
+        (PODS_CSV + "p,x,1,1,1,\n", "line 7, column cpu_milli: 'x' is not a whole number"),
+        (PODS_CSV + "p,1,1,1,5000,\n", "line 7, column gpu_milli: 5000 is not between"),
+        (PODS_CSV + "p,1,1,-1,5,\n", "line 7, column num_gpu: -1 "),
+        (PODS_CSV + "p,1,1,1,0,\n", "line 7, column gpu_milli: it is 0"),
+        (PODS_CSV + "p,1\n", "line 7, column num_gpu: the line ends"),
+        (PODS_CSV + "p,1,99999999999999999999,1,5,\n", "line 7, column memory_mib"),
+    ],
 )
-def test_a_broken_trace_names_the_file(tmp_path: Path, text: str) -> None:
+def test_a_broken_list_of_pods_is_named_by_file_line_and_column(
+    tmp_path: Path, text: str, where: str
+) -> None:
     path = tmp_path / "broken.csv"
     path.write_text(text)
-    with pytest.raises(trace.TraceError, match=r"broken\.csv"):
+    with pytest.raises(trace.TraceError, match=r"broken\.csv") as error:
         trace.read_pods(path)
+    assert where in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [("n1,1,1,1,T4", "line 5, column sn: 'n1' is there already"), (",1,1,1,T4", "line 5, column sn: it is empty"),
+     ("n4,1,1,many,T4", "line 5, column gpu: 'many'"), ("n4,1,1,4", "line 5, column model: the line ends")],
+)  # fmt: skip
+def test_a_broken_list_of_nodes_is_named_by_file_line_and_column(
+    tmp_path: Path, line: str, where: str
+) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text(f"{NODES_CSV}{line}\n")
+    with pytest.raises(trace.TraceError, match=r"broken\.csv") as error:
+        trace.read_nodes(path)
+    assert where in str(error.value)
+    path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn3,64000,262144,0,\n")
+    with pytest.raises(trace.TraceError, match="no node has a card"):
+        trace.read_nodes(path)
+
+
+def test_simulate_draws_all_policies_in_one_picture(
+    small_trace: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["simulate", "--nodes", str(small_trace[0]), "--pods", str(small_trace[1]), "--seeds", "1-2"]
+    picture = tmp_path / "picture.png"
+    assert main([*arguments, "--plot", str(picture), "--published", "--json"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 100 * 1024
+    curve = json.loads(capsys.readouterr().out)["runs"][0]["curve"]
+    assert curve[0] == [0, 0, 0] and curve[-1][0] >= 1 and curve[-1][1] > 0
+    assert main([*arguments, "--plot", str(tmp_path / "none" / "picture.png")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_without_matplotlib_only_plots_are_missing(
+    small_trace: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    arguments = ["simulate", "--nodes", str(small_trace[0]), "--pods", str(small_trace[1]), "--policy", "fgd"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--plot", "never written.png"]) == 2
+    assert "vcuda-gpu-manager[plot]" in capsys.readouterr().err
 
 
 def test_fgd_reaches_the_published_order_on_the_public_trace() -> None:
