@@ -52,7 +52,7 @@ class Joiner:
         self._by_pod: dict[str, list[Key]] = {}
         self._by_slot: dict[tuple[int, int], Key] = {}
         for item in allocations:
-            file = _identity(Path(item.region) / "limits")
+            file = file_identity(Path(item.region) / "limits")
             if file is not None:
                 self._by_file[file] = item.key
             self._by_pod.setdefault(item.pod_uid.replace("-", ""), []).append(item.key)
@@ -64,7 +64,7 @@ class Joiner:
     def container(self, pid: int) -> Key | None:
         """None for a process of no container with a share, or one that has ended."""
         folder = self._proc / str(pid)
-        file = _identity(folder / f"root{CONTAINER_PATH}" / "limits")
+        file = file_identity(folder / f"root{CONTAINER_PATH}" / "limits")
         if file in self._by_file:
             return self._by_file[file]
         try:
@@ -77,7 +77,8 @@ class Joiner:
         return self._by_slot.get((_namespace(folder), _inner_pid(folder)))
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """What tells one file from another; None if it can't be reached."""
     try:
         status = path.stat()
     except OSError:

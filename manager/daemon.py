@@ -16,6 +16,7 @@ from manager import (
     kubelet_pods,
     logs,
     node_description,
+    nodes,
     nvml,
     rebuild,
     sdnotify,
@@ -27,6 +28,7 @@ from manager.allocation import Allocator
 from manager.audit import Auditor
 from manager.cards import Driver
 from manager.coexistence import Coexistence
+from manager.device_cgroups import Watcher
 from manager.errors import Refusal, StartError
 from manager.hostroot import HostRoot
 from manager.housekeeping import Housekeeper
@@ -35,6 +37,7 @@ from manager.kube import Kube, Pod
 from manager.kubelet_records import PodResources
 from manager.metrics import Metrics
 from manager.mirror_keeper import MirrorKeeper
+from manager.nodes import NodeProblem
 from manager.outbox import Outbox
 from manager.overhead import Overhead
 from manager.plugin import Board, Plugin
@@ -72,7 +75,7 @@ class Daemon:
         self._reloader = Reloader(settings, reread or (lambda: settings))
         self._stack = contextlib.ExitStack()
         names = self._names = Names(settings.resource_domain)
-        root = HostRoot(settings.driver_root, settings.driver_root_on_host)
+        root = self._root = HostRoot(settings.driver_root, settings.driver_root_on_host)
         log.info("driver root %s is %s to the container runtime", root.path, root.on_host)
         self._listener = web.listen(settings.query_addr, settings.query_port)
         self._stack.callback(self._listener.close)
@@ -129,6 +132,7 @@ class Daemon:
             # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
             self._others = PodResources(settings.pod_resources_socket, names)
             self._stack.callback(self._others.close)
+            self.cgroups = Watcher(settings.cgroup_root, self._device_numbers, self._pod_event)
             coexistence = Coexistence(self.inventory.processes, self._held_elsewhere)
             self._keeper = Housekeeper(
                 settings,
@@ -140,6 +144,7 @@ class Daemon:
                 coexistence,
                 self.overhead,
                 self.auditor,
+                self.cgroups,
                 self.allocator,
                 self.outbox,
                 kube,
@@ -152,6 +157,7 @@ class Daemon:
                 regions,
                 settings.sample_period,
                 lambda: self.auditor.finding,
+                lambda: self.cgroups.watch,
             )
             self.metrics.watch(reporter.report)
             pages = web.Pages(
@@ -281,6 +287,18 @@ class Daemon:
         if self.settings.audit_policy == "evict":
             self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
 
+    def _pod_event(self, item: Allocation, reason: str, message: str) -> None:
+        self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
+
+    def _device_numbers(self, item: Allocation) -> Mapping[str, tuple[int, int]]:
+        """Of the nodes that this container was given; empty while they can't be told."""
+        snapshot = self.inventory.snapshot
+        cards = [found for share in item.shares if (found := snapshot.card(share.uuid)) is not None]
+        try:
+            return nodes.numbers(self._root, cards)
+        except NodeProblem:
+            return {}
+
     # Probes.
 
     def unhealthy(self) -> list[str]:
@@ -306,6 +324,7 @@ class Daemon:
 
     def _exposition(self) -> bytes:
         self.metrics.observe_registration(self.registrar.registered, self.registrar.registrations)
+        self.metrics.observe_restored(self.cgroups.restored)
         return self.metrics.exposition()
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator
 from pathlib import Path
+
+from manager import ldcache
+from manager.ldcache import LdCacheError
+from manager.mounts import is_mount_point
 
 # Where distributions and the driver's installer put libraries, most specific first.
 LIBRARY_FOLDERS = (
@@ -25,6 +29,8 @@ LIBRARY_FOLDERS = (
 PROGRAM_FOLDERS = ("usr/bin", "bin", "usr/local/bin", "usr/local/nvidia/bin", "opt/nvidia/bin")
 _MAX_LINKS = 40
 
+log = logging.getLogger(__name__)
+
 
 class HostRoot:
     """The driver root `path`, which the container runtime knows as `on_host`."""
@@ -33,7 +39,7 @@ class HostRoot:
         self.path = path
         if on_host == "auto":
             # A DaemonSet sees the host's root as a mount (/host); a simulated machine's root is an ordinary folder.
-            on_host = "/" if os.path.ismount(path) else str(path)
+            on_host = "/" if is_mount_point(path) else str(path)
         self.on_host = Path(on_host)
 
     @property
@@ -82,19 +88,40 @@ class HostRoot:
                 seen.add(folder)
                 yield folder
 
-    def find_library(self, soname: str) -> Path | None:
-        """The regular file of a library such as "libnvidia-ml.so.1", or of its versioned name if the link is missing."""
+    def find_library(self, soname: str, version: str = "") -> Path | None:
+        """The regular file of a library such as "libnvidia-ml.so.1".
+
+        First what the host's own linker would load (its cache), then the usual folders, by name and then, where the link is missing, by
+        versioned name. With `version`, such as the driver's by NVML, a file of that version goes before all others.
+        """
+        found = list(dict.fromkeys(self._libraries(soname)))
+        named = [path for path in found if version and path.name.endswith(f".so.{version}")]
+        return next(iter(named or found), None)
+
+    def _libraries(self, soname: str) -> Iterator[Path]:
+        for name in self._cached().get(soname, ()):
+            yield from self._file(name)
         for folder in self.library_folders():
-            found = self.resolve((folder / soname).relative_to(self.path))
-            if found is not None and found.is_file():
-                return found
+            yield from self._file((folder / soname).relative_to(self.path))
         base = soname.partition(".so")[0]
         for folder in self.library_folders():
             for candidate in sorted(folder.glob(f"{base}.so.*.*"), reverse=True):
-                found = self.resolve(candidate.relative_to(self.path))
-                if found is not None and found.is_file():
-                    return found
-        return None
+                yield from self._file(candidate.relative_to(self.path))
+
+    def _file(self, name: str | Path) -> Iterator[Path]:
+        path = self.resolve(name)
+        if path is not None and path.is_file():
+            yield path
+
+    def _cached(self) -> dict[str, tuple[str, ...]]:
+        path = self.resolve("etc/ld.so.cache")
+        if path is None:
+            return {}
+        try:
+            return ldcache.read(path)
+        except LdCacheError as error:
+            log.info("%s is not used: %s", path, error)
+            return {}
 
     def find_program(self, name: str) -> Path | None:
         for folder in PROGRAM_FOLDERS:

@@ -12,6 +12,7 @@ from manager import recycling
 from manager.allocation import Allocator
 from manager.audit import Auditor
 from manager.coexistence import Coexistence
+from manager.device_cgroups import Watcher
 from manager.errors import Refusal
 from manager.httpclient import HttpError
 from manager.inventory import Inventory
@@ -40,6 +41,7 @@ class Housekeeper:
         coexistence: Coexistence,
         overhead: Overhead,
         auditor: Auditor,
+        cgroups: Watcher,
         allocator: Allocator,
         outbox: Outbox,
         kube: Kube | None,
@@ -54,6 +56,7 @@ class Housekeeper:
         self._coexistence = coexistence
         self._overhead = overhead
         self._auditor = auditor
+        self._cgroups = cgroups
         self._allocator = allocator
         self._outbox = outbox
         self._kube = kube
@@ -101,6 +104,7 @@ class Housekeeper:
         cards = [item.card.uuid for item in snapshot.cards if not item.parent_uuid]
         self._overhead.sample(allocations, cards)
         self._auditor.audit(allocations, cards, self._settings.audit_tolerance << 20)
+        self._cgroups.look(allocations, restore=self._settings.device_cgroup_policy == "restore")
 
     def _collect(self) -> None:
         try:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from manager.report import ContainerReport, NodeReport
+from manager.report import WATCHED, ContainerReport, NodeReport
 
 CONTAINER_LABELS = ("pod_name", "namespace", "node", "container_name")
 CARD_LABELS = ("uuid", "minor", "model")
@@ -57,6 +57,12 @@ class Metrics:
         self._registrations = Counter(
             "vcuda_manager_registrations", "Registrations with kubelet", registry=self.registry
         )
+        self._restored = Counter(
+            "vcuda_manager_devices_restored",
+            "Device nodes that were allowed again in a container's device cgroup",
+            registry=self.registry,
+        )
+        self._restored_counted = 0
         self._info = Gauge(
             "vcuda_manager_info", "Constant 1", ("version", "driver_version", "node"), registry=self.registry
         )
@@ -81,6 +87,10 @@ class Metrics:
         if registrations > self._counted:
             self._registrations.inc(registrations - self._counted)
             self._counted = registrations
+
+    def observe_restored(self, restored: int) -> None:
+        self._restored.inc(restored - self._restored_counted)
+        self._restored_counted = restored
 
     def watch(self, report: Callable[[], NodeReport]) -> None:
         self.registry.register(_ReportCollector(report))
@@ -262,6 +272,14 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
                     family.add_metric((*_labels(report, item), card.uuid), figure)
         yield family
     processes = GaugeMetricFamily("vcuda_container_processes", "Live CUDA processes", labels=CONTAINER_LABELS)
+    lost = GaugeMetricFamily(
+        "vcuda_container_lost_devices",
+        "Device nodes that its device cgroup no longer allows",
+        labels=CONTAINER_LABELS,
+    )
     for item in report.containers:
         processes.add_metric(_labels(report, item), item.processes)
+        if report.device_cgroups == WATCHED:
+            lost.add_metric(_labels(report, item), len(item.lost_devices))
     yield processes
+    yield lost

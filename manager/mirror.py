@@ -107,19 +107,19 @@ class _Source:
     name: str
 
 
-def make(base: Path, root: HostRoot, shims: Path) -> Mirror:
+def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> Mirror:
     """The driver directory below `base` for the driver below `root` and the shims in the folder `shims`.
 
-    An existing one is reused. Raises MirrorError.
+    `loaded`: the version of the kernel's driver by NVML; libraries of it go before those of another that was installed since. An existing one is reused. Raises MirrorError.
     """
     for path in (*(shims / name for name in SHIMS), _preload(shims)):
         if not path.is_file():
             raise MirrorError(
                 f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build"
             )
-    reals = {shim: _real(root, library) for shim, (library, _) in SHIMS.items()}
+    reals = {shim: _real(root, library, loaded) for shim, (library, _) in SHIMS.items()}
     version = _version_of(reals["libcuda.so.1"].name)
-    companions = tuple(_companions(root, version))
+    companions = tuple(_companions(root, version, {source.path.parent for source in reals.values()}))
     programs = tuple(path for path in map(root.find_program, PROGRAMS) if path is not None)
     sources = (*reals.values(), *companions)
     name = f"{version}-{_fingerprint(shims, sources, programs)}"
@@ -150,8 +150,8 @@ def remove_unused(base: Path, used: Collection[Path]) -> list[Path]:
     return removed
 
 
-def _real(root: HostRoot, library: str) -> _Source:
-    path = root.find_library(f"{library}.so.1")
+def _real(root: HostRoot, library: str, loaded: str) -> _Source:
+    path = root.find_library(f"{library}.so.1", loaded)
     if path is None:
         raise MirrorError(
             f"no {library}.so.1 below {root.path}; is the NVIDIA driver installed there, and --driver-root right?"
@@ -168,9 +168,9 @@ def _version_of(name: str) -> str:
     return match[1] if match else "unknown"
 
 
-def _companions(root: HostRoot, version: str) -> Iterator[_Source]:
+def _companions(root: HostRoot, version: str, beside: Collection[Path]) -> Iterator[_Source]:
     seen = set()
-    for folder in root.library_folders():
+    for folder in dict.fromkeys((*sorted(beside), *root.library_folders())):
         for library in _COMPANIONS:
             for path in sorted(folder.glob(f"{library}.so.*")):
                 found = root.resolve(path.relative_to(root.path))

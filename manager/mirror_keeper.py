@@ -38,7 +38,7 @@ class MirrorKeeper:
             if self._made_for == driver_version and self._usable():
                 return
             try:
-                self._mirror = mirror.make(self._base, self._root, self._shims)
+                self._mirror = mirror.make(self._base, self._root, self._shims, driver_version)
             except MirrorError as error:
                 self._problem = str(error)
                 self._conditions.set("mirror", str(error))

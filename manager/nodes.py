@@ -91,11 +91,28 @@ def common(root: HostRoot, known: Mapping[str, int] | None = None) -> tuple[Devi
 def of_card(root: HostRoot, card: NodeCard, known: Mapping[str, int] | None = None) -> tuple[DeviceNode, ...]:
     """The nodes of one card or MIG instance. Raises NodeProblem. `known`: as for `common`."""
     known = majors(root) if known is None else known
-    found = [_require(root, _Wanted(f"nvidia{card.device_minor}", _NVIDIA, card.device_minor), known)]
-    for minor in card.capability_minors:
-        wanted = _Wanted(f"nvidia-caps/nvidia-cap{minor}", ("nvidia-caps",), minor, 0o444)
-        found.append(_require(root, wanted, known))
-    return tuple(found)
+    return tuple(_require(root, wanted, known) for wanted in _of_card(card))
+
+
+def _of_card(card: NodeCard) -> list[_Wanted]:
+    return [
+        _Wanted(f"nvidia{card.device_minor}", _NVIDIA, card.device_minor),
+        *(
+            _Wanted(f"nvidia-caps/nvidia-cap{minor}", ("nvidia-caps",), minor, 0o444)
+            for minor in card.capability_minors
+        ),
+    ]
+
+
+def numbers(root: HostRoot, cards: Iterable[NodeCard]) -> dict[str, tuple[int, int]]:
+    """Major and minor of what `full_set` would give, by path in the container, without making anything. Raises NodeProblem."""
+    known = majors(root)
+    wanted = list(_COMMON)
+    if (root.path / "dev" / _MODESET.name).exists():
+        wanted.append(_MODESET)
+    for card in cards:
+        wanted += _of_card(card)
+    return {f"/dev/{item.name}": (_major(item, known), item.minor) for item in wanted}
 
 
 def full_set(root: HostRoot, cards: Iterable[NodeCard]) -> tuple[DeviceNode, ...]:
@@ -110,17 +127,22 @@ def full_set(root: HostRoot, cards: Iterable[NodeCard]) -> tuple[DeviceNode, ...
 def _require(root: HostRoot, wanted: _Wanted, known: Mapping[str, int]) -> DeviceNode:
     path = root.path / "dev" / wanted.name
     container_path = f"/dev/{wanted.name}"
-    major = next((known[name] for name in wanted.drivers if name in known), None)
-    if major is None:
-        raise NodeProblem(
-            container_path,
-            f"{container_path} can't be given: /proc/devices lists no {' or '.join(wanted.drivers)}; "
-            f"load the kernel module ({_module(wanted)}), for instance by nvidia-modprobe",
-        )
+    major = _major(wanted, known)
     if not _right(root, path, major, wanted.minor):
         _make(path, major, wanted, container_path)
     _link_char(root, path, major, wanted.minor)
     return DeviceNode(container_path, root.host_path(path))
+
+
+def _major(wanted: _Wanted, known: Mapping[str, int]) -> int:
+    major = next((known[name] for name in wanted.drivers if name in known), None)
+    if major is None:
+        raise NodeProblem(
+            f"/dev/{wanted.name}",
+            f"/dev/{wanted.name} can't be given: /proc/devices lists no {' or '.join(wanted.drivers)}; "
+            f"load the kernel module ({_module(wanted)}), for instance by nvidia-modprobe",
+        )
+    return major
 
 
 def _module(wanted: _Wanted) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from manager import booking
 from manager.allocation_view import AllocationView
 from manager.audit import Finding
+from manager.device_cgroups import Watch
 from manager.inventory import Inventory
 from manager.regions import Regions
 from manager.state import Allocation
@@ -65,7 +66,7 @@ class ShareReport:
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """A container with a share."""
+    """A container with a share. `lost_devices`: nodes that its device cgroup no longer allows."""
 
     namespace: str
     pod_name: str
@@ -75,16 +76,18 @@ class ContainerReport:
     priority: str
     processes: int
     cards: tuple[ShareReport, ...]
+    lost_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Everything at one moment."""
+    """Everything at one moment. `device_cgroups`: "watched", or why they are not."""
 
     node: str
     driver: str
     driver_version: str
     problem: str
+    device_cgroups: str
     cards: tuple[CardReport, ...]
     containers: tuple[ContainerReport, ...]
 
@@ -92,6 +95,7 @@ class NodeReport:
         return dataclasses.asdict(self)
 
 
+WATCHED = "watched"
 _NOTHING = CardUsage("", 0, 0, 0, 0, 0, 0)
 
 
@@ -106,6 +110,7 @@ class Reporter:
         regions: Regions,
         period_s: float,
         finding: Callable[[], Finding] = Finding,
+        watch: Callable[[], Watch] = Watch,
     ) -> None:
         self._node = node
         self._inventory = inventory
@@ -113,6 +118,7 @@ class Reporter:
         self._regions = regions
         self.period_s = period_s
         self._finding = finding
+        self._watch = watch
         self._lock = threading.Lock()
         self._report: NodeReport | None = None
         self._made = 0.0
@@ -159,6 +165,7 @@ class Reporter:
             snapshot.driver,
             snapshot.driver_version,
             snapshot.node_problem,
+            self._watch().why or WATCHED,
             tuple(cards),
             tuple(self._container(item, finding, percents) for item in allocations),
         )
@@ -201,6 +208,7 @@ class Reporter:
             allocation.priority,
             sum(process.alive for process in usage.processes) if usage else 0,
             tuple(shares),
+            self._watch().lost.get(allocation.key, ()),
         )
 
 
@@ -233,5 +241,6 @@ def _card_lines(report: NodeReport, card: CardReport) -> list[str]:
                 lines.append(
                     f"      {item.namespace}/{item.pod_name}/{item.container}: {share.cores} cores{limit}, "
                     f"{format_bytes(share.memory_used_bytes)} of {format_bytes(share.memory_limit_bytes)}"
+                    + (f"  LOST {', '.join(item.lost_devices)}" if item.lost_devices else "")
                 )
     return lines

@@ -150,6 +150,16 @@ class Settings:
         "MiB that a container may hold beyond its ledger, for modules and the like",
         live=True,
     )
+    # Device cgroups of running containers
+    cgroup_root: Path = _option(
+        Path("/sys/fs/cgroup"), setting_values.directory, "where the host's control groups are mounted"
+    )
+    device_cgroup_policy: str = _option(
+        "report",
+        setting_values.choice("report", "restore"),
+        "what becomes of a running container whose device cgroup has lost a device that it was given",
+        live=True,
+    )
     # Own files
     virtual_manager_path: Path = _option(
         Path("/etc/gpu-manager/vm"),

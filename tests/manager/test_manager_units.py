@@ -86,7 +86,7 @@ def test_every_setting_and_metric_is_documented() -> None:
     share = ShareReport("u", 0, 1, 1, 1, 1, 1, 1, 1, 1, 1)
     container = ContainerReport("n", "p", "u", "c", 1, "normal", 1, (share,))
     metrics = Metrics()
-    metrics.watch(lambda: NodeReport("n", "nvml", "1", "", (card,), (container,)))
+    metrics.watch(lambda: NodeReport("n", "nvml", "1", "", "watched", (card,), (container,)))
     text = (DOCS / "metrics.md").read_text()
     for line in metrics.exposition().decode().splitlines():
         if line.startswith("# TYPE"):
