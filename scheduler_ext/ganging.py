@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from scheduler_ext import scores
 from scheduler_ext.books import locked
 from scheduler_ext.choosing import Choice, Choosing
 from scheduler_ext.cluster import Ints
 from scheduler_ext.gangs import Gang
 from scheduler_ext.ledger import Record, State
+from scheduler_ext.protocol import EXPLAINED_NODES
 from scheduler_ext.quantities import pod_requests
-from scheduler_ext.reasons import ExtenderReason
+from scheduler_ext.reasons import CODE_OF, ExtenderReason
 from scheduler_ext.shape import Shape, shape_of
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
@@ -79,9 +82,11 @@ class Ganging(Choosing):
     ) -> Choice:
         table = self._table(shape)
         if taken is not None and taken[1] == shape and taken[0].node in names:
-            choice = self._choose(table, [taken[0].node], asked.namespace)
-            if choice.row is not None:
-                return choice
+            row = self._choose(table, [taken[0].node], asked.namespace).row
+            if row is not None:
+                rows = self._rows(names)
+                codes = np.where(rows >= 0, table.code[rows], CODE_OF[ExtenderReason.UNKNOWN_NODE])
+                return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
         return self._choose(table, names, asked.namespace)
 
     def _reserve(self, gang: Gang, shape: Shape, names: Sequence[str], priority: int) -> int:

@@ -10,8 +10,10 @@ from scheduler_ext import observed, quotas
 from scheduler_ext.books import locked
 from scheduler_ext.ledger import Record, State
 from scheduler_ext.preempting import Preempting
+from scheduler_ext.quantities import pod_requests
 from scheduler_ext.shape import shape_of
 from vcuda.spec import request
+from vcuda.spec.errors import InvalidRequest
 
 
 class Intake(Preempting):
@@ -77,6 +79,7 @@ class Intake(Preempting):
         if not node:
             if request.asks_for_share(pod, self.names):
                 self._see_waiting(uid, pod)
+                self._warm(pod)
             return uid
         text = observed.annotation(pod, self.names)
         with self._lock:
@@ -112,6 +115,19 @@ class Intake(Preempting):
             if observed.leaving(pod):
                 self._make_room(uid)
         return uid
+
+    def _warm(self, pod: Mapping[str, Any]) -> None:
+        """Score a new class of pods for all nodes before kube-scheduler asks: a few rows at a time, between requests."""
+        try:
+            asked = request.parse_pod(pod, self.names)
+        except InvalidRequest:
+            return
+        shape = shape_of(asked, self._policy, *pod_requests(pod))
+        more = self.not_ready() is None and not self._scores.knows(shape)
+        while more:
+            with self._lock:
+                typical = self._workload.typical(self._cluster.models, self._clock())
+                more = self._scores.warm(shape, self._cluster, typical)
 
     @locked
     def _see_waiting(self, uid: str, pod: Mapping[str, Any]) -> None:

@@ -39,15 +39,18 @@ class Table:
         self.cost: Floats = np.full(0, np.inf)
         self.code: Ints = np.zeros(0, np.int64)
         self.picks: Ints = np.zeros((0, shape.columns), np.int64)
-        self._clock = -1
+        self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
         self._typical_version = -1
         self._scorer = SCORERS[shape.policy]
 
-    def refresh(self, cluster: Cluster, typical: Typical) -> None:
-        """Bring the table up to date with the cluster and, for policies that read it, with the typical pods."""
+    def refresh(self, cluster: Cluster, typical: Typical, most: int | None = None) -> bool:
+        """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
+
+        At most `most` rows are computed; returns whether all are up to date.
+        """
         count = len(cluster)
         if self._scorer.reads_workload and typical.version != self._typical_version:
-            self._clock = -1
+            self._at[:] = -1
         if count > len(self.cost):
             size = max(64, 2 * count)
             cost, code, picks = (
@@ -56,12 +59,18 @@ class Table:
                 np.zeros((size, self.shape.columns), np.int64),
             )
             known = len(self.cost)
+            at = np.full(size, -1, np.int64)
+            at[:known] = self._at
+            self._at = at
             cost[:known], code[:known], picks[:known] = self.cost, self.code, self.picks
             self.cost, self.code, self.picks = cost, code, picks
-        stale = np.flatnonzero(cluster.changed[:count] > self._clock)
-        for start in range(0, len(stale), _CHUNK):
-            self._compute(cluster, typical, stale[start : start + _CHUNK])
-        self._clock, self._typical_version = cluster.clock, typical.version
+        self._typical_version = typical.version
+        stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
+        now = stale[:most]
+        for start in range(0, len(now), _CHUNK):
+            self._compute(cluster, typical, now[start : start + _CHUNK])
+        self._at[now] = cluster.clock
+        return len(now) == len(stale)
 
     def _compute(self, cluster: Cluster, typical: Typical, rows: Ints) -> None:
         allowed = allowed_cards(self.shape, cluster, rows)
@@ -79,13 +88,27 @@ class Scores:
         self._tables: collections.OrderedDict[Shape, Table] = collections.OrderedDict()
         self._most = most
 
+    def warm(self, shape: Shape, cluster: Cluster, typical: Typical) -> bool:
+        """Compute a little of a shape's table ahead of its first request. Returns whether more is to be done."""
+        table = self._tables.get(shape)
+        if table is None:
+            table = self._add(shape)
+        return not table.refresh(cluster, typical, _CHUNK)
+
+    def knows(self, shape: Shape) -> bool:
+        return shape in self._tables
+
+    def _add(self, shape: Shape) -> Table:
+        table = self._tables[shape] = Table(shape)
+        if len(self._tables) > self._most:
+            self._tables.popitem(last=False)
+        return table
+
     def table(self, shape: Shape, cluster: Cluster, typical: Typical) -> Table:
         """The up-to-date table of a shape; valid until the cluster changes."""
         table = self._tables.get(shape)
         if table is None:
-            table = self._tables[shape] = Table(shape)
-            if len(self._tables) > self._most:
-                self._tables.popitem(last=False)
+            table = self._add(shape)
         else:
             self._tables.move_to_end(shape)
         table.refresh(cluster, typical)

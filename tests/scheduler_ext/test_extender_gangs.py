@@ -222,11 +222,13 @@ def test_explain_shows_the_gang() -> None:
 
 def test_over_http_nothing_is_written_before_all_have_a_place(api: FakeApi, start: Start) -> None:
     ones = [member(f"m{number}") for number in range(3)]
-    api.put("nodes", node("a", cards("a", 3)))
+    api.put("nodes", node("a", cards("a", 3)), node("b", cards("b", 1, blocks=5)))
     api.put("pods", *ones)
     extender = start(gang_wait_seconds=0.3)
     for one in ones[:2]:
-        assert extender.filter(one, ["a"])["NodeNames"] == ["a"]
+        answer = extender.filter(one, ["b", "a", "ghost"])
+        assert answer["NodeNames"] == ["a"]
+        assert answer["FailedNodes"] == {"b": "InsufficientMemory", "ghost": "UnknownNode"}
     assert "GangIncomplete: 2 of 3" in extender.bind(ones[0], "a") and api.bindings == []
     extender.binder._gang_wait = 20.0
     errors: list[str] = []

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from scheduler_ext import placing
+from scheduler_ext import placing, scores
 from scheduler_ext.cluster import Cluster, Usage, View
+from scheduler_ext.engine import Engine
 from scheduler_ext.policies import SCORERS, fgd
 from scheduler_ext.policies.base import Rest
 from scheduler_ext.quantities import amount, pod_requests
 from scheduler_ext.scores import Scores, Table, cheapest
 from scheduler_ext.shape import Shape, shape_of
 from scheduler_ext.workload import Typical, Workload
-from tests.scheduler_ext.extender_support import NAMES, cards, container, pod
+from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from vcuda.spec import request
 from vcuda.spec.inventory import Card
 from vcuda.spec.request import Policy
@@ -236,6 +238,36 @@ def test_cached_scores_equal_fresh_ones_after_any_changes() -> None:
         count = len(cluster)
         assert np.array_equal(cached.cost[:count], fresh.cost[:count])
         assert np.array_equal(cached.code[:count], fresh.code[:count])
+
+
+def test_a_class_is_scored_before_it_is_asked_for_a_few_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"n{number:03d}" for number in range(600)]
+    warm, cold = Engine(NAMES), Engine(NAMES)
+    for engine in (warm, cold):
+        for name in names:
+            engine.see_node(node(name, cards(name, 2)))
+        engine.synced("nodes")
+        engine.synced("pods")
+    computed: list[int] = []
+    compute = scores.Table._compute
+
+    def counted(self: scores.Table, cluster: Any, typical: Any, rows: Any) -> None:
+        computed.append(len(rows))
+        compute(self, cluster, typical, rows)
+
+    monkeypatch.setattr(scores.Table, "_compute", counted)
+    warm.see_pod(pod("early"))
+    assert computed == [256, 256, 88]
+    warm.see_pod(pod("again"))
+    computed.clear()
+    first, second = pod("p"), pod("q")
+    assert warm.filter(first, names).chosen == cold.filter(first, names).chosen
+    assert computed == [256, 256, 88], "only the cold one had anything to compute"
+    computed.clear()
+    assert warm.filter(second, names).chosen == cold.filter(second, names).chosen
+    assert computed == [1, 1]
 
 
 def test_a_node_may_have_more_cards_than_the_arrays_had_columns() -> None:
