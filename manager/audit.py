@@ -1,7 +1,7 @@
 """The bypass audit: what the driver says processes hold on the cards, against the ledgers of the containers they run in.
 
-Bypassing the shim can't be prevented in user space; what a container holds beyond its ledger is shown, told to its pod and, by
-`--audit-policy=evict`, ends the pod. Processes of no container with a share are summed per card.
+Bypassing the shim can't be prevented in user space; what a container holds beyond its ledger, and who uses a card past our library
+(manager.bypass), is shown, told to its pod and, by `--audit-policy=evict`, ends the pod. Processes of no container with a share are summed per card.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from manager.bypass import BypassWatch
 from manager.cards import CardProcess
 from manager.regions import CONTAINER_PATH
 from manager.state import Allocation
@@ -33,10 +34,12 @@ class Finding:
     """What an audit found. `beyond`: bytes that containers hold beyond their ledger, by container and card UUID, 0 included.
 
     `others`: bytes of processes of no container with a share, by card UUID. Cards that do not say are in neither.
+    `without_shim`: how many processes use the card past our library, by container and card UUID.
     """
 
     beyond: Mapping[tuple[Key, str], int] = field(default_factory=dict)
     others: Mapping[str, int] = field(default_factory=dict)
+    without_shim: Mapping[tuple[Key, str], int] = field(default_factory=dict)
 
 
 class Joiner:
@@ -144,8 +147,10 @@ class Auditor:
         usage: Callable[[Allocation], Usage | None],
         tell: Callable[[Allocation, str], None],
         proc: Path = Path("/proc"),
+        bypass: BypassWatch | None = None,
     ) -> None:
         """`processes` of a card by its UUID, None if it does not say; `tell` is called once per container with the finding."""
+        self._bypass = bypass
         self._processes = processes
         self._usage = usage
         self._tell = tell
@@ -159,7 +164,11 @@ class Auditor:
         # Nobody holds anything beyond a ledger on cards without a process: the ledgers of an idle node are not read.
         ledgers = {item.key: self._usage(item) for item in allocations} if any(held.values()) else {}
         usages = {key: usage for key, usage in ledgers.items() if usage is not None}
-        self.finding = compare(allocations, usages, held, self._proc)
+        finding = compare(allocations, usages, held, self._proc)
+        if self._bypass is not None:
+            past = self._bypass.look(allocations, Joiner(allocations, usages, self._proc), held)
+            finding = replace(finding, without_shim=past)
+        self.finding = finding
         over = {at: much for at, much in self.finding.beyond.items() if much > tolerance_bytes}
         self._seen = {at: self._seen.get(at, 0) + 1 for at in over}
         for item in allocations:

@@ -26,6 +26,7 @@ from manager import (
 from manager.admission import RECORDS_TIMEOUT_S, Admission
 from manager.allocation import Allocator
 from manager.audit import Auditor
+from manager.bypass import BypassWatch
 from manager.cards import Driver
 from manager.coexistence import Coexistence
 from manager.device_cgroups import Watcher
@@ -128,7 +129,9 @@ class Daemon:
                 self.inventory.processes, regions.usage, lambda: self.allocator.allocations
             )
             self._stack.callback(self.overhead.stop)
-            self.auditor = Auditor(self.overhead.held, regions.usage, self._bypass)
+            self.auditor = Auditor(
+                self.overhead.held, regions.usage, self._unaccounted, bypass=BypassWatch(self._without_shim)
+            )
             # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
             self._others = PodResources(settings.pod_resources_socket, names)
             self._stack.callback(self._others.close)
@@ -282,8 +285,14 @@ class Daemon:
     def _held_elsewhere(self) -> Mapping[str, str]:
         return self._others.held_elsewhere(RECORDS_TIMEOUT_S)
 
-    def _bypass(self, item: Allocation, message: str) -> None:
-        self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, "MemoryUnaccounted", message)
+    def _unaccounted(self, item: Allocation, message: str) -> None:
+        self._bypass(item, "MemoryUnaccounted", message)
+
+    def _without_shim(self, item: Allocation, message: str) -> None:
+        self._bypass(item, "DriverWithoutShim", message)
+
+    def _bypass(self, item: Allocation, reason: str, message: str) -> None:
+        self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
         if self.settings.audit_policy == "evict":
             self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
 

@@ -230,6 +230,11 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
             lambda card: card.unaccounted_bytes,
         ),
         (
+            "vcuda_container_bypassing_processes",
+            "Processes that use the card without our library",
+            lambda card: card.bypassing_processes,
+        ),
+        (
             "vcuda_container_overhead_bytes",
             "Memory in use beside the ledger that its limit counts",
             lambda card: card.overhead_bytes,

@@ -44,6 +44,7 @@ class ShareReport:
     `gpu_time_ns` is None while the container is alone on the card and uncapped: then nothing measures it, and `card_percent` is
     the driver's utilization of the card, all of which is this container's; else None. `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
     `overhead_bytes` of what is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
+    `bypassing_processes`: how many use the card past our library, by the last audit.
     """
 
     uuid: str
@@ -62,6 +63,7 @@ class ShareReport:
     overhead_bytes: int = 0
     oversold_bytes: int = 0
     oversold_allocations: int = 0
+    bypassing_processes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ class Reporter:
                     max(0, card.memory_used_bytes - card.ledger_bytes),
                     card.oversold_bytes,
                     card.oversold_allocations,
+                    finding.without_shim.get((allocation.key, share.uuid)),
                 )
             )
         return ContainerReport(

@@ -1,0 +1,174 @@
+"""Who uses a card past our library: real processes with real mappings, and what is told of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from manager import mirror
+from manager.audit import Auditor
+from manager.bypass import LASTING_LOOKS, BypassWatch
+from manager.cards import CardProcess
+from manager.state import Allocation
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import Kind
+
+CARD = "GPU-1"
+UID = "a2345678-1234-1234-1234-123456789abc"
+LIBC = next(
+    line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so.6" in line
+)
+
+
+class Everybody:
+    """All processes that were started here are the container's."""
+
+    def __init__(self, key: tuple[str, str]) -> None:
+        self.key = key
+        self.pids: set[int] = set()
+
+    def container(self, pid: int) -> tuple[str, str] | None:
+        return self.key if pid in self.pids else None
+
+
+class Scene:
+    """A container whose driver directory holds three libraries (copies of libc under our names) and its processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        driver = directory / "driver"
+        for path in (
+            *(driver / "lib64" / name for name in mirror.SHIMS),
+            driver / "preload" / mirror.PRELOAD,
+        ):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(LIBC, path)
+        shares = (CardShare(CARD, 10, 4),)
+        self.item = Allocation(
+            UID, "default", "pod", "c", Kind.APP, 10, 4, 10, "normal", shares, {CARD: 7}, "/none", str(driver)
+        )
+        self.owner = Everybody(self.item.key)
+        self.told: list[tuple[str, str]] = []
+        self.watch = BypassWatch(lambda item, message: self.told.append((item.pod_name, message)))
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, library: Path | None) -> int:
+        """A process that maps the library."""
+        code = """
+import mmap, sys
+kept = []
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+        words = [str(library)] if library else []
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        self.owner.pids.add(process.pid)
+        return process.pid
+
+    def look(self, *on_card: int) -> dict[tuple[tuple[str, str], str], int]:
+        held = {CARD: [CardProcess(pid, 1 << 20) for pid in on_card]}
+        return self.watch.look([self.item], self.owner, held)
+
+    @property
+    def at(self) -> tuple[tuple[str, str], str]:
+        return self.item.key, CARD
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    for process in made.processes:
+        process.communicate("", timeout=60)
+
+
+@pytest.mark.parametrize(
+    "library", ["lib64/libcuda.so.1", "lib64/libnvidia-ml.so.1", "preload/libvcuda-preload.so"]
+)
+def test_a_process_with_one_of_our_libraries_is_in_order(scene: Scene, library: str) -> None:
+    pid = scene.start(Path(scene.item.mirror) / library)
+    for _ in range(LASTING_LOOKS + 1):
+        assert scene.look(pid) == {scene.at: 0}
+    assert scene.told == []
+
+
+def test_a_process_that_the_driver_lists_without_our_library_is_told_once_when_it_lasts(scene: Scene) -> None:
+    pid = scene.start(None)
+    assert [scene.look(pid)[scene.at] for _ in range(4)] == [0, 1, 1, 1]
+    ((pod, message),) = scene.told
+    assert (
+        pod == "pod" and f"process {pid} (" in message and CARD in message and "nothing limits it" in message
+    )
+    assert scene.look()[scene.at] == 0  # gone from the card
+
+
+def test_a_file_that_only_has_our_name_does_not_count(scene: Scene, tmp_path: Path) -> None:
+    own = tmp_path / "own" / "libcuda.so.1"
+    own.parent.mkdir()
+    shutil.copyfile(LIBC, own)
+    pid = scene.start(own)
+    assert [scene.look(pid)[scene.at] for _ in range(2)] == [0, 1]
+
+
+def test_a_file_with_our_inode_number_on_another_file_system_does_not_count(
+    scene: Scene, tmp_path: Path
+) -> None:
+    inode = (Path(scene.item.mirror) / "lib64/libcuda.so.1").stat().st_ino
+    folder = tmp_path / "proc/5"
+    (folder / "map_files").mkdir(parents=True)
+    (folder / "maps").write_text(f"1000-2000 r--p 00000000 00:2a {inode}   /lib/libcuda.so.1\n")
+    (folder / "comm").write_text("guest\n")
+    (folder / "map_files/1000-2000").symlink_to(LIBC)
+    scene.watch = BypassWatch(lambda *_: None, tmp_path / "proc")
+    scene.owner.pids.add(5)
+    assert [scene.look(5)[scene.at] for _ in range(2)] == [0, 1]
+
+
+def test_an_open_device_node_is_enough(scene: Scene, tmp_path: Path) -> None:
+    # A descriptor that reads /dev/nvidia7 without a card: a folder of links stands for /proc.
+    scene.watch = BypassWatch(
+        lambda item, message: scene.told.append((item.pod_name, message)), tmp_path / "proc"
+    )
+    guilty, innocent = scene.start(None), scene.start(Path(scene.item.mirror) / "lib64/libcuda.so.1")
+    for pid in (guilty, innocent, os.getpid()):
+        folder = tmp_path / "proc" / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fd/3").symlink_to("/dev/nvidia7")
+        (folder / "fd/4").symlink_to("/dev/nvidiactl")
+        for name in ("maps", "map_files", "comm"):
+            (folder / name).symlink_to(f"/proc/{pid}/{name}")
+    assert [scene.look()[scene.at] for _ in range(2)] == [0, 1]
+    assert len(scene.told) == 1 and f"process {guilty} (" in scene.told[0][1]
+
+
+def test_the_audit_shows_it_beside_the_bytes(scene: Scene, tmp_path: Path) -> None:
+    pid = scene.start(None)
+    region = tmp_path / "region"
+    region.mkdir()
+    (region / "limits").touch()
+    item = replace(scene.item, region=str(region))
+    proc = tmp_path / "proc"
+    (proc / str(pid) / "root/etc").mkdir(parents=True)
+    (proc / str(pid) / "root/etc/vcuda").symlink_to(region)
+    for name in ("maps", "map_files", "comm"):
+        (proc / str(pid) / name).symlink_to(f"/proc/{pid}/{name}")
+    watch = BypassWatch(lambda item, message: scene.told.append((item.pod_name, message)), proc)
+    auditor = Auditor(lambda _: [CardProcess(pid, 1)], lambda _: None, lambda *_: None, proc, watch)
+    for _ in range(2):
+        auditor.audit([item], [CARD], 0)
+    assert auditor.finding.without_shim == {(item.key, CARD): 1}
+    assert len(scene.told) == 1
