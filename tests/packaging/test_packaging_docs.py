@@ -1,0 +1,69 @@
+"""Operators find every code that they may meet: each reason and event has its line in docs/troubleshooting.md, each value its words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy import manifests
+from manager.errors import Reason as ManagerReason
+from scheduler_ext.reasons import ExtenderReason
+from vcuda.spec.errors import Reason
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/troubleshooting.md"
+OPERATIONS = ROOT / "docs/operations.md"
+_EVENT = re.compile(r"""event\(.*?["']([A-Z][a-z]+[A-Z][A-Za-z]+)["']""", re.DOTALL)
+
+
+def test_every_reason_has_its_line() -> None:
+    page = PAGE.read_text()
+    codes = [str(code) for kind in (Reason, ManagerReason, ExtenderReason) for code in kind]
+    assert len(codes) > 30
+    assert not [code for code in codes if f"`{code}`" not in page]
+
+
+def test_every_event_of_the_daemon_has_its_line() -> None:
+    page = PAGE.read_text()
+    events = {name for path in (ROOT / "manager").glob("*.py") for name in _EVENT.findall(path.read_text())}
+    assert {"CardUnhealthy", "MemoryUnaccounted"} <= events
+    assert not [name for name in events if f"`{name}`" not in page]
+
+
+def test_every_right_is_listed_with_its_reason() -> None:
+    """The table of rights is the chart's, with every option on."""
+    pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
+    options = {
+        "manager": {"audit": {"policy": "evict"}, "failedAdmissionGrace": 60},
+        "extender": {"quotas": {"entries": [{"namespace": "a", "cores": 1}]}},
+    }
+    page = OPERATIONS.read_text()
+    table = page[page.index("### Rights") : page.index("`nodes/proxy` lets its holder")]
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    for access in ("proxy", "pods"):
+        chosen = {**options, "manager": {**options["manager"], "kubelet": {"access": access}}}
+        rendered = manifests.render(chosen)
+        for name in ("manager-rbac.yaml", "extender-rbac.yaml"):
+            for item in yaml.safe_load_all(rendered[name]):
+                for rule in item.get("rules", ()):
+                    for resource in rule["resources"]:
+                        words = {"configmaps": "ConfigMap"}.get(resource, resource)
+                        for verb in rule["verbs"]:
+                            told = any(f"`{verb}`" in line and words in line for line in lines)
+                            assert told, f"{verb} {resource} is not in the table"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (OPERATIONS, PAGE, ROOT / "docs/migration.md"):
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+                known = {
+                    re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings
+                }
+                assert anchor in known, f"{page.name}: {target}#{anchor}"
