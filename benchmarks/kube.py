@@ -47,7 +47,7 @@ UNLIMITED = {"qps": 10000, "burst": 10000}
 
 @dataclass(frozen=True)
 class Throughput:
-    """One round. Times in milliseconds; `filter_ms` is the extender's own, inside `cycle_ms`."""
+    """One round. Times in milliseconds; `filter_ms` is the extender's own, inside `cycle_ms`; `*_cpu` is processor time per pod."""
 
     extender: bool
     limited: bool
@@ -57,6 +57,9 @@ class Throughput:
     binding_ms: float
     filter_ms: float
     bind_ms: float
+    extender_cpu: float
+    scheduler_cpu: float
+    server_cpu: float
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,19 @@ class Lab:
         file.write_text("\n".join([*lines, ""]))
         self.system.lab.call("restart-scheduler", SCHED_CONFIG=str(file), EXTENDER_YAML="")
 
+    def processor_ms(self) -> dict[str, float]:
+        """Processor time so far of those who take part in a binding."""
+        pids = {"extender": self.system.pid("extender")}
+        for name in ("kube-scheduler", "kube-apiserver"):
+            file = Path(self.system.lab.environment["KUBELAB_DIR"]) / f"run/{name}.pid"
+            pids[name] = int(file.read_text().split()[0])
+        ticks = os.sysconf("SC_CLK_TCK")
+        found = {}
+        for name, pid in pids.items():
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            found[name] = 1e3 * (int(words[11]) + int(words[12])) / ticks
+        return found
+
     def extender_metrics(self) -> str:
         return self.system.get(self.system.extender_port, "/metrics")
 
@@ -201,8 +217,10 @@ def _round(lab: Lab, pods: int, *, extender: bool, limited: bool) -> Throughput:
     before = lab.extender_metrics()
     watch = lab.api.watch_pods()
     lab.scheduler(extender=extender, limited=limited)
+    processor = lab.processor_ms()
     watch.wait("all pods are bound", lambda: len(watch.bound) >= pods, 300)
     watch.close()
+    spent = {name: (now - processor[name]) / pods for name, now in lab.processor_ms().items()}
     seen = sorted(watch.bound.values())
     scheduler, after = _kube_api.fetch(SCHEDULER_METRICS), lab.extender_metrics()
     own = {verb: _since(before, after, "vcuda_extender_request_seconds", verb=verb) for verb in ("filter", "bind")}  # fmt: skip
@@ -211,6 +229,7 @@ def _round(lab: Lab, pods: int, *, extender: bool, limited: bool) -> Throughput:
     return Throughput(
         extender, limited, pods, (pods - 1) / (seen[-1] - seen[0]),
         *(1e3 * item.mean for item in (cycle, binding, own["filter"], own["bind"])),
+        spent["extender"], spent["kube-scheduler"], spent["kube-apiserver"],
     )  # fmt: skip
 
 
