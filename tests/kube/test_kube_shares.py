@@ -33,12 +33,13 @@ def test_a_pod_gets_its_share_and_hits_its_limit(system: System, client_image: s
     assert max(held) <= 10 * BLOCK  # by the card's own count
 
 
-def test_both_resources_are_on_the_node(system: System) -> None:
+def test_both_resources_are_on_the_node(system: System, evidence: Any) -> None:
     """What `kubectl describe node` shows, the label of the model, and the inventory that the extender reads."""
     described = system.lab.kubectl("describe", "node", system.lab.environment["NODE_NAME"])
     for resource, amount in (("tencent.com/vcuda-core", CORES), ("tencent.com/vcuda-memory", BLOCKS)):
         lines = re.findall(rf"^  {re.escape(resource)}:? +(\S+)", described, re.MULTILINE)
         assert lines[:2] == [str(amount)] * 2, described  # capacity and allocatable
+        evidence(f"kubectl describe node: {resource} {lines[0]} of capacity, {lines[1]} allocatable")
     metadata = system.node()["metadata"]
     assert metadata["labels"]["gaia.tencent.com/gpu-model"]
     assert metadata["labels"]["nvidia-device-enable"] == "enable"
@@ -98,7 +99,7 @@ def test_equal_cores_and_different_memory_at_once(system: System, client_image: 
 
 
 def test_an_impossible_request_is_refused_with_a_readable_event(
-    system: System, client_image: str, pods: Any
+    system: System, client_image: str, pods: Any, evidence: Any
 ) -> None:
     name = pods(share_pod("too-much", client_image, 150, 4))
     told = ""
@@ -113,6 +114,9 @@ def test_an_impossible_request_is_refused_with_a_readable_event(
     except AssertionError as error:
         raise AssertionError(f"{error}\n{told}") from None
     assert system.pod(name)["status"]["phase"] == "Pending"
+    evidence(
+        "kubectl describe pod: " + next(line.strip() for line in told.splitlines() if "150 tencent" in line)
+    )
 
 
 def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(
@@ -139,11 +143,12 @@ def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(
     assert len(uuids) == 2  # the whole card is not the one that the first pod shares
 
 
+@pytest.mark.parametrize("cpu", [None, "1"], ids=["shared CPUs", "exclusive CPU"])
 def test_our_devices_survive_the_cpu_manager_and_others_do_not(
-    system: System, client_image: str, pods: Any
+    system: System, client_image: str, pods: Any, evidence: Any, cpu: str | None
 ) -> None:
     """Incident I1: the old runc rewrites the device cgroup; what Allocate returned stays, an out-of-band device goes."""
-    name = pods(share_pod("reconciled", client_image, 10, 1))
+    name = pods(share_pod("reconciled", client_image, 10, 1, cpu=cpu))
     status = system.wait_phase(name, "Running")
     uid = status["metadata"]["uid"]
     container = status["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
@@ -161,7 +166,11 @@ def test_our_devices_survive_the_cpu_manager_and_others_do_not(
         "the reconcile wiped the out-of-band device", lambda: "c 240:77 rw" not in listed.read_text(), 30
     )
     time.sleep(0.5)
-    assert ours <= set(listed.read_text().splitlines())
+    lines = listed.read_text().splitlines()
+    assert ours <= set(lines)
+    evidence(
+        f"devices.list after the reconcile wiped c 240:77: {'; '.join(line for line in lines if line in ours)}"
+    )
 
 
 def devices_of(system: System, status: dict[str, Any]) -> set[tuple[int, int]]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kube_image
 import yaml
 from kube_system import System
 from kubelab import eventually
 
 from deploy import manifests
+from deploy.images import oci, rootfs
 
 REPOSITORY = "vcuda-gpu-manager"
 NAMESPACE = manifests.NAMESPACE
@@ -52,7 +54,7 @@ def next_build(root: Path, version: str) -> None:
         section = f".note.gnu.build-id={note}"
         subprocess.run(["objcopy", "--dump-section", section, str(shim)], check=True, timeout=20)
         content = bytearray(note.read_bytes())
-        content[-1] ^= 0xFF
+        content[-20] ^= 0xFF  # of the 20 bytes of the id, the first one that people compare
         note.write_bytes(content)
         subprocess.run(["objcopy", "--update-section", section, str(shim)], check=True, timeout=20)
         note.unlink()
@@ -67,10 +69,12 @@ class Chart:
         """Makes the image `test` and the TLS Secret; nothing is installed yet."""
         self.system = system
         self._folder = folder
-        self.image = folder / "image"
-        self.image.mkdir()
-        kube_image.build(self.image)
-        system.lab.image(f"{REPOSITORY}:test", self.image, "gpu-manager")
+        runtime = folder / "runtime"
+        runtime.mkdir()
+        rootfs.runtime(runtime)
+        self._runtime = oci.Layer.of(runtime, folder / "runtime.tar")
+        shutil.rmtree(runtime)
+        self._import("test", lambda _: None)
         crt, key = certificate(folder)
         system.lab.kubectl("create", "namespace", NAMESPACE)
         secret = system.lab.kubectl(
@@ -83,11 +87,19 @@ class Chart:
 
     def add_next_build(self, tag: str, version: str) -> None:
         """The image `tag`: the same programs with shims of another build id."""
-        other = self._folder / tag
-        shutil.copytree(self.image, other, symlinks=True)
-        next_build(other, version)
-        self.system.lab.image(f"{REPOSITORY}:{tag}", other, "gpu-manager")
-        shutil.rmtree(other)
+        self._import(tag, lambda root: next_build(root, version))
+
+    def _import(self, tag: str, change: Callable[[Path], None]) -> None:
+        """Give the cluster the product's image, its files changed by `change`."""
+        root, archive = self._folder / tag, self._folder / f"{tag}.tar"
+        root.mkdir()
+        rootfs.product(root)
+        change(root)
+        layer = oci.Layer.of(root, self._folder / f"{tag}-layer.tar")
+        oci.write(archive, f"docker.io/library/{REPOSITORY}:{tag}", [self._runtime, layer], ["gpu-manager"])
+        command = [*shlex.split(self.system.lab.environment["CTR"]), "images", "import", str(archive)]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        archive.unlink()
 
     def _needed(self, certificate_file: Path) -> dict[str, Any]:
         """What this cluster and a simulated machine need beside the defaults."""

@@ -71,6 +71,7 @@ class System:
 - urlPrefix: http://127.0.0.1:{self.extender_port}/scheduler
   filterVerb: filter
   prioritizeVerb: prioritize
+  preemptVerb: preempt
   bindVerb: bind
   weight: 1
   nodeCacheCapable: true
@@ -166,6 +167,9 @@ class System:
                 slow.append(name)
         self._processes.clear()
         assert not slow, f"{', '.join(slow)} did not end within 10 s of SIGTERM"
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
