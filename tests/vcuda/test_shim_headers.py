@@ -43,6 +43,21 @@ STRUCTS = {
         ],
         "CUmemPoolProps": ["allocType", "handleTypes", "location", "win32SecurityAttributes", "maxSize"],
         "CUmemPoolPtrExportData": [],
+        "CUarrayMapInfo": [
+            "resource",
+            "subresourceType",
+            "subresource.sparseLevel.level",
+            "subresource.sparseLevel.extentDepth",
+            "subresource.miptail.offset",
+            "subresource.miptail.size",
+            "memOperationType",
+            "memHandle",
+            "deviceBitMask",
+        ],
+        "CUlaunchConfig": ["blockDimZ", "sharedMemBytes", "hStream", "attrs", "numAttrs"],
+        "CUDA_LAUNCH_PARAMS": ["function", "sharedMemBytes", "hStream", "kernelParams"],
+        "CUDA_MEMCPY2D": ["srcMemoryType", "srcDevice", "dstXInBytes", "dstDevice", "WidthInBytes", "Height"],
+        "CUDA_MEMCPY3D": ["srcMemoryType", "srcDevice", "dstXInBytes", "dstDevice", "WidthInBytes", "Depth"],
         "CUDA_MEM_ALLOC_NODE_PARAMS": ["poolProps", "accessDescs", "accessDescCount", "bytesize", "dptr"],
     },
     "nvml.h": {
@@ -251,7 +266,7 @@ def test_a_new_entry_point_fails_the_coverage_check(
 
 
 UNDECLARED = {
-    "cuda.h": {"cuCtxSynchronize_v2"},
+    "cuda.h": {"cuCtxSynchronize_v2", "cuMulticastBindAddr_v2", "cuMulticastBindMem_v2"},
     "cuda.h 13": set(),
     "nvml.h": {
         "nvmlDeviceGetAccountingStats_v2",
@@ -268,3 +283,27 @@ UNDECLARED = {
     },
 }
 UNDECLARED["nvml.h 13"] = UNDECLARED["nvml.h"] - {"nvmlDeviceGetAccountingStats_v2"}
+
+
+CONSTANT = re.compile(r"^\s+(CU\w+) = (\w+),|^#define (CU\w+) +(\S.*)$", re.MULTILINE)
+
+
+def test_constants_have_the_value_of_the_newest_genuine_header(
+    headers: dict[str, Path], tmp_path: Path
+) -> None:
+    text = (SOURCES / "include" / "vc_cuda.h").read_text()
+    ours = [(first or third, second or fourth) for first, second, third, fourth in CONSTANT.findall(text)]
+    assert ("CUDA_ERROR_OUT_OF_MEMORY", "2") in ours and len(ours) > 50
+    for name, value in (*ours, ("CUDA_SUCCESS", "7")):
+        assert "/*" not in value, name
+    lines = [
+        f'if ((long)({name}) != (long)({value})) puts("{name}");'
+        for name, value in (*ours, ("CUDA_SUCCESS", "7"))
+    ]
+    source, program = tmp_path / "constants.c", tmp_path / "constants"
+    source.write_text('#include <stdio.h>\n#include "cuda.h"\nint main(void) {' + "\n".join(lines) + "}")
+    command = ["gcc", f"-I{headers['cuda.h 13']}", "-w", "-o", str(program), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert built.returncode == 0, built.stderr[:3000]
+    wrong = subprocess.run([program], capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert wrong == ["CUDA_SUCCESS"]  # the one that was made wrong on purpose

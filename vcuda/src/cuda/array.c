@@ -1,10 +1,10 @@
 /* Arrays and mipmapped arrays: their layout is the driver's secret, so reserve an estimate, then hold the real size. */
+#include "binding.h"
 #include "charge.h"
+#include "small_array.h"
 
 #define VC__TILE_ROWS 8u       /* rows and row bytes are padded to tiles */
 #define VC__TILE_ROW_BYTES 64u
-#define VC__ARRAY_PAGE 65536u
-#define VC__ARRAY_SMALL ((uint64_t)1 << 20) /* up to this, arrays share chunks with other small memory */
 
 /* CUarray_format → bytes per element, for those of the public header that are not one byte; block formats count one. */
 static uint64_t element_bytes(int format, unsigned int channels)
@@ -26,18 +26,6 @@ static uint64_t times(uint64_t a, uint64_t b)
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-/* What an array of so many bytes takes from the card. Small ones have no address by which their chunk could be told, and
- * share it in places of a power of two: each is charged its place, the last chunk's free ones are not (less than 2 MiB). */
-static uint64_t on_card(uint64_t bytes)
-{
-    uint64_t place = VC__ARRAY_PAGE;
-    if (bytes > VC__ARRAY_SMALL)
-        return vc_round_up(bytes, VC_CHUNK);
-    while (place < bytes)
-        place *= 2;
-    return place;
-}
-
 static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
     uint64_t row = vc_round_up(times(shape->Width, element_bytes(shape->Format, shape->NumChannels)), VC__TILE_ROW_BYTES);
@@ -45,7 +33,7 @@ static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int l
     uint64_t bytes = times(times(row, rows), shape->Depth ? shape->Depth : 1);
     if (levels > 1)
         bytes = times(bytes, 2); /* 1 + 1/2 + 1/4 + … for one dimension; less for more */
-    return on_card(bytes);
+    return bytes;
 }
 
 /* Sparse and deferred arrays get their memory from cuMemMapArrayAsync, by handles that were charged at cuMemCreate. */
@@ -61,7 +49,7 @@ static uint64_t real_array_bytes(CUarray array)
     if (!vc_real.cuArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
         vc_real.cuArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
         return 0; /* the driver tells it of some arrays only: then the estimate stands */
-    return on_card(requirements.size);
+    return requirements.size;
 }
 
 static uint64_t real_mipmap_bytes(CUmipmappedArray array)
@@ -71,22 +59,59 @@ static uint64_t real_mipmap_bytes(CUmipmappedArray array)
     if (!vc_real.cuMipmappedArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
         vc_real.cuMipmappedArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
         return 0;
-    return on_card(requirements.size);
+    return requirements.size;
 }
 
-static CUresult end_array(struct vc_charge *charge, CUresult result, CUarray *array)
+/* What is reserved for an array while the driver makes it. */
+struct making {
+    struct vc_charge charge;
+    uint64_t bytes; /* estimated */
+};
+
+static CUresult begin_array(struct making *making, const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
+{
+    making->bytes = estimate(shape, levels);
+    if (making->bytes <= VC_SMALL_ARRAY)
+        return vc_small_array_begin(&making->charge, making->bytes);
+    return vc_charge_current(&making->charge, vc_round_up(making->bytes, VC_CHUNK));
+}
+
+/* The driver did not make it, or it was taken back. */
+static void drop_array(struct making *making)
+{
+    if (making->bytes <= VC_SMALL_ARRAY)
+        vc_small_array_drop(&making->charge, making->bytes);
+    else
+        vc_charge_drop(&making->charge);
+}
+
+/* Hold what the array really takes. `real`: 0 if the driver does not say. False: over the limit, nothing is charged. */
+static bool hold_array(struct making *making, uint64_t real, const void *handle)
+{
+    bool small = making->bytes <= VC_SMALL_ARRAY;
+    if (small && real <= VC_SMALL_ARRAY && real <= making->bytes)
+        return vc_small_array_keep(&making->charge, making->bytes, handle);
+    if (small) { /* larger than it was taken for */
+        drop_array(making);
+        making->bytes = real > VC_SMALL_ARRAY ? real : VC_SMALL_ARRAY + 1;
+        if (vc_charge_current(&making->charge, vc_round_up(making->bytes, VC_CHUNK)) != CUDA_SUCCESS)
+            return false;
+    } else if (real > 0 && !vc_charge_resize(&making->charge, vc_round_up(real, VC_CHUNK))) {
+        drop_array(making);
+        return false;
+    }
+    return vc_charge_keep_opaque(&making->charge, handle);
+}
+
+static CUresult end_array(struct making *making, CUresult result, CUarray *array)
 {
     if (result != CUDA_SUCCESS) {
-        vc_charge_drop(charge);
+        drop_array(making);
         return result;
     }
-    uint64_t bytes = real_array_bytes(*array);
-    bool fits = bytes == 0 || vc_charge_resize(charge, bytes);
-    if (fits && vc_charge_keep_opaque(charge, *array))
+    if (hold_array(making, real_array_bytes(*array), *array))
         return CUDA_SUCCESS;
     vc_real.cuArrayDestroy(*array);
-    if (!fits)
-        vc_charge_drop(charge);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -96,9 +121,9 @@ CUresult vc_hook_cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v2
         return vc_real.cuArrayCreate_v2(array, descriptor);
     CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Format = descriptor->Format,
                                         .NumChannels = descriptor->NumChannels};
-    struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, estimate(&shape, 1));
-    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArrayCreate_v2(array, descriptor), array);
+    struct making making;
+    CUresult result = begin_array(&making, &shape, 1);
+    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArrayCreate_v2(array, descriptor), array);
 }
 
 CUresult vc_hook_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *descriptor)
@@ -107,18 +132,18 @@ CUresult vc_hook_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d
         return vc_real.cuArrayCreate(array, descriptor);
     CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Format = descriptor->Format,
                                         .NumChannels = descriptor->NumChannels};
-    struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, estimate(&shape, 1));
-    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArrayCreate(array, descriptor), array);
+    struct making making;
+    CUresult result = begin_array(&making, &shape, 1);
+    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArrayCreate(array, descriptor), array);
 }
 
 CUresult vc_hook_cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v2 *descriptor)
 {
     if (!array || !descriptor || !has_memory(descriptor->Flags))
         return vc_real.cuArray3DCreate_v2(array, descriptor);
-    struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, estimate(descriptor, 1));
-    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArray3DCreate_v2(array, descriptor), array);
+    struct making making;
+    CUresult result = begin_array(&making, descriptor, 1);
+    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArray3DCreate_v2(array, descriptor), array);
 }
 
 CUresult vc_hook_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *descriptor)
@@ -127,9 +152,9 @@ CUresult vc_hook_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v
         return vc_real.cuArray3DCreate(array, descriptor);
     CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Depth = descriptor->Depth,
                                         .Format = descriptor->Format, .NumChannels = descriptor->NumChannels};
-    struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, estimate(&shape, 1));
-    return result != CUDA_SUCCESS ? result : end_array(&charge, vc_real.cuArray3DCreate(array, descriptor), array);
+    struct making making;
+    CUresult result = begin_array(&making, &shape, 1);
+    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArray3DCreate(array, descriptor), array);
 }
 
 CUresult vc_hook_cuArrayDestroy(CUarray array)
@@ -139,6 +164,8 @@ CUresult vc_hook_cuArrayDestroy(CUarray array)
     CUresult result = vc_real.cuArrayDestroy(array);
     if (known)
         vc_charge_freed(&freeing, result);
+    else if (result == CUDA_SUCCESS)
+        vc_bindings_end(array);
     return result;
 }
 
@@ -146,22 +173,18 @@ CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRA
 {
     if (!array || !descriptor || !has_memory(descriptor->Flags))
         return vc_real.cuMipmappedArrayCreate(array, descriptor, levels);
-    struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, estimate(descriptor, levels));
+    struct making making;
+    CUresult result = begin_array(&making, descriptor, levels);
     if (result != CUDA_SUCCESS)
         return result;
     result = vc_real.cuMipmappedArrayCreate(array, descriptor, levels);
     if (result != CUDA_SUCCESS) {
-        vc_charge_drop(&charge);
+        drop_array(&making);
         return result;
     }
-    uint64_t bytes = real_mipmap_bytes(*array);
-    bool fits = bytes == 0 || vc_charge_resize(&charge, bytes);
-    if (fits && vc_charge_keep_opaque(&charge, *array))
+    if (hold_array(&making, real_mipmap_bytes(*array), *array))
         return CUDA_SUCCESS;
     vc_real.cuMipmappedArrayDestroy(*array);
-    if (!fits)
-        vc_charge_drop(&charge);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -172,5 +195,7 @@ CUresult vc_hook_cuMipmappedArrayDestroy(CUmipmappedArray array)
     CUresult result = vc_real.cuMipmappedArrayDestroy(array);
     if (known)
         vc_charge_freed(&freeing, result);
+    else if (result == CUDA_SUCCESS)
+        vc_bindings_end(array);
     return result;
 }

@@ -3,8 +3,11 @@
 
 #include <stdlib.h>
 
+#include "binding.h"
+#include "context.h"
 #include "graph_memory.h"
 #include "pool.h"
+#include "small_array.h"
 #include "vc_log.h"
 
 static struct vc_ledger allocations = VC_LEDGER_INITIALIZER;
@@ -66,6 +69,7 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form
         return CUDA_SUCCESS;
     bool more = vc_pools_make_room(card);
     more |= vc_graph_memory_make_room(card);
+    more |= vc_bindings_settle();
     if ((more && reserve_quota(charge, bytes)) || (form == OR_MANAGED && oversell(charge, bytes)))
         return CUDA_SUCCESS;
     vc_quota_refused(region, card);
@@ -78,6 +82,7 @@ static CUresult reserve_current(struct vc_charge *charge, uint64_t bytes, bool m
     charge->context = NULL;
     charge->managed = managed;
     charge->card = vc_card_of_current(charge->region, &charge->context);
+    charge->context = vc_context_owner(charge->context);
     return reserve(charge, bytes, form);
 }
 
@@ -216,6 +221,40 @@ bool vc_charge_keep_opaque(struct vc_charge *charge, const void *handle)
     return keep(charge, &entry, entry.bytes);
 }
 
+bool vc_charge_replace(const struct vc_charge *charge, const struct vc_freeing *old, uint64_t key, uint64_t bytes)
+{
+    struct vc_entry entry = {
+        .key = key,
+        .bytes = bytes,
+        .owner = (uint64_t)(uintptr_t)charge->context,
+        .card = charge->card,
+        .kind = VC_MEMORY_OPAQUE,
+    };
+    if (bytes > 0 && !vc_ledger_put(&allocations, &entry)) {
+        vc_charge_drop(charge);
+        if (old)
+            vc_charge_freed(old, CUDA_ERROR_OUT_OF_MEMORY);
+        return false;
+    }
+    if (charge->reserved > 0)
+        vc_quota_commit(charge->region, (uint32_t)charge->card, charge->reserved, VC_QUOTA_PLAIN);
+    if (old && old->bytes > bytes)
+        vc_quota_release(charge->region, (uint32_t)charge->card, old->bytes - bytes, VC_QUOTA_PLAIN);
+    return true;
+}
+
+bool vc_charge_record_array(const struct vc_charge *charge, uint64_t bytes, const void *handle)
+{
+    struct vc_entry entry = {
+        .key = (uint64_t)(uintptr_t)handle,
+        .bytes = bytes,
+        .owner = (uint64_t)(uintptr_t)charge->context,
+        .card = charge->card,
+        .kind = VC_MEMORY_SMALL_ARRAY,
+    };
+    return vc_ledger_put(&allocations, &entry);
+}
+
 bool vc_charge_record_pooled(CUdeviceptr pointer, uint64_t bytes, uint64_t pool, int card)
 {
     struct vc_entry entry = {.key = pointer, .bytes = bytes, .owner = pool, .card = card, .kind = VC_MEMORY_POOL};
@@ -245,6 +284,8 @@ void vc_charge_freed(const struct vc_freeing *freeing, CUresult result)
         vc_ledger_put(&allocations, entry); /* it came from there: the table has the room */
     } else if (entry->kind == VC_MEMORY_POOL) {
         vc_pool_freed(entry);
+    } else if (entry->kind == VC_MEMORY_SMALL_ARRAY) {
+        vc_small_array_freed(entry);
     } else if (freeing->bytes > 0) {
         vc_quota_release(vc_region_get(), (uint32_t)entry->card, freeing->bytes, quota_kind(entry->kind));
     }

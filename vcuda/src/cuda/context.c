@@ -1,7 +1,9 @@
 /* Contexts: reserve what one costs before the driver makes it, true up afterwards, give back what dies with it. */
 #include <stdlib.h>
 
+#include "binding.h"
 #include "charge.h"
+#include "context.h"
 #include "measure.h"
 #include "work.h"
 
@@ -165,6 +167,8 @@ static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext))
     for (size_t index = 0; index < count; index++)
         vc_charge_freed(&dying[index], result);
     free(dying);
+    if (result == CUDA_SUCCESS)
+        vc_bindings_context_ended(context);
     if (known && result == CUDA_SUCCESS)
         release_cost(&cost);
     else if (known)
@@ -195,18 +199,18 @@ CUresult vc_hook_cuCtxDetach(CUcontext context)
     return result;
 }
 
-CUresult vc_hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcontext *context)
 {
     bool known = device >= 0 && device < VC__MAX_DEVICES;
     vc_region_get();
     if (!known || vc_load_acquire(&primaries[device].charged))
-        return vc_real.cuDevicePrimaryCtxRetain(context, device);
+        return keeper->call(keeper->argument, context);
     struct primary *primary = &primaries[device];
     struct creation creation;
     CUresult result = begin_creation(&creation, device);
     if (result != CUDA_SUCCESS)
         return result;
-    result = vc_real.cuDevicePrimaryCtxRetain(context, device);
+    result = keeper->call(keeper->argument, context);
     if (result != CUDA_SUCCESS || creation.charge.card < 0) {
         vc_charge_drop(&creation.charge);
         return result;
@@ -216,8 +220,7 @@ CUresult vc_hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
         return result;
     }
     if (!hold_cost(&creation)) {
-        vc_real.cuDevicePrimaryCtxRelease_v2 ? vc_real.cuDevicePrimaryCtxRelease_v2(device)
-                                             : vc_real.cuDevicePrimaryCtxRelease(device);
+        keeper->undo(keeper->argument, device);
         *context = NULL;
         vc_store_release(&primary->charged, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -227,8 +230,26 @@ CUresult vc_hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-/* A release or reset succeeded: if the context is gone, so is what it held. Returns whether it is. */
-static bool primary_ended(CUdevice device)
+static CUresult retain(void *device, CUcontext *context)
+{
+    return vc_real.cuDevicePrimaryCtxRetain(context, *(CUdevice *)device);
+}
+
+static void release(void *argument, CUdevice device)
+{
+    (void)argument;
+    vc_real.cuDevicePrimaryCtxRelease_v2 ? vc_real.cuDevicePrimaryCtxRelease_v2(device)
+                                         : vc_real.cuDevicePrimaryCtxRelease(device);
+}
+
+CUresult vc_hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    if (!context)
+        return vc_real.cuDevicePrimaryCtxRetain(context, device);
+    return vc_primary_keep(device, &(struct vc_keeper){retain, release, &device}, context);
+}
+
+bool vc_primary_ended(CUdevice device)
 {
     unsigned int flags;
     int active = 1;
@@ -245,6 +266,7 @@ static bool primary_ended(CUdevice device)
     for (size_t index = 0; index < count; index++)
         vc_charge_freed(&dying[index], CUDA_SUCCESS);
     free(dying);
+    vc_bindings_context_ended(context);
     release_cost(&cost);
     vc_cards_forget_contexts();
     return true;
@@ -258,7 +280,7 @@ static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice))
     bool charged = vc_load_acquire(&primaries[device].charged);
     struct vc_tracker *work = charged ? vc_work_context_ending(primaries[device].context) : NULL;
     CUresult result = call(device);
-    bool gone = result == CUDA_SUCCESS && primary_ended(device);
+    bool gone = result == CUDA_SUCCESS && vc_primary_ended(device);
     vc_work_context_ended(work, gone);
     return result;
 }

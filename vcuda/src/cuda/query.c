@@ -1,4 +1,5 @@
 /* What the tenant sees of the card's memory: its limit as the total, what is left of it as free. */
+#include "binding.h"
 #include "charge.h"
 #include "pool.h"
 #include "vc_overhead.h"
@@ -23,6 +24,7 @@ static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
     if (card < 0)
         return;
     vc_pools_settle();
+    vc_bindings_settle();
     uint64_t limit = vc_quota_limit(region, (uint32_t)card);
     if (limit == UINT64_MAX)
         return;

@@ -5,24 +5,28 @@
  * because the driver reuses handles and addresses at once. */
 #include <stdlib.h>
 
+#include "vmm.h"
+
+#include "binding.h"
 #include "charge.h"
 
-struct object {
-    uint32_t references; /* handles and mappings that keep it */
-    int card;
+struct vc_object {
+    uint32_t references; /* handles, mappings and bindings that keep it */
+    int card;            /* VC_CARD_NONE: not memory of ours, nothing is charged */
+    CUdevice device;
     uint64_t bytes;
 };
 
 struct handle {
     CUmemGenericAllocationHandle value;
     uint32_t count;
-    struct object *object;
+    struct vc_object *object;
 };
 
 struct mapping {
     CUdeviceptr address;
     size_t bytes;
-    struct object *object;
+    struct vc_object *object;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -71,7 +75,7 @@ static struct handle *find_handle(CUmemGenericAllocationHandle value)
 }
 
 /* Pre: locked. Count one more reference by this handle value. */
-static bool add_handle(CUmemGenericAllocationHandle value, struct object *object)
+static bool add_handle(CUmemGenericAllocationHandle value, struct vc_object *object)
 {
     struct handle *known = find_handle(value);
     if (!known) {
@@ -112,15 +116,66 @@ static bool add_mapping(struct mapping added)
 }
 
 /* Drop one reference after the driver has; the last one returns the memory to the quota. */
-static void drop(struct object *object)
+void vc_object_drop(struct vc_object *object)
 {
     lock();
     bool last = --object->references == 0;
     pthread_mutex_unlock(&mutex);
     if (!last)
         return;
-    vc_quota_release(vc_region_get(), (uint32_t)object->card, object->bytes, VC_QUOTA_PLAIN);
+    if (object->card >= 0)
+        vc_quota_release(vc_region_get(), (uint32_t)object->card, object->bytes, VC_QUOTA_PLAIN);
+    vc_bindings_end(object);
     free(object);
+}
+
+struct vc_object *vc_object_hold(CUmemGenericAllocationHandle value)
+{
+    lock();
+    struct handle *known = find_handle(value);
+    struct vc_object *object = known ? known->object : NULL;
+    if (object)
+        object->references++;
+    pthread_mutex_unlock(&mutex);
+    return object;
+}
+
+/* The mapping that contains an address, or NULL. Pre: locked. */
+static struct mapping *find_mapping(CUdeviceptr inside)
+{
+    size_t place = first_mapping(inside);
+    if ((place == mapping_count || mappings[place].address != inside) && place > 0)
+        place--;
+    return place < mapping_count && inside - mappings[place].address < mappings[place].bytes ? &mappings[place] : NULL;
+}
+
+struct vc_object *vc_object_hold_at(CUdeviceptr address)
+{
+    lock();
+    struct mapping *mapping = find_mapping(address);
+    struct vc_object *object = mapping ? mapping->object : NULL;
+    if (object)
+        object->references++;
+    pthread_mutex_unlock(&mutex);
+    return object;
+}
+
+CUdevice vc_object_device(const struct vc_object *object)
+{
+    return object->device;
+}
+
+void vc_object_add_foreign(CUmemGenericAllocationHandle value)
+{
+    struct vc_object *made = calloc(1, sizeof *made);
+    if (made)
+        made->card = VC_CARD_NONE;
+    lock();
+    struct handle *known = find_handle(value); /* the driver may give one handle for what is imported twice */
+    bool used = known ? add_handle(value, known->object) && false : made && add_handle(value, made);
+    pthread_mutex_unlock(&mutex);
+    if (!used)
+        free(made);
 }
 
 CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -132,7 +187,7 @@ CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     CUresult result = vc_charge_device(&charge, properties->location.id, bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    struct object *object = charge.card >= 0 ? calloc(1, sizeof *object) : NULL;
+    struct vc_object *object = charge.card >= 0 ? calloc(1, sizeof *object) : NULL;
     if (charge.card >= 0 && !object) {
         vc_charge_drop(&charge);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -143,7 +198,7 @@ CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
         free(object);
         return result;
     }
-    *object = (struct object){.card = charge.card, .bytes = bytes};
+    *object = (struct vc_object){.card = charge.card, .device = properties->location.id, .bytes = bytes};
     lock();
     bool recorded = add_handle(*handle, object);
     pthread_mutex_unlock(&mutex);
@@ -161,7 +216,7 @@ CUresult vc_hook_cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     lock();
     struct handle *known = find_handle(handle);
-    struct object *object = known ? known->object : NULL;
+    struct vc_object *object = known ? known->object : NULL;
     if (known && --known->count == 0)
         *known = handles[--handle_count];
     pthread_mutex_unlock(&mutex);
@@ -169,7 +224,7 @@ CUresult vc_hook_cuMemRelease(CUmemGenericAllocationHandle handle)
     if (!object)
         return result;
     if (result == CUDA_SUCCESS) {
-        drop(object);
+        vc_object_drop(object);
     } else {
         lock();
         if (add_handle(handle, object)) /* there was room a moment ago */
@@ -182,12 +237,7 @@ CUresult vc_hook_cuMemRelease(CUmemGenericAllocationHandle handle)
 CUresult vc_hook_cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                           unsigned long long flags)
 {
-    lock();
-    struct handle *known = find_handle(handle);
-    struct object *object = known ? known->object : NULL;
-    if (object)
-        object->references++; /* before the driver knows of it: the handle may be released meanwhile */
-    pthread_mutex_unlock(&mutex);
+    struct vc_object *object = vc_object_hold(handle); /* before the driver knows of it: it may be released meanwhile */
     CUresult result = vc_real.cuMemMap(address, bytes, offset, handle, flags);
     if (!object)
         return result;
@@ -202,7 +252,7 @@ CUresult vc_hook_cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUme
         }
     }
     if (!recorded)
-        drop(object);
+        vc_object_drop(object);
     return result;
 }
 
@@ -227,7 +277,7 @@ CUresult vc_hook_cuMemUnmap(CUdeviceptr address, size_t bytes)
     CUresult result = vc_real.cuMemUnmap(address, bytes);
     for (size_t index = 0; index < count; index++) {
         if (result == CUDA_SUCCESS) {
-            drop(taken[index].object);
+            vc_object_drop(taken[index].object);
         } else {
             lock();
             add_mapping(taken[index]); /* its place is still there */
@@ -243,14 +293,9 @@ CUresult vc_hook_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handl
     CUresult result = vc_real.cuMemRetainAllocationHandle(handle, address);
     if (result != CUDA_SUCCESS)
         return result;
-    CUdeviceptr inside = (CUdeviceptr)(uintptr_t)address;
     lock();
-    size_t place = first_mapping(inside);
-    if ((place == mapping_count || mappings[place].address != inside) && place > 0)
-        place--;
-    bool recorded = true;
-    if (place < mapping_count && inside - mappings[place].address < mappings[place].bytes)
-        recorded = add_handle(*handle, mappings[place].object);
+    struct mapping *mapping = find_mapping((CUdeviceptr)(uintptr_t)address);
+    bool recorded = mapping ? add_handle(*handle, mapping->object) : true;
     pthread_mutex_unlock(&mutex);
     if (!recorded) {
         vc_real.cuMemRelease(*handle);

@@ -7,7 +7,7 @@
 #include "cu_capture.h"
 #include "cu_memory.h"
 
-enum { LEVELS = 16, LAYERED = 1, CUBEMAP = 4 };
+enum { LEVELS = 16, LAYERED = 1, CUBEMAP = 4, SPARSE = 0x40 };
 
 struct CUmipmappedArray_st {
     int magic;
@@ -57,7 +57,8 @@ static CUresult shape(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, struct CUarray_
     return CUDA_SUCCESS;
 }
 
-static CUresult allocate(size_t bytes, CUdeviceptr *pointer)
+/* A sparse array's memory is what is mapped into it; here it has addresses all the same, which no card pays for. */
+static CUresult allocate(size_t bytes, unsigned flags, CUdeviceptr *pointer)
 {
     CUcontext ctx;
     cu_block *block;
@@ -69,7 +70,7 @@ static CUresult allocate(size_t bytes, CUdeviceptr *pointer)
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    bad = cu_place(ctx, bytes, CU_BLOCK_PLAIN, 1, &block);
+    bad = cu_place(ctx, bytes, CU_BLOCK_PLAIN, !(flags & SPARSE), &block);
     if (!bad)
         *pointer = block->start;
     pthread_mutex_unlock(&cu_lock);
@@ -86,7 +87,7 @@ CU_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIP
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     bad = shape(descriptor, &made, &bytes);
     if (!bad)
-        bad = allocate(bytes, &pointer);
+        bad = allocate(bytes, descriptor->Flags, &pointer);
     if (bad)
         return bad;
     *array = malloc(sizeof made);
@@ -147,6 +148,9 @@ CU_EXPORT CUresult cuArrayDestroy(CUarray array)
     if (!bad)
         bad = cu_free_block(array->start);
     if (!bad) {
+        pthread_mutex_lock(&cu_lock);
+        cu_sparse_ended(array);
+        pthread_mutex_unlock(&cu_lock);
         array->magic = 0;
         free(array);
     }
@@ -178,7 +182,7 @@ CU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *mipmapped, const CUD
             one.Depth = one.Depth ? most(one.Depth / 2) : 0;
     }
     if (!bad)
-        bad = allocate(total, &made->pointer);
+        bad = allocate(total, descriptor->Flags, &made->pointer);
     if (bad) {
         free(made);
         return bad;
@@ -208,7 +212,11 @@ CU_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmapped)
     bad = cu_context_wait(ctx);
     if (!bad)
         bad = cu_free_block(mipmapped->pointer);
-    if (!bad)
+    if (!bad) {
+        pthread_mutex_lock(&cu_lock);
+        cu_sparse_ended(mipmapped);
+        pthread_mutex_unlock(&cu_lock);
         free(mipmapped);
+    }
     return bad;
 }

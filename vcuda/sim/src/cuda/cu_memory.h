@@ -43,6 +43,16 @@ void cu_each_block(CUcontext ctx, void (*visit)(cu_block *block));
 /* Charge and discharge the device's card. Takes nothing but the card's lock; retries after trimming idle pools. */
 CUresult cu_charge(int device, uint64_t bytes);
 void cu_discharge(int device, uint64_t bytes);
+/* Physical memory by handle (cu_vmm.c); all with cu_lock held. Keep it like a mapping does, or (-1) let it go; -1: there is none. */
+int cu_physical_keep(CUmemGenericAllocationHandle handle, int by);
+int cu_physical_device(CUmemGenericAllocationHandle handle);
+/* A handle that no card pays for: a multicast object. */
+CUresult cu_physical_add_free(int device, size_t bytes, CUmemGenericAllocationHandle *handle);
+/* A handle's object is gone: what it kept is let go (cu_multicast.c). */
+void cu_multicast_ended(CUmemGenericAllocationHandle handle);
+/* The same for a sparse array. */
+void cu_sparse_ended(const void *array);
+
 /* An injected allocation failure, slowness or loss; call once per allocating API call, no lock held. */
 CUresult cu_alloc_fault(CUcontext ctx);
 CUresult cu_alloc_fault_on(int device);

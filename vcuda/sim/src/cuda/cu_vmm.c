@@ -45,7 +45,25 @@ static void release_if_unused(physical *one)
     close(one->fd);
     if (!one->imported)
         cu_discharge(one->prop.location.id, one->bytes);
+    const CUmemGenericAllocationHandle handle = one->handle;
     free(one);
+    cu_multicast_ended(handle);
+}
+
+int cu_physical_keep(CUmemGenericAllocationHandle handle, int by)
+{
+    physical *one = find_physical(handle);
+    if (!one)
+        return -1;
+    one->mappings += by;
+    release_if_unused(one);
+    return 0;
+}
+
+int cu_physical_device(CUmemGenericAllocationHandle handle)
+{
+    const physical *one = find_physical(handle);
+    return one ? one->prop.location.id : -1;
 }
 
 static const reservation *find_reservation(uintptr_t start, size_t bytes)
@@ -148,6 +166,18 @@ static CUresult add_physical(const CUmemAllocationProp *prop, size_t bytes, int 
     physicals = made;
     *handle = made->handle;
     return CUDA_SUCCESS;
+}
+
+CUresult cu_physical_add_free(int device, size_t bytes, CUmemGenericAllocationHandle *handle)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    const int fd = memfd_create("cuda-multicast", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes)) {
+        close(fd);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return add_physical(&prop, bytes, fd, 1, handle);
 }
 
 CU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
