@@ -148,9 +148,9 @@ class Load:
             for key in dice.sample(bound, min(len(bound), max(surplus, min(2, refused - before)))):
                 self._end(key)
             if self.chaos and time.monotonic() > storm:
-                storm = time.monotonic() + dice.uniform(2, 5)
+                storm = time.monotonic() + dice.uniform(3, 8)
                 self.counts["deletion storms"] += 1
-                for key in dice.sample(bound, len(bound) // 3):
+                for key in dice.sample(bound, len(bound) // 4):
                     self._delete(key, "pods deleted in a storm")
                 for _, key in list(self._later)[: len(self._later) // 3]:
                     self._delete(key, "pods deleted while waiting")

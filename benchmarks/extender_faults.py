@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="benchmarks.extender_faults", description=__doc__.split("\n", maxsplit=1)[0]
     )
     parser.add_argument("--pods", type=int, default=10_000)
-    parser.add_argument("--nodes", type=int, default=40, help="of 8 cards each (default %(default)s)")
+    parser.add_argument("--nodes", type=int, default=8, help="of 8 cards each (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=12, help="of either replica (default %(default)s)")
     parser.add_argument(
@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the tally there")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.pods, options.nodes, options.kills = 300, 6, 2
+        options.pods, options.nodes, options.kills = 300, 3, 2
     with tempfile.TemporaryDirectory(prefix="extender-faults-") as folder:
         tally = Run(Path(folder), options.pods, options.nodes, options.seed, options.kills, options.rate).run(
             options.limit

@@ -12,8 +12,7 @@ from scheduler_ext.cluster import Bools, Cluster, Ints, Usage, View
 from scheduler_ext.decisions import Decision, unpacked
 from scheduler_ext.gangs import GangStatus
 from scheduler_ext.ledger import Ledger, Record, State
-from scheduler_ext.placing import Plan
-from scheduler_ext.policies import SCORERS
+from scheduler_ext.placing import Plan, Scorers
 from scheduler_ext.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.scores import allowed_cards
 from scheduler_ext.shape import Shape
@@ -88,7 +87,7 @@ class Ground:
             free_cores=np.maximum(view.free_cores, 0), free_blocks=np.maximum(view.free_blocks, 0)
         )
         allowed = None if self.allowed is None else self.allowed[positions]
-        return placing.plan(shape, view, allowed, SCORERS[shape.policy], self.typical), problem
+        return placing.plan(shape, view, allowed, Scorers.of(shape), self.typical), problem
 
 
 @dataclass(frozen=True)

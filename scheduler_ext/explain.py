@@ -40,6 +40,8 @@ def _decision(one: Decision) -> dict[str, Any]:
             "asked": _asked(one.asked), "policy": str(shape.policy), "priority": str(one.asked.priority),
             "cpu_milli": shape.cpu_milli, "memory_bytes": shape.memory_bytes,
         }  # fmt: skip
+        if shape.card_policy is not None:
+            data["card_policy"] = str(shape.card_policy)
         for key, cards in (("models", shape.models), ("uuids", shape.uuids)):
             if cards.include or cards.exclude:
                 data[key] = {"include": sorted(cards.include), "exclude": sorted(cards.exclude)}

@@ -126,7 +126,7 @@ class Intake(Preempting):
         more = self.not_ready() is None and not self._scores.knows(shape)
         while more:
             with self._lock:
-                typical = self._workload.typical(self._cluster.models, self._clock())
+                typical = self._workload.typical(self._cluster, self._clock())
                 more = self._scores.warm(shape, self._cluster, typical)
 
     @locked

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler_ext.cluster import Bools, Floats, Ints, View
+from scheduler_ext.policies import SCORERS
 from scheduler_ext.policies.base import Rest, Scorer
 from scheduler_ext.reasons import CODE_OF, FITS
 from scheduler_ext.shape import Shape, Step
@@ -68,7 +69,22 @@ def _free_rides(fits: Bools, growth: Ints | None, step: Step) -> Bools:
     return np.where((rides.sum(axis=1) >= step.cards)[:, None], rides, fits)
 
 
-def plan(shape: Shape, view: View, allowed: Bools | None, scorer: Scorer, typical: Typical) -> Plan:
+class Scorers(NamedTuple):
+    """What a shape is scored by: `node` alone, or `node` between nodes and `card` between the cards of one."""
+
+    node: Scorer
+    card: Scorer | None = None
+
+    @classmethod
+    def of(cls, shape: Shape) -> Scorers:
+        return cls(SCORERS[shape.policy], SCORERS[shape.card_policy] if shape.card_policy else None)
+
+    @property
+    def reads_workload(self) -> bool:
+        return self.node.reads_workload or (self.card is not None and self.card.reads_workload)
+
+
+def plan(shape: Shape, view: View, allowed: Bools | None, scorers: Scorers, typical: Typical) -> Plan:
     """Choose cards on every node of `view` for every step in turn. `allowed`: cards that the pod accepts (None: all).
 
     An init container's share is free again for the containers after it, so each card's peak over the phases is
@@ -102,18 +118,21 @@ def plan(shape: Shape, view: View, allowed: Bools | None, scorer: Scorer, typica
             np.where(fits, peak_cores - booked_cores + peak_blocks - booked_blocks, 0) if step.init else None
         )
         if step.cards == 1:
-            costs = np.where(fits, np.round(scorer.one_card(view, before, after, fits, typical), 9), np.inf)
+            by_card = (scorers.card or scorers.node).one_card(view, before, after, fits, typical)
+            costs = np.where(fits, np.round(by_card, 9), np.inf)
             best = (costs if growth is None else costs + _GROWTH_FIRST * growth).argmin(axis=1)
             taken = np.zeros((rows, cards), np.bool_)
             taken[np.arange(rows), best] = True
-            cost += costs[np.arange(rows), best]
+            if scorers.card is None:
+                cost += costs[np.arange(rows), best]
         else:
             taken = best_linked(view.links, _free_rides(fits, growth, step), step.cards)
+        if step.cards > 1 or scorers.card is not None:
             after = after._replace(
                 cores=np.where(taken, after.cores, before.cores),
                 blocks=np.where(taken, after.blocks, before.blocks),
             )
-            cost += np.round(scorer.several_cards(view, before, after, taken, typical), 9)
+            cost += np.round(scorers.node.several_cards(view, before, after, taken, typical), 9)
         # Columns of the taken cards, lowest first (rows that do not fit get some columns; nobody reads them).
         order = np.argsort(~taken, axis=1, kind="stable")[:, : step.cards]
         picks[:, column : column + order.shape[1]] = order

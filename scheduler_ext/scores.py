@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler_ext import placing
 from scheduler_ext.cluster import Bools, Cluster, Floats, Ints
-from scheduler_ext.policies import SCORERS
+from scheduler_ext.placing import Scorers
 from scheduler_ext.shape import Shape
 from scheduler_ext.workload import Typical
 from vcuda.spec.request import CardFilter
@@ -41,7 +41,7 @@ class Table:
         self.picks: Ints = np.zeros((0, shape.columns), np.int64)
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
         self._typical_version = -1
-        self._scorer = SCORERS[shape.policy]
+        self._scorers = Scorers.of(shape)
 
     def refresh(self, cluster: Cluster, typical: Typical, most: int | None = None) -> bool:
         """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
@@ -49,7 +49,7 @@ class Table:
         At most `most` rows are computed; returns whether all are up to date.
         """
         count = len(cluster)
-        if self._scorer.reads_workload and typical.version != self._typical_version:
+        if self._scorers.reads_workload and typical.version != self._typical_version:
             self._at[:] = -1
         if count > len(self.cost):
             size = max(64, 2 * count)
@@ -74,7 +74,7 @@ class Table:
 
     def _compute(self, cluster: Cluster, typical: Typical, rows: Ints) -> None:
         allowed = allowed_cards(self.shape, cluster, rows)
-        plan = placing.plan(self.shape, cluster.view(rows), allowed, self._scorer, typical)
+        plan = placing.plan(self.shape, cluster.view(rows), allowed, self._scorers, typical)
         problem = cluster.code[rows]
         self.cost[rows] = np.where(problem == 0, plan.cost, np.inf)
         self.code[rows] = np.where(problem == 0, plan.code, problem)

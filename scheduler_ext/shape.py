@@ -37,6 +37,7 @@ class Shape:
     uuids: CardFilter = _ANY
     cpu_milli: int = 0
     memory_bytes: int = 0
+    card_policy: Policy | None = None  # None: `policy` chooses the card too
 
     @property
     def columns(self) -> int:
@@ -64,9 +65,9 @@ def shape_of(request: PodRequest, default: Policy, cpu_milli: int = 0, memory_by
                 sum(other.kind is Kind.SIDECAR for other in earlier),
             )
         )
-    return Shape(
-        tuple(steps), request.policy or default, request.models, request.uuids, cpu_milli, memory_bytes
-    )
+    policy = request.policy or default
+    card_policy = request.card_policy if request.card_policy is not policy else None
+    return Shape(tuple(steps), policy, request.models, request.uuids, cpu_milli, memory_bytes, card_policy)
 
 
 def placement_of(request: PodRequest, cards: tuple[Card, ...], picks: list[int]) -> Placement:

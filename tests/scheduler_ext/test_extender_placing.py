@@ -21,6 +21,7 @@ from scheduler_ext.shape import Shape, shape_of
 from scheduler_ext.workload import Typical, Workload
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from vcuda.spec import request
+from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.inventory import Card
 from vcuda.spec.request import Policy
 
@@ -56,6 +57,40 @@ def test_binpack_takes_the_fullest_card_that_fits_and_spread_the_emptiest_node()
     assert decide(cluster, shape(30, policy=Policy.SPREAD)) == ("c", [0])
     assert decide(cluster, shape(100, None, policy=Policy.BINPACK)) == ("b", [1])
     assert decide(cluster, shape(200, None, policy=Policy.BINPACK)) == ("c", [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen"),
+    [
+        # n has one card 60 % and one 20 % used; m has one of 50 %: the emptier node, and a card in between.
+        ("binpack", ("n", 0)), ("spread", ("m", 1)), ("node=binpack,card=binpack", ("n", 0)), ("node=binpack,card=spread", ("n", 1)),
+        ("node=spread, card=binpack", ("m", 0)), ("card=spread,node=spread", ("m", 1)), ("node=topology,card=fgd", None),
+    ],
+)  # fmt: skip
+def test_node_and_card_are_chosen_by_a_policy_each(policy: str, chosen: tuple[str, int] | None) -> None:
+    engine = Engine(NAMES)
+    for name in "mn":
+        engine.see_node(node(name, cards(name, 2)))
+    engine.synced("nodes")
+    engine.synced("pods")
+    for name, index, cores, blocks in (("n", 0, 60, 24), ("n", 1, 20, 8), ("m", 0, 50, 20)):
+        only = {NAMES.card_uuid: f"GPU-{name}-{index}"}
+        assert engine.filter(pod("x", cores, blocks, annotations=only), ["m", "n"]).chosen == name
+    one = pod("p", 10, 4, uid="p", annotations={NAMES.policy: policy})
+    found = engine.filter(one, ["m", "n"]).chosen
+    assert found is not None
+    if chosen is not None:
+        (card,) = engine._ledger.get("p").usage.cards  # type: ignore[union-attr]
+        assert (found, card) == (chosen[0], f"GPU-{chosen[0]}-{chosen[1]}")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["", "best", "node=spread", "node=spread,card=x", "node=fgd,card=fgd,x=fgd", "node=fgd,node=fgd"],
+)
+def test_malformed_policies_are_refused(policy: str) -> None:
+    with pytest.raises(InvalidRequest, match=NAMES.policy):
+        request.parse_pod(pod("p", annotations={NAMES.policy: policy}), NAMES)
 
 
 def test_fgd_keeps_what_typical_pods_need() -> None:

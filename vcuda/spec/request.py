@@ -18,6 +18,7 @@ from vcuda.spec.names import Names
 from vcuda.spec.units import CORES_PER_CARD, parse_count
 
 MAX_CARDS_PER_CONTAINER = 16  # VC_MAX_CARDS of the region
+MAX_CONTAINERS_PER_POD = 64  # with a share; each costs a step of placing on every node
 
 _DEFAULT_NAMES = Names()
 
@@ -84,7 +85,10 @@ class CardFilter:
 
 @dataclass(frozen=True)
 class PodRequest:
-    """A pod's whole request; `containers` are those that ask for a share, init containers and sidecars included."""
+    """A pod's whole request; `containers` are those that ask for a share, init containers and sidecars included.
+
+    `policy` chooses node and card; `card_policy`, where it is given, the card, so that `policy` chooses the node only.
+    """
 
     uid: str
     namespace: str
@@ -92,6 +96,7 @@ class PodRequest:
     containers: tuple[ContainerRequest, ...]
     priority: Priority = Priority.NORMAL
     policy: Policy | None = None
+    card_policy: Policy | None = None
     models: CardFilter = field(default_factory=CardFilter)
     uuids: CardFilter = field(default_factory=CardFilter)
     oversell: bool = False
@@ -177,6 +182,21 @@ def _choice(value: object, options: type[enum.StrEnum], annotation: str) -> Any:
             Reason.INVALID_ANNOTATION,
             f"annotation {annotation} is {value!r:.60}; it must be one of {allowed}",
         ) from None
+
+
+def _policies(text: str | None, annotation: str) -> tuple[Policy | None, Policy | None]:
+    """(policy, card policy) of "spread", for both, or of "node=spread,card=binpack"."""
+    if text is None:
+        return None, None
+    if "=" not in text:
+        return _choice(text, Policy, annotation), None
+    parts = {key.strip(): word.strip() for key, _, word in (part.partition("=") for part in text.split(","))}
+    if set(parts) != {"node", "card"} or text.count(",") != 1:
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION,
+            f'annotation {annotation} is {text!r:.60}; write one policy, or for instance "node=spread,card=binpack"',
+        )
+    return _choice(parts["node"], Policy, annotation), _choice(parts["card"], Policy, annotation)
 
 
 def _core_limit(annotations: Mapping[str, str], names: Names) -> int | None:
@@ -287,13 +307,18 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
             if any(other.name == request.name for other in found):
                 raise InvalidRequest(Reason.INVALID_POD, f"two containers are named {request.name!r:.60}")
             found.append(request)
+    if len(found) > MAX_CONTAINERS_PER_POD:
+        raise InvalidRequest(
+            Reason.INVALID_POD,
+            f"{len(found)} containers ask for a share; one pod may have {MAX_CONTAINERS_PER_POD} of them",
+        )
+    policy, card_policy = _policies(annotations.get(names.policy), names.policy)
     return PodRequest(
         *identity,
         tuple(found),
         priority=_choice(annotations.get(names.priority, Priority.NORMAL), Priority, names.priority),
-        policy=_choice(annotations[names.policy], Policy, names.policy)
-        if names.policy in annotations
-        else None,
+        policy=policy,
+        card_policy=card_policy,
         models=_card_filter(annotations.get(names.card_model, "")),
         uuids=_card_filter(annotations.get(names.card_uuid, "")),
         oversell=_boolean(annotations.get(names.oversell, "false"), names.oversell),
