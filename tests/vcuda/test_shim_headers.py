@@ -58,6 +58,9 @@ STRUCTS = {
         "CUDA_LAUNCH_PARAMS": ["function", "sharedMemBytes", "hStream", "kernelParams"],
         "CUDA_MEMCPY2D": ["srcMemoryType", "srcDevice", "dstXInBytes", "dstDevice", "WidthInBytes", "Height"],
         "CUDA_MEMCPY3D": ["srcMemoryType", "srcDevice", "dstXInBytes", "dstDevice", "WidthInBytes", "Depth"],
+        "CUDA_MEMCPY3D_BATCH_OP": ["src", "dst", "extent"],
+        "CUmemcpy3DOperand": ["type", "op"],
+        "CUmemDecompressParams": ["srcNumBytes", "dstNumBytes"],
         "CUDA_MEM_ALLOC_NODE_PARAMS": ["poolProps", "accessDescs", "accessDescCount", "bytesize", "dptr"],
     },
     "nvml.h": {
@@ -121,7 +124,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def rows(folder: Path) -> set[str]:
     text = "".join(path.read_text() for path in folder.glob("*.def"))
-    return set(re.findall(r"^VC_(?:HOOK|REAL)\((\w+)", text, re.MULTILINE))
+    return set(re.findall(r"^VC_(?:HOOK|HOOK_WORK|REAL)\((\w+)", text, re.MULTILINE))
 
 
 def preprocessed(source: str, *flags: str) -> str:
@@ -266,7 +269,19 @@ def test_a_new_entry_point_fails_the_coverage_check(
 
 
 UNDECLARED = {
-    "cuda.h": {"cuCtxSynchronize_v2", "cuMulticastBindAddr_v2", "cuMulticastBindMem_v2"},
+    "cuda.h": {
+        "cuCtxSynchronize_v2",
+        "cuMulticastBindAddr_v2",
+        "cuMulticastBindMem_v2",
+        "cuMemcpyBatchAsync_v2",
+        "cuMemcpyBatchAsync_v2_ptsz",
+        "cuMemcpy3DBatchAsync_v2",
+        "cuMemcpy3DBatchAsync_v2_ptsz",
+        "cuMemcpyWithAttributesAsync",
+        "cuMemcpyWithAttributesAsync_ptsz",
+        "cuMemcpy3DWithAttributesAsync",
+        "cuMemcpy3DWithAttributesAsync_ptsz",
+    },
     "cuda.h 13": set(),
     "nvml.h": {
         "nvmlDeviceGetAccountingStats_v2",

@@ -28,7 +28,12 @@ enum {
     VC_WORK_GRAPH = 1 << 20,
     VC_WORK_COPY,
     VC_WORK_SET,
+    VC_WORK_BATCH,
+    VC_WORK_DECOMPRESS,
 };
+
+/* Copies and sets of fewer bytes take microseconds and are not worth a question. */
+#define VC_WORK_LARGE_BYTES UINT64_C(1048576)
 
 /* NULL means the legacy stream, or the thread's own for the _ptsz variants. */
 static inline CUstream vc_work_stream(CUstream stream, bool per_thread)
@@ -41,6 +46,12 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
 
 /* Anything else, by its key. */
 bool vc_work_begin(struct vc_work *work, CUstream stream, uint64_t key);
+
+/* A copy or a set of so many bytes, if it is a large one; `kind` is VC_WORK_…. */
+bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread, uint64_t kind, uint64_t bytes);
+
+/* Whether the card has this memory. */
+bool vc_work_on_device(CUdeviceptr pointer);
 
 /* Whether anything here is gated at all: cheap, before an operation is looked at. */
 bool vc_work_gated(void);
@@ -61,5 +72,15 @@ void vc_work_stream_gone(void);
 /* Around a call that destroys a context, or may (the release of a primary one). */
 struct vc_tracker *vc_work_context_ending(CUcontext context);
 void vc_work_context_ended(struct vc_tracker *tracker, bool gone);
+
+/* A hook that is the driver's call between begin and end. */
+#define VC_WORK_HOOK(name, parameters, arguments, begin)   \
+    CUresult vc_hook_##name parameters                     \
+    {                                                      \
+        struct vc_work work;                               \
+        if (!(begin))                                      \
+            return vc_real.name arguments;                 \
+        return vc_work_end(&work, vc_real.name arguments); \
+    }
 
 #endif

@@ -1,10 +1,7 @@
 /* Hooks of copies within the card and of sets: the large ones occupy it like a kernel does. */
 #include "work.h"
 
-/* Smaller ones take microseconds and are not worth a question. */
-static const uint64_t LARGE_BYTES = 1 << 20;
-
-static bool on_device(CUdeviceptr pointer)
+bool vc_work_on_device(CUdeviceptr pointer)
 {
     unsigned int type = 0;
     return vc_real.cuPointerGetAttribute &&
@@ -12,51 +9,42 @@ static bool on_device(CUdeviceptr pointer)
            type == CU_MEMORYTYPE_DEVICE;
 }
 
-static bool begin_sized(struct vc_work *work, CUstream stream, bool per_thread, uint64_t kind, uint64_t bytes)
+bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread, uint64_t kind, uint64_t bytes)
 {
-    return bytes >= LARGE_BYTES && vc_work_begin(work, vc_work_stream(stream, per_thread), vc_estimate_key(kind, 0, bytes));
+    return bytes >= VC_WORK_LARGE_BYTES && vc_work_begin(work, vc_work_stream(stream, per_thread), vc_estimate_key(kind, 0, bytes));
 }
 
 /* A copy whose direction only its pointers tell. */
 static bool begin_copy(struct vc_work *work, CUstream stream, bool per_thread, CUdeviceptr destination, CUdeviceptr source,
                        uint64_t bytes)
 {
-    if (bytes < LARGE_BYTES || !vc_work_gated() || !on_device(destination) || !on_device(source))
+    if (bytes < VC_WORK_LARGE_BYTES || !vc_work_gated() || !vc_work_on_device(destination) || !vc_work_on_device(source))
         return false;
-    return begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
 }
 
-#define VC__HOOK(name, parameters, arguments, begin)       \
-    CUresult vc_hook_##name parameters                     \
-    {                                                      \
-        struct vc_work work;                               \
-        if (!(begin))                                      \
-            return vc_real.name arguments;                 \
-        return vc_work_end(&work, vc_real.name arguments); \
-    }
-
 #define VC__COPY(name, per_thread)                                                                          \
-    VC__HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes), (destination, source, bytes), \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes), (destination, source, bytes), \
              begin_copy(&work, NULL, per_thread, destination, source, bytes))
 #define VC__COPY_ASYNC(name, per_thread)                                                                     \
-    VC__HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream),             \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream),             \
              (destination, source, bytes, stream), begin_copy(&work, stream, per_thread, destination, source, bytes))
 #define VC__SET(name, per_thread, value_type)                                                                \
-    VC__HOOK(name, (CUdeviceptr destination, value_type value, size_t count), (destination, value, count),   \
-             begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
+    VC_WORK_HOOK(name, (CUdeviceptr destination, value_type value, size_t count), (destination, value, count),   \
+             vc_work_begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
 #define VC__SET_ASYNC(name, per_thread, value_type)                                                          \
-    VC__HOOK(name, (CUdeviceptr destination, value_type value, size_t count, CUstream stream),               \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, value_type value, size_t count, CUstream stream),               \
              (destination, value, count, stream),                                                            \
-             begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
+             vc_work_begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
 #define VC__SET_2D(name, per_thread, value_type)                                                             \
-    VC__HOOK(name, (CUdeviceptr destination, size_t pitch, value_type value, size_t width, size_t height),   \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, size_t pitch, value_type value, size_t width, size_t height),   \
              (destination, pitch, value, width, height),                                                     \
-             begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+             vc_work_begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
 #define VC__SET_2D_ASYNC(name, per_thread, value_type)                                                       \
-    VC__HOOK(name,                                                                                           \
+    VC_WORK_HOOK(name,                                                                                           \
              (CUdeviceptr destination, size_t pitch, value_type value, size_t width, size_t height, CUstream stream), \
              (destination, pitch, value, width, height, stream),                                             \
-             begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+             vc_work_begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
 
 VC__COPY(cuMemcpy, false)
 VC__COPY(cuMemcpy_ptds, true)
@@ -82,19 +70,19 @@ VC__SETS(16, unsigned short)
 VC__SETS(32, unsigned int)
 
 /* Before CUDA 3.2: 32-bit pointers and sizes. */
-VC__HOOK(cuMemcpyDtoD, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes), (destination, source, bytes),
+VC_WORK_HOOK(cuMemcpyDtoD, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes), (destination, source, bytes),
          begin_copy(&work, NULL, false, destination, source, bytes))
-VC__HOOK(cuMemcpyDtoDAsync, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes, CUstream stream),
+VC_WORK_HOOK(cuMemcpyDtoDAsync, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes, CUstream stream),
          (destination, source, bytes, stream), begin_copy(&work, stream, false, destination, source, bytes))
 
 #define VC__SET_V1(name, value_type)                                                                               \
-    VC__HOOK(name, (CUdeviceptr_v1 destination, value_type value, unsigned int count), (destination, value, count), \
-             begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)count * sizeof value))
+    VC_WORK_HOOK(name, (CUdeviceptr_v1 destination, value_type value, unsigned int count), (destination, value, count), \
+             vc_work_begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)count * sizeof value))
 #define VC__SET_2D_V1(name, value_type)                                                                            \
-    VC__HOOK(name,                                                                                                 \
+    VC_WORK_HOOK(name,                                                                                                 \
              (CUdeviceptr_v1 destination, unsigned int pitch, value_type value, unsigned int width, unsigned int height), \
              (destination, pitch, value, width, height),                                                           \
-             begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+             vc_work_begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)width * height * sizeof value))
 
 VC__SET_V1(cuMemsetD8, unsigned char)
 VC__SET_V1(cuMemsetD16, unsigned short)
@@ -108,7 +96,7 @@ VC__SET_2D_V1(cuMemsetD2D32, unsigned int)
 static bool side_on_device(unsigned int type, CUdeviceptr pointer)
 {
     return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY ||
-           (type == CU_MEMORYTYPE_UNIFIED && on_device(pointer));
+           (type == CU_MEMORYTYPE_UNIFIED && vc_work_on_device(pointer));
 }
 
 static bool begin_2d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY2D *copy)
@@ -116,7 +104,7 @@ static bool begin_2d(struct vc_work *work, CUstream stream, bool per_thread, con
     if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
         !side_on_device(copy->dstMemoryType, copy->dstDevice))
         return false;
-    return begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height);
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height);
 }
 
 static bool begin_3d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY3D *copy)
@@ -124,13 +112,13 @@ static bool begin_3d(struct vc_work *work, CUstream stream, bool per_thread, con
     if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
         !side_on_device(copy->dstMemoryType, copy->dstDevice))
         return false;
-    return begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height * copy->Depth);
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height * copy->Depth);
 }
 
 #define VC__EXTENT(name, dimensions, per_thread)                              \
-    VC__HOOK(name, (const CUDA_MEMCPY##dimensions *copy), (copy), VC__BEGIN_##dimensions(&work, NULL, per_thread, copy))
+    VC_WORK_HOOK(name, (const CUDA_MEMCPY##dimensions *copy), (copy), VC__BEGIN_##dimensions(&work, NULL, per_thread, copy))
 #define VC__EXTENT_ASYNC(name, dimensions, per_thread)                        \
-    VC__HOOK(name, (const CUDA_MEMCPY##dimensions *copy, CUstream stream), (copy, stream), \
+    VC_WORK_HOOK(name, (const CUDA_MEMCPY##dimensions *copy, CUstream stream), (copy, stream), \
              VC__BEGIN_##dimensions(&work, stream, per_thread, copy))
 #define VC__BEGIN_2D begin_2d
 #define VC__BEGIN_3D begin_3d

@@ -279,7 +279,46 @@ typedef struct CUDA_MEMCPY3D_st {
     size_t Depth;
 } CUDA_MEMCPY3D;
 
+typedef struct CUmemcpy3DOperand_st {
+    unsigned int type;
+    union {
+        struct {
+            CUdeviceptr ptr;
+            size_t rowLength;
+            size_t layerHeight;
+            CUmemLocation locHint;
+        } ptr;
+        struct {
+            CUarray array;
+            size_t offset[3];
+        } array;
+    } op;
+} CUmemcpy3DOperand;
+
+typedef struct CUDA_MEMCPY3D_BATCH_OP_st {
+    CUmemcpy3DOperand src;
+    CUmemcpy3DOperand dst;
+    struct {
+        size_t width;
+        size_t height;
+        size_t depth;
+    } extent; /* in elements */
+    unsigned int srcAccessOrder;
+    unsigned int flags;
+} CUDA_MEMCPY3D_BATCH_OP;
+
+typedef struct CUmemDecompressParams_st {
+    size_t srcNumBytes;
+    size_t dstNumBytes;
+    uint32_t *dstActBytes;
+    const void *src;
+    void *dst;
+    unsigned int algo;
+    unsigned char padding[20];
+} CUmemDecompressParams;
+
 /* Passed through untouched. */
+typedef struct CUmemcpyAttributes_st CUmemcpyAttributes;
 typedef struct CUDA_KERNEL_NODE_PARAMS_st CUDA_KERNEL_NODE_PARAMS;
 typedef struct CUDA_KERNEL_NODE_PARAMS_v1_st CUDA_KERNEL_NODE_PARAMS_v1;
 typedef struct CUDA_MEMSET_NODE_PARAMS_st CUDA_MEMSET_NODE_PARAMS;
@@ -304,6 +343,7 @@ enum {
     CU_MEMORYTYPE_DEVICE = 2,
     CU_MEMORYTYPE_ARRAY = 3,
     CU_MEMORYTYPE_UNIFIED = 4,
+    CU_MEMCPY_OPERAND_TYPE_ARRAY = 2,
 };
 
 #endif
