@@ -1,0 +1,65 @@
+"""Whether our library is found, by every way that a program may come to the driver, with the daemon's own mounts in a container's root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from manager.bypass import LASTING_LOOKS, BypassWatch
+from manager.cards import CardProcess
+from tests.support import injection
+from tests.support.injection import Place, Row
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    try:
+        return injection.make(tmp_path_factory.mktemp("injection"))
+    except injection.NoContainers as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("row", injection.ROWS, ids=lambda row: row.name)
+def test_a_way_to_the_driver_is_limited_or_is_a_known_escape(place: Place, row: Row) -> None:
+    found = [place.outcome(row, one) for one in ("shim", "preload")]
+    assert found == ["limited" if held else "escapes" for held in (row.shim, row.preload)]
+
+
+class Owner:
+    """The processes that a container's first process became or started."""
+
+    def __init__(self, key: tuple[str, str], first: int) -> None:
+        self.key, self.first = key, first
+
+    def container(self, pid: int) -> tuple[str, str] | None:
+        return self.key if pid == self.first else None
+
+
+@pytest.mark.parametrize(("way", "processes"), [("open $REAL", 1), ("open", 0)], ids=["escape", "in order"])
+def test_the_manager_sees_an_escape_by_what_is_mapped(place: Place, way: str, processes: int) -> None:
+    container = subprocess.Popen(
+        place.words(f"HOLD=1 exec $P {way}", "shim"),
+        env={"PATH": os.environ["PATH"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert container.stdout and container.stdout.readline() in ("0\n", "2\n")
+    told: list[str] = []
+    watch = BypassWatch(lambda _, message: told.append(message))
+    card = place.item.shares[0].uuid
+    held = {card: [CardProcess(container.pid, 1)]}
+    for _ in range(LASTING_LOOKS):
+        counts = watch.look([place.item], Owner(place.item.key, container.pid), held)
+    container.communicate("\n", timeout=60)
+    assert counts == {(place.item.key, card): processes}
+    assert len(told) == processes
+    assert all(f"process {container.pid} (probe)" in message for message in told)
+
+
+def test_nothing_stays_mounted(place: Place) -> None:
+    place.run("true", "shim")
+    assert str(place.folder) not in Path("/proc/self/mounts").read_text()
