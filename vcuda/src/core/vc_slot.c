@@ -88,12 +88,14 @@ static bool pin(int descriptor)
     return false;
 }
 
-/* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere; the quota's words first. */
+/* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere. What is committed goes first: half done it
+ * is a reservation, which the next one whom it hinders clears away; the other way round nobody would be hindered, and the
+ * container would see too little free memory for ever. */
 static void clear_slot(struct vc_slot *slot)
 {
     for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
-        vc_store(&slot->cards[card].reserved_bytes, 0);
         vc_store(&slot->cards[card].committed_bytes, 0);
+        vc_store(&slot->cards[card].reserved_bytes, 0);
         memset(&slot->cards[card], 0, sizeof slot->cards[card]);
     }
     vc_store(&slot->state, VC_SLOT_FREE);
