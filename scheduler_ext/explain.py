@@ -101,7 +101,7 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
             for uuid, (cores, blocks) in record.usage.cards.items()
         }
         if evidence.waits_for:
-            summary = f"cards of node {record.node} are kept for it until {', '.join(evidence.waits_for)} end"
+            summary = f"cards of node {record.node} are kept for it until the end of {', '.join(evidence.waits_for)}"
         elif record.state is State.NOMINATED:
             summary = f"cards of node {record.node} are kept for it; kube-scheduler will ask again"
         else:

@@ -180,8 +180,6 @@ def choose(ground: Ground, priority: int, proposals: Sequence[Proposal]) -> list
             for one in ground.holders[position]
             if one.uid in named and one.bound and (one.priority < priority or one.leaving)
         )
-        answers[position] = (
-            tuple(sorted(going, key=lambda one: (-one.priority, one.uid))),
-            tuple(one for one in ground.holders[position] if one.leaving and one.bound),
-        )
+        leaving = tuple(one for one in ground.holders[position] if one.leaving and one.bound)
+        answers[position] = (going, leaving)
     return answers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext import protocol
+from scheduler_ext import explain, protocol
 from scheduler_ext.engine import Engine
 from scheduler_ext.protocol import Victims
 from tests.scheduler_ext.conftest import Running
@@ -258,6 +258,9 @@ def test_freed_cards_are_kept_for_the_preemptor(seen: str) -> None:
     if seen == "before the victim goes":
         engine.see_pod(nominated(new, "a"))
         assert engine.overbooked() == []
+        found = explain.explanation(engine.evidence(uid="new"))
+        assert found is not None and found["waits_for"] == ["default/x"]
+        assert found["summary"] == "cards of node a are kept for it until the end of default/x"
     if seen == "after a restart":
         x["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         engine.see_pod(x)
