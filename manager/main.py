@@ -11,7 +11,7 @@ import signal
 import sys
 
 import vcuda
-from manager import daemon, logs, settings_reader
+from manager import daemon, doctor, logs, settings_reader
 from manager.errors import StartError
 from manager.settings import Settings
 
@@ -20,15 +20,18 @@ _M_ARENA_MAX = -8
 
 
 def main() -> int:
-    """0: ended by a signal; 1: could not start; 2: wrong settings."""
+    """0: ended by a signal; 1: could not start; 2: wrong settings. `gpu-manager doctor [flags]` looks at the node and ends."""
+    examine = sys.argv[1:2] == ["doctor"]
     try:
-        parsed = settings_reader.parse(sys.argv[1:], os.environ)
+        parsed = settings_reader.parse(sys.argv[1 + examine :], os.environ)
     except StartError as error:
         print(f"gpu-manager: {error}", file=sys.stderr)
         return 2
     if parsed is None:
         print(f"gpu-manager {vcuda.__version__}")
         return 0
+    if examine:
+        return _doctor(parsed.settings)
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 2)
@@ -55,6 +58,14 @@ def main() -> int:
         return 1
     log.info("stopped")
     return 0
+
+
+def _doctor(wanted: Settings) -> int:
+    """0 if nothing fails, else 1."""
+    logging.disable()  # what is wrong stands in the table
+    checks = doctor.examine(wanted, os.environ)
+    sys.stdout.write(doctor.as_json(checks) if wanted.log_format == "json" else doctor.text(checks))
+    return int(any(check.verdict is doctor.Verdict.FAIL for check in checks))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,209 @@
+"""`gpu-manager doctor`: what of this node the daemon needs, looked at once, with what to do where it is not there."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import vcuda
+from manager import kubeconfig, kubelet_pods, mirror, nodes, nvml, registration, storage
+from manager.cards import DriverError, NullDriver
+from manager.errors import StartError
+from manager.hostroot import HostRoot
+from manager.httpclient import HttpError
+from manager.kube import Kube
+from manager.nodes import NodeProblem
+from manager.settings import Settings
+
+_TIMEOUT_S = 3.0
+
+
+class Verdict(enum.StrEnum):
+    """`WARN`: it works without. `FAIL`: pods will not get shares."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing, how it is, and the details with the way out."""
+
+    what: str
+    verdict: Verdict
+    details: str
+
+
+def examine(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
+    """All checks in the order in which one thing builds on another. Never raises."""
+    root = HostRoot(settings.driver_root, settings.driver_root_on_host)
+    parts: tuple[Callable[[], Iterator[Check]], ...] = (
+        lambda: _driver(root),
+        lambda: _mirror(root),
+        lambda: _kubelet(settings),
+        lambda: _api(settings, environment),
+        lambda: _host(settings),
+    )
+    return [check for part in parts for check in part()]
+
+
+def text(checks: list[Check]) -> str:
+    width = max(len(check.what) for check in checks)
+    return "".join(f"{check.verdict:4}  {check.what:{width}}  {check.details}\n" for check in checks)
+
+
+def as_json(checks: list[Check]) -> str:
+    return json.dumps([asdict(check) for check in checks], indent=1) + "\n"
+
+
+def _driver(root: HostRoot) -> Iterator[Check]:
+    driver = nvml.open_driver(root)
+    try:
+        probe = driver.probe()
+    except DriverError as error:
+        yield Check("driver", Verdict.FAIL, f"it does not answer: {error}")
+        return
+    finally:
+        driver.close()
+    if isinstance(driver, NullDriver):
+        yield Check("driver", Verdict.FAIL, f"{driver.reason}; install NVIDIA's driver, or set --driver-root")
+        return
+    yield Check("driver", Verdict.OK, f"{probe.driver_version} below {root.path}, {len(probe.cards)} cards")
+    for name, why in probe.failed:
+        yield Check(f"card {name}", Verdict.FAIL, why)
+    for item in probe.cards:
+        card = item.card
+        yield Check(f"card {card.minor}", Verdict.OK, f"{card.uuid}  {card.model}")
+    try:
+        wanted = nodes.numbers(root, probe.cards)
+    except NodeProblem as problem:
+        yield Check("device nodes", Verdict.FAIL, str(problem))
+        return
+    for path, (major, minor) in wanted.items():
+        yield _node(root, path, major, minor)
+
+
+def _node(root: HostRoot, path: str, major: int, minor: int) -> Check:
+    found = root.path / path.lstrip("/")
+    number = f"{major}:{minor}"
+    try:
+        status = found.stat()
+    except OSError as error:
+        return Check(
+            path,
+            Verdict.WARN,
+            f"{error.strerror}; the daemon makes it ({number}) if it may write to {found.parent}",
+        )
+    if stat.S_ISREG(status.st_mode) and not root.is_host:
+        return Check(path, Verdict.OK, f"{number}, a plain file in its place below this root")
+    if not stat.S_ISCHR(status.st_mode):
+        return Check(path, Verdict.FAIL, f"{found} is no character device; remove it")
+    have = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    if have != number:
+        return Check(
+            path,
+            Verdict.WARN,
+            f"it is {have}, /proc/devices says {number}; the daemon makes it anew if it may",
+        )
+    link = root.path / "dev/char" / number
+    if not link.is_symlink():
+        return Check(
+            path, Verdict.WARN, f"{number}, without {link}: some versions of runc drop it at daemon-reload"
+        )
+    return Check(path, Verdict.OK, number)
+
+
+def _mirror(root: HostRoot) -> Iterator[Check]:
+    shims = Path(vcuda.__file__).parent / "lib/shim"
+    lacking = [name for name in mirror.SHIMS if not (shims / name).is_file()]
+    if lacking:
+        yield Check(
+            "shims", Verdict.FAIL, f"no {', '.join(lacking)} in {shims}; python -m vcuda._build makes them"
+        )
+    else:
+        yield Check("shims", Verdict.OK, str(shims))
+    for library, _ in mirror.SHIMS.values():
+        name = f"{library}.so.1"
+        path = root.find_library(name)
+        if path is None:
+            yield Check(name, Verdict.FAIL, f"not below {root.path}; is the driver's user part installed?")
+        else:
+            yield Check(name, Verdict.OK, str(path))
+
+
+def _kubelet(settings: Settings) -> Iterator[Check]:
+    path = settings.device_plugin_path / registration.KUBELET_SOCKET
+    if path.is_socket():
+        yield Check("kubelet", Verdict.OK, str(path))
+    else:
+        yield Check(
+            "kubelet", Verdict.FAIL, f"there is no socket {path}; is kubelet running, and its folder mounted?"
+        )
+    path = settings.pod_resources_socket
+    if path.is_socket():
+        yield Check("PodResources", Verdict.OK, str(path))
+    else:
+        yield Check(
+            "PodResources", Verdict.WARN, f"there is no socket {path}; kubelet's checkpoint serves instead"
+        )
+    if not settings.kubelet_url:
+        yield Check(
+            "kubelet's pods", Verdict.WARN, "--kubelet-url is not set: pods that look alike may be refused"
+        )
+
+
+def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
+    try:
+        api = kubeconfig.api_server(settings.kubeconfig, environment)
+        kubelet = kubelet_pods.connect(
+            settings.kubelet_url,
+            settings.kubelet_token_file,
+            settings.kubelet_ca_file,
+            api[1] if api else None,
+        )
+    except StartError as error:
+        yield Check("API server", Verdict.FAIL, str(error))
+        return
+    if kubelet is not None:
+        try:
+            yield Check(
+                "kubelet's pods", Verdict.OK, f"{len(kubelet.list(_TIMEOUT_S))} at {settings.kubelet_url}"
+            )
+        except HttpError as error:
+            yield Check("kubelet's pods", Verdict.FAIL, f"{error}; is nodes/pods (or nodes/proxy) granted?")
+    if api is None:
+        yield Check("API server", Verdict.WARN, "not configured: no events, no annotations on node and pods")
+        return
+    try:
+        found = len(Kube(api[0], settings.node_name).pods(_TIMEOUT_S)[0])
+        yield Check("API server", Verdict.OK, f"{found} pods on node {settings.node_name} at {api[0].url}")
+    except HttpError as error:
+        yield Check("API server", Verdict.FAIL, str(error))
+
+
+def _host(settings: Settings) -> Iterator[Check]:
+    try:
+        chosen = storage.choose(settings.virtual_manager_path, settings.usage_storage)
+        verdict = Verdict.OK if chosen.tmpfs else Verdict.WARN
+        kind = "a tmpfs each" if chosen.tmpfs else "plain directories, which a tenant can fill"
+        yield Check("regions", verdict, f"{settings.virtual_manager_path}: {kind} ({chosen.why})")
+    except StartError as error:
+        yield Check("regions", Verdict.FAIL, str(error))
+    if (settings.cgroup_root / "devices/cgroup.procs").exists():
+        yield Check("device cgroups", Verdict.OK, f"{settings.cgroup_root}/devices")
+    else:
+        why = "control groups v2 do not show a container's devices"
+        if not (settings.cgroup_root / "cgroup.controllers").exists():
+            why = f"there are none at {settings.cgroup_root}; mount the host's, or set --cgroup-root"
+        yield Check("device cgroups", Verdict.WARN, f"not watched: {why}")
+    # Kernel threads are visible in the host's PID namespace only; PID 2 is their parent there.
+    if Path("/proc/2/comm").exists() and Path("/proc/2/comm").read_text().strip() == "kthreadd":
+        yield Check("host's PIDs", Verdict.OK, "visible")
+    else:
+        yield Check("host's PIDs", Verdict.WARN, "not visible: no audit of bypasses; set hostPID")
