@@ -43,7 +43,9 @@ def engine_with(*nodes: dict[str, Any], **options: Any) -> tuple[Engine, Clock]:
 
 def bound(one: dict[str, Any], write: Write) -> dict[str, Any]:
     """The pod as the API server shows it after our write."""
-    metadata = one["metadata"] | {"annotations": dict(write.annotations)}
+    metadata = one["metadata"] | {
+        "annotations": one["metadata"].get("annotations", {}) | dict(write.annotations)
+    }
     return one | {"metadata": metadata, "spec": one["spec"] | {"nodeName": write.node}}
 
 
@@ -73,14 +75,27 @@ class Cluster(RuleBasedStateMachine):
     @rule(
         wishes=st.lists(st.tuples(kinds, st.one_of(shares, wholes)), min_size=1, max_size=4),
         names=st.sets(st.sampled_from(NODES)),
+        gang=st.sampled_from([None, None, "g/2", "h/3"]),
+        shown_first=st.booleans(),
     )
-    def arrive(self, wishes: list[tuple[str, tuple[int, int | None]]], names: set[str]) -> None:
+    def arrive(
+        self,
+        wishes: list[tuple[str, tuple[int, int | None]]],
+        names: set[str],
+        gang: str | None,
+        shown_first: bool,
+    ) -> None:
         self.count += 1
         apps, inits = [], []
         for position, (kind, (cores, blocks)) in enumerate(wishes):
             fields = {"restartPolicy": "Always"} if kind == "sidecar" else {}
             (apps if kind == "app" else inits).append(container(f"c{position}", cores, blocks, **fields))
-        one = pod(f"p{self.count}", uid=f"u{self.count}", containers=apps, init=inits)
+        annotations = {NAMES.gang: gang} if gang else {}
+        one = pod(
+            f"p{self.count}", uid=f"u{self.count}", containers=apps, init=inits, annotations=annotations
+        )
+        if shown_first:
+            self.engine.see_pod(one)
         self.pods[one["metadata"]["uid"]] = one
         self.engine.filter(one, sorted(names))
 
@@ -144,6 +159,7 @@ class Cluster(RuleBasedStateMachine):
     def wait(self) -> None:
         self.clock.now += 400
         self.engine.expire()
+        assert self.engine.figures()["reserved"] == 0, "no gang keeps places beyond its deadline"
 
     @rule(dice=st.randoms(use_true_random=False), node_name=st.sampled_from(NODES), nominate=st.booleans())
     def preempt(self, dice: random.Random, node_name: str, nominate: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -363,6 +364,22 @@ def test_bodies_are_bounded_in_size_and_time(api: FakeApi, start: Start) -> None
     with socket.create_connection(extender.address, timeout=10) as rude:
         rude.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
     assert extender.client.get("/healthz").text == "ok\n"
+
+
+def test_a_body_of_64_mib_is_not_taken_in(api: FakeApi, start: Start) -> None:
+    extender = start(body_bytes=32 * 2**20)
+    with socket.create_connection(extender.address, timeout=10) as big:
+        big.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n{")
+        assert big.recv(4096).startswith(b"HTTP/1.1 400"), "refused before it was sent"
+    with socket.create_connection(extender.address, timeout=10) as big:
+        big.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sent, mib = 0, b"100000\r\n" + b"x" * 2**20 + b"\r\n"
+        with contextlib.suppress(ConnectionError):
+            while sent < 64:
+                big.sendall(mib)
+                sent += 1
+        assert sent < 64, "it went on listening"
+    assert extender.client.get("/healthz").text == "ok\n" and extender.engine.figures()["assumed"] == 0
 
 
 def test_pages(api: FakeApi, start: Start) -> None:
