@@ -18,6 +18,8 @@ from pathlib import Path
 
 # Driver series -> the Debian suite whose non-free component holds it (packages.debian.org, nvidia-graphics-drivers).
 SUITES = {"535": "bookworm", "550": "trixie"}
+# What is no part of the driver has no series.
+FREE = "bookworm", "contrib"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SECONDS = 180
 
@@ -39,6 +41,11 @@ def libcuda(series: str) -> Path:
 def libnvidia_ml(series: str) -> Path:
     """The genuine `libnvidia-ml.so.<version>`. Raises Unavailable."""
     return _only(_package("libnvidia-ml1", series), "usr/**/libnvidia-ml.so.*.*")
+
+
+def nvtop() -> Path:
+    """Debian's `nvtop`, of the suite that this project's images are made of. Raises Unavailable."""
+    return _only(_package("nvtop", ""), "usr/bin/nvtop")
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -67,17 +74,17 @@ def _package(name: str, series: str) -> Path:
 
 
 def _fetched(name: str, series: str) -> Path:
-    if series not in SUITES:
+    if series and series not in SUITES:
         raise Unavailable(f"driver series {series!r} is not known; known: {', '.join(SUITES)}")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vcuda-tests" / "genuine"
-    target = base / series / name
+    target = base / (series or FREE[1]) / name
     if target.is_dir():
         return target
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise Unavailable(f"there is no {tool} here to fetch {name} {series} with")
     try:
-        base.joinpath(series).mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(base / "lock"):
             if not target.is_dir():
                 _fetch(name, series, base, target)
@@ -94,26 +101,28 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fetch(name: str, series: str, base: Path, target: Path) -> None:
-    suite = SUITES[series]
+    suite, component = (SUITES[series], "non-free") if series else FREE
     with tempfile.TemporaryDirectory(dir=base, prefix=".fetch-") as text:
         folder = Path(text)
-        apt = _private_apt(folder, suite)
+        apt = _private_apt(folder, suite, component)
         _run([*apt, "update"], folder)
         _run([*apt, "download", name], folder)
         packages = list(folder.glob("*.deb"))
-        if len(packages) != 1 or not packages[0].name.startswith(f"{name}_{series}."):
-            raise Unavailable(f"{suite}/non-free offers {[p.name for p in packages]}, not {name} {series}")
+        if len(packages) != 1 or not packages[0].name.startswith(
+            f"{name}_{series}" + ("." if series else "")
+        ):
+            raise Unavailable(f"{suite}/{component} offers {[p.name for p in packages]}, not {name} {series}")
         _run(["dpkg-deb", "--extract", str(packages[0]), str(folder / "files")], folder)
         (folder / "files").replace(target)
 
 
-def _private_apt(folder: Path, suite: str) -> list[str]:
+def _private_apt(folder: Path, suite: str, component: str) -> list[str]:
     """An apt-get command line whose sources, lists and cache all live below `folder`."""
     for part in ("lists/partial", "cache/archives/partial"):
         (folder / part).mkdir(parents=True)
     (folder / "status").touch()
     signed = f"[arch=amd64 signed-by={KEYRING}] " if KEYRING.exists() else "[arch=amd64] "
-    (folder / "sources.list").write_text(f"deb {signed}{_archive()} {suite} non-free\n")
+    (folder / "sources.list").write_text(f"deb {signed}{_archive()} {suite} {component}\n")
     options = {
         "Dir::State::Lists": folder / "lists",
         "Dir::State::status": folder / "status",

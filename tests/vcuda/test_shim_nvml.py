@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import textwrap
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import genuine
 from tests.support import share as shares
 from tests.support.share import MIB, Share
 from vcuda import region
@@ -159,31 +156,6 @@ def test_without_a_region_nvml_passes_through(machine: Machine, tmp_path: Path) 
     output, said = process.communicate(timeout=60)
     assert output == "3\n"
     assert said.count("\n") == 1 and said.startswith("vcuda: no share is configured")
-
-
-@pytest.mark.parametrize("series", ["535", "550"])
-def test_genuine_nvidia_smi_shows_the_share(share: Share, series: str) -> None:
-    try:
-        program = genuine.nvidia_smi(series)
-    except genuine.Unavailable as reason:
-        pytest.skip(str(reason))
-    mine = tenant(share, 100 * MIB)
-    environment = share.environment()
-
-    def smi(*arguments: str) -> str:
-        command = [program, *arguments]
-        result = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=os.sep
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    cards, view = smi("-L"), smi()
-    query = smi("--query-gpu=index,memory.total,memory.used", "--format=csv,noheader,nounits")
-    mine.communicate("", timeout=60)
-    assert cards.count("GPU ") == 1 and cards.startswith("GPU 0:")
-    assert re.search(r"164MiB */ *512MiB", view), view
-    assert query.split(", ") == ["0", "512", "164\n"]
 
 
 # A library with NVML's names that calls one of its own functions as the genuine one does: through its PLT.
