@@ -1,25 +1,22 @@
 """`python -m benchmarks [NAME…] [--report FILE]`: run the benchmark programs one after the other, and write the report.
 
-Every program in this folder is one; each prints its machine and its tables. The report holds what they printed, so it is
-regenerated, never edited.
+Every program in this folder is one; each prints its machine and its tables. The report is regenerated from what they printed and wrote, never edited;
+programs that are not run again keep their last figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-HEAD = """# Benchmarks
+from benchmarks import _report
 
-Written by `make bench`; do not edit. Every figure below was printed by a program in `benchmarks/` in one run on the machine that it
-names, on the **simulated driver** unless a card is named: that proves the logic and our own costs, never accuracy on a real
-card. The load average beside a table tells how much else ran on the machine.
-"""
+FOLDER = Path(__file__).resolve().parent
 
 
 def programs() -> list[str]:
@@ -32,32 +29,42 @@ def command_of(name: str, quick: bool) -> list[str]:
     return ["-m", f"benchmarks.{name}", *(["--quick"] if quick and knows_quick else [])]
 
 
-def run(arguments: list[str], limit_s: float) -> tuple[str, str]:
-    """Run one program, showing what it prints; return its output and how it ended."""
+def run(name: str, quick: bool, limit_s: float) -> _report.Run:
+    """Run one program, showing what it prints."""
     environment = {**os.environ, "COLUMNS": "120", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-    command = [sys.executable, *arguments]
-    print(f"=== python {' '.join(arguments)}", flush=True)
-    try:
-        result = subprocess.run(
-            command,
-            cwd=FOLDER.parent,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        text = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        return text, f"stopped after {limit_s:.0f} s"
-    print(result.stdout, flush=True)
-    return result.stdout, "" if result.returncode == 0 else f"ended with status {result.returncode}"
+    arguments = command_of(name, quick)
+    shown = f"python {' '.join(arguments)}"
+    print(f"=== {shown}", flush=True)
+    problem = ""
+    with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as folder:
+        figures = Path(folder, "figures.json")
+        command = [sys.executable, *arguments, "--json", str(figures)]
+        try:
+            result = subprocess.run(
+                command,
+                cwd=FOLDER.parent,
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
+            output = result.stdout
+            problem = "" if result.returncode == 0 else f"ended with status {result.returncode}"
+        except subprocess.TimeoutExpired as error:
+            output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+            problem = f"was stopped after {limit_s:.0f} s"
+        print(output, flush=True)
+        written = json.loads(figures.read_text()) if figures.exists() else None
+    return _report.Run(shown, _report.now(), output, problem, written)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(programs())} (default: all)")
-    parser.add_argument("--report", type=Path, help="write the Markdown report there")
+    parser.add_argument(
+        "--report", type=Path, help="write the Markdown report there, its figures and pictures beside it"
+    )
     parser.add_argument(
         "--limit", type=float, default=900, help="seconds for each program (default %(default)s)"
     )
@@ -66,20 +73,23 @@ def main() -> int:
     unknown = sorted(set(options.names) - set(programs()))
     if unknown:
         parser.error(f"no such program: {', '.join(unknown)}")
-    sections = [HEAD]
+    runs: dict[str, _report.Run] = {}
+    if options.report:
+        try:
+            runs = _report.load(options.report.with_suffix(".json"))
+        except _report.Damaged as error:
+            parser.error(str(error))
+    # A program that is gone takes its figures with it.
+    runs = {name: run for name, run in runs.items() if name in programs()}
     failed = False
     for name in options.names or programs():
-        arguments = command_of(name, options.quick)
-        text, problem = run(arguments, options.limit)
-        if problem:
-            print(f"{name} {problem}", file=sys.stderr)
+        runs[name] = run(name, options.quick, options.limit)
+        if runs[name].problem:
+            print(f"{name} {runs[name].problem}", file=sys.stderr)
             failed = True
-        day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-        note = f"**This run {problem}: what is below is not the whole.**\n\n" if problem else ""
-        body = "\n".join(line.rstrip() for line in text.strip().splitlines())
-        sections.append(f"## {name}\n\n`python {' '.join(arguments)}`, {day}\n\n{note}```\n{body}\n```\n")
-    if options.report:
-        options.report.write_text("\n".join(sections))
+        if options.report:  # at once: the next program may be the last that this machine does
+            _report.save(options.report.with_suffix(".json"), runs)
+            _report.write(options.report, runs)
     return 1 if failed else 0
 
 

@@ -1,0 +1,93 @@
+"""The report: a pure function of what the programs printed and wrote, kept as JSON beside it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _plots, _targets
+
+HEAD = """# Benchmarks
+
+Written by `make bench`; do not edit. Every figure below was printed by a program in `benchmarks/` on the machine that it
+names, on the **simulated driver** unless a card is named: that proves the logic and our own costs, never accuracy on a real
+card. The load average beside a table tells how much else ran on the machine. The raw figures are in [{json}]({json}).
+"""
+METHOD = """## Method
+
+Each program measures native and shared in one run and prints ratios or both sides. GPU time is judged by the simulated card's own books, on a real card
+by the kernels that ended; never by our accounting. What a launch or an allocation costs is measured before a driver that does nothing. `python -m
+benchmarks NAME --report docs/benchmarks.md` measures one program again and keeps the others' figures, each under its own date.
+On a machine with a card, `make gpu-clients bench` is all it takes; `--peer` of `benchmarks.peers` puts other interposers beside ours.
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One program's last run: when, how, what it printed, what went wrong (empty: nothing), its figures."""
+
+    command: str
+    date: str
+    output: str
+    problem: str
+    figures: dict[str, Any] | None
+
+
+class Damaged(Exception):
+    """The file of earlier figures can't be read; the message names it, the reason and the way out."""
+
+
+def load(path: Path) -> dict[str, Run]:
+    """What earlier runs left; empty if there is no such file. Raises Damaged."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        return {name: Run(**run) for name, run in json.loads(text)["programs"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(
+            f"{path} does not hold earlier figures ({error!r}); delete it and run all programs"
+        ) from error
+
+
+def save(path: Path, runs: dict[str, Run]) -> None:
+    programs = {name: asdict(runs[name]) for name in sorted(runs)}
+    path.write_text(json.dumps({"programs": programs}, indent=1) + "\n")
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def write(path: Path, runs: dict[str, Run]) -> None:
+    """Write the Markdown, and the pictures into `images` beside it."""
+    figures = {name: run.figures for name, run in runs.items() if run.figures is not None}
+    verdicts = _targets.judge(figures)
+    lines = [HEAD.format(json=path.with_suffix(".json").name), "## Targets", ""]
+    lines += ["| | what | target | measured | verdict |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row.name} | {row.what} | {row.target} | {row.measured} | {row.verdict} |" for row in verdicts
+    ]
+    counts = {kind: sum(row.verdict == kind for row in verdicts) for kind in ("met", "missed")}
+    rest = len(verdicts) - counts["met"] - counts["missed"]
+    lines += [
+        "",
+        f"{counts['met']} met, {counts['missed']} missed (in bold by how much), {rest} without a figure.",
+        "",
+    ]
+    lines += [METHOD, "## Growth", ""]
+    pictures = _plots.draw(figures, path.parent / "images")
+    lines += [f"![{title}](images/{file.name})" for title, file in pictures] or [
+        "No picture: no figures of growth, or no matplotlib."
+    ]
+    lines.append("")
+    for name in sorted(runs):
+        run = runs[name]
+        note = f"**This run {run.problem}: what is below is not the whole.**\n\n" if run.problem else ""
+        body = "\n".join(line.rstrip() for line in run.output.strip().splitlines())
+        lines.append(f"## {name}\n\n`{run.command}`, {run.date}\n\n{note}```\n{body}\n```\n")
+    path.write_text("\n".join(lines))

@@ -1,0 +1,258 @@
+"""Every target with what the programs measured of it and a verdict: the table at the head of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Figures = dict[str, dict[str, Any]]  # what each program wrote with --json, by its name
+Reading = tuple[str, bool]  # one measured quantity and whether it meets the target
+
+
+@dataclass(frozen=True)
+class Target:
+    """One row: `programs` say which figures `read` takes; `card` if only a real card can tell."""
+
+    name: str
+    what: str
+    target: str
+    programs: tuple[str, ...]
+    read: Callable[[Figures], list[Reading]]
+    card: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target with what was measured; `verdict` is `met`, `missed`, or why there is none."""
+
+    name: str
+    what: str
+    target: str
+    measured: str
+    verdict: str
+
+
+def judge(figures: Figures) -> list[Verdict]:
+    """All targets in their order, whatever was run."""
+    return [_verdict(target, figures) for target in TARGETS]
+
+
+def _verdict(target: Target, figures: Figures) -> Verdict:
+    missing = [name for name in target.programs if name not in figures]
+    if missing:
+        return Verdict(target.name, target.what, target.target, "-", f"not run: {', '.join(missing)}")
+    skipped = [str(figures[name]["skipped"]) for name in target.programs if figures[name].get("skipped")]
+    if skipped:
+        return Verdict(target.name, target.what, target.target, "-", f"not measured: {skipped[0]}")
+    try:
+        readings = target.read(figures)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return Verdict(target.name, target.what, target.target, "-", f"no such figure: {error!r}")
+    if not readings:
+        return Verdict(target.name, target.what, target.target, "-", "not measured")
+    measured = "; ".join(text if met else f"**{text}**" for text, met in readings)
+    return Verdict(
+        target.name,
+        target.what,
+        target.target,
+        measured,
+        "met" if all(met for _, met in readings) else "missed",
+    )
+
+
+def _shares(figures: Figures, beginning: str) -> list[dict[str, Any]]:
+    return [row for row in figures["throttle"]["shares"] if row["what"].startswith(beginning)]
+
+
+def _worst(rows: Iterable[dict[str, Any]], key: str) -> float:
+    return max(float(row[key]) for row in rows if row[key] is not None)
+
+
+def _launch(figures: Figures) -> list[Reading]:
+    cost = figures["throttle"]["launch_ns"]
+    p50 = cost["limited"]["p50_ns"] - cost["native"]["p50_ns"]
+    p99 = cost["limited"]["quiet_p99_ns"] - cost["native"]["quiet_p99_ns"]
+    lost = 100 * (1 - min(figures["throttle"]["below_cap"].values()))
+    return [
+        (f"p50 {p50:.0f} ns", p50 <= 50),
+        (f"p99 {p99:.0f} ns", p99 <= 200),
+        (f"{lost:.2f} % lost", lost <= 1),
+    ]
+
+
+def _unlimited(figures: Figures) -> list[Reading]:
+    cost = figures["throttle"]["launch_ns"]
+    p50 = cost["unlimited"]["p50_ns"] - cost["native"]["p50_ns"]
+    return [(f"p50 {p50:.0f} ns", p50 <= 10)]
+
+
+def _allocation(figures: Figures) -> list[Reading]:
+    rows = figures["memory"]["costs"]
+    readings = []
+    for live in sorted({row["live"] for row in rows}):
+        worst = _worst((row for row in rows if row["live"] == live), "added_ns")
+        readings.append((f"{worst:.0f} ns with {live:,} live", worst <= 400))
+    return readings
+
+
+def _whole(figures: Figures) -> list[Reading]:
+    rows = [row for row in figures["models"]["rows"] if row["case"] == "whole card"]
+    return [(f"{row['work']} {100 * row['of_native']:.2f} %", row["of_native"] >= 0.995) for row in rows]
+
+
+def _caps(figures: Figures) -> list[Reading]:
+    rows = _shares(figures, "cap alone")
+    kinds = dict.fromkeys(row["what"].removeprefix("cap alone, ") for row in rows)
+    readings = []
+    for kind in kinds:
+        worst = _worst((row for row in rows if row["what"].endswith(kind)), "error_1s")
+        readings.append((f"{kind}: {worst:.2f}", worst <= 1))
+    return readings
+
+
+def _short_windows(figures: Figures) -> list[Reading]:
+    worst = _worst(_shares(figures, "cap alone"), "error_100ms")
+    return [(f"worst {worst:.2f} points", worst <= 3)]
+
+
+def _steps(figures: Figures) -> list[Reading]:
+    return [
+        (
+            f"{row['what']}: {_or_never(row['milliseconds'])}",
+            (row["milliseconds"] or 0) <= 200 and row["milliseconds"] is not None,
+        )
+        for row in figures["throttle"]["steps"]
+    ]
+
+
+def _or_never(milliseconds: float | None) -> str:
+    return "not settled" if milliseconds is None else f"{milliseconds:.0f} ms"
+
+
+def _splits(figures: Figures) -> list[Reading]:
+    # Kernels longer than 1 ms and several processes are reported, not judged.
+    rows = [
+        row
+        for row in figures["throttle"]["shares"]
+        if " greedy, kernels of 10 us" in row["what"] or " greedy, kernels of 1 ms" in row["what"]
+    ]
+    rows = [row for row in rows if "process" not in row["what"]]
+    tenants = [row for row in rows if not row["what"].endswith(": sum")]
+    worst = max(abs(row["achieved"] - row["target"]) for row in tenants)
+    native = figures["throttle"]["native_sums"]
+    sums = {
+        row["what"].removesuffix(": sum"): row["achieved"] for row in rows if row["what"].endswith(": sum")
+    }
+    least = min(100 * sums[name] / native[name] for name in sums)
+    return [(f"worst {worst:.2f} points", worst <= 1), (f"least sum {least:.1f} % of native", least >= 98)]
+
+
+def _elastic(figures: Figures) -> list[Reading]:
+    rows = [row for row in figures["throttle"]["shares"] if "alone on a shared card" in row["what"]]
+    return [
+        (f"{100 * row['achieved'] / row['target']:.1f} %", row["achieved"] >= 0.98 * row["target"])
+        for row in rows
+    ]
+
+
+def _inference(figures: Figures) -> list[Reading]:
+    times = figures["throttle"]["inference_p99_ms"]
+    native = times["native"]
+    limits = {"alone": 1.05, "beside greedy 1 ms": 2.0, "beside greedy 20 ms": 3.0}
+    return [
+        (f"{case} {times[case] / native:.2f} x", times[case] <= limit * native)
+        for case, limit in limits.items()
+    ]
+
+
+def _stress(figures: Figures) -> list[Reading]:
+    row = figures["memory"]["stress"]
+    over = max(row["peak_bytes"], row["peak_in_ledger_bytes"]) - row["limit_bytes"]
+    left = row["left_bytes"] + row["left_in_ledger_bytes"]
+    return [
+        (f"{max(0, over)} over", over <= 0),
+        (f"{left} left, {row['operations']:,} operations, {row['kills']} SIGKILLs", left == 0),
+    ]
+
+
+def _load(figures: Figures) -> list[Reading]:
+    added = figures["memory"]["load"]["shim_ms"] - figures["memory"]["load"]["native_ms"]
+    return [(f"{added:.2f} ms", added <= 2)]
+
+
+def _allocate(figures: Figures) -> list[Reading]:
+    calls = [row for row in figures["manager"]["calls"] if row["call"].startswith("Allocate")]
+    return [(f"{row['call']} p99 {row['own_p99']:.2f} ms", row["own_p99"] <= 5) for row in calls]
+
+
+def _registered(figures: Figures) -> list[Reading]:
+    start = figures["manager"]["start_to_registered_s"]
+    return [
+        (f"{kind.replace('_', ' ')} {start[kind]:.2f} s", start[kind] <= 1.5)
+        for kind in ("most", "with_shares")
+    ]
+
+
+def _footprint(figures: Figures) -> list[Reading]:
+    most = max(figures["manager"]["resident_mib"].values())
+    idle = figures["manager"]["idle_cpu_percent"]
+    return [(f"{most:.0f} MiB", most <= 80), (f"{idle:.2f} % of a core", idle <= 1)]
+
+
+def _kills(figures: Figures) -> list[Reading]:
+    tally = figures["manager_kill"]
+    bad = [
+        (f"{len(tally[what])} {what}", not tally[what]) for what in ("doubled", "lost", "leaked", "refused")
+    ]
+    return [(f"{tally['cycles']} cycles, {tally['kills']} kills", tally["cycles"] >= 1000), *bad]
+
+
+TARGETS = (
+    Target(
+        "T1",
+        "added to a launch, limited and in credit; throughput lost below the cap",
+        "p50 ≤ 50 ns, p99 ≤ 200 ns; ≤ 1 %",
+        ("throttle",),
+        _launch,
+    ),
+    Target("T2", "added to a launch, unlimited", "p50 ≤ 10 ns", ("throttle",), _unlimited),
+    Target("T3", "added to alloc + free", "p50 ≤ 400 ns, with 100,000 live too", ("memory",), _allocation),
+    Target("T4", "throughput of a whole-card tenant", "≥ 99.5 % of native", ("models",), _whole, card=True),
+    Target("T5", "share error, caps 5…90, 1 s or 100 × the kernel", "≤ 1 point", ("throttle",), _caps),
+    Target("T6", "share error over 100 ms, kernels ≤ 1 ms", "≤ 3 points", ("throttle",), _short_windows),
+    Target("T7", "settled after a step", "≤ 200 ms", ("throttle",), _steps),
+    Target(
+        "T8",
+        "30/70 and 10/20/30/40 greedy, kernels ≤ 1 ms, 1 s",
+        "each within 1 point; sum ≥ 98 % of native",
+        ("throttle",),
+        _splits,
+    ),
+    Target("T9", "elastic tenant alone", "≥ 98 % of its limit", ("throttle",), _elastic),
+    Target(
+        "T10",
+        "short inference, p99 against native alone",
+        "≤ 1.05 x alone, ≤ 2 x beside short, ≤ 3 x beside long kernels",
+        ("throttle",),
+        _inference,
+    ),
+    Target("T11", "bytes over the limit, bytes leaked", "0, 0", ("memory",), _stress),
+    Target("T12", "load and initialise the shim", "≤ 2 ms over native", ("memory",), _load),
+    Target(
+        "T20",
+        "Allocate, 8 cards, 200 shares, beyond kubelet's replies",
+        "p99 ≤ 5 ms",
+        ("manager",),
+        _allocate,
+    ),
+    Target("T21", "start to both resources registered", "≤ 1.5 s", ("manager",), _registered),
+    Target("T22", "resident memory; idle CPU", "≤ 80 MiB; ≤ 1 % of a core", ("manager",), _footprint),
+    Target(
+        "T23",
+        "kill -9 at random points of 1,000 pod life cycles",
+        "0 doubled, lost, leaked",
+        ("manager_kill",),
+        _kills,
+    ),
+)
