@@ -36,7 +36,7 @@ fmt: $(VENV)/.dev  ## format the Python code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev native  ## the benchmarks, one after the other; rewrites docs/benchmarks.md
+bench: $(VENV)/.dev native  ## the benchmarks, one after the other (about 45 minutes); rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks --report docs/benchmarks.md
 
 test-gpu: $(VENV)/.dev native  ## unmodified clients in shares of a real NVIDIA card; what a simulated one can do without

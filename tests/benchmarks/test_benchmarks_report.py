@@ -1,0 +1,126 @@
+"""The report of the benchmarks: verdicts follow the figures, what is missing is said, earlier figures are kept or refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _report, _targets, peers
+from vcuda.runs.errors import RunError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def verdicts(figures: _targets.Figures) -> dict[str, _targets.Verdict]:
+    return {row.name: row for row in _targets.judge(figures)}
+
+
+def test_a_target_without_its_program_says_what_to_run() -> None:
+    assert {row.measured for row in verdicts({}).values()} == {"-"}
+    assert verdicts({})["T3"].verdict == "not run: memory"
+
+
+@pytest.mark.parametrize(
+    ("added_ns", "verdict", "shown"), [(400, "met", "400 ns"), (401, "missed", "**401 ns")]
+)
+def test_the_worst_row_decides(added_ns: int, verdict: str, shown: str) -> None:
+    costs = [{"live": 1, "added_ns": 10}, {"live": 1, "added_ns": added_ns}]
+    row = verdicts({"memory": {"costs": costs}})["T3"]
+    assert (row.verdict, shown in row.measured) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("peak", "left", "verdict"), [(100, 0, "met"), (101, 0, "missed"), (100, 1, "missed")]
+)
+def test_a_byte_over_the_limit_or_left_behind_is_a_miss(peak: int, left: int, verdict: str) -> None:
+    stress = {"limit_bytes": 100, "peak_bytes": peak, "peak_in_ledger_bytes": 100, "left_bytes": left}
+    more = {"left_in_ledger_bytes": 0, "operations": 10, "kills": 1}
+    assert verdicts({"memory": {"stress": stress | more}})["T11"].verdict == verdict
+
+
+def test_a_step_that_never_settled_is_a_miss() -> None:
+    steps = [{"what": "load starts", "milliseconds": 20}, {"what": "it stops", "milliseconds": None}]
+    row = verdicts({"throttle": {"steps": steps}})["T7"]
+    assert (row.measured, row.verdict) == ("load starts: 20 ms; **it stops: not settled**", "missed")
+
+
+def test_figures_of_another_shape_are_no_verdict() -> None:
+    assert verdicts({"memory": {"cost": []}})["T3"].verdict == "no such figure: KeyError('costs')"
+
+
+def test_a_program_that_skipped_gives_its_reason() -> None:
+    assert verdicts({"models": {"skipped": "no card"}})["T4"].verdict == "not measured: no card"
+
+
+def a_run(output: str, **figures: object) -> _report.Run:
+    return _report.Run("python -m benchmarks.memory", "2026-01-01 10:00 UTC", output, "", figures or None)
+
+
+def test_the_report_is_made_from_what_is_kept(tmp_path: Path) -> None:
+    runs = {"memory": a_run("a table", costs=[{"live": 1, "added_ns": 5, "bytes": 4096, "processes": 1}])}
+    kept = tmp_path / "benchmarks.json"
+    _report.save(kept, runs)
+    assert _report.load(kept) == runs
+    _report.write(tmp_path / "benchmarks.md", _report.load(kept))
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert "a table" in text
+    assert (
+        "| T3 | added to alloc + free | p50 ≤ 400 ns, with 100,000 live too | 5 ns with 1 live | met |"
+        in text
+    )
+    for picture in (line.split("](")[1][:-1] for line in text.splitlines() if line.startswith("![")):
+        assert (tmp_path / picture).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"programs": {"memory": {"command": 1}}}', '{"programs": 3}'])
+def test_damaged_figures_are_named_and_not_overwritten(tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "benchmarks.json"
+    kept.write_text(text)
+    words = [sys.executable, "-m", "benchmarks", "models", "--report", str(tmp_path / "benchmarks.md")]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert f"{kept} does not hold earlier figures" in result.stderr
+    assert kept.read_text() == text
+
+
+def test_a_program_run_again_leaves_the_others_figures(tmp_path: Path) -> None:
+    kept = tmp_path / "benchmarks.json"
+    _report.save(kept, {"memory": a_run("an older table"), "gone": a_run("of a program that is no more")})
+    words = [sys.executable, "-m", "benchmarks", "models", "--report", str(tmp_path / "benchmarks.md")]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert _report.load(kept).keys() == {"memory", "models"}
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert "an older table" in text
+    assert "no more" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x"], "--peer x: give a name and the path of the built library"),
+        (["x", "/no/such.so"], "--peer x: there is no library /no/such.so"),
+        (["x", __file__, "LIMIT"], "--peer x: 'LIMIT' is no VARIABLE=VALUE"),
+        (["x", __file__, "A={memory}"], "--peer x: 'memory' is no placeholder; there are"),
+    ],
+)
+def test_a_peer_that_cannot_be_used_is_named(words: list[str], message: str) -> None:
+    with pytest.raises(RunError) as error:
+        peers.peer(words)
+    assert str(error.value).startswith(message)
+
+
+def test_a_peer_is_preloaded_with_its_variables_filled_in() -> None:
+    made = peers.peer(["x", __file__, "MEMORY={memory_mib}m", "SM={cores}"])
+
+    class Bench:
+        class card:
+            uuid = "GPU-1"
+
+        def native_environment(self) -> dict[str, str]:
+            return {"PATH": "/bin"}
+
+    environment = made.environment(Bench(), 30)  # type: ignore[arg-type]
+    assert environment == {"PATH": "/bin", "MEMORY": "1024m", "SM": "30", "LD_PRELOAD": __file__}
