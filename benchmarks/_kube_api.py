@@ -69,11 +69,12 @@ class Api:
 
 
 class PodWatch:
-    """Notes when each pod was first seen bound, and first seen running, on this process's monotonic clock (seconds)."""
+    """Notes when each pod was first seen bound, and first seen running or failed, on this process's monotonic clock (seconds)."""
 
     def __init__(self, connection: http.client.HTTPSConnection) -> None:
         self.bound: dict[str, float] = {}
         self.running: dict[str, float] = {}
+        self.failed: dict[str, float] = {}
         self._connection = connection
         self._changed = threading.Condition()
         threading.Thread(target=self._follow, daemon=True).start()
@@ -93,6 +94,8 @@ class PodWatch:
                 self.bound.setdefault(name, now)
             if pod["status"].get("phase") == "Running":
                 self.running.setdefault(name, now)
+            if pod["status"].get("phase") == "Failed":
+                self.failed.setdefault(name, now)
             self._changed.notify_all()
 
     def wait(self, what: str, done: Callable[[], bool], seconds: float) -> None:

@@ -127,6 +127,35 @@ def test_what_can_change_live_is_in_the_file_and_nothing_else() -> None:
     assert not any(live[name] for name in given)
 
 
+def test_a_recording_is_written_to_its_volume() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "records"}}
+    found = objects(
+        {"extender": {"record": {"enabled": True, "sizeMiB": 64, "volume": claim}, "tls": {"mode": "none"}}}
+    )
+    deployment = found["Deployment", "gpu-scheduler-extender"]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    extender_settings.add_options(parser)
+    settings = parser.parse_args(container(deployment)["args"])
+    (mount,) = container(deployment)["volumeMounts"]
+    assert str(settings.record).startswith(f"{mount['mountPath']}/")
+    assert settings.record_mib == 64
+    assert deployment["spec"]["template"]["spec"]["volumes"] == [{"name": "record", **claim}]
+    assert (
+        "volumes"
+        not in objects({"extender": {"tls": {"mode": "none"}}})["Deployment", "gpu-scheduler-extender"][
+            "spec"
+        ]["template"]["spec"]
+    )
+
+
+@pytest.mark.parametrize(("policy", "read_only"), [("report", True), ("restore", None)])
+def test_the_host_s_cgroups_are_writable_only_for_restoring(policy: str, read_only: bool | None) -> None:
+    daemon = objects({"manager": {"deviceCgroupPolicy": policy}})["DaemonSet", "gpu-manager"]
+    mounts = {mount["name"]: mount for mount in container(daemon)["volumeMounts"]}
+    assert mounts["cgroup"].get("readOnly") is read_only
+    assert f"--cgroup-root={mounts['cgroup']['mountPath']}" in container(daemon)["args"]
+
+
 @pytest.mark.parametrize("name", ["query-port", "audit-policy", "config"])
 def test_a_setting_has_one_place(name: str) -> None:
     with pytest.raises(helm_python.HelmError, match=f"manager.config.{name}"):

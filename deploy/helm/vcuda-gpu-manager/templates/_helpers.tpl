@@ -37,12 +37,14 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
   "audit-policy" $manager.audit.policy
   "audit-tolerance" (int $manager.audit.toleranceMiB)
   "dead-card-policy" $manager.deadCardPolicy
+  "device-cgroup-policy" $manager.deviceCgroupPolicy
+  "injection" $manager.injection
   "failed-admission-grace" (int $manager.failedAdmissionGrace)
   "node-labels" (join "," $labels)
   "log-format" $manager.logFormat
   "v" (int $manager.verbosity) -}}
 {{- $arguments := list "resource-domain" "driver-root" "driver-root-on-host" "checkpoint-path" "virtual-manager-path" "usage-storage"
-  "device-plugin-path" "pod-resources-socket" "kubelet-url" "kubelet-ca-file" "query-addr" "query-port" "config" -}}
+  "device-plugin-path" "pod-resources-socket" "kubelet-url" "kubelet-ca-file" "query-addr" "query-port" "cgroup-root" "config" -}}
 {{- range $name, $value := $manager.config }}
 {{- if or (hasKey $file $name) (has $name $arguments) }}{{ fail (printf "manager.config.%s: the chart has a value of its own for this setting" $name) }}{{ end -}}
 {{- $_ := set $file $name $value }}
