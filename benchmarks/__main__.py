@@ -23,10 +23,13 @@ def programs() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
+def knows(name: str, option: str) -> bool:
+    return f'"{option}"' in (FOLDER / f"{name}.py").read_text()
+
+
 def command_of(name: str, quick: bool) -> list[str]:
     """The program's arguments; `--quick` for those that know it."""
-    knows_quick = '"--quick"' in (FOLDER / f"{name}.py").read_text()
-    return ["-m", f"benchmarks.{name}", *(["--quick"] if quick and knows_quick else [])]
+    return ["-m", f"benchmarks.{name}", *(["--quick"] if quick and knows(name, "--quick") else [])]
 
 
 def run(name: str, quick: bool, limit_s: float) -> _report.Run:
@@ -38,7 +41,9 @@ def run(name: str, quick: bool, limit_s: float) -> _report.Run:
     problem = ""
     with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as folder:
         figures = Path(folder, "figures.json")
-        command = [sys.executable, *arguments, "--json", str(figures)]
+        command = [sys.executable, *arguments]
+        if knows(name, "--json"):
+            command += ["--json", str(figures)]
         try:
             result = subprocess.run(
                 command,

@@ -208,6 +208,65 @@ def _kills(figures: Figures) -> list[Reading]:
     return [(f"{tally['cycles']} cycles, {tally['kills']} kills", tally["cycles"] >= 1000), *bad]
 
 
+def _filter_all_names(figures: Figures) -> list[Reading]:
+    rows = figures["extender"]["rows"]
+    row = next(
+        row for row in rows if row["nodes"] == 5000 and row["names"] == 5000 and row["connections"] == 1
+    )
+    return [
+        (f"p50 {row['p50_ms']:.2f} ms", row["p50_ms"] <= 1),
+        (f"p99 {row['p99_ms']:.2f} ms", row["p99_ms"] <= 3),
+    ]
+
+
+def _decisions(figures: Figures) -> list[Reading]:
+    rows = [row for row in figures["extender"]["rows"] if row["nodes"] == 5000 and row["names"] == 500]
+    return [
+        (
+            f"{row['decisions_per_second']:.0f}/s, {row['connections']} connections",
+            row["decisions_per_second"] >= 1000,
+        )
+        for row in rows
+    ]
+
+
+def _throughput(figures: Figures) -> list[Reading]:
+    ratio = figures["kube"]["throughput_ratio"]
+    return [(f"{ratio:.3f}", ratio >= 0.9)]
+
+
+def _faults(figures: Figures) -> list[Reading]:
+    tally = figures["extender_faults"]
+    bad = [
+        (f"{len(tally[what])} {text}", not tally[what])
+        for what, text in (("double_bookings", "doubled"), ("stale", "stale"))
+    ]
+    return [(f"{tally['pods']:,} pods", tally["pods"] >= 10_000 and tally["finished"]), *bad]
+
+
+def _demo(figures: Figures) -> list[Reading]:
+    seconds = figures["product"]["demo_seconds"]
+    return [(f"{seconds:.0f} s until the demo has ended", seconds <= 120)]
+
+
+def _suite(figures: Figures) -> list[Reading]:
+    row = figures["product"]
+    return [
+        (
+            f"{row['test_seconds']:.0f} s, {row['passed']} passed",
+            row["test_seconds"] <= 600 and not row.get("failed"),
+        )
+    ]
+
+
+def _coverage(figures: Figures) -> list[Reading]:
+    row = figures["product"]
+    return [
+        (f"Python's branches {row['python_branches_percent']:.1f} %", row["python_branches_percent"] >= 90),
+        (f"C's lines {row['c_lines_percent']:.1f} %", row["c_lines_percent"] >= 85),
+    ]
+
+
 TARGETS = (
     Target(
         "T1",
@@ -255,4 +314,21 @@ TARGETS = (
         ("manager_kill",),
         _kills,
     ),
+    Target(
+        "T30", "filter, 5,000 nodes, all names", "p50 ≤ 1 ms, p99 ≤ 3 ms", ("extender",), _filter_all_names
+    ),
+    Target(
+        "T31", "filter decisions per second, 5,000 nodes, 500 names", "≥ 1,000", ("extender",), _decisions
+    ),
+    Target("T33", "kube-scheduler's throughput with the extender / without", "≥ 0.9", ("kube",), _throughput),
+    Target(
+        "T35",
+        "two extenders, restarts, API faults, 10,000 pods",
+        "0 doubled, 0 stale",
+        ("extender_faults",),
+        _faults,
+    ),
+    Target("T40", "fresh clone to the demo's table, warm package cache", "≤ 2 min", ("product",), _demo),
+    Target("T41", "`make test` on 2 cores", "≤ 10 min", ("product",), _suite),
+    Target("T42", "branch coverage of Python; line coverage of C", "≥ 90 %; ≥ 85 %", ("product",), _coverage),
 )
