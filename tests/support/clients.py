@@ -95,7 +95,8 @@ def nvidia_smi(view: Scene, series: str) -> str:
     assert not re.search(r"Unknown Error|Function Not Found", everything), everything
     for words in (table, everything):
         assert str(view.neighbour) not in re.findall(r"\b\d+\b", words)
-    return re.findall(r"NVIDIA-SMI(?: version +:)? +([\d.]+)", table)[0]
+    version: str = re.findall(r"NVIDIA-SMI(?: version +:)? +([\d.]+)", table)[0]
+    return version
 
 
 def nvidia_ml_py(view: Scene) -> str:
@@ -149,7 +150,9 @@ def _screen(view: Scene, command: Sequence[str], done: Callable[[str], bool]) ->
                     written += os.read(terminal, 65536)
                 except OSError:
                     break
-            text = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", written.decode(errors="replace"))
+            text: str = re.sub(
+                r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", written.decode(errors="replace")
+            )
             if done(text):
                 return text
     finally:
