@@ -139,7 +139,7 @@ class Ganging(Choosing):
             cluster.free_memory[rows] >= shape.memory_bytes
         )
         some = rows[enough]
-        held = self._ledger.within(gang.namespace)
+        held = self._ledger.within(gang.namespace) if self._quotas.of(gang.namespace) else []
         closed, _ = self._quotas.closed(gang.namespace, held, table, cluster, some)
         row = scores.cheapest(table, cluster, some[~closed])
         if row is None:
@@ -188,7 +188,8 @@ class Ganging(Choosing):
         except InvalidRequest:
             return
         if asked.gang is not None and asked:
-            self._gangs.join(asked, shape_of(asked, self._policy, *pod_requests(pod)), self._clock())
+            shape = shape_of(asked, self._policy, *pod_requests(pod))
+            self._gangs.join(asked, shape, self._clock(), shown=True)
 
     def _lose_member(self, uid: str) -> None:
         gang = self._gangs.leave(uid)
@@ -211,6 +212,8 @@ class Ganging(Choosing):
                 record = self._ledger.get(uid)
                 if record is not None and record.state is State.ASSUMED:
                     self._ledger.release(uid)
+        for uid in self._gangs.unseen(self._clock() - self._expiry, self._ledger):
+            self._lose_member(uid)
         self.metrics.gangs.labels("lapsed").inc(len(late))
         return len(late)
 

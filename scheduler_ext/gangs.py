@@ -14,10 +14,11 @@ PLACE = "gang:"  # how the UID of a reserved place begins; a pod's never does
 
 @dataclass(slots=True)
 class Member:
-    """A live pod. `since`: monotonic seconds when it was first seen."""
+    """A live pod. `since`: monotonic seconds when it was first seen; `shown`: by the API server, not only by a request."""
 
     shape: Shape
     since: float
+    shown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Gangs:
         self._of: dict[str, Gang] = {}
         self._count = 0
 
-    def join(self, asked: PodRequest, shape: Shape, now: float) -> Gang | None:
+    def join(self, asked: PodRequest, shape: Shape, now: float, *, shown: bool = False) -> Gang | None:
         """Count a pod as a live member of its gang; None if it names none. The members' largest size counts."""
         wanted = asked.gang
         if wanted is None or wanted.size == 1:
@@ -96,6 +97,7 @@ class Gangs:
         if asked.uid not in gang.members:
             gang.members[asked.uid] = Member(shape, now)
             self._of[asked.uid] = gang
+        gang.members[asked.uid].shown |= shown
         return gang
 
     def of(self, uid: str) -> Gang | None:
@@ -115,6 +117,14 @@ class Gangs:
     def missing(self, known: Collection[str], since: float) -> list[str]:
         """Members seen before `since` that are not among the pods known now."""
         return [uid for uid, gang in self._of.items() if uid not in known and gang.members[uid].since < since]
+
+    def unseen(self, since: float, ledger: Ledger) -> list[str]:
+        """Members that only requests before `since` told of and that hold nothing: deleted before they were asked for."""
+        return [
+            uid
+            for uid, gang in self._of.items()
+            if not gang.members[uid].shown and gang.members[uid].since < since and ledger.get(uid) is None
+        ]
 
     def new_place(self, gang: Gang, shape: Shape) -> str:
         """The UID of a new place."""

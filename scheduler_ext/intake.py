@@ -111,7 +111,8 @@ class Intake(Preempting):
             )  # fmt: skip
             self._nominations.forget(uid)
             if seen.request is not None and seen.request.gang is not None:
-                self._gangs.join(seen.request, shape_of(seen.request, self._policy), self._clock())
+                shape = shape_of(seen.request, self._policy)
+                self._gangs.join(seen.request, shape, self._clock(), shown=True)
             if observed.leaving(pod):
                 self._make_room(uid)
         return uid

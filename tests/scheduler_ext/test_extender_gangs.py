@@ -82,6 +82,8 @@ def test_two_gangs_that_fit_only_alone_do_not_lock_each_other_out() -> None:
 def test_the_deadline_gives_everything_back_at_once() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=10)
+    for name in ("m1", "m2"):
+        engine.see_pod(member(name))
     assert chosen(engine, member("m1"), "a") == "a"
     clock.now += 50
     assert chosen(engine, member("m2"), "a") == "a"
@@ -178,6 +180,22 @@ def test_a_list_of_pods_forgets_members_but_not_places() -> None:
     assert engine.figures()["reserved"] == 1 and engine.figures()["assumed"] == 1
     engine.keep_pods([], clock.now + 1)
     assert held(engine) == 0
+
+
+def test_a_member_that_was_deleted_before_it_was_asked_for_is_forgotten() -> None:
+    clock = Clock()
+    engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60, expiry_seconds=300)
+    engine.see_pod(member("m1"))
+    chosen(engine, member("m1"), "a")
+    chosen(engine, member("ghost"), "a")
+    clock.now += 100
+    engine.expire()
+    clock.now += 300
+    engine.expire()
+    (gang,) = engine._gangs
+    assert list(gang.members) == ["m1"] and held(engine) == 0
+    engine.lose_pod("m1")
+    assert list(engine._gangs) == []
 
 
 def test_bind_after_a_restart_sends_a_member_back_to_filter() -> None:
