@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -14,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import scheduler_ext
-from scheduler_ext import explain, protocol
+from scheduler_ext import defrag, explain, protocol
 from scheduler_ext.binding import Binder
 from scheduler_ext.engine import Engine
 from scheduler_ext.protocol import BadInput, ExtenderArgs
@@ -157,6 +158,26 @@ def _pages(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[
         missing = f"nothing is known about pod {'/'.join(where.values())}: kube-scheduler has not asked about it lately"
         return JSONResponse({"Error": f"{missing}; see its events (kubectl describe pod)"}, 404)
 
+    planning = asyncio.Lock()
+
+    async def defragmentation(request: Request) -> Response:
+        idle, problem = stands_by(), engine.not_ready()
+        if idle is not None or problem is not None:
+            reason = ExtenderReason.NOT_LEADER if idle is not None else ExtenderReason.NOT_SYNCED
+            return JSONResponse({"Error": f"{reason}: {idle or problem}"}, 503)
+        text = request.query_params.get("moves", str(defrag.DEFAULT_MOVES))
+        if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= defrag.MOST_MOVES):
+            return JSONResponse(
+                {"Error": f"moves is {text!r:.40}, not a number from 1 to {defrag.MOST_MOVES}"}, 400
+            )
+        if planning.locked():
+            return JSONResponse({"Error": "a plan is being made; ask again when it is done"}, 503)
+        async with planning:
+            found = await asyncio.to_thread(lambda: defrag.plan(engine.snapshot(), int(text)))
+        return Response(
+            orjson.dumps(found.as_json(), option=orjson.OPT_NON_STR_KEYS), media_type="application/json"
+        )
+
     async def metrics(_: Request) -> Response:
         return Response(engine.metrics.render(), media_type=_METRICS_TYPE)
 
@@ -166,6 +187,8 @@ def _pages(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[
         "/healthz": healthz,
         "/readyz": readyz,
         "/metrics": metrics,
+        "/defrag": defragmentation,
+        "/scheduler/defrag": defragmentation,
     } | {
         f"{prefix}/explain/{which}": explained
         for prefix in ("", "/scheduler")

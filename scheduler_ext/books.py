@@ -19,6 +19,7 @@ from scheduler_ext.metrics import Metrics
 from scheduler_ext.nominations import Nominations
 from scheduler_ext.quotas import Quotas
 from scheduler_ext.scores import Scores
+from scheduler_ext.snapshot import Snapshot
 from scheduler_ext.workload import Workload
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
@@ -79,6 +80,17 @@ class Books:
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
         return figures.gauges(self._cluster, self._ledger)
+
+    @locked
+    def snapshot(self) -> Snapshot:
+        """A copy of nodes, bookings, quotas and typical pods, to plan on."""
+        return Snapshot(
+            self._cluster.described(),
+            list(self._cluster.models),
+            [replace(record) for uid in self._ledger.uids() if (record := self._ledger.get(uid)) is not None],
+            self._quotas.copy(),
+            self._workload.typical(self._cluster, self._clock()),
+        )
 
     @locked
     def use(self) -> tuple[float, float]:

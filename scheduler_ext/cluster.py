@@ -49,6 +49,16 @@ class View(NamedTuple):
     links: Ints  # [k, cards, cards]
 
 
+class Described(NamedTuple):
+    """A node as it was described to the cluster. `problem`: a code of ROW_CODES."""
+
+    name: str
+    cards: tuple[Card, ...]
+    cpu_milli: int
+    memory_bytes: int
+    problem: int
+
+
 class Cluster:
     """Rows of nodes and the bookings on them. Not locked: its owner holds one lock around every call."""
 
@@ -243,6 +253,13 @@ class Cluster:
                 self._settle(row)
             else:
                 self._touch(row)
+
+    def described(self) -> list[Described]:
+        """Every node as `set_node` took it."""
+        return [
+            Described(name, self.cards[row], *self._capacity_cpu[row], self._problem[row])
+            for name, row in self.index.items()
+        ]
 
     def bookings(self, node: str) -> dict[str, Usage]:
         """What is booked on a node, by UID."""

@@ -11,7 +11,7 @@ from scheduler_ext.books import locked
 from scheduler_ext.ledger import Record, State
 from scheduler_ext.preempting import Preempting
 from scheduler_ext.quantities import pod_requests
-from scheduler_ext.shape import shape_of
+from scheduler_ext.shape import shape_of, shared
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
 
@@ -97,16 +97,20 @@ class Intake(Preempting):
             seen = observed.bound_use(pod, self.names)
             if seen.wrong is not None:
                 self.metrics.distrusted.inc()
-            if seen.request is not None and old is None:
-                self._workload.observe(
-                    shape_of(seen.request, self._policy, seen.usage.cpu_milli, seen.usage.memory_bytes)
-                )
+            shape = None
+            if seen.request is not None:
+                use = seen.usage
+                shape = shared(shape_of(seen.request, self._policy, use.cpu_milli, use.memory_bytes))
+                if old is None:
+                    self._workload.observe(shape)
+                if seen.request.gang is not None or not observed.movable(pod, self.names):
+                    shape = None
             metadata = pod["metadata"]
             self._ledger.put(
                 Record(
                     uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, seen.usage,
                     State.CONFIRMED, self._clock(), annotation=text, priority=observed.priority(pod),
-                    leaving=observed.leaving(pod),
+                    leaving=observed.leaving(pod), shape=shape,
                 )
             )  # fmt: skip
             self._nominations.forget(uid)

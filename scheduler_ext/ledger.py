@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler_ext.cluster import Cluster, Usage
+from scheduler_ext.shape import Shape
 from vcuda.spec.placement import Placement
 from vcuda.spec.request import PodRequest
 
@@ -29,7 +30,8 @@ class Record:
 
     `request` and `placement` are ours only until the watch confirms the pod. `attempted`: a write for it failed.
     `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
-    Kubernetes' (spec.priority); `leaving`: it is being deleted.
+    Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape` of a pod that the watch has shown with a share, if it may be
+    moved (its owner has not forbidden it, it is in no gang).
     """
 
     uid: str
@@ -46,6 +48,7 @@ class Record:
     annotation: str | None = None
     priority: int = 0
     leaving: bool = False
+    shape: Shape | None = None
 
 
 class Ledger:

@@ -1,4 +1,4 @@
-"""The command `gpu-scheduler-extender`: `serve` (the default), `explain` and `simulate`."""
+"""The command `gpu-scheduler-extender`: `serve` (the default), `explain`, `simulate` and `defrag`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 
 import scheduler_ext
-from scheduler_ext import explain_command, serve, settings, simulate_command
+from scheduler_ext import defrag_command, explain_command, serve, settings, simulate_command
 from scheduler_ext.apiserver import ApiServer, NoConfiguration
 from scheduler_ext.certificate import BadCertificate
 from scheduler_ext.plots import NoPlot
 from scheduler_ext.replay import RecordingError
 from scheduler_ext.trace import TraceError
 
-_COMMANDS = ("serve", "explain", "simulate")
+_COMMANDS = ("serve", "explain", "simulate", "defrag")
 
 
 def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -28,6 +28,9 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argpars
     settings.add_options(serving)
     explain_command.add_options(
         commands.add_parser("explain", help="say why a pod waits, or where it is, and what would let it in")
+    )
+    defrag_command.add_options(
+        commands.add_parser("defrag", help="plan which moves would free whole cards; nothing is moved")
     )
     simulating = commands.add_parser(
         "simulate", help="replay a trace or a recording under the placement policies"
@@ -46,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "simulate":
             return simulate_command.run(options, simulating)
+        if options.command == "defrag":
+            return defrag_command.run(options)
         if options.command == "explain":
             return explain_command.run(options)
         chosen = settings.from_arguments(options, serving)
@@ -56,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 2
-    except (explain_command.CannotExplain, serve.LostLease) as error:
+    except (explain_command.CannotExplain, defrag_command.CannotPlan, serve.LostLease) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest
 
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _MOST = 2**31  # no card has so much; keeps a forged annotation from overflowing the cluster's integers
 
 
@@ -119,3 +120,9 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
         for card, (cores, blocks) in placement.peak_use(asked, chosen).items()
     }
     return SeenUse(Usage(use, cpu, memory), asked)
+
+
+def movable(pod: Mapping[str, Any], names: Names) -> bool:
+    """Whether the owner lets a pod be moved: our annotation or the cluster autoscaler's says "false" if not."""
+    annotations = _mapping(_mapping(pod.get("metadata")).get("annotations"))
+    return all(annotations.get(key) != "false" for key in (names.movable, SAFE_TO_EVICT))

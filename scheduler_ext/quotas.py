@@ -123,6 +123,12 @@ class Quotas:
     def set_labels(self, node: str, labels: Mapping[str, str]) -> None:
         self._labels[node] = labels
 
+    def copy(self) -> Quotas:
+        """One that later changes do not reach."""
+        other = Quotas()
+        other._quotas, other._labels = self._quotas, dict(self._labels)
+        return other
+
     def forget_node(self, node: str) -> None:
         self._labels.pop(node, None)
 

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
+from scheduler_ext.observed import SAFE_TO_EVICT
 from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL, POD_GROUP_LABEL, Names
 
 FORMAT, VERSION = "gpu-scheduler-extender recording", 1
@@ -75,7 +76,8 @@ def slim_pod(pod: Mapping[str, Any], names: Names) -> Event:
     kept["annotations"] = {
         key: text
         for key, text in annotations.items()
-        if key.startswith(f"{names.domain}/") and len(str(text)) <= _LONGEST_ANNOTATION
+        if (key.startswith(f"{names.domain}/") or key == SAFE_TO_EVICT)
+        and len(str(text)) <= _LONGEST_ANNOTATION
     }
     kept["labels"] = {key: labels[key] for key in _GROUP_LABELS if key in labels}
     slim: Event = {key: spec[key] for key in ("nodeName", "priority", "overhead") if spec.get(key)}

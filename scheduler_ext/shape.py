@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from vcuda.spec.fit import share_of
@@ -43,6 +44,12 @@ class Shape:
     def columns(self) -> int:
         """How many cards all steps pick together."""
         return sum(step.cards for step in self.steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def shared(shape: Shape) -> Shape:
+    """The same object for equal shapes: many pods have the same one, and keep it as long as they live."""
+    return shape
 
 
 def in_step_order(request: PodRequest) -> list[ContainerRequest]:

@@ -71,6 +71,11 @@ class Names:
         """Annotation: "NAME/SIZE", or "SIZE" beside the label of a pod group (`vcuda.spec.gang`)."""
         return f"{self.domain}/vcuda-gang"
 
+    @property
+    def movable(self) -> str:
+        """Annotation: "false" keeps a pod out of defragmentation plans."""
+        return f"{self.domain}/vcuda-movable"
+
     # --- what the extender writes at bind; untrusted and replaced on a new pod ---
     @property
     def placement(self) -> str:
