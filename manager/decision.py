@@ -83,6 +83,7 @@ class Decider:
             cores=container.cores,
             memory_blocks=container.memory_blocks,
             core_limit=container.core_limit,
+            oversell_blocks=container.oversell_blocks,
             priority=str(request.priority),
             shares=shares,
             minors={share.uuid: cards[share.uuid].card.minor for share in shares},

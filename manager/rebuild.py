@@ -116,6 +116,7 @@ def _rebuild(
         if request
         else min(cores, CORES_PER_CARD),
         priority=limits[0].priority if limits else "normal",
+        oversell_blocks=limits[0].memory_bytes // BLOCK_BYTES if limits and limits[0].physical_bytes else 0,
         shares=shares,
         minors=minors,
         region=directory,
@@ -182,4 +183,7 @@ def _from_annotation(pod: Pod | None, container: str, names: Names) -> tuple[Car
 
 
 def _from_limits(limits: Sequence[region.CardLimit]) -> tuple[CardShare, ...]:
-    return tuple(CardShare(card.uuid, card.cores, card.memory_bytes // BLOCK_BYTES) for card in limits)
+    return tuple(
+        CardShare(card.uuid, card.cores, (card.physical_bytes or card.memory_bytes) // BLOCK_BYTES)
+        for card in limits
+    )

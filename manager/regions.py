@@ -86,7 +86,8 @@ class Regions:
             region.CardLimit(
                 uuid=share.uuid,
                 minor=allocation.minors[share.uuid],
-                memory_bytes=share.memory_blocks * BLOCK_BYTES,
+                memory_bytes=max(share.memory_blocks, allocation.oversell_blocks) * BLOCK_BYTES,
+                physical_bytes=share.memory_blocks * BLOCK_BYTES if allocation.oversell_blocks else None,
                 cores=share.cores,
                 core_limit=max(share.cores, allocation.core_limit),
                 whole=allocation.whole,

@@ -29,7 +29,8 @@ class Allocation:
     """One container's share as handed to kubelet.
 
     `held` maps "core" and "memory" to the devices of each call that came. `minors` are the cards' minors at that time,
-    by UUID: kubelet replays old responses, and a card may have another minor after a reboot.
+    by UUID: kubelet replays old responses, and a card may have another minor after a reboot. `oversell_blocks`: what it may
+    hold in all of each card, beyond its share as managed memory; 0: no more than its share.
     """
 
     pod_uid: str
@@ -47,6 +48,7 @@ class Allocation:
     mirror: str
     held: Mapping[str, Held] = field(default_factory=dict)
     created_ns: int = 0
+    oversell_blocks: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -79,6 +81,7 @@ def encode(allocation: Allocation) -> dict[str, Any]:
         "cores": allocation.cores,
         "memory_blocks": allocation.memory_blocks,
         "core_limit": allocation.core_limit,
+        "oversell_blocks": allocation.oversell_blocks,
         "priority": allocation.priority,
         "shares": [[share.uuid, share.cores, share.memory_blocks] for share in allocation.shares],
         "minors": dict(allocation.minors),
@@ -99,6 +102,7 @@ def decode(row: Mapping[str, Any]) -> Allocation:
         cores=int(row["cores"]),
         memory_blocks=int(row["memory_blocks"]),
         core_limit=int(row["core_limit"]),
+        oversell_blocks=int(row.get("oversell_blocks", 0)),  # not in files of version 0.1
         priority=str(row["priority"]),
         shares=tuple(CardShare(str(uuid), int(cores), int(blocks)) for uuid, cores, blocks in row["shares"]),
         minors={str(uuid): int(minor) for uuid, minor in row["minors"].items()},

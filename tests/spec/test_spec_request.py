@@ -130,6 +130,11 @@ def test_two_containers_of_one_name_are_refused() -> None:
         ("vcuda-priority", "urgent"),
         ("vcuda-policy", "random"),
         ("vcuda-oversell", "maybe"),
+        ("vcuda-oversell", "1"),
+        ("vcuda-oversell", "-8"),
+        ("vcuda-oversell", "other=8"),
+        ("vcuda-oversell", "main=1"),
+        ("vcuda-oversell", "main=8,"),
     ],
 )
 def test_bad_annotations_are_refused_by_name(key: str, value: str) -> None:
@@ -145,20 +150,29 @@ def test_good_annotations() -> None:
             **{
                 "vcuda-priority": "high",
                 "vcuda-policy": "spread",
-                "vcuda-oversell": "True",
                 "vcuda-card-model": "T4, !A100 ,",
                 "vcuda-card-uuid": "!GPU-1",
             },
         )
     )
-    assert (parsed.priority, parsed.policy, parsed.oversell) == (
-        request.Priority.HIGH,
-        request.Policy.SPREAD,
-        True,
-    )
+    assert (parsed.priority, parsed.policy) == (request.Priority.HIGH, request.Policy.SPREAD)
     assert parsed.models.allows("T4")
     assert not parsed.models.allows("A100") and not parsed.models.allows("V100")
     assert parsed.uuids.allows("GPU-2") and not parsed.uuids.allows("GPU-1")
+
+
+@pytest.mark.parametrize(
+    ("value", "blocks"),
+    [("False", 0), ("True", 8), ("10", 10), ("main=10", 10), ("12, main=6", 6), ("4", 0), ("0", 0)],
+)
+def test_oversell_is_blocks_in_all_of_each_share_or_of_the_named_one(value: str, blocks: int) -> None:
+    (found,) = request.parse_pod(annotated(30, **{"vcuda-oversell": value})).containers
+    assert (found.memory_blocks, found.oversell_blocks) == (4, blocks)
+
+
+def test_whole_cards_are_not_oversold() -> None:
+    assert request.parse_pod(annotated(100, **{"vcuda-oversell": "true"})).containers[0].oversell_blocks == 0
+    assert reason_for(annotated(100, **{"vcuda-oversell": "main=8"})) is Reason.INVALID_ANNOTATION
 
 
 def test_annotations_of_pods_without_a_share_are_not_our_business() -> None:

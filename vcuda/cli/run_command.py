@@ -26,7 +26,7 @@ exit status: that of COMMAND, 128+N if signal N ended it; 2: bad usage; 125: the
   vcuda run --core 30 --memory 4GiB -- python train.py
   vcuda run --core 30 --core-limit 100 --memory 4GiB --device 1 -- python train.py   # may use idle time
   vcuda run --core 100 -- python train.py                                            # a whole card"""
-_WITH_VALUE = ("--core", "--memory", "--core-limit", "--device", "--injection", "--ledger")
+_WITH_VALUE = ("--core", "--memory", "--oversell", "--core-limit", "--device", "--injection", "--ledger")
 
 
 def add_parser(commands: Commands) -> None:
@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="vcuda run --core N --memory SIZE [--core-limit N] [--device UUID|INDEX]... [--injection shim|preload] [--sim[=DIR]] -- COMMAND [ARG...]",
+        usage="vcuda run --core N --memory SIZE [--oversell SIZE] [--core-limit N] [--device UUID|INDEX]... [--injection shim|preload] [--sim[=DIR]] -- COMMAND [ARG...]",
     )
     parser.add_argument(
         "--core",
@@ -47,6 +47,11 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--memory", metavar="SIZE", help='limit on each card, e.g. "4GiB"; may be left out for whole cards'
+    )
+    parser.add_argument(
+        "--oversell",
+        metavar="SIZE",
+        help="hold up to SIZE in all: what exceeds --memory becomes managed memory, which may lie on the host and be slow",
     )
     parser.add_argument(
         "--core-limit", metavar="N", help="use idle time up to this (default: hard limit at --core)"
@@ -82,7 +87,9 @@ def prepare(words: list[str]) -> list[str]:
     return words
 
 
-def wish(core: str, memory: str | None, core_limit: str | None, devices: list[str]) -> Wish:
+def wish(
+    core: str, memory: str | None, core_limit: str | None, devices: list[str], oversell: str | None = None
+) -> Wish:
     """Raises InvalidRequest that names the option."""
     cores = units.parse_count(core, "--core")
     request.check_cores(cores, f"--core is {cores}")
@@ -107,12 +114,18 @@ def wish(core: str, memory: str | None, core_limit: str | None, devices: list[st
             Reason.INVALID_CORES,
             f"--core {cores} asks for {cards} whole cards, --device names {len(devices)}",
         )
-    return Wish(cores_per_card, limit, memory_bytes, cards, tuple(devices))
+    oversell_bytes = 0 if oversell is None else units.parse_bytes(oversell, "--oversell")
+    if oversell is not None and (memory_bytes is None or oversell_bytes < memory_bytes):
+        raise InvalidRequest(
+            Reason.INVALID_MEMORY,
+            f"--oversell is {oversell:.40}, what the run may hold in all: it needs --memory, and at least as much",
+        )
+    return Wish(cores_per_card, limit, memory_bytes, cards, tuple(devices), oversell_bytes)
 
 
 def _run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.fail("no COMMAND; write it after --")
-    wanted = wish(options.core, options.memory, options.core_limit, options.device)
+    wanted = wish(options.core, options.memory, options.core_limit, options.device, options.oversell)
     return run.run(wanted, command, machine.chosen(options), dict(os.environ), machine.say, options.injection)

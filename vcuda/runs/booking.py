@@ -16,7 +16,10 @@ _MOST_TEXT = 4096
 
 @dataclass(frozen=True)
 class Share:
-    """A slice of one card: `cores` guaranteed, up to `core_limit` of idle time, both in 1/100 card."""
+    """A slice of one card: `cores` guaranteed, up to `core_limit` of idle time, both in 1/100 card.
+
+    `oversell_bytes`: what it may hold in all, beyond `memory_bytes` as managed memory; 0: no more than these.
+    """
 
     uuid: str
     minor: int
@@ -24,6 +27,7 @@ class Share:
     core_limit: int
     memory_bytes: int
     whole: bool = False
+    oversell_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def _share(data: Any) -> Share:
         core_limit=_number(data, "core_limit", cores, CORES_PER_CARD),
         memory_bytes=_number(data, "memory_bytes", 0, 2**63 - 1),
         whole=data["whole"] is True,
+        oversell_bytes=_number(data, "oversell_bytes", 0, 2**63 - 1) if "oversell_bytes" in data else 0,
     )
 
 

@@ -9,6 +9,7 @@ from vcuda import arbiter, region
 from vcuda.runs import place
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
+from vcuda.runs.overhead import RunOverhead
 
 PERIOD_SECONDS = 0.25  # how soon a dead arbiter is replaced, a new neighbour seen
 
@@ -22,6 +23,7 @@ class Duty:
     warn: Callable[[str], None]
     _right: int | None = None
     _arbiter: arbiter.Arbiter | None = None
+    _overhead: RunOverhead | None = None
     _limits: dict[str, tuple[region.CardLimit, ...]] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -38,13 +40,25 @@ class Duty:
                 return
             if self._arbiter is None:
                 self._arbiter = arbiter.Arbiter()
+                self._overhead = RunOverhead()
             self._follow(self._arbiter)
         except (RunError, region.RegionError, OSError) as error:
             self._warn_once(f"idle GPU time is not lent at the moment: {error}")
 
+    @property
+    def questions(self) -> int:
+        """A descriptor that becomes readable when a run wants to know its free memory; -1: there is none."""
+        return self._overhead.descriptor if self._overhead is not None else -1
+
+    def answer(self) -> None:
+        if self._overhead is not None:
+            self._overhead.answer()
+
     def close(self) -> None:
         if self._arbiter is not None:
             self._arbiter.close()
+        if self._overhead is not None:
+            self._overhead.close()
 
     def _follow(self, arbiter_now: arbiter.Arbiter) -> None:
         everyone = self.ledger.bookings()
@@ -65,6 +79,8 @@ class Duty:
                 self._warn_once(f"run {name} keeps its guaranteed share only: {error}")
                 continue
             self._limits[name] = wanted
+        if self._overhead is not None:
+            self._overhead.follow({name: self.ledger.region_folder(name) for name in mine})
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

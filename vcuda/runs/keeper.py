@@ -83,8 +83,13 @@ class Keeper:
             if time.monotonic() >= next_tick:
                 self._task.duty.tick()
                 next_tick = time.monotonic() + PERIOD_SECONDS
-            sources = [wakeup] if self._link is None else [wakeup, self._link]
+            sources: list[socket.socket | int] = [wakeup] if self._link is None else [wakeup, self._link]
+            questions = self._task.duty.questions
+            if questions >= 0:
+                sources.append(questions)
             readable, _, _ = select.select(sources, [], [], max(0.0, next_tick - time.monotonic()))
+            if questions in readable:
+                self._task.duty.answer()
             if wakeup in readable:
                 wakeup.recv(4096)
             if self._link in readable:

@@ -17,13 +17,17 @@ from vcuda.spec.units import CORES_PER_CARD, format_bytes
 
 @dataclass(frozen=True)
 class Wish:
-    """What a run asks of each of its cards. `memory_bytes` None: a whole card's own; `devices` empty: any card."""
+    """What a run asks of each of its cards. `memory_bytes` None: a whole card's own; `devices` empty: any card.
+
+    `oversell_bytes`: what it may hold in all, beyond `memory_bytes` as managed memory; 0: no more than these.
+    """
 
     cores: int
     core_limit: int
     memory_bytes: int | None
     cards: int = 1
     devices: tuple[str, ...] = ()
+    oversell_bytes: int = 0
 
     @property
     def text(self) -> str:
@@ -58,7 +62,9 @@ class Room:
     def share(self, wish: Wish) -> Share:
         memory = self.card.memory_bytes if wish.memory_bytes is None else wish.memory_bytes
         whole = wish.memory_bytes is None
-        return Share(self.card.uuid, self.card.minor, wish.cores, wish.core_limit, memory, whole)
+        return Share(
+            self.card.uuid, self.card.minor, wish.cores, wish.core_limit, memory, whole, wish.oversell_bytes
+        )
 
 
 def rooms(cards: Sequence[inventory.Card], bookings: Sequence[Booking]) -> list[Room]:
@@ -103,7 +109,8 @@ def limits(entry: Booking, everyone: Sequence[Booking]) -> tuple[CardLimit, ...]
             CardLimit(
                 uuid=share.uuid,
                 minor=share.minor,
-                memory_bytes=share.memory_bytes,
+                memory_bytes=max(share.memory_bytes, share.oversell_bytes),
+                physical_bytes=share.memory_bytes if share.oversell_bytes > share.memory_bytes else None,
                 cores=share.cores,
                 core_limit=share.cores if strangers else share.core_limit,
                 whole=share.whole,

@@ -64,6 +64,7 @@ class Names:
 
     @property
     def oversell(self) -> str:
+        """Annotation: how many blocks a share may hold in all, beyond its own as managed memory (`vcuda.spec.request`)."""
         return f"{self.domain}/vcuda-oversell"
 
     @property

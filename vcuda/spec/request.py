@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vcuda.spec import gang
@@ -48,7 +48,8 @@ class Policy(enum.StrEnum):
 class ContainerRequest:
     """One container's request: `cores` in 1/100 card, `memory_blocks` of 256 MiB, `core_limit` elastic ceiling.
 
-    `index` counts `spec.containers`, and is None for init containers and sidecars.
+    `index` counts `spec.containers`, and is None for init containers and sidecars. `oversell_blocks`: what it may hold in all,
+    beyond `memory_blocks` as managed memory; 0: no more than these.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ContainerRequest:
     cores: int
     memory_blocks: int
     core_limit: int
+    oversell_blocks: int = 0
 
     @property
     def whole(self) -> bool:
@@ -99,7 +101,6 @@ class PodRequest:
     card_policy: Policy | None = None
     models: CardFilter = field(default_factory=CardFilter)
     uuids: CardFilter = field(default_factory=CardFilter)
-    oversell: bool = False
     gang: Gang | None = None
 
     def __bool__(self) -> bool:
@@ -223,13 +224,54 @@ def _card_filter(value: str) -> CardFilter:
     )
 
 
-def _boolean(value: str, annotation: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise InvalidRequest(
-            Reason.INVALID_ANNOTATION,
-            f'annotation {annotation} is {value!r:.60}; it must be "true" or "false"',
-        )
-    return value.lower() == "true"
+@dataclass(frozen=True)
+class _Oversell:
+    """The annotation: `true` doubles every share; a number of blocks is what each may hold in all; `name=number` is for one container."""
+
+    annotation: str
+    doubled: bool = False
+    blocks: int = 0
+    by_name: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, annotations: Mapping[str, str], names: Names) -> _Oversell:
+        value = annotations.get(names.oversell, "false")
+        if value.lower() in ("true", "false"):
+            return cls(names.oversell, doubled=value.lower() == "true")
+        blocks, by_name = 0, {}
+        for item in value.split(","):
+            name, equals, number = item.strip().rpartition("=")
+            try:
+                count = parse_count(number, f"annotation {names.oversell}")
+            except InvalidRequest:
+                raise InvalidRequest(
+                    Reason.INVALID_ANNOTATION,
+                    f'annotation {names.oversell} is {value!r:.60}; it must be "true", a number of blocks of 256 MiB, or '
+                    "container=number, ...",
+                ) from None
+            if equals:
+                by_name[name] = count
+            else:
+                blocks = count
+        return cls(names.oversell, blocks=blocks, by_name=by_name)
+
+    def apply(self, request: ContainerRequest) -> ContainerRequest:
+        named = self.by_name.get(request.name)
+        if request.whole:
+            if named is not None:
+                raise InvalidRequest(
+                    Reason.INVALID_ANNOTATION,
+                    f"annotation {self.annotation} names container {request.name!r}, which has whole cards: their memory is not limited",
+                )
+            return request
+        wanted = named if named is not None else 2 * request.memory_blocks if self.doubled else self.blocks
+        if 0 < wanted < request.memory_blocks or (named is not None and wanted < request.memory_blocks):
+            raise InvalidRequest(
+                Reason.INVALID_ANNOTATION,
+                f"annotation {self.annotation} gives container {request.name!r} {wanted} blocks in all, fewer than the "
+                f"{request.memory_blocks} that it asks for",
+            )
+        return replace(request, oversell_blocks=wanted if wanted > request.memory_blocks else 0)
 
 
 def _containers(spec: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
@@ -287,6 +329,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
     }
     labels = {str(k): str(v) for k, v in _mapping(metadata.get("labels"), "metadata.labels").items()}
     core_limit = _core_limit(annotations, names)
+    oversell = _Oversell.parse(annotations, names)
     found: list[ContainerRequest] = []
     for key in ("initContainers", "containers"):
         for position, container in enumerate(_containers(spec, key)):
@@ -306,13 +349,19 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
                 continue
             if any(other.name == request.name for other in found):
                 raise InvalidRequest(Reason.INVALID_POD, f"two containers are named {request.name!r:.60}")
-            found.append(request)
+            found.append(oversell.apply(request))
     if len(found) > MAX_CONTAINERS_PER_POD:
         raise InvalidRequest(
             Reason.INVALID_POD,
             f"{len(found)} containers ask for a share; one pod may have {MAX_CONTAINERS_PER_POD} of them",
         )
     policy, card_policy = _policies(annotations.get(names.policy), names.policy)
+    unknown = oversell.by_name.keys() - {request.name for request in found}
+    if unknown:
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION,
+            f"annotation {names.oversell} names container {min(unknown)!r:.60}, which asks for no share",
+        )
     return PodRequest(
         *identity,
         tuple(found),
@@ -321,6 +370,5 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
         card_policy=card_policy,
         models=_card_filter(annotations.get(names.card_model, "")),
         uuids=_card_filter(annotations.get(names.card_uuid, "")),
-        oversell=_boolean(annotations.get(names.oversell, "false"), names.oversell),
         gang=gang.parse(annotations, labels, names),
     )

@@ -48,6 +48,8 @@ static nvmlReturn_t open_control_node(void)
     }
 }
 
+static pid_t attached_by;
+
 NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
     char why[512];
@@ -56,8 +58,10 @@ NVML_API nvmlReturn_t nvmlInitWithFlags(unsigned flags)
         return NVML_ERROR_INVALID_ARGUMENT;
     pthread_mutex_lock(&init_mutex);
     if (init_count == 0) {
-        if (!nv_state)
+        /* A forked child has its parent's attachment, but may have closed what it stands on: it makes its own. */
+        if (!nv_state || attached_by != getpid())
             nv_state = sim_attach(NULL, why, sizeof why);
+        attached_by = getpid();
         result = nv_state ? open_control_node() : NVML_ERROR_DRIVER_NOT_LOADED;
         if (result == NVML_SUCCESS) {
             read_clocks();
