@@ -31,6 +31,7 @@ MIB = 1 << 20
 SECONDS = 300
 STRESS_LIMIT = 2048 * MIB + 6 * MIB  # no multiple of what pools grow by
 STRESS_PROCESSES = 16
+STRESS_LONGEST = 5_000  # operations of one process: so that kills come all along the run
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Stress:
-    """16 processes, every allocator, random frees and SIGKILLs; bytes by the card's own books, sampled."""
+    """16 processes at a time, every allocator, random frees and SIGKILLs; bytes by the card's own books, sampled.
+
+    `granted` and `refused` are those of the processes that lived to tell.
+    """
 
     operations: int
+    processes: int
     granted: int
     refused: int
     kills: int
@@ -80,7 +85,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.machine = Machine.create(folder / "machine", [SimCard()])
-        self.program = compile_c(HERE / "memory_load.c", folder / "memory_load", "-ldl")
+        self.program = compile_c(HERE / "memory_load.c", folder / "memory_load", "-ldl", "-lpthread")
         uuid = f'-DCARD_UUID="{self.machine.cards[0].uuid}"'
         (folder / "null").mkdir()
         self.null = compile_c(
@@ -146,32 +151,32 @@ class Bench:
 
     def stress(self, operations: int, seed: int) -> Stress:
         share = self.share("stress", self.machine.library_folder / "libcuda.so.1", STRESS_LIMIT)
-        chance = random.Random(seed)
-        each = operations // STRESS_PROCESSES
         begun = time.monotonic()
-        running = [self.start(share / "lib64", "stress", seed + n, each) for n in range(STRESS_PROCESSES)]
+        waiting = mixes(operations, seed)
+        count = len(waiting)
+        running: list[tuple[Mix, subprocess.Popen[str]]] = []
         granted = refused = kills = peak = samples = 0
-        next_kill = time.monotonic() + 0.2
-        while running:
+        while running or waiting:
+            while waiting and len(running) < STRESS_PROCESSES:
+                mix = waiting.pop(0)
+                words = (mix.seed, mix.operations, *(("victim",) if mix.victim else ()))
+                running.append((mix, self.start(share / "lib64", "stress", *words)))
             peak = max(peak, self.machine.report().cards[0].used_bytes)
             samples += 1
-            if time.monotonic() > next_kill and kills < 100:
-                victim = chance.randrange(len(running))
-                running[victim].send_signal(signal.SIGKILL)
-                running[victim].communicate(timeout=SECONDS)
-                kills += 1
-                running[victim] = self.start(share / "lib64", "stress", seed + 1000 + kills, each)
-                next_kill = time.monotonic() + chance.uniform(0.02, 0.5)
-            for process in [process for process in running if process.poll() is not None]:
+            for mix, process in [pair for pair in running if pair[1].poll() is not None]:
                 output, _ = process.communicate(timeout=SECONDS)
-                if process.returncode != 0:
+                if process.returncode != (-signal.SIGKILL if mix.victim else 0):
                     raise RuntimeError(f"memory_load stress ended with {process.returncode}; see above")
-                given, not_given = json.loads(output)
-                granted, refused = granted + given, refused + not_given
-                running.remove(process)
+                if mix.victim:
+                    kills += 1
+                else:
+                    given, not_given = json.loads(output)
+                    granted, refused = granted + given, refused + not_given
+                running.remove((mix, process))
         usage = region.read_usage(share / "vcuda").cards[0]
         return Stress(
-            each * STRESS_PROCESSES,
+            operations,
+            count,
             granted,
             refused,
             kills,
@@ -183,6 +188,26 @@ class Bench:
             usage.memory_used_bytes,
             time.monotonic() - begun,
         )
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What one process of the stress run does: the seed of its operations, how many, whether a SIGKILL ends it."""
+
+    seed: int
+    operations: int
+    victim: bool
+
+
+def mixes(operations: int, seed: int) -> list[Mix]:
+    """Cut `operations` into processes of random length, every third of them a victim: the same for the same seed."""
+    chance = random.Random(seed)
+    found: list[Mix] = []
+    while operations > 0:
+        length = min(operations, chance.randint(200, STRESS_LONGEST))
+        found.append(Mix(chance.randrange(1 << 31), length, victim=chance.random() < 1 / 3))
+        operations -= length
+    return found
 
 
 def compile_c(source: Path, output: Path, *flags: str) -> Path:
@@ -205,7 +230,9 @@ def show(costs: list[Cost], load: Load, stress: Stress) -> None:
             + " | ".join(f"{ns:.0f}" for ns in figures)
             + " |"
         )
-    print("\nT11: 16 processes, every allocator, random frees, SIGKILLs (target: 0 over the limit, 0 left)\n")
+    print(
+        "\nT11: 16 processes at a time, every allocator, random frees, SIGKILLs (target: 0 over the limit, 0 left)\n"
+    )
     for name, value in dataclasses.asdict(stress).items():
         print(f"- {name.replace('_', ' ')}: {value:,.0f}")
     over = max(0, stress.peak_bytes - stress.limit_bytes)

@@ -3,15 +3,20 @@
  *   memory_load load                      load libcuda.so.1 and cuInit: prints the nanoseconds
  *   memory_load cost LIVE BYTES PAIRS     with LIVE allocations, time PAIRS of alloc + free: prints the median and the 99th
  *                                         percentile in ns. Starts at a line on stdin, when it has printed "ready"
- *   memory_load stress SEED OPERATIONS    random allocations by every allocator and random frees; prints how many of the
- *                                         operations were granted, and refused
+ *   memory_load stress SEED OPERATIONS [VICTIM]   random allocations by every allocator and random frees; prints how many of the
+ *                                         operations were granted, and refused. A VICTIM kills itself with SIGKILL when it has done
+ *                                         them, in whatever state a second thread, which goes on, finds itself
  */
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef unsigned long long pointer;
 typedef void *handle;
@@ -27,7 +32,10 @@ struct shape { /* CUDA_ARRAY_DESCRIPTOR */
     unsigned channels;
 };
 
+static handle context;
+
 static int (*cuInit)(unsigned);
+static int (*cuCtxSetCurrent)(handle);
 static int (*cuCtxCreate_v2)(handle *, unsigned, int);
 static int (*cuMemAlloc_v2)(pointer *, size_t);
 static int (*cuMemAllocManaged)(pointer *, size_t, unsigned);
@@ -60,7 +68,7 @@ static void load(void)
 #define FIND(name) name = dlsym(library, #name)
     FIND(cuInit), FIND(cuCtxCreate_v2), FIND(cuMemAlloc_v2), FIND(cuMemAllocManaged), FIND(cuMemAllocPitch_v2);
     FIND(cuMemAllocAsync), FIND(cuMemFreeAsync), FIND(cuMemFree_v2), FIND(cuMemCreate), FIND(cuMemRelease);
-    FIND(cuArrayCreate_v2), FIND(cuArrayDestroy);
+    FIND(cuArrayCreate_v2), FIND(cuArrayDestroy), FIND(cuCtxSetCurrent);
     if (cuInit(0)) {
         fprintf(stderr, "memory_load: cuInit failed\n");
         exit(1);
@@ -69,7 +77,6 @@ static void load(void)
 
 static void begin(void)
 {
-    handle context;
     load();
     int result;
     while ((result = cuCtxCreate_v2(&context, 0, 0)) == 2) /* no room beside what the others hold now */
@@ -139,10 +146,24 @@ static int give(const struct held *one)
     }
 }
 
-static int stress(unsigned seed, long operations)
+/* The victim's other thread: always somewhere inside an allocation or a free when the SIGKILL comes. */
+static void *churn(void *unused)
+{
+    pointer at;
+    while (cuCtxSetCurrent(context) == 0) {
+        if (cuMemAlloc_v2(&at, 3 * MIB) == 0)
+            cuMemFree_v2(at);
+    }
+    return unused;
+}
+
+static int stress(unsigned seed, long operations, int victim)
 {
     long granted = 0, refused = 0;
     begin();
+    pthread_t other;
+    if (victim && pthread_create(&other, NULL, churn, NULL))
+        return 8;
     for (long done = 0; done < operations; done++) {
         struct held *one = &held[rand_r(&seed) % MOST];
         if (one->kind) {
@@ -164,6 +185,8 @@ static int stress(unsigned seed, long operations)
         granted += !result;
         refused += result == 2;
     }
+    if (victim)
+        kill(getpid(), SIGKILL);
     for (int index = 0; index < MOST; index++) {
         if (held[index].kind && give(&held[index]))
             return 7;
@@ -182,8 +205,8 @@ int main(int count, char **words)
     }
     if (count == 5 && !strcmp(words[1], "cost"))
         return cost(strtoul(words[2], NULL, 10), strtoul(words[3], NULL, 10), strtoul(words[4], NULL, 10));
-    if (count == 4 && !strcmp(words[1], "stress"))
-        return stress((unsigned)strtoul(words[2], NULL, 10), strtol(words[3], NULL, 10));
-    fprintf(stderr, "usage: memory_load load | cost LIVE BYTES PAIRS | stress SEED OPERATIONS\n");
+    if ((count == 4 || count == 5) && !strcmp(words[1], "stress"))
+        return stress((unsigned)strtoul(words[2], NULL, 10), strtol(words[3], NULL, 10), count == 5);
+    fprintf(stderr, "usage: memory_load load | cost LIVE BYTES PAIRS | stress SEED OPERATIONS [VICTIM]\n");
     return 64;
 }

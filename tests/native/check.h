@@ -12,6 +12,11 @@
 #include "vc_file.h"
 #include "vc_quota.h"
 
+#ifdef VC_COVERAGE /* else what forked children ran would not be counted */
+void __gcov_dump(void);
+#define _exit(status) (__gcov_dump(), _exit(status))
+#endif
+
 static int broken;
 
 #define CHECK(claim)                                                             \

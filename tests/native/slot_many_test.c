@@ -8,7 +8,7 @@
 
 #define LIMIT 1000u
 #define AT_ONCE 8
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(VC_COVERAGE)
 #define PROCESSES 1000
 #else
 #define PROCESSES 10000

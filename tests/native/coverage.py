@@ -1,0 +1,94 @@
+"""Line coverage of the C code by its tests: `python tests/native/coverage.py [--native-only] [--files]`.
+
+Builds a copy of the tree with gcc's instrumentation, runs tests/native and tests/vcuda there and prints which part of the
+lines of each folder of vcuda/src ran. What processes that were killed ran is not counted: they never write it down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = "vcuda/src/"
+
+# One set of notes and counts per output file: several libraries are made of the same sources.
+COMPILER = """#!/bin/sh
+output=a.out previous=
+for word in "$@"; do [ "$previous" = -o ] && output=${{word##*/}}; previous=$word; done
+exec gcc "$@" --coverage -fprofile-update=atomic -DVC_COVERAGE -dumpdir {notes}/"$output"-
+"""
+
+
+def copy_tree(target: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def counts(notes: Path, tree: Path) -> dict[str, dict[int, int]]:
+    """How often each line ran, by source file below the tree; summed over all libraries and programs."""
+    found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for data in sorted(notes.glob("*.gcno")):
+        command = ["gcov", "--json-format", "--stdout", str(data)]
+        output = subprocess.run(command, capture_output=True, text=True, cwd=tree, check=False).stdout
+        for text in output.splitlines():
+            report: dict[str, Any] = json.loads(text)
+            for file in report["files"]:
+                name = os.path.relpath(tree / file["file"], tree)
+                if name.startswith(SOURCES):
+                    for line in file["lines"]:
+                        found[name][line["line_number"]] += line["count"]
+    return found
+
+
+def show(found: dict[str, dict[int, int]], files: bool) -> None:
+    parts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for name, lines in sorted(found.items()):
+        ran = sum(count > 0 for count in lines.values())
+        for part in ({name} if files else set()) | {str(Path(name).parent), "all"}:
+            parts[part][0] += ran
+            parts[part][1] += len(lines)
+    for part, (ran, lines_in_it) in sorted(parts.items(), key=lambda item: (item[0] == "all", item[0])):
+        print(f"{part:<40} {ran:>6} of {lines_in_it:>6} lines  {100 * ran / lines_in_it:5.1f} %")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--native-only", action="store_true", help="only tests/native: the core")
+    parser.add_argument("--files", action="store_true", help="also one line per file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="vcuda-coverage-") as folder:
+        notes, tree = Path(folder, "notes"), Path(folder, "tree")
+        notes.mkdir()
+        copy_tree(tree)
+        compiler = Path(folder, "cc")
+        compiler.write_text(COMPILER.format(notes=notes))
+        compiler.chmod(0o755)
+        environment = {**os.environ, "CC": str(compiler), "PYTHONPATH": str(tree)}
+        steps = [["tests/native/run.py"]]
+        if not options.native_only:
+            steps += [["-m", "vcuda._build"], ["-m", "pytest", "-q", "tests/vcuda"]]
+        failed = [
+            step
+            for step in steps
+            if subprocess.run([sys.executable, *step], cwd=tree, env=environment, check=False).returncode != 0
+        ]
+        show(counts(notes, tree), options.files)
+        for step in failed:
+            print(f"failed: python {' '.join(step)}", file=sys.stderr)
+        return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
