@@ -143,6 +143,11 @@ ROWS = (
         shim=False,
     ),
     Row(
+        "the same with our file in place of the copy",
+        f"mkdir -p {COMPAT} && cp /usr/local/nvidia/lib64/libcuda.so.1 {COMPAT} && echo {COMPAT} > /etc/ld.so.conf.d/000.conf && ldconfig && "
+        "env -i $P open",
+    ),
+    Row(
         "LD_LIBRARY_PATH begins with a `compat` libcuda",
         f"mkdir -p {COMPAT} && cp $REAL {COMPAT}/libcuda.so.1 && LD_LIBRARY_PATH={COMPAT} $P open",
         shim=False,

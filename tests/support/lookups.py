@@ -193,9 +193,8 @@ def preloaded(series: str, folder: Path) -> tuple[Found, Looked]:
         for mine, theirs in zip(ours[1], plain[1], strict=True)
         if mine != [translated(theirs[0]), *theirs[1:]]
     ]
-    answered = sorted(
-        {answer[0].removeprefix("ours ") for answer in ours[1] if (answer[0] or "").startswith("ours ")}
-    )
+    names = [answer[0] for answer in ours[1] if answer[0] is not None]
+    answered = sorted({name.removeprefix("ours ") for name in names if name.startswith("ours ")})
     return resolved, Looked(len(ours[1]), wrong[:5], answered)
 
 
