@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -263,7 +264,7 @@ def _run(lab: Lab, count: int, *, share: bool) -> list[float]:
 
 def _start(kind: str, share: bool, asked: int, seconds: list[float]) -> Start:
     ordered = sorted(seconds)
-    return Start(kind, share, len(ordered), asked - len(ordered), statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))], ordered[-1])  # fmt: skip
+    return Start(kind, share, len(ordered), asked - len(ordered), statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], ordered[-1])  # fmt: skip
 
 
 def kubelet_allocate(lab: Lab) -> dict[str, Histogram]:
