@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.server
 import json
 import os
 import platform
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.parse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,14 +29,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from vcuda.spec import inventory
-from vcuda.spec.inventory import Card
-from vcuda.spec.names import Names
-from vcuda.spec.units import BLOCK_BYTES
+from benchmarks import _extender_plots
+from benchmarks._extender_cluster import NAMES, Feed, node, running_pods
 
-NAMES = Names()
 CARDS = 8
-CARD_BLOCKS = 320
 # (cores, blocks, milli-cpu, GiB): ten classes of pods, from small shares to whole machines.
 SHAPES = (
     (5, 10, 1000, 4), (10, 32, 2000, 8), (20, 40, 2000, 8), (25, 80, 4000, 16), (30, 64, 4000, 16), (50, 160, 8000, 32),
@@ -52,6 +46,8 @@ class Row:
     """One measured combination; times in milliseconds, as the client sees them."""
 
     nodes: int
+    cards: int  # per node
+    pods: int  # running before the first request
     names: int
     connections: int
     requests: int
@@ -62,78 +58,8 @@ class Row:
     decisions_per_second: float
     refused: int
     server_mib: float
-
-
-def _node(name: str, dice: random.Random) -> dict[str, Any]:
-    model = dice.choice(("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S"))
-    uuids = [f"GPU-{name}-{index}" for index in range(CARDS)]
-    cards = tuple(
-        Card(
-            uuid,
-            index,
-            model,
-            CARD_BLOCKS * BLOCK_BYTES,
-            index // 4,
-            True,
-            tuple((peer, 4) for peer in uuids if peer != uuid),
-        )
-        for index, uuid in enumerate(uuids)
-    )
-    return {
-        "metadata": {"name": name, "annotations": {NAMES.inventory: inventory.encode(cards)}},
-        "status": {"allocatable": {"cpu": "128", "memory": "1024Gi"}},
-    }
-
-
-class _Feed:
-    """An API server that lists the nodes and no pods, and whose watches stay silent."""
-
-    def __init__(self, nodes: list[dict[str, Any]]) -> None:
-        feed = self
-        self.stop = threading.Event()
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None: ...
-
-            def do_GET(self) -> None:
-                url = urllib.parse.urlsplit(self.path)
-                query = dict(urllib.parse.parse_qsl(url.query))
-                if "watch" in query:
-                    self.send_response(200)
-                    self.send_header("Connection", "close")
-                    self.end_headers()
-                    self.wfile.flush()
-                    feed.stop.wait()
-                    self.close_connection = True
-                    return
-                start, limit = int(query.get("continue", 0)), int(query["limit"])
-                every = nodes if url.path.endswith("/nodes") else []
-                metadata = {"resourceVersion": "1"} | (
-                    {"continue": str(start + limit)} if start + limit < len(every) else {}
-                )
-                body = orjson.dumps({"metadata": metadata, "items": every[start : start + limit]})
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.stop.set()
-        self.server.shutdown()
-        self.server.server_close()
-
-    def kubeconfig(self) -> dict[str, Any]:
-        return {
-            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.server.server_address[1]}"}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        }  # fmt: skip
+    binds: int
+    writes: int  # requests that changed something at the API server, while these were bound
 
 
 class _Connection:
@@ -194,9 +120,9 @@ class _Load:
 
 
 @contextlib.contextmanager
-def _extender(nodes: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
-    """Run the command for a cluster; gives (port, process id) once it is ready."""
-    feed = _Feed(nodes)
+def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterator[tuple[int, int, Feed]]:
+    """Run the command for a cluster; gives (port, process id, API server) once it is ready."""
+    feed = Feed(nodes, pods)
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "kubeconfig")
         config.write_text(json.dumps(feed.kubeconfig()))
@@ -227,7 +153,7 @@ def _extender(nodes: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
                 if time.monotonic() > deadline:
                     raise RuntimeError("the extender is not ready after 120 s")
                 time.sleep(0.1)
-            yield port, process.pid
+            yield port, process.pid, feed
         finally:
             process.terminate()
             feed.close()
@@ -248,7 +174,16 @@ def _resident_mib(pid: int) -> float:
     return int(found[1]) / 1024 if found else 0.0
 
 
-def _measure(port: int, pid: int, names: list[str], sent: int, connections: int, requests: int) -> Row:
+def _measure(
+    running: tuple[int, int, Feed],
+    names: list[str],
+    cards: int,
+    pods: int,
+    sent: int,
+    connections: int,
+    requests: int,
+) -> Row:
+    port, pid, feed = running
     seconds: list[float] = []
     refused = 0
 
@@ -273,11 +208,43 @@ def _measure(port: int, pid: int, names: list[str], sent: int, connections: int,
     for thread in threads:
         thread.join()
     wall = time.perf_counter() - started
+    bound = _bind_some(connection, _Load(names, sent, 11), max(requests // 10, 1))
     seconds.sort()
     return Row(
-        len(names), min(sent, len(names)), connections, len(seconds), 1e3 * seconds[len(seconds) // 2],
-        1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, refused, _resident_mib(pid),
+        len(names), cards, pods, min(sent, len(names)), connections, len(seconds), 1e3 * seconds[len(seconds) // 2],
+        1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, refused, _resident_mib(pid), bound, feed.writes,
     )  # fmt: skip
+
+
+def _bind_some(connection: _Connection, load: _Load, count: int) -> int:
+    """Filter and bind some pods, for counting writes (T32). Returns how many were bound."""
+    bound = 0
+    for _ in range(count):
+        body = load.body(SHAPES[0])
+        metadata = orjson.loads(body)["Pod"]["metadata"]
+        chosen = orjson.loads(connection.post("/scheduler/filter", body)[1])["NodeNames"]
+        binding = {
+            "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"],
+            "Node": chosen[0] if chosen else "",
+        }  # fmt: skip
+        if chosen:
+            answer = orjson.loads(connection.post("/scheduler/bind", orjson.dumps(binding))[1])
+            bound += not answer["Error"]
+    return bound
+
+
+def _packing(folder: Path, seeds: str, quick: bool) -> dict[str, Any]:
+    """Every policy on every variant of the public trace, by the command itself; allocated, fragmented and refused."""
+    found: dict[str, Any] = {}
+    for pods in sorted(folder.glob("openb_pod_list_*.csv"))[: 1 if quick else None]:
+        command = [
+            sys.executable, "-m", "scheduler_ext.main", "simulate", "--nodes", str(folder / "openb_node_list_gpu_node.csv"),
+            "--pods", str(pods), "--seeds", "42" if quick else seeds, "--json",
+        ]  # fmt: skip
+        found[pods.stem.removeprefix("openb_pod_list_")] = json.loads(
+            subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        )
+    return found
 
 
 def _machine() -> dict[str, str]:
@@ -291,51 +258,106 @@ def _machine() -> dict[str, str]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000, 5000])
-    parser.add_argument("--requests", type=int, default=1000, help="per combination (default %(default)s)")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def _latency(options: argparse.Namespace) -> list[Row]:
+    """Sizes with the usual cards; then, at the largest size, more cards and more pods that run already."""
+    most = max(options.nodes)
+    cases = [(count, CARDS, 0, sent) for count in options.nodes for sent in sorted({min(500, count), count})]
+    cases += [(most, cards, 0, most) for cards in options.cards if cards != CARDS]
+    cases += [(most, CARDS, pods, most) for pods in options.pods]
     rows: list[Row] = []
-    for count in options.nodes:
+    for count, cards, running, sent in cases:
         dice = random.Random(1)
         names = [f"gpu-node-{number:05d}" for number in range(count)]
-        nodes = [_node(name, dice) for name in names]
-        for sent in sorted({min(500, count), count}):
-            for connections in (1, 4):
-                with _extender(nodes) as (
-                    port,
-                    pid,
-                ):  # a fresh cluster for each, or the last ones would find it full
-                    rows.append(_measure(port, pid, names, sent, connections, options.requests))
-    machine = _machine()
-    if options.json:
-        print(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1))
-        return 0
-    table = Table(
-        title="filter over loopback HTTP, 8 cards per node; "
+        nodes, pods = [node(name, dice, cards) for name in names], running_pods(names, cards, running)
+        for connections in options.connections:
+            # A fresh cluster for each, or the last ones would find it full.
+            with _extender(nodes, pods) as extender:
+                rows.append(_measure(extender, names, cards, running, sent, connections, options.requests))
+    return rows
+
+
+def _tables(rows: list[Row], packing: dict[str, Any], machine: dict[str, str]) -> list[Table]:
+    latency = Table(
+        title="filter over loopback HTTP (T30, T31, T32); "
         + ", ".join(f"{k} {v}" for k, v in machine.items())
     )
-    for column in (
-        "nodes",
-        "names",
-        "connections",
-        "p50 ms",
-        "p99 ms",
-        "max ms",
-        "new class ms",
-        "decisions/s",
-        "refused",
-        "RSS MiB",
-    ):
-        table.add_column(column, justify="right")
+    for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "refused",
+                   "RSS MiB", "writes/bind"):  # fmt: skip
+        latency.add_column(column, justify="right")
     for row in rows:
-        table.add_row(
-            str(row.nodes), str(row.names), str(row.connections), f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", f"{row.most_ms:.2f}", f"{row.new_class_ms:.0f}",
-            f"{row.decisions_per_second:.0f}", str(row.refused), f"{row.server_mib:.0f}",
+        latency.add_row(
+            str(row.nodes), str(row.cards), str(row.pods), str(row.names), str(row.connections), f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}",
+            f"{row.most_ms:.2f}", f"{row.new_class_ms:.0f}", f"{row.decisions_per_second:.0f}", str(row.refused), f"{row.server_mib:.0f}",
+            f"{row.writes / row.binds:.2f}" if row.binds else "-",
         )  # fmt: skip
-    Console(width=130).print(table)
+    packed = Table(
+        title="cards allocated, % of all, at 100 % arrived load on the public trace (T34); mean of the seeds"
+    )
+    columns = ("fgd", "binpack", "spread", "topology", "FGD, published", "BestFit, published")
+    for column in ("variant", "seeds", *columns):
+        packed.add_column(column, justify="left" if column == "variant" else "right")
+    for variant, data in packing.items():
+        shares = {
+            policy: [run["allocated"] for run in data["runs"] if run["policy"] == policy]
+            for policy in columns[:4]
+        }
+        published = [data["published_percent"].get(name, 0.0) for name in ("FGD", "BestFit")]
+        packed.add_row(
+            variant, str(len(shares["fgd"])), *(f"{100 * sum(some) / len(some):.2f}" for some in shares.values()),
+            *(f"{percent:.2f}" for percent in published),
+        )  # fmt: skip
+    return [latency, *([packed] if packing else [])]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", help="default 100 1000 5000")
+    parser.add_argument("--cards", type=int, nargs="+", help="per node, at the largest size; default 2 16")
+    parser.add_argument(
+        "--pods", type=int, nargs="+", help="running before, at the largest size; default 10000 50000"
+    )
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 4], help="default 1 4")
+    parser.add_argument("--requests", type=int, help="per combination; default 1000")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FOLDER", help="the public trace, for packing (default ../shared/trace)"
+    )
+    parser.add_argument(
+        "--seeds",
+        default="42",
+        help="of the packing, for instance 42-51 for the record (default %(default)s)",
+    )
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        metavar="FOLDER",
+        help="draw extender-latency.png and extender-packing.png there",
+    )
+    parser.add_argument("--quick", action="store_true", help="small clusters, one seed of one variant")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    quick = options.quick
+    options.nodes = options.nodes or ([100, 500] if quick else [100, 1000, 5000])
+    options.cards = options.cards or ([2] if quick else [2, 16])
+    options.pods = options.pods or ([1000] if quick else [10_000, 50_000])
+    options.requests = options.requests or (100 if quick else 1000)
+    folder = options.trace or Path(__file__).parents[2] / "shared" / "trace"
+    rows = _latency(options)
+    there = (folder / "openb_node_list_gpu_node.csv").is_file()
+    packing = _packing(folder, options.seeds, quick) if there else {}
+    if not there:
+        print(f"packing: skipped, the public trace is not in {folder.name} (--trace)", file=sys.stderr)
+    machine = _machine()
+    if options.plots:
+        _extender_plots.draw(options.plots, rows, packing)
+    if options.json:
+        print(
+            json.dumps(
+                {"machine": machine, "rows": [asdict(row) for row in rows], "packing": packing}, indent=1
+            )
+        )
+        return 0
+    for table in _tables(rows, packing, machine):
+        Console(width=150).print(table)
     return 0
 
 
