@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sched.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
@@ -241,6 +242,59 @@ static void an_unreaped_victim_holds_nothing(struct vc_region *region)
     close(ready[1]);
 }
 
+/* As process 1 of a PID namespace: let a PID be used twice, and see that the second process does not keep the first one's slot. */
+static int use_a_pid_twice(void)
+{
+    struct vc_region *region = vc_region_get_at(folder);
+    CHECK(vc_region_slot(region) != NULL);
+    pid_t first = fork();
+    if (first == 0) {
+        take(vc_region_get_at(folder), 100);
+        vc_region_get_at(folder)->slot->flags = 0; /* as on overlayfs: the lock alone decides nothing */
+        _exit(broken != 0);
+    }
+    join(first);
+    vc_sleep_ns(50000000); /* /proc tells start times in hundredths of a second */
+    FILE *last = fopen("/proc/sys/kernel/ns_last_pid", "w");
+    if (last) {
+        fprintf(last, "%d", (int)first - 1);
+        fclose(last);
+    }
+    pid_t second = fork();
+    if (second == 0) {
+        pause();
+        _exit(0);
+    }
+    if (second != first)
+        fprintf(stderr, "PID reuse not shown: this machine does not let the test choose a PID\n");
+    CHECK(reaped(region, 1));
+    kill(second, SIGKILL);
+    waitpid(second, NULL, 0);
+    return broken != 0;
+}
+
+static void a_process_with_a_reused_pid_is_not_the_owner(struct vc_region *region)
+{
+    pid_t outside = fork();
+    if (outside == 0) {
+        if (unshare(CLONE_NEWPID | CLONE_NEWNS) != 0) {
+            fprintf(stderr, "PID reuse not shown: this machine does not let the test make a PID namespace\n");
+            _exit(0);
+        }
+        pid_t inside = fork();
+        if (inside == 0) {
+            if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("proc", "/proc", "proc", 0, NULL) != 0)
+                _exit(0);
+            _exit(use_a_pid_twice());
+        }
+        join(inside);
+        _exit(broken != 0);
+    }
+    join(outside);
+    vc_slots_reap(region);
+    CHECK(vc_quota_used(region, 0) == 0);
+}
+
 static void exec_gives_the_memory_back(struct vc_region *region)
 {
     int ready[2];
@@ -312,6 +366,7 @@ int main(void)
     an_owner_that_closes_all_descriptors_keeps_its_slot(region, false);
     an_owner_that_closes_all_descriptors_keeps_its_slot(region, true);
     an_unreaped_victim_holds_nothing(region);
+    a_process_with_a_reused_pid_is_not_the_owner(region);
     exec_gives_the_memory_back(region);
     when_all_slots_are_taken_memory_is_refused(region);
     remove_region(folder);
