@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -214,4 +215,8 @@ class Regions:
         ]
         for directory in orphans:
             self._drop(directory)
+        for pod in self.base.iterdir() if self.base.is_dir() else ():
+            # A kill between making or removing a container's folder and its pod's leaves an empty one; others can't be removed so.
+            with contextlib.suppress(OSError):
+                pod.rmdir()
         return orphans

@@ -250,8 +250,10 @@ def test_a_crash_between_region_and_state_leaves_nothing(node: Node) -> None:
     orphan = node.directory / "vm/regions/other-uid/c"
     orphan.mkdir(parents=True)
     (orphan / "limits").touch()
+    empty = node.directory / "vm/regions/uid-of-a-pod-whose-container-had-none-yet"
+    empty.mkdir()
     node.start(wait=200)
-    assert not orphan.parent.exists()
+    assert not orphan.parent.exists() and not empty.exists()
     assert node.region(item, "c").exists()
 
 
