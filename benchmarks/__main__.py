@@ -27,15 +27,18 @@ def knows(name: str, option: str) -> bool:
     return f'"{option}"' in (FOLDER / f"{name}.py").read_text()
 
 
-def command_of(name: str, quick: bool) -> list[str]:
-    """The program's arguments; `--quick` for those that know it."""
-    return ["-m", f"benchmarks.{name}", *(["--quick"] if quick and knows(name, "--quick") else [])]
+def command_of(name: str, quick: bool, images: Path | None) -> list[str]:
+    """The program's arguments; `--quick` and `--plots` for those that know them."""
+    wanted = ["--quick"] if quick and knows(name, "--quick") else []
+    if images and knows(name, "--plots"):
+        wanted += ["--plots", os.path.relpath(images, FOLDER.parent)]
+    return ["-m", f"benchmarks.{name}", *wanted]
 
 
-def run(name: str, quick: bool, limit_s: float) -> _report.Run:
+def run(name: str, quick: bool, limit_s: float, images: Path | None = None) -> _report.Run:
     """Run one program, showing what it prints."""
     environment = {**os.environ, "COLUMNS": "120", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-    arguments = command_of(name, quick)
+    arguments = command_of(name, quick, images)
     shown = f"python {' '.join(arguments)}"
     print(f"=== {shown}", flush=True)
     problem = ""
@@ -88,7 +91,8 @@ def main() -> int:
     runs = {name: run for name, run in runs.items() if name in programs()}
     failed = False
     for name in options.names or programs():
-        runs[name] = run(name, options.quick, options.limit)
+        images = options.report.parent / "images" if options.report else None
+        runs[name] = run(name, options.quick, options.limit, images)
         if runs[name].problem:
             print(f"{name} {runs[name].problem}", file=sys.stderr)
             failed = True

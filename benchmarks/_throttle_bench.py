@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,11 +29,12 @@ WARM_SECONDS = 1.5
 
 @dataclass(frozen=True)
 class Load:
-    """A program in a share: `cores` of the card, up to `core_limit`, and the options of throttle_load."""
+    """A program in a share, or several of it: `cores` of the card, up to `core_limit`, and the options of throttle_load."""
 
     cores: int
     options: Options = field(default_factory=dict)
     core_limit: int | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Bench:
     def run(
         self, loads: Sequence[Load], seconds: float, *, shared: bool
     ) -> tuple[list[list[float]], list[dict[str, Any]]]:
-        """All loads at once, with an arbiter: each one's GPU seconds per sample, and what the programs said."""
+        """All loads at once, with an arbiter: the part of the card of each per sample, and what each process said."""
         for load in loads:
             self.card.prepare(load.options)
         with Arbiter() as arbiter:
@@ -154,10 +156,28 @@ class Bench:
                 folder, environment = self.share(load, shared)
                 arbiter.add(folder.name, folder / "vcuda")
                 options = {**load.options, "seconds": WARM_SECONDS + seconds + 0.5}
-                processes.append(self.start(environment, options))
+                processes.append([self.start(environment, options) for _ in range(load.processes)])
             time.sleep(WARM_SECONDS)
-            samples = self.sample([process.pid for process in processes], seconds)
-            return samples, [answer_of(process) for process in processes]
+            everyone = [process for mine in processes for process in mine]
+            each = iter(self.sample([process.pid for process in everyone], seconds))
+            samples = [
+                [sum(parts) for parts in zip(*(next(each) for _ in mine), strict=True)] for mine in processes
+            ]
+            return samples, [answer_of(process) for process in everyone]
+
+    def idle_arbiter(self, tenants: int, seconds: float) -> float:
+        """What part of a processor an arbiter takes while so many tenants of one card do nothing, in percent."""
+        with Arbiter() as arbiter, tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            for index in range(tenants):
+                place = Path(folder, str(index))
+                place.mkdir()
+                limit = region.CardLimit(self.card.uuid, self.card.minor, 1 << 20, 1, 1, shared=True)
+                region.create(place, [limit])
+                arbiter.add(str(index), place)
+            time.sleep(1)
+            before = arbiter.report().cpu_time_ns
+            time.sleep(seconds)
+            return (arbiter.report().cpu_time_ns - before) / seconds / 1e7
 
     def sample(self, pids: Sequence[int], seconds: float) -> list[list[float]]:
         """The part of the card that each process had in each sample of about 100 ms, in points."""

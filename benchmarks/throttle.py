@@ -40,7 +40,14 @@ KERNELS: dict[str, Options] = {
     "kernels of 1 ms": {"kernel": "spin_1000us"},
     "a graph of 20 x 100 us": {"kernel": "spin_100us", "graph": 20},
 }
+IDLE_TENANTS = (64, 200)
+SPLITS = ((30, 70), (10, 20, 30, 40))
 LONG_KERNEL = "spin_100ms"
+# Longer than a slice of the card: reported.
+LONG_KERNELS: dict[str, Options] = {
+    "kernels of 5 ms": {"kernel": "spin_5ms"},
+    "kernels of 100 ms": {"kernel": LONG_KERNEL},
+}
 # The window of a kernel that can't be split: 100 of them.
 LONG_SECONDS = 10.0
 
@@ -88,18 +95,24 @@ def caps(bench: Bench, seconds: float, quick: bool) -> list[Row]:
     return rows
 
 
-def splits(bench: Bench, seconds: float) -> tuple[list[Row], dict[str, float]]:
+def splits(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], dict[str, float]]:
     """Greedy tenants side by side; and what the same programs had together without any share, in the same minute."""
     rows, native = [], {}
-    for shares in ((30, 70), (10, 20, 30, 40)):
-        for title in list(KERNELS)[:2]:
-            options = KERNELS[title]
-            samples, _ = bench.run([Load(cores, options) for cores in shares], seconds, shared=True)
-            name = f"{'/'.join(map(str, shares))} greedy, {title}"
-            rows += [row_of(name, cores, mine) for cores, mine in zip(shares, samples, strict=True)]
-            together = [sum(parts) for parts in zip(*samples, strict=True)]
-            rows.append(row_of(f"{name}: sum", 100, together))
-            native[name] = bench.native_share([options] * len(shares), seconds)
+    cases = [(shares, title, options, 1) for shares in SPLITS for title, options in list(KERNELS.items())[:2]]
+    cases += [(SPLITS[0], title, options, 2) for title, options in list(KERNELS.items())[:2]]
+    if not quick:
+        cases += [(shares, title, options, 1) for shares in SPLITS for title, options in LONG_KERNELS.items()]
+    for shares, title, options, processes in cases:
+        bench.card.prepare(options)
+        lasts = LONG_SECONDS if options["kernel"] == LONG_KERNEL else seconds
+        loads = [Load(cores, options, processes=processes) for cores in shares]
+        samples, _ = bench.run(loads, lasts, shared=True)
+        many = "" if processes == 1 else f", {processes} processes each"
+        name = f"{'/'.join(map(str, shares))} greedy, {title}{many}"
+        rows += [row_of(name, cores, mine) for cores, mine in zip(shares, samples, strict=True)]
+        together = [sum(parts) for parts in zip(*samples, strict=True)]
+        rows.append(row_of(f"{name}: sum", 100, together))
+        native[name] = bench.native_share([options] * len(shares) * processes, lasts)
     return rows, native
 
 
@@ -207,6 +220,9 @@ def show(result: dict[str, Any]) -> None:
     print("\n5 ms of kernels every 50 ms under 30 %, p99 in ms")
     for title, value in result["inference_p99_ms"].items():
         print(f"  {title:24}{value:8.2f}  {value / result['inference_p99_ms']['native']:.2f} x native")
+    print("\nan arbiter with idle tenants of one card, % of a processor")
+    for tenants, percent in result["arbiter_percent"].items():
+        print(f"  {tenants:>4} tenants{percent:12.2f}")
     print("\none launch on a driver that does nothing, ns")
     base = result["launch_ns"]["native"]
     for title, cost in result["launch_ns"].items():
@@ -216,6 +232,16 @@ def show(result: dict[str, Any]) -> None:
             quiet = cost["quiet_p99_ns"] - base["quiet_p99_ns"]
             added += f"; launches without an event: p99 adds {quiet:.0f}"
         print(f"  {title:24}p50 {cost['p50_ns']:6.0f}   p99 {cost['p99_ns']:6.0f}{added}")
+
+
+def show_trace(name: str, trace: Trace, titles: Sequence[str]) -> None:
+    """The share of every process in each 100 ms from before a step until after it."""
+    print(f"\n{name}: % of the card in each 100 ms, from 0.3 s before a step to 0.7 s after it")
+    for step in trace.steps_s:
+        for index, title in enumerate(titles):
+            shares = [trace.share(index, step + at / 10, step + (at + 1) / 10) for at in range(-3, 7)]
+            values = [f"{share:6.1f}" for share in shares]
+            print(f"  step at {step:4.1f} s  {title:22}{''.join(values[:3])}  |{''.join(values[3:])}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -235,15 +261,18 @@ def main(arguments: Sequence[str]) -> int:
             print(f"throttle: {error}", file=sys.stderr)
             return 1
         result: dict[str, Any] = {"machine": about_machine(bench.card)}
-        divided, result["native_sums"] = splits(bench, seconds)
+        divided, result["native_sums"] = splits(bench, seconds, options.quick)
         rows = caps(bench, seconds, options.quick) + divided + lending(bench, seconds)
         result["shares"] = [dataclasses.asdict(row) for row in rows]
         result["inference_p99_ms"] = inference(bench, 2 * seconds)
         result["below_cap"] = below_the_cap(bench, 2 * seconds)
         settled, traces = steps(bench)
         result["steps"] = [dataclasses.asdict(step) for step in settled]
+        result["arbiter_percent"] = {tenants: bench.idle_arbiter(tenants, 3) for tenants in IDLE_TENANTS}
         result["launch_ns"] = launch_cost(bench, 20000 if options.quick else 100000)
     show(result)
+    for name, (trace, targets) in traces.items():
+        show_trace(name, trace, list(targets))
     if options.plots:
         for name, (trace, targets) in traces.items():
             print(plot(options.plots, name, trace, targets))

@@ -5,7 +5,8 @@
  *
  * Launches kernel NAME for S seconds, waits for the card after every N launches (0: never) and then U us; with graph=N one
  * launch is a graph of N captured kernels; with cost=N it measures N single launches instead, and as many
- * in groups of 16 by the processor's tick counter. wait=1: starts at a line on stdin. A kernel takes `rounds` turns of a loop on a real card; on the simulated one its name says how long it takes.
+ * in groups of 16 by the processor's tick counter. wait=1: starts at a line on stdin. A kernel takes `rounds` turns of a loop on
+ * a real card; on the simulated one its name says how long it takes.
  * progress=FILE: kernels that have ended are counted in the first 8 bytes of FILE, by the kernels themselves; where they
  * compute nothing, by a host function behind each. Prints one line of JSON. Needs no CUDA toolkit: it finds libcuda.so.1
  * as any program does.
