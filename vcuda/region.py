@@ -61,7 +61,8 @@ class CardUsage:
 
     `memory_used_bytes` is `ledger_bytes` (what the shims have charged) plus the overhead. Of the ledger, `managed_bytes` need not
     be on the card, and `oversold_bytes` of these were asked for as plain memory. `ledger_mark` is another one whenever the
-    ledger has changed; `unsettled`: an allocation was under way.
+    ledger has changed; `unsettled`: an allocation was under way. `granted_cores` is the share of the card's time in force now, in
+    hundredths of the card: what the arbiter grants, or the guaranteed share while there is none.
     """
 
     uuid: str
@@ -78,6 +79,7 @@ class CardUsage:
     oversold_allocations: int = 0
     ledger_mark: int = 0
     unsettled: bool = False
+    granted_cores: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,16 @@ class ProcessUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a container's processes say they use. `limits_unreadable`, `slot_shortage`: events counted by the shims."""
+    """What a container's processes say they use; the last three are events counted by the shims.
+
+    `limits_impossible`: processes that met GPU-time limits which make no sense, and keep to the guaranteed share.
+    """
 
     cards: tuple[CardUsage, ...]
     processes: tuple[ProcessUsage, ...]
     limits_unreadable: int = field(default=0)
     slot_shortage: int = field(default=0)
+    limits_impossible: int = field(default=0)
 
 
 def create(
@@ -162,6 +168,7 @@ def read_usage(directory: Path | str, *, usage_directory: Path | str | None = No
         processes=tuple(_process(report.processes[index], uuids) for index in range(report.process_count)),
         limits_unreadable=report.limits_unreadable,
         slot_shortage=report.slot_shortage,
+        limits_impossible=report.limits_impossible,
     )
 
 
@@ -235,6 +242,7 @@ def _card_usage(uuid: str, card: Any) -> CardUsage:
         oversold_allocations=card.oversold_allocations,
         ledger_mark=card.ledger_mark,
         unsettled=bool(card.unsettled),
+        granted_cores=card.granted_ppm / 10_000,
     )
 
 

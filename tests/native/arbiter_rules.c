@@ -182,7 +182,7 @@ static void test_impossible_limits_are_bounded(void)
     vc_tenant_init(&tenant, 0, 0);
     CHECK(tenant.cores == 1 && tenant.core_limit == 1);
     vc_tenant_init(&tenant, 30, 4000000000u);
-    CHECK(tenant.cores == 30 && tenant.core_limit == 100);
+    CHECK(tenant.cores == 30 && tenant.core_limit == 30);
     vc_tenant_init(&tenant, 4000000000u, 7);
     CHECK(tenant.cores == 100 && tenant.core_limit == 100);
 }

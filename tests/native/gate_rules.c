@@ -70,6 +70,28 @@ static void test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_m
     CHECK(vc_gate_policy(&gate, T).rate_ppm == 10000);
 }
 
+static void test_limits_that_make_no_sense_give_the_guaranteed_share(void)
+{
+    static const uint32_t limits_of[][3] = {{30, 20, 1}, {30, 4000, 1}, {30, 50, 3}, {0, 0, 1}, {101, 101, 1}};
+    static const uint32_t rates[] = {300000, 300000, 300000, 10000, 1000000};
+    for (unsigned i = 0; i < 5; i++) {
+        start(limits_of[i][0], limits_of[i][1], VC_CARD_SHARED);
+        limits.cards[0].priority = limits_of[i][2];
+        lease(T, UINT64_MAX, 0);
+        limits.cards[0].granted_ppm = 1000000;
+        CHECK(vc_gate_policy(&gate, T).impossible && vc_gate_policy(&gate, T).rate_ppm == rates[i]);
+        CHECK(vc_share_granted_ppm(&limits, &limits.cards[0], T) == rates[i]);
+        ask(T, 100 * US);
+        CHECK(answer.impossible);
+        limits.sequence = 1; /* being changed just now */
+        CHECK(!vc_gate_policy(&gate, T).impossible);
+    }
+    start(30, 50, VC_CARD_SHARED);
+    CHECK(!vc_gate_policy(&gate, T).impossible);
+    start(30, 4000, 0);
+    CHECK(vc_gate_needed(gate.limit)); /* not a whole card */
+}
+
 static void test_debt_shuts_the_gate_until_a_chunk_is_there(void)
 {
     start(30, 30, 0);
@@ -364,6 +386,7 @@ int main(void)
 {
     test_who_needs_a_gate();
     test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_more();
+    test_limits_that_make_no_sense_give_the_guaranteed_share();
     test_debt_shuts_the_gate_until_a_chunk_is_there();
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
     test_only_the_holder_of_the_lease_passes();

@@ -39,6 +39,7 @@ _RULES = (
     "gate_lane",
     "gate_time",
     "gate_turn",
+    "vc_share",
     "arbiter_core",
     "arbiter_observe",
 )

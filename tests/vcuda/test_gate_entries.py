@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from pathlib import Path
 
@@ -138,3 +139,26 @@ def test_a_refused_launch_on_several_cards_costs_nothing(tmp_path: Path) -> None
     output, _ = process.communicate(timeout=share.SECONDS)
     assert output.strip() == str(warning)
     assert limited.usage().cards[0].gpu_time_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("cores", "core_limit", "priority"), [(30, 20, 1), (30, 4000, 1), (30, 60, 7), (0, 0, 1)]
+)
+def test_impossible_limits_are_said_once_and_counted(
+    cores: int, core_limit: int, priority: int, tmp_path: Path
+) -> None:
+    machine = Machine.create(tmp_path / "machine")
+    container = share.simulated(tmp_path / "share", machine, [share.limit(machine)])
+    limits = container.region_directory / "limits"
+    content = bytearray(limits.read_bytes())
+    struct.pack_into("<II", content, 192 + 64, cores, core_limit)  # vc_card_limit.cores, core_limit
+    struct.pack_into("<I", content, 192 + 76, priority)
+    limits.chmod(0o644)
+    limits.write_bytes(content)
+    process = container.start(CLIENT, "cuLaunchKernel")
+    assert process.stdout is not None
+    assert process.stdout.readline() == '"launched"\n', process.communicate(timeout=share.SECONDS)
+    assert container.usage().limits_impossible == 1
+    assert container.usage().cards[0].granted_cores == max(cores, 1)
+    _, said = process.communicate("\n", timeout=share.SECONDS)
+    assert said.count("make no sense") == 1 and len(said.splitlines()) == 1

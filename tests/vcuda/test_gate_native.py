@@ -19,6 +19,7 @@ RULES = (
     "gate_lane",
     "gate_time",
     "gate_turn",
+    "vc_share",
     "arbiter_core",
     "arbiter_observe",
 )

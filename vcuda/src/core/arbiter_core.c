@@ -28,7 +28,8 @@ void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limi
 void vc_tenant_resize(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit)
 {
     tenant->cores = cores < 1 ? 1 : cores > 100 ? 100 : cores;
-    tenant->core_limit = core_limit < tenant->cores ? tenant->cores : core_limit > 100 ? 100 : core_limit;
+    /* An impossible limit is none: the guaranteed share. */
+    tenant->core_limit = core_limit < tenant->cores || core_limit > 100 ? tenant->cores : core_limit;
 }
 
 void vc_tenant_prioritise(struct vc_tenant *tenant, uint32_t priority)

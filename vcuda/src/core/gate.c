@@ -5,8 +5,8 @@
 
 #include "bucket.h"
 #include "vc_atomic.h"
+#include "vc_share.h"
 
-static const uint32_t GUARANTEED_AT_LEAST_CORES = 1;
 static const uint64_t OVERDUE_STEP_NS = 200000;
 
 void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const struct vc_card_limit *limit,
@@ -22,29 +22,19 @@ void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const st
 
 /* --- policy --- */
 
-static uint32_t bounded(uint32_t value, uint32_t low, uint32_t high)
-{
-    return value < low ? low : value > high ? high : value;
-}
-
 struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
 {
     const struct vc_card_limit *limit = gate->limit;
-    uint32_t cores = bounded(vc_load_relaxed(&limit->cores), GUARANTEED_AT_LEAST_CORES, 100);
-    uint32_t ceiling = bounded(vc_load_relaxed(&limit->core_limit), cores, 100);
-    uint64_t heartbeat = vc_load_acquire(&gate->limits->arbiter_heartbeat_ns);
     struct vc_policy policy = {
         .gated = vc_gate_needed(limit),
+        .impossible = !vc_share_possible(gate->limits, limit),
         .shared = vc_load_relaxed(&limit->flags) & VC_CARD_SHARED,
-        .arbitrated = !gate->alone && heartbeat != 0 && now_ns < heartbeat + VC_HEARTBEAT_LIMIT_NS,
-        .rate_ppm = cores * VC_PPM_PER_CORE,
+        .arbitrated = !gate->alone && vc_share_arbitrated(gate->limits, now_ns),
         .lease_end_ns = UINT64_MAX,
     };
+    policy.rate_ppm = vc_share_rate_ppm(limit, policy.arbitrated, policy.impossible);
     if (!policy.arbitrated)
         return policy;
-    uint32_t granted = vc_load_relaxed(&limit->granted_ppm);
-    if (granted != 0)
-        policy.rate_ppm = bounded(granted, cores * VC_PPM_PER_CORE, ceiling * VC_PPM_PER_CORE);
     policy.lease_sequence = vc_load_acquire(&limit->lease_sequence);
     policy.leased = policy.shared && policy.lease_sequence != 0;
     if (policy.leased) {
@@ -223,6 +213,7 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, stru
     memset(answer, 0, sizeof *answer);
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    answer->impossible = policy.impossible;
     bool nothing_outstanding = gate->finish_ns <= now_ns && gate->unseen == 0;
     int64_t credit = 0;
     bool refused = false;

@@ -14,9 +14,9 @@
 #include "gate_busy.h"
 #include "gate_turn.h"
 #include "vc_abi.h"
+#include "vc_share.h"
 
 enum {
-    VC_HEARTBEAT_LIMIT_NS = 50000000, /* an arbiter silent for longer is not obeyed */
     VC_AHEAD_NS = 2000000,            /* work that a lease holder may have outstanding */
     VC_AHEAD_LOW_NS = 500000,         /* … and below which it may always add one more operation */
     VC_BURST_NS = 6000000,            /* … and while nobody waits, what begins on an idle card: a short request never sleeps */
@@ -31,6 +31,7 @@ enum {
 /* What the region says about this container and card at one moment. */
 struct vc_policy {
     bool gated;          /* false: alone and uncapped; no gate, no events */
+    bool impossible;     /* the limits make no sense: the guaranteed share, as far as there is one */
     bool shared;         /* other containers are placed on the card */
     bool arbitrated;     /* the arbiter is alive */
     bool leased;         /* … and hands out leases on this card */
@@ -59,6 +60,7 @@ struct vc_gate_answer {
     uint64_t allowance_ns; /* GO: further work that may be launched without asking, already paid for */
     uint64_t permit_until_ns; /* … and until when; UINT64_MAX: no limit */
     uint64_t sequence;     /* GO: the lease under which the work starts */
+    bool impossible;       /* the limits make no sense; somebody should say so */
     bool from_idle;        /* GO: nothing of this process was on the card */
     bool joins;            /* GO: work of this process is predicted to be running on the card still */
     bool call_next;        /* TURN: siblings should look at once */
@@ -113,15 +115,6 @@ void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const st
 
 /* Read the policy; every value of the file is bounded, an impossible one falls back to the guaranteed share. */
 struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
-
-/* Whether the limits ask for a gate at all; inline, for the launch path of unlimited tenants. */
-static inline bool vc_gate_needed(const struct vc_card_limit *limit)
-{
-    uint32_t flags = __atomic_load_n(&limit->flags, __ATOMIC_RELAXED);
-    if (flags & VC_CARD_WHOLE)
-        return false;
-    return (flags & VC_CARD_SHARED) || __atomic_load_n(&limit->core_limit, __ATOMIC_RELAXED) < 100;
-}
 
 /* May an operation of `cost_ns` (0: unknown) start? If so it is charged at once and counted as launched. */
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, struct vc_gate_answer *answer);

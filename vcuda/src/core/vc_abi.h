@@ -56,6 +56,7 @@ VC__OFFSET(vc_slot, flags, 48);
 VC__OFFSET(vc_slot, cards, 128);
 
 VC__OFFSET(vc_usage, slot_high_water, 64);
+VC__OFFSET(vc_usage, limits_impossible, 88);
 VC__OFFSET(vc_usage, cards, 128);
 VC__OFFSET(vc_usage, slots, 128 + 16 * 256);
 

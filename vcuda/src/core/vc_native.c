@@ -9,7 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "vc_clock.h"
 #include "vc_file.h"
+#include "vc_share.h"
 #include "vc_overhead.h"
 #include "vc_slot.h"
 
@@ -135,10 +137,12 @@ int vc_native_read_usage(const char *limits_path, const char *usage_path, struct
     report->card_count = limits.card_count;
     report->limits_unreadable = bounded(usage->limits_unreadable, VC__MOST_COUNT);
     report->slot_shortage = bounded(usage->slot_shortage, VC__MOST_COUNT);
+    report->limits_impossible = bounded(usage->limits_impossible, VC__MOST_COUNT);
     for (uint32_t card = 0; card < limits.card_count; card++) {
         report_card(&usage->cards[card], &report->cards[card]);
         uint64_t overhead = bounded(limits.cards[card].overhead_bytes, VC__MOST_BYTES);
         report->cards[card].memory_used_bytes = overhead;
+        report->cards[card].granted_ppm = vc_share_granted_ppm(&limits, &limits.cards[card], vc_now_ns());
     }
     struct vc_identity self;
     vc_identify_self(&self);

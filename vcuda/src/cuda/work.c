@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "vc_clock.h"
+#include "vc_log.h"
 
 enum { LANES = 32, FUNCTIONS = 64 };
 
@@ -210,6 +211,17 @@ static bool is_capturing(CUstream stream)
 
 /* --- one operation --- */
 
+static void complain(void)
+{
+    static uint32_t complained;
+    struct vc_region *region = vc_region_get();
+    if (__atomic_exchange_n(&complained, 1, __ATOMIC_RELAXED))
+        return;
+    vc_add(&region->usage->limits_impossible, 1);
+    vc_log_once(VC_NOTICE_COMPUTE_LIMITS, "the GPU-time limits of this container make no sense (cores must be 1 to 100, the limit "
+                                          "cores to 100): it is held to its guaranteed share until they are corrected");
+}
+
 static void wait_for_go(struct vc_work *work)
 {
     struct vc_lane *lane = &work->lane->lane;
@@ -217,6 +229,8 @@ static void wait_for_go(struct vc_work *work)
         struct vc_gate_words words = vc_gate_words(lane->gate);
         uint64_t now = vc_now_ns();
         vc_lane_ask(lane, work->estimate, now, vc_ticks(), &work->answer, &work->step);
+        if (VC_UNLIKELY(work->answer.impossible))
+            complain();
         if (work->answer.reason == VC_GATE_GO)
             return;
         vc_gate_wait(lane->gate, words, &work->answer);
