@@ -174,8 +174,6 @@ static int stress(unsigned seed, long operations, int victim)
         }
         int kind = 1 + rand_r(&seed) % KINDS;
         size_t bytes = rand_r(&seed) % 4 ? 2 * MIB + rand_r(&seed) % (12 * MIB) : 8192 + rand_r(&seed) % MIB;
-        if (kind == 6 && bytes < 2 * MIB)
-            bytes += 2 * MIB; /* small arrays are charged by an estimate: docs/memory.md */
         int result = take(kind, bytes, &one->at);
         if (result != 0 && result != 2) {
             fprintf(stderr, "memory_load: allocator %d: CUresult %d\n", kind, result);
