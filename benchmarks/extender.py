@@ -333,7 +333,7 @@ def main() -> int:
         help="draw extender-latency.png and extender-packing.png there",
     )
     parser.add_argument("--quick", action="store_true", help="small clusters, one seed of one variant")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     options = parser.parse_args()
     quick = options.quick
     options.nodes = options.nodes or ([100, 500] if quick else [100, 1000, 5000])
@@ -350,12 +350,8 @@ def main() -> int:
     if options.plots:
         _extender_plots.draw(options.plots, rows, packing)
     if options.json:
-        print(
-            json.dumps(
-                {"machine": machine, "rows": [asdict(row) for row in rows], "packing": packing}, indent=1
-            )
-        )
-        return 0
+        figures = {"machine": machine, "rows": [asdict(row) for row in rows], "packing": packing}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
     for table in _tables(rows, packing, machine):
         Console(width=150).print(table)
     return 0

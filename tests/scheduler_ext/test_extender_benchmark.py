@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 def test_a_small_run_binds_with_one_write_each_and_draws(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "benchmarks.extender", "--nodes", "20", "--cards", "8", "--pods", "40", "--requests", "20",
-        "--connections", "4", "--trace", str(tmp_path), "--plots", str(tmp_path / "plots"), "--json",
+        "--connections", "4", "--trace", str(tmp_path), "--plots", str(tmp_path / "plots"), "--json", str(tmp_path / "figures.json"),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=True)
-    data = json.loads(done.stdout)
+    data = json.loads((tmp_path / "figures.json").read_text())
     assert [(row["connections"], row["pods"]) for row in data["rows"]] == [(4, 0), (4, 40)]
     for row in data["rows"]:
         assert row["requests"] == 20 and row["refused"] == 0
