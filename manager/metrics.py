@@ -217,6 +217,7 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
     gauges: list[tuple[str, str, Callable[..., float | None]]] = [
         ("vcuda_container_cores", "Guaranteed hundredths of the card", lambda card: card.cores),
         ("vcuda_container_core_limit", "Most hundredths the container may use", lambda card: card.core_limit),
+        ("vcuda_container_granted_cores", "Hundredths of the card in force", lambda card: card.granted_cores),
         ("vcuda_container_memory_limit_bytes", "The share's memory", lambda card: card.memory_limit_bytes),
         (
             "vcuda_container_memory_used_bytes",
@@ -282,9 +283,14 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
         "Device nodes that its device cgroup no longer allows",
         labels=CONTAINER_LABELS,
     )
+    impossible = CounterMetricFamily(
+        "vcuda_container_limits_impossible",
+        "Processes that met limits of GPU time which make no sense",
+        labels=CONTAINER_LABELS,
+    )
     for item in report.containers:
+        impossible.add_metric(_labels(report, item), item.limits_impossible)
         processes.add_metric(_labels(report, item), item.processes)
         if report.device_cgroups == WATCHED:
             lost.add_metric(_labels(report, item), len(item.lost_devices))
-    yield processes
-    yield lost
+    yield from (processes, lost, impossible)

@@ -44,7 +44,8 @@ class ShareReport:
     `gpu_time_ns` is None while the container is alone on the card and uncapped: then nothing measures it, and `card_percent` is
     the driver's utilization of the card, all of which is this container's; else None. `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
     `overhead_bytes` of what is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
-    `bypassing_processes`: how many use the card past our library, by the last audit.
+    `bypassing_processes`: how many use the card past our library, by the last audit. `granted_cores`: the share of the card's time in
+    force, in hundredths; None if the region can't be read.
     """
 
     uuid: str
@@ -64,11 +65,15 @@ class ShareReport:
     oversold_bytes: int = 0
     oversold_allocations: int = 0
     bypassing_processes: int | None = None
+    granted_cores: float | None = None
 
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """A container with a share. `lost_devices`: nodes that its device cgroup no longer allows."""
+    """A container with a share. `lost_devices`: nodes that its device cgroup no longer allows.
+
+    `limits_impossible`: processes that met limits of GPU time which make no sense.
+    """
 
     namespace: str
     pod_name: str
@@ -79,6 +84,7 @@ class ContainerReport:
     processes: int
     cards: tuple[ShareReport, ...]
     lost_devices: tuple[str, ...] = ()
+    limits_impossible: int = 0
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,7 @@ class Reporter:
                     card.oversold_bytes,
                     card.oversold_allocations,
                     finding.without_shim.get((allocation.key, share.uuid)),
+                    card.granted_cores if usage else None,
                 )
             )
         return ContainerReport(
@@ -212,6 +219,7 @@ class Reporter:
             sum(process.alive for process in usage.processes) if usage else 0,
             tuple(shares),
             self._watch().lost.get(allocation.key, ()),
+            usage.limits_impossible if usage else 0,
         )
 
 

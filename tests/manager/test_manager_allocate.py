@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import struct
 import time
 from pathlib import Path
 
@@ -261,3 +262,37 @@ def test_gpu_time_that_nothing_measures_is_not_shown_as_zero(node: Node) -> None
     assert times() == {"whole": (True, False), "elastic": (False, True), "capped": (False, True)}
     seconds = [line for line in node.get("/metrics")[1].splitlines() if "gpu_seconds_total{" in line]
     assert len(seconds) == 2 and not any('pod_name="whole"' in line for line in seconds)
+
+
+def test_the_share_in_force_and_time_waited_are_exported(node: Node) -> None:
+    node.start(wait=200)
+    whole = pod("whole", container("c", 100))
+    capped = pod("capped", container("c", 30, 10), annotations={NAMES.core_limit: "80"})
+    node.kubelet.admit(whole)
+    node.kubelet.admit(capped)
+    limits = node.region(capped, "c") / "limits"
+    content = bytearray(limits.read_bytes())
+    struct.pack_into(
+        "<Q", content, 128, time.monotonic_ns() + 60_000_000_000
+    )  # vc_limits.arbiter_heartbeat_ns
+    struct.pack_into("<I", content, 192 + 120, 450_000)  # vc_card_limit.granted_ppm
+    limits.chmod(0o644)
+    limits.write_bytes(content)
+    usage = node.region(capped, "c") / "usage"
+    content = bytearray(usage.read_bytes())
+    struct.pack_into("<Q", content, 88, 3)  # vc_usage.limits_impossible
+    struct.pack_into(
+        "<QQ", content, 128 + 16, 2_500_000_000, 1_250_000_000
+    )  # vc_card_usage.gpu_ns, waited_ns
+    usage.write_bytes(content)
+    time.sleep(0.06)  # a sample period
+    page = node.get("/metrics")[1].splitlines()
+
+    def figures(name: str) -> dict[str, float]:
+        lines = [line for line in page if line.startswith(name + "{")]
+        return {line.split('pod_name="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+    assert figures("vcuda_container_granted_cores") == {"whole": 100, "capped": 45}
+    assert figures("vcuda_container_limits_impossible_total") == {"whole": 0, "capped": 3}
+    assert figures("vcuda_container_gpu_seconds_total") == {"capped": 2.5}
+    assert figures("vcuda_container_waited_seconds_total") == {"whole": 0, "capped": 1.25}

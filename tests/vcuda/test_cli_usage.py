@@ -162,7 +162,14 @@ def test_ls_and_show_tell_who_holds_what(runner: Runner) -> None:
     cards = json.loads(runner.call("show", "--json").stdout)
     assert [(card["free_cores"], card["free_bytes"]) for card in cards] == [(100, 8 * GIB), (40, 6 * GIB)]
     assert "40 / 100" in runner.call("show").stdout
-    assert runner.call("show", str(front.pid)).returncode == 0
+    (times,) = row["shares"]
+    assert times["granted_cores"] in (60, 80)  # 80 while the keeper's arbiter is heard
+    assert (times["gpu_time_ns"], times["waited_ns"], times["launches"]) == (0, 0, 0)
+    assert row["limits_impossible"] == 0
+    one = runner.call("show", str(front.pid))
+    assert one.returncode == 0
+    time = next(line for line in one.stdout.splitlines() if "0.000 s" in line).split()
+    assert time[1] in ("60", "80") and time[2:] == ["0.000", "s", "0.000", "s", "0"]
     assert runner.call("show", "1").returncode == 125
 
     refused = runner.call(*runner.run("true", share=["--core", "50", "--memory", "1GiB", "--device", "1"]))

@@ -103,6 +103,11 @@ def _show_run(options: argparse.Namespace) -> int:
         print(json.dumps([_as_json(run) for run in found], indent=2))
         return 0
     _print(_table_of_runs(found))
+    _print(_table_of_time(found[0]))
+    if found[0].limits_impossible:
+        print(
+            f"{found[0].limits_impossible} processes met limits that make no sense and keep to the guaranteed cores"
+        )
     table = _table("process", "program", "memory")
     for process in found[0].processes:
         table.add_row(str(process.pid), process.command, format_bytes(sum(process.memory_bytes.values())))
@@ -126,6 +131,19 @@ def _table_of_runs(runs: list[RunView]) -> rich.table.Table:
                 format_bytes(share.share.memory_bytes),
                 place.short(run.booking.command)[:60],
             )
+    return table
+
+
+def _table_of_time(run: RunView) -> rich.table.Table:
+    """GPU time since the run began, and the share of it in force now."""
+    table = _table("card", "cores in force", "GPU time", "waited", "launches")
+    for share in run.shares:
+        usage = share.usage
+        figures = ["?"] * 4
+        if usage is not None:
+            times = [f"{part / 1e9:.3f} s" for part in (usage.gpu_time_ns, usage.waited_ns)]
+            figures = [f"{usage.granted_cores:.0f}", *times, str(usage.launches)]
+        table.add_row(share.share.uuid[:12], *figures)
     return table
 
 
@@ -161,11 +179,20 @@ def _as_json(run: RunView) -> dict[str, Any]:
             "core_limit_in_force": share.core_limit,
             "memory_used_bytes": share.memory_used_bytes,
             "achieved_cores": share.achieved_cores,
+            "granted_cores": None if share.usage is None else share.usage.granted_cores,
+            "gpu_time_ns": None if share.usage is None else share.usage.gpu_time_ns,
+            "waited_ns": None if share.usage is None else share.usage.waited_ns,
+            "launches": None if share.usage is None else share.usage.launches,
         }
         for share in run.shares
     ]
     processes = [dataclasses.asdict(process) for process in run.processes]
-    return booking | {"user": place.user_name(run.booking.user_id), "shares": shares, "processes": processes}
+    return booking | {
+        "user": place.user_name(run.booking.user_id),
+        "limits_impossible": run.limits_impossible,
+        "shares": shares,
+        "processes": processes,
+    }
 
 
 def _room_as_json(room: place.Room) -> dict[str, Any]:

@@ -13,21 +13,29 @@ from vcuda.runs.ledger import Ledger
 
 @dataclass(frozen=True)
 class ShareView:
-    """One card of a run. Figures are None where another user's region may not be read; `achieved_cores` in 1/100 card."""
+    """One card of a run. Figures are None where another user's region may not be read; `achieved_cores` in 1/100 card.
+
+    `usage`: the counters since the run began, and the share in force now.
+    """
 
     share: Share
     core_limit: int
     memory_used_bytes: int | None
     achieved_cores: float | None
+    usage: region.CardUsage | None = None
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run with its processes that use CUDA, as far as they may be seen."""
+    """A run with its processes that use CUDA, as far as they may be seen.
+
+    `limits_impossible`: processes that met limits of GPU time which make no sense; None where the region may not be read.
+    """
 
     booking: Booking
     shares: tuple[ShareView, ...]
     processes: tuple[region.ProcessUsage, ...]
+    limits_impossible: int | None = None
 
 
 def look(ledger: Ledger, interval_seconds: float) -> list[RunView]:
@@ -69,6 +77,7 @@ def _view(ledger: Ledger, entry: Booking, before: dict[str, int], passed_ns: int
         if card is not None and share.uuid in before:
             achieved = 100 * max(0, card.gpu_time_ns - before[share.uuid]) / passed_ns
         used = None if card is None else card.memory_used_bytes
-        shares.append(ShareView(share, in_force.get(share.uuid, share.core_limit), used, achieved))
+        shares.append(ShareView(share, in_force.get(share.uuid, share.core_limit), used, achieved, card))
     processes: Sequence[region.ProcessUsage] = () if usage is None else usage.processes
-    return RunView(entry, tuple(shares), tuple(process for process in processes if process.alive))
+    living = tuple(process for process in processes if process.alive)
+    return RunView(entry, tuple(shares), living, None if usage is None else usage.limits_impossible)
