@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -94,3 +95,18 @@ def test_a_program_links_against_the_stubs(tmp_path: Path) -> None:
     output_of("gcc", "-o", tmp_path / "program", source, f"-L{LIB / 'stubs'}", "-lcuda", "-lnvidia-ml")
     dynamic = output_of("readelf", "-d", tmp_path / "program")
     assert "[libcuda.so.1]" in dynamic and "[libnvidia-ml.so.1]" in dynamic
+
+
+OLDEST_LIBC = (2, 17)
+LOADED_INTO_TENANTS = ("shim/libcuda.so.1", "shim/libnvidia-ml.so.1", "preload/libvcuda-preload.so")
+
+
+@pytest.mark.parametrize("name", LOADED_INTO_TENANTS)
+def test_images_with_an_old_c_library_can_load_it(name: str) -> None:
+    """Distributions of 2014 and later. The loader refuses a library that needs a version which the image's libc lacks."""
+    references = output_of("objdump", "-p", LIB / name).split("Version References:")[1]
+    needed = [tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", references)]
+    assert max(needed) <= OLDEST_LIBC
+    dynamic = output_of("readelf", "-d", LIB / name)
+    for holder in ("libdl.so.2", "libpthread.so.0"):  # before glibc 2.34 some of the functions are in there
+        assert f"[{holder}]" in dynamic

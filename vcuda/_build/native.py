@@ -72,6 +72,10 @@ class Library:
         return sorted(found | {Path(__file__)})
 
 
+# What is loaded into tenants asks for old symbol versions only; in old images these two hold some of them.
+GLIBC_HEADER = "vcuda/src/include/vc_glibc.h"
+OLD_LIBC = ("-Wl,--no-as-needed", "-l:libdl.so.2", "-l:libpthread.so.0")
+
 CORE_INCLUDES = ("vcuda/src/include", "vcuda/src/core", "vcuda/abi")
 SIM_INCLUDES = ("vcuda/sim/src/include", "vcuda/sim/src/core")
 
@@ -105,9 +109,9 @@ LIBRARIES: tuple[Library, ...] = (
             "-Wl,--as-needed",
             "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv",
             "-Wl,--enable-new-dtags",
-            "-lpthread",
-            "-ldl",
+            *OLD_LIBC,
         ),
+        prelude=GLIBC_HEADER,
         needs=("cuda-driver-stub",),
     ),
     Library(
@@ -122,9 +126,9 @@ LIBRARIES: tuple[Library, ...] = (
             "-Wl,--as-needed",
             "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv",
             "-Wl,--enable-new-dtags",
-            "-lpthread",
-            "-ldl",
+            *OLD_LIBC,
         ),
+        prelude=GLIBC_HEADER,
         needs=("nvml-driver-stub",),
     ),
     # The fallback for places where the real libraries keep their names: both shims in one, and dlsym.
@@ -134,7 +138,7 @@ LIBRARIES: tuple[Library, ...] = (
         ("vcuda/src/core", "vcuda/src/cuda", "vcuda/src/nvml", "vcuda/src/preload"),
         (*CORE_INCLUDES, "vcuda/src/preload"),
         "libvcuda-preload.so",
-        link=(f"-Wl,--version-script={ROOT / 'vcuda/src/preload/preload.map'}", "-Wl,--as-needed", "-lpthread", "-ldl"),
+        link=(f"-Wl,--version-script={ROOT / 'vcuda/src/preload/preload.map'}", *OLD_LIBC),
         prelude="vcuda/src/preload/names.h",
     ),
     Library(

@@ -13,4 +13,6 @@
 extern char vc_preload_cuda[];
 extern char vc_preload_nvml[];
 
+#include "vc_glibc.h"
+
 #endif

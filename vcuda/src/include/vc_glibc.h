@@ -1,0 +1,57 @@
+/* Included before every source of what is loaded into tenants: their images' C library may be older than the one we are built with.
+ *
+ * A library may ask for no symbol version that is younger than what an image has, or it can't be loaded there. Functions that later versions
+ * of glibc moved from libdl and libpthread into libc keep their old version there, and are asked for by it (the two libraries are
+ * needed by name, too: in old images they hold the functions). Functions that are younger than 2.17 are system calls here. The structures of x86-64's
+ * kernel and C library are the same. tests/vcuda/test_shim_exports.py holds the bound. */
+#ifndef VC_GLIBC_H
+#define VC_GLIBC_H
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define VC_OLD(name) __asm__(".symver " #name "," #name "@GLIBC_2.2.5")
+#ifndef VC_PRELOAD_NAMES_H /* the preload library defines these itself, in both versions */
+VC_OLD(dlopen);
+VC_OLD(dlsym);
+#endif
+VC_OLD(dladdr);
+VC_OLD(dlclose);
+VC_OLD(dlerror);
+VC_OLD(pthread_create);
+VC_OLD(pthread_getcpuclockid);
+VC_OLD(pthread_join);
+VC_OLD(pthread_key_create);
+VC_OLD(pthread_mutex_trylock);
+VC_OLD(pthread_once);
+VC_OLD(pthread_setspecific);
+VC_OLD(pthread_sigmask);
+#undef VC_OLD
+
+static inline int vc_fstatat(int folder, const char *path, struct stat *status, int flags)
+{
+    return (int)syscall(SYS_newfstatat, folder, path, status, flags);
+}
+
+static inline int vc_fstat(int descriptor, struct stat *status)
+{
+    return (int)syscall(SYS_fstat, descriptor, status);
+}
+
+static inline ssize_t vc_getrandom(void *buffer, size_t bytes, unsigned flags)
+{
+    return syscall(SYS_getrandom, buffer, bytes, flags);
+}
+
+#define fstatat(folder, path, status, flags) vc_fstatat(folder, path, status, flags)
+#define fstat(descriptor, status) vc_fstat(descriptor, status)
+#define stat(path, status) vc_fstatat(AT_FDCWD, path, status, 0)
+#define lstat(path, status) vc_fstatat(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW)
+#define getrandom(buffer, bytes, flags) vc_getrandom(buffer, bytes, flags)
+#endif
+
+#endif
