@@ -63,6 +63,14 @@ class CardProcess:
     memory_bytes: int | None
 
 
+@dataclass(frozen=True)
+class ProcessUtilization:
+    """Part of a recent sample period in which a process kept the card busy, by the driver: its PID on the host, 0 to 100."""
+
+    pid: int
+    percent: int
+
+
 class Driver(Protocol):
     """One opened driver. Methods raise DriverError when it is gone; then the caller closes it and opens another."""
 
@@ -81,6 +89,9 @@ class Driver(Protocol):
 
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
         """Who computes on a card; None if it does not say (MIG instances do not: the driver lists them by parent)."""
+
+    def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:
+        """Samples newer than `since_us` (Unix time); idle processes may be left out. None if the card does not say (MIG)."""
 
     def close(self) -> None: ...
 
@@ -104,6 +115,9 @@ class NullDriver:
         return None
 
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:  # noqa: ARG002
+        return None
+
+    def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:  # noqa: ARG002
         return None
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from manager.bypass import BypassWatch
 from manager.cards import Driver
 from manager.coexistence import Coexistence
 from manager.device_cgroups import Watcher
+from manager.drift import Drift
 from manager.errors import Refusal, StartError
 from manager.hostroot import HostRoot
 from manager.housekeeping import Housekeeper
@@ -132,6 +133,16 @@ class Daemon:
             self.auditor = Auditor(
                 self.overhead.held, regions.usage, self._unaccounted, bypass=BypassWatch(self._without_shim)
             )
+            self.drift = Drift(
+                self.inventory.utilization,
+                self.overhead.held,
+                regions.usage,
+                regions.metered,
+                lambda: self.allocator.allocations,
+                self._drifted,
+                lambda: self.settings.drift_tolerance,
+            )
+            self._stack.callback(self.drift.stop)
             # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
             self._others = PodResources(settings.pod_resources_socket, names)
             self._stack.callback(self._others.close)
@@ -161,6 +172,7 @@ class Daemon:
                 settings.sample_period,
                 lambda: self.auditor.finding,
                 lambda: self.cgroups.watch,
+                lambda: self.drift.found,
             )
             self.metrics.watch(reporter.report)
             pages = web.Pages(
@@ -188,6 +200,7 @@ class Daemon:
             self.registrar.start()
             self._keeper.start()
             self.overhead.start()
+            self.drift.start()
             if self._watch is not None:
                 self._watch.start()
         except BaseException:
@@ -295,6 +308,9 @@ class Daemon:
         self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
         if self.settings.audit_policy == "evict":
             self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
+
+    def _drifted(self, item: Allocation, message: str) -> None:
+        self._pod_event(item, "GpuTimeDrift", message)
 
     def _pod_event(self, item: Allocation, reason: str, message: str) -> None:
         self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)

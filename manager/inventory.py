@@ -13,7 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from manager import nodes
-from manager.cards import CardProcess, CardSample, Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
+from manager.cards import (
+    CardProcess,
+    CardSample,
+    Driver,
+    DriverError,
+    NodeCard,
+    NullDriver,
+    Probe,
+    ProcessUtilization,
+    XidEvent,
+)
 from manager.hostroot import HostRoot
 from manager.logs import Conditions
 from manager.nodes import NodeProblem
@@ -93,6 +103,12 @@ class Inventory:
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
         try:
             return self._driver.processes(uuid)
+        except DriverError:
+            return None
+
+    def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:
+        try:
+            return self._driver.utilization(uuid, since_us)
         except DriverError:
             return None
 

@@ -236,6 +236,11 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
             lambda card: card.bypassing_processes,
         ),
         (
+            "vcuda_container_gpu_time_drift",
+            "Hundredths of the card that NVML saw in use, less those charged",
+            lambda card: card.drift_cores,
+        ),
+        (
             "vcuda_container_overhead_bytes",
             "Memory in use beside the ledger that its limit counts",
             lambda card: card.overhead_bytes,

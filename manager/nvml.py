@@ -15,7 +15,17 @@ from typing import Any
 import pynvml
 
 from manager import mig
-from manager.cards import CardProcess, CardSample, Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
+from manager.cards import (
+    CardProcess,
+    CardSample,
+    Driver,
+    DriverError,
+    NodeCard,
+    NullDriver,
+    Probe,
+    ProcessUtilization,
+    XidEvent,
+)
 from manager.hostroot import HostRoot
 from vcuda.spec.inventory import Card
 
@@ -246,3 +256,21 @@ class NvmlDriver:
         if found is None:
             return None
         return tuple(CardProcess(int(item.pid), item.usedGpuMemory) for item in found)
+
+    def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:
+        with self._lock:
+            handle = self._handles.get(uuid)
+            if handle is None or not self._open:
+                return None
+            try:
+                found = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+            except pynvml.NVMLError as error:
+                # Nothing newer; nvidia-ml-py raises success, too, where there is nobody.
+                idle = error.value in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS)
+                return () if idle else None
+        # Users of nvtop and nvitop saw drivers answer with a whole buffer of PIDs that are none, and with figures above 100.
+        return tuple(
+            ProcessUtilization(int(item.pid), int(item.smUtil))
+            for item in found
+            if item.pid and item.smUtil <= 100
+        )

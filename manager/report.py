@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from manager import booking
 from manager.allocation_view import AllocationView
-from manager.audit import Finding
+from manager.audit import Finding, Key
 from manager.device_cgroups import Watch
 from manager.inventory import Inventory
 from manager.regions import Regions
@@ -46,6 +46,7 @@ class ShareReport:
     `overhead_bytes` of what is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
     `bypassing_processes`: how many use the card past our library, by the last audit. `granted_cores`: the share of the card's time in
     force, in hundredths; None if the region can't be read.
+    `drift_cores`: NVML's utilization less what was charged, in hundredths of the card, over the last window; None if it can't be told.
     """
 
     uuid: str
@@ -66,6 +67,7 @@ class ShareReport:
     oversold_allocations: int = 0
     bypassing_processes: int | None = None
     granted_cores: float | None = None
+    drift_cores: float | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class Reporter:
         period_s: float,
         finding: Callable[[], Finding] = Finding,
         watch: Callable[[], Watch] = Watch,
+        drift: Callable[[], Mapping[tuple[Key, str], float]] = dict,
     ) -> None:
         self._node = node
         self._inventory = inventory
@@ -127,6 +130,7 @@ class Reporter:
         self.period_s = period_s
         self._finding = finding
         self._watch = watch
+        self._drift = drift
         self._lock = threading.Lock()
         self._report: NodeReport | None = None
         self._made = 0.0
@@ -207,6 +211,7 @@ class Reporter:
                     card.oversold_allocations,
                     finding.without_shim.get((allocation.key, share.uuid)),
                     card.granted_cores if usage else None,
+                    self._drift().get((allocation.key, share.uuid)),
                 )
             )
         return ContainerReport(

@@ -41,6 +41,13 @@ def mebibytes(value: str) -> int:
     return number
 
 
+def points(value: str) -> int:
+    number = int(value)
+    if not 1 <= number <= 100:
+        raise ValueError("give hundredths of a card, 1 to 100")
+    return number
+
+
 def blocks(value: str) -> int:
     number = int(value)
     if number < 1:

@@ -150,6 +150,13 @@ class Settings:
         "MiB that a container may hold beyond its ledger, for modules and the like",
         live=True,
     )
+    # The drift alarm
+    drift_tolerance: int = _option(
+        20,
+        setting_values.points,
+        "hundredths of a card by which a container's charged GPU time may differ from what NVML saw; 100: never told",
+        live=True,
+    )
     # Device cgroups of running containers
     cgroup_root: Path = _option(
         Path("/sys/fs/cgroup"), setting_values.directory, "where the host's control groups are mounted"
