@@ -142,7 +142,6 @@ class Daemon:
                 self._drifted,
                 lambda: self.settings.drift_tolerance,
             )
-            self._stack.callback(self.drift.stop)
             # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
             self._others = PodResources(settings.pod_resources_socket, names)
             self._stack.callback(self._others.close)
@@ -217,6 +216,7 @@ class Daemon:
         self.registrar.stop()
         self.outbox.stop()
         self._pod_resources.close()
+        self.drift.stop()
         self._stack.close()
         self.inventory.stop()
 
