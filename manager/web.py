@@ -69,10 +69,12 @@ def application(pages: Pages) -> Starlette:
 def listen(address: str, port: int) -> socket.socket:
     """Bind before anything else starts, so that a port in use is one clear message. Raises StartError."""
     try:
-        family, _, _, _, where = socket.getaddrinfo(
+        family, _, protocol, _, where = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol by name: asyncio sets TCP_NODELAY only on connections whose listener says TCP, and without it every
+        # answer on a kept connection waits for the client's delayed acknowledgement.
+        listener = socket.socket(family, socket.SOCK_STREAM, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen(128)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import subprocess
 import threading
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from kubernetes.client import ApiException
 from deploy.local import api as apis
 from deploy.local import certificates
 from deploy.local.apiserver.server import Server, ServerFailure
+from tests.support.sockets import nodelay_of_accepted
 
 Pod = Callable[..., dict[str, Any]]
 
@@ -352,3 +355,14 @@ def test_kubectl_creates_shows_and_deletes(tmp_path: Path, make_pod: Pod) -> Non
         assert kubectl("get", "nodes").split()[3:5] == ["n1", "NotReady"]
     finally:
         server.stop()
+
+
+def test_answers_on_a_kept_connection_are_not_held_back(server: Server) -> None:
+    """Else each waits for the client's delayed acknowledgement: head and body are two writes."""
+    address = urllib.parse.urlsplit(server.url)
+    assert address.hostname is not None and address.port is not None
+    client = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
+    client.request("GET", "/version")
+    client.getresponse().read()
+    assert nodelay_of_accepted(address.port) == [True]
+    client.close()

@@ -34,7 +34,8 @@ class Server:
         self.token = secrets.token_urlsafe(24)
         self.kubeconfig = directory / "kubeconfig"
         self._certificate = certificate
-        self._socket = socket.socket()
+        # The protocol by name, else asyncio leaves TCP_NODELAY off and answers wait for delayed acknowledgements.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(("127.0.0.1", port))

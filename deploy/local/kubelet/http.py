@@ -26,6 +26,8 @@ class KubeletHttp:
         self._read_log = read_log
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            disable_nagle_algorithm = True  # head and body are two writes
+
             def do_GET(self) -> None:
                 code, kind, body = outer._answer(self.path, self.headers.get("Authorization", ""))
                 self.send_response(code)
