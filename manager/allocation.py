@@ -13,6 +13,7 @@ from pathlib import Path
 from manager import devices, identity, nodes, response
 from manager.admission import BUDGET_S, Admission
 from manager.cards import NodeCard
+from manager.cdi import CdiKeeper
 from manager.decision import Decider
 from manager.errors import Reason, Refusal
 from manager.hostroot import HostRoot
@@ -55,6 +56,7 @@ class Allocator:
         mirror: MirrorKeeper,
         state: StateFile,
         outbox: Outbox,
+        cdi: CdiKeeper,
     ) -> None:
         self.settings = settings  # replaced when they are read anew
         self._names = names
@@ -65,6 +67,7 @@ class Allocator:
         self._mirror = mirror
         self._state = state
         self._outbox = outbox
+        self._cdi = cdi
         self._decider = Decider(names, inventory, regions)
         self._lock = threading.Lock()
         self._allocations: Allocations = {}
@@ -157,10 +160,16 @@ class Allocator:
         device_nodes = self._nodes(cards)
         driver = self._mirror.current()
         allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
+        answer = response.build(resource, allocation, device_nodes, driver, self.settings, self._names)
+        named = self._cdi.names(
+            cards
+        )  # for the memory's call too: it must not book what the other one would refuse
+        if resource == "core":
+            self._cdi.extend(answer, named)
         if before is None or not self._regions.exists(allocation):
             self._regions.create(allocation, self._company(allocation).shared(allocation))
         self._book(allocation.with_held(resource, held), before)
-        return response.build(resource, allocation, device_nodes, driver, self.settings, self._names)
+        return answer
 
     def _book(self, allocation: Allocation, before: Allocation | None) -> None:
         self._allocations[allocation.key] = allocation

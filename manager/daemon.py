@@ -28,6 +28,7 @@ from manager.allocation import Allocator
 from manager.audit import Auditor
 from manager.bypass import BypassWatch
 from manager.cards import Driver
+from manager.cdi import CdiKeeper
 from manager.coexistence import Coexistence
 from manager.device_cgroups import Watcher
 from manager.drift import Drift
@@ -103,6 +104,7 @@ class Daemon:
                 root, open_driver, settings.health_check_interval, settings.health_ignore_xids
             )
             self.mirror = MirrorKeeper(settings.virtual_manager_path, root, shims)
+            self.cdi = CdiKeeper(settings.cdi_root, settings.device_list_strategy, names, root, self.mirror)
             self._pod_resources = PodResources(settings.pod_resources_socket, names)
             self.admission = Admission(names, settings.device_plugin_path, kubelet, self._pod_resources, kube)
             self._arbiter = make_arbiter()
@@ -118,6 +120,7 @@ class Daemon:
                 self.mirror,
                 self._state,
                 self.outbox,
+                self.cdi,
             )
             self._board = Board()
             plugins = [
@@ -154,6 +157,7 @@ class Daemon:
                 self._apply,
                 self.inventory,
                 self.mirror,
+                self.cdi,
                 coexistence,
                 self.overhead,
                 self.auditor,
@@ -267,6 +271,7 @@ class Daemon:
     def _cards_changed(self, snapshot: Snapshot) -> None:
         # Before kubelet sees the devices: a pod that comes at once must not be refused for want of the directory.
         self.mirror.refresh(snapshot.driver_version)
+        self.cdi.refresh(snapshot, self.settings)
         self._board.show(snapshot)
         self.metrics.describe(vcuda.__version__, snapshot.driver_version, self.settings.node_name)
         cards = [item.card for item in snapshot.cards]

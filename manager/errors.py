@@ -21,6 +21,7 @@ class Reason(enum.StrEnum):
     NOT_ALLOCATED = "NotAllocated"
     BUSY = "Busy"
     SHARE_TOO_SMALL = "ShareTooSmall"
+    CDI_UNAVAILABLE = "CdiUnavailable"
 
 
 class Refusal(Exception):

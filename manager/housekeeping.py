@@ -11,6 +11,7 @@ from pathlib import Path
 from manager import recycling
 from manager.allocation import Allocator
 from manager.audit import Auditor
+from manager.cdi import CdiKeeper
 from manager.coexistence import Coexistence
 from manager.device_cgroups import Watcher
 from manager.errors import Refusal
@@ -38,6 +39,7 @@ class Housekeeper:
         apply: Callable[[Settings], None],
         inventory: Inventory,
         mirror: MirrorKeeper,
+        cdi: CdiKeeper,
         coexistence: Coexistence,
         overhead: Overhead,
         auditor: Auditor,
@@ -53,6 +55,7 @@ class Housekeeper:
         self._apply = apply
         self._inventory = inventory
         self._mirror = mirror
+        self._cdi = cdi
         self._coexistence = coexistence
         self._overhead = overhead
         self._auditor = auditor
@@ -99,6 +102,7 @@ class Housekeeper:
     def _look_at_cards(self) -> None:
         snapshot = self._inventory.snapshot
         self._mirror.refresh(snapshot.driver_version)
+        self._cdi.refresh(snapshot, self._settings)
         self._inventory.block(self._coexistence.blocked(snapshot.cards))
         allocations = self._allocator.allocations
         cards = [item.card.uuid for item in snapshot.cards if not item.parent_uuid]

@@ -47,17 +47,23 @@ def environment(settings: Settings) -> dict[str, str]:
     return found
 
 
-def mounts(allocation: Allocation, driver: Mirror, settings: Settings) -> list[api.Mount]:
+def own_mounts(allocation: Allocation) -> list[api.Mount]:
     """In the order in which they must be made: the usage file lies inside the region's read-only folder."""
-    found = [
-        api.Mount(
-            container_path=mirror_module.CONTAINER_PATH, host_path=str(driver.directory), read_only=True
-        ),
+    return [
         api.Mount(container_path=regions.CONTAINER_PATH, host_path=allocation.region, read_only=True),
         api.Mount(
             container_path=f"{regions.CONTAINER_PATH}/usage",
             host_path=f"{allocation.region}/usage",
             read_only=False,
+        ),
+    ]
+
+
+def common_mounts(driver: Mirror, settings: Settings) -> list[api.Mount]:
+    """What every container mounts, whatever its share."""
+    found = [
+        api.Mount(
+            container_path=mirror_module.CONTAINER_PATH, host_path=str(driver.directory), read_only=True
         ),
     ]
     # Found without any environment: login shells and setuid programs drop LD_LIBRARY_PATH, pods replace it.
@@ -97,7 +103,7 @@ def build(
         return api.ContainerAllocateResponse(annotations=recorded(allocation, names))
     return api.ContainerAllocateResponse(
         envs=environment(settings),
-        mounts=mounts(allocation, driver, settings),
+        mounts=[*own_mounts(allocation), *common_mounts(driver, settings)],
         devices=[
             api.DeviceSpec(
                 container_path=node.container_path, host_path=node.host_path, permissions=PERMISSIONS

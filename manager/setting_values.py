@@ -82,6 +82,19 @@ def choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def strategies(value: str) -> frozenset[str]:
+    """Of the names of NVIDIA's device plugin those that go with shares; device-specs, which is always there, is ours."""
+    names = frozenset(value.replace(",", " ").split())
+    if names & {"envvar", "volume-mounts"}:
+        raise ValueError(
+            "envvar and volume-mounts let NVIDIA's runtime bring the real driver past the shim; "
+            "choose device-specs, cdi-cri or cdi-annotations"
+        )
+    if not names or names - {"device-specs", "cdi-cri", "cdi-annotations"}:
+        raise ValueError("choose of device-specs, cdi-cri, cdi-annotations, with commas between")
+    return names
+
+
 def environment_pair(value: str) -> tuple[str, str]:
     name, separator, content = value.partition("=")
     if not separator or not name:

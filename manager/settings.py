@@ -100,6 +100,14 @@ class Settings:
         "how our library comes before the driver's: in place of libcuda.so.1, or by /etc/ld.so.preload",
         live=True,
     )
+    device_list_strategy: frozenset[str] = _option(
+        frozenset({"device-specs"}),
+        setting_values.strategies,
+        "how the runtime is told of the cards, beside device-specs, which is always done: cdi-cri, cdi-annotations",
+    )
+    cdi_root: Path = _option(
+        Path("/var/run/cdi"), setting_values.directory, "where the CDI specification of this node is written"
+    )
     container_env: tuple[tuple[str, str], ...] = _option(
         (),
         setting_values.environment_pair,

@@ -156,6 +156,22 @@ def test_the_host_s_cgroups_are_writable_only_for_restoring(policy: str, read_on
     assert f"--cgroup-root={mounts['cgroup']['mountPath']}" in container(daemon)["args"]
 
 
+@pytest.mark.parametrize("strategy", ["device-specs", "cdi-cri", "cdi-annotations,cdi-cri"])
+def test_the_runtime_s_cdi_folder_is_mounted_when_it_is_written(strategy: str) -> None:
+    daemon = objects({"manager": {"deviceListStrategy": strategy}})["DaemonSet", "gpu-manager"]
+    words = [word for word in container(daemon)["args"] if not word.startswith("--config=")]
+    parsed = settings_reader.parse(words, {})
+    assert parsed is not None
+    assert parsed.settings.device_list_strategy == frozenset(strategy.split(","))
+    mounts = {mount["name"]: mount for mount in container(daemon)["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in daemon["spec"]["template"]["spec"]["volumes"]}
+    assert ("cdi" in mounts, "cdi" in volumes) == ("cdi" in strategy, "cdi" in strategy)
+    if "cdi" in strategy:
+        path = str(parsed.settings.cdi_root)
+        assert (mounts["cdi"]["mountPath"], volumes["cdi"]["hostPath"]["path"]) == (path, path)
+        assert "readOnly" not in mounts["cdi"]
+
+
 @pytest.mark.parametrize("name", ["query-port", "audit-policy", "config"])
 def test_a_setting_has_one_place(name: str) -> None:
     with pytest.raises(helm_python.HelmError, match=f"manager.config.{name}"):

@@ -180,7 +180,7 @@ class Place:
         settings = replace(Settings(), injection=injection)
         mounts = [
             (mount.host_path, mount.container_path)
-            for mount in response.mounts(self.item, self.driver, settings)
+            for mount in [*response.own_mounts(self.item), *response.common_mounts(self.driver, settings)]
         ]
         mounts += [(str(mount.host_path), mount.container_path) for mount in self.machine.container_mounts()]
         variables = response.environment(settings)
