@@ -193,6 +193,8 @@ def test_a_placement_that_disagrees_is_refused(
         (150, 10, {}, "InvalidCores"),
         (30, None, {}, "IncompleteRequest"),
         (30, 10, {NAMES.core_limit: "20"}, "InvalidAnnotation"),
+        (30, 10, {NAMES.core_limit: "101"}, "InvalidAnnotation"),
+        (30, 10, {NAMES.priority: "urgent"}, "InvalidAnnotation"),
         (30, 33, {}, "InsufficientMemory"),
     ],
 )

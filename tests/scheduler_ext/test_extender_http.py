@@ -285,6 +285,27 @@ def test_an_invalid_request_is_refused_with_its_reason(api: FakeApi, start: Star
     assert free_cores(extender) == 100
 
 
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (NAMES.core_limit, "29"),
+        (NAMES.core_limit, "101"),
+        (NAMES.core_limit, "0"),
+        (NAMES.priority, "urgent"),
+    ],
+)
+def test_impossible_limits_of_gpu_time_are_refused_and_book_nothing(
+    api: FakeApi, start: Start, annotation: str, value: str
+) -> None:
+    api.put("nodes", node("a", cards("a", 1)))
+    extender = start()
+    answer = extender.filter(pod("p", 30, 4, annotations={annotation: value}), ["a"])
+    refusal = answer["FailedAndUnresolvableNodes"]["a"]
+    assert answer["NodeNames"] == [] and refusal.startswith("InvalidAnnotation: ")
+    assert annotation in refusal and value in refusal
+    assert free_cores(extender) == 100
+
+
 def test_prioritize_and_the_route_for_pods_without_cards(api: FakeApi, start: Start) -> None:
     api.put("nodes", node("a", cards("a", 2)), node("b", cards("b", 1)), node("cpu", None))
     extender = start()

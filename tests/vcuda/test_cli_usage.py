@@ -52,6 +52,8 @@ def test_words_become_a_wish(words: tuple[str, str | None, str | None, list[str]
         (("30", "lots", None, []), "--memory"),
         (("30", "1GiB", "29", []), "--core-limit"),
         (("30", "1GiB", "101", []), "--core-limit"),
+        (("30", "1GiB", "0", []), "--core-limit"),
+        (("30", "1GiB", "half", []), "--core-limit"),
         (("100", None, "99", []), "--core-limit"),
         (("200", None, None, ["0"]), "--device"),
     ],
@@ -111,6 +113,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "status", "text"),
     [
         (["--core", "150", "--memory", "1GiB"], 2, "--core is 150"),
+        (["--core", "30", "--core-limit", "20", "--memory", "1GiB"], 2, "--core-limit is 20"),
         (["--core", "30", "--memory", "9GiB"], 125, "no card has 30 cores and 9 GiB free"),
         (["--core", "300"], 125, "3 cards are asked for"),
         (["--core", "30", "--memory", "1GiB", "--device", "7"], 125, "--device 7 is no card of this machine"),
