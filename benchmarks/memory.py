@@ -26,6 +26,8 @@ from vcuda import region
 from vcuda.sim import Machine, SimCard
 
 HERE = Path(__file__).resolve().parent
+LOAD = HERE / "memory_load.c"
+LOAD_FLAGS = (str(HERE / "memory_kinds.c"), f"-I{HERE.parent / 'vcuda/src/include'}", "-ldl", "-lpthread")
 SHIM = Path(vcuda.__file__).parent / "lib" / "shim" / "libcuda.so.1"
 MIB = 1 << 20
 SECONDS = 300
@@ -54,14 +56,16 @@ class Cost:
 class Stress:
     """16 processes at a time, every allocator, random frees and SIGKILLs; bytes by the card's own books, sampled.
 
-    `granted` and `refused` are those of the processes that lived to tell.
+    `allocators`: how many each granted and refused. `kills_by_tenth`: SIGKILLs in each tenth of the operations.
     """
 
     operations: int
     processes: int
     granted: int
     refused: int
+    allocators: dict[str, tuple[int, int]]
     kills: int
+    kills_by_tenth: list[int]
     samples: int
     limit_bytes: int
     peak_bytes: int
@@ -85,7 +89,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.machine = Machine.create(folder / "machine", [SimCard()])
-        self.program = compile_c(HERE / "memory_load.c", folder / "memory_load", "-ldl", "-lpthread")
+        self.program = compile_c(LOAD, folder / "memory_load", *LOAD_FLAGS)
         uuid = f'-DCARD_UUID="{self.machine.cards[0].uuid}"'
         (folder / "null").mkdir()
         self.null = compile_c(
@@ -155,7 +159,9 @@ class Bench:
         waiting = mixes(operations, seed)
         count = len(waiting)
         running: list[tuple[Mix, subprocess.Popen[str]]] = []
-        granted = refused = kills = peak = samples = 0
+        allocators: dict[str, tuple[int, int]] = {}
+        kills = [0] * 10
+        done = peak = samples = 0
         while running or waiting:
             while waiting and len(running) < STRESS_PROCESSES:
                 mix = waiting.pop(0)
@@ -167,18 +173,20 @@ class Bench:
                 output, _ = process.communicate(timeout=SECONDS)
                 if process.returncode != (-signal.SIGKILL if mix.victim else 0):
                     raise RuntimeError(f"memory_load stress ended with {process.returncode}; see above")
-                if mix.victim:
-                    kills += 1
-                else:
-                    given, not_given = json.loads(output)
-                    granted, refused = granted + given, refused + not_given
+                for name, (given, not_given) in json.loads("{" + output + "}").items():
+                    before = allocators.get(name, (0, 0))
+                    allocators[name] = (before[0] + given, before[1] + not_given)
+                done += mix.operations
+                kills[min(9, 10 * done // operations)] += mix.victim
                 running.remove((mix, process))
         usage = region.read_usage(share / "vcuda").cards[0]
         return Stress(
             operations,
             count,
-            granted,
-            refused,
+            sum(given for given, _ in allocators.values()),
+            sum(not_given for _, not_given in allocators.values()),
+            allocators,
+            sum(kills),
             kills,
             samples,
             STRESS_LIMIT,
@@ -202,9 +210,10 @@ class Mix:
 def mixes(operations: int, seed: int) -> list[Mix]:
     """Cut `operations` into processes of random length, every third of them a victim: the same for the same seed."""
     chance = random.Random(seed)
+    longest = max(400, min(STRESS_LONGEST, operations // 32))
     found: list[Mix] = []
     while operations > 0:
-        length = min(operations, chance.randint(200, STRESS_LONGEST))
+        length = min(operations, chance.randint(200, longest))
         found.append(Mix(chance.randrange(1 << 31), length, victim=chance.random() < 1 / 3))
         operations -= length
     return found
@@ -234,7 +243,12 @@ def show(costs: list[Cost], load: Load, stress: Stress) -> None:
         "\nT11: 16 processes at a time, every allocator, random frees, SIGKILLs (target: 0 over the limit, 0 left)\n"
     )
     for name, value in dataclasses.asdict(stress).items():
-        print(f"- {name.replace('_', ' ')}: {value:,.0f}")
+        if isinstance(value, dict):
+            print(
+                "- granted and refused: " + ", ".join(f"{kind} {a:,}/{b:,}" for kind, (a, b) in value.items())
+            )
+        else:
+            print(f"- {name.replace('_', ' ')}: {value if isinstance(value, list) else f'{value:,.0f}'}")
     over = max(0, stress.peak_bytes - stress.limit_bytes)
     ledger = max(0, stress.peak_in_ledger_bytes - stress.limit_bytes)
     print(f"- over the limit: {over:,} bytes by the card's books, {ledger:,} in the ledger")

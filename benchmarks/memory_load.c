@@ -3,14 +3,16 @@
  *   memory_load load                      load libcuda.so.1 and cuInit: prints the nanoseconds
  *   memory_load cost LIVE BYTES PAIRS     with LIVE allocations, time PAIRS of alloc + free: prints the median and the 99th
  *                                         percentile in ns. Starts at a line on stdin, when it has printed "ready"
- *   memory_load stress SEED OPERATIONS [VICTIM]   random allocations by every allocator and random frees; prints how many of the
- *                                         operations were granted, and refused. A VICTIM kills itself with SIGKILL when it has done
- *                                         them, in whatever state a second thread, which goes on, finds itself
+ *   memory_load stress SEED OPERATIONS [VICTIM]   random allocations by every allocator and random frees; prints a line for each
+ *                                         allocator: [how many it granted, how many it refused]. A VICTIM then goes on until a second
+ *                                         thread, which allocates too, ends both with SIGKILL in the middle of whatever they do
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,19 +20,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "memory_kinds.h"
+
 typedef unsigned long long pointer;
 typedef void *handle;
-
-struct pool_or_memory { /* CUmemAllocationProp */
-    int type, handles, location, id;
-    void *pointer;
-    unsigned char flags[8];
-};
-struct shape { /* CUDA_ARRAY_DESCRIPTOR */
-    size_t width, height;
-    int format;
-    unsigned channels;
-};
 
 static handle context;
 
@@ -38,18 +31,10 @@ static int (*cuInit)(unsigned);
 static int (*cuCtxSetCurrent)(handle);
 static int (*cuCtxCreate_v2)(handle *, unsigned, int);
 static int (*cuMemAlloc_v2)(pointer *, size_t);
-static int (*cuMemAllocManaged)(pointer *, size_t, unsigned);
-static int (*cuMemAllocPitch_v2)(pointer *, size_t *, size_t, size_t, unsigned);
-static int (*cuMemAllocAsync)(pointer *, size_t, handle);
-static int (*cuMemFreeAsync)(pointer, handle);
 static int (*cuMemFree_v2)(pointer);
-static int (*cuMemCreate)(pointer *, size_t, const struct pool_or_memory *, unsigned long long);
-static int (*cuMemRelease)(pointer);
-static int (*cuArrayCreate_v2)(handle *, const struct shape *);
-static int (*cuArrayDestroy)(handle);
 
 #define MIB ((size_t)1 << 20)
-enum { KINDS = 6, MOST = 64 };
+enum { MOST = 96 }; /* held at a time: a few processes fill the share */
 
 static uint64_t now_ns(void)
 {
@@ -58,7 +43,7 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void load(void)
+static void *load(void)
 {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library) {
@@ -66,18 +51,17 @@ static void load(void)
         exit(1);
     }
 #define FIND(name) name = dlsym(library, #name)
-    FIND(cuInit), FIND(cuCtxCreate_v2), FIND(cuMemAlloc_v2), FIND(cuMemAllocManaged), FIND(cuMemAllocPitch_v2);
-    FIND(cuMemAllocAsync), FIND(cuMemFreeAsync), FIND(cuMemFree_v2), FIND(cuMemCreate), FIND(cuMemRelease);
-    FIND(cuArrayCreate_v2), FIND(cuArrayDestroy), FIND(cuCtxSetCurrent);
+    FIND(cuInit), FIND(cuCtxCreate_v2), FIND(cuMemAlloc_v2), FIND(cuMemFree_v2), FIND(cuCtxSetCurrent);
     if (cuInit(0)) {
         fprintf(stderr, "memory_load: cuInit failed\n");
         exit(1);
     }
+    return library;
 }
 
-static void begin(void)
+static void *begin(void)
 {
-    load();
+    void *library = load();
     int result;
     while ((result = cuCtxCreate_v2(&context, 0, 0)) == 2) /* no room beside what the others hold now */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -85,6 +69,7 @@ static void begin(void)
         fprintf(stderr, "memory_load: cuCtxCreate: CUresult %d\n", result);
         exit(2);
     }
+    return library;
 }
 
 static int by_value(const void *a, const void *b)
@@ -116,80 +101,71 @@ static int cost(size_t live, size_t bytes, size_t pairs)
     return 0;
 }
 
-static struct held {
-    int kind; /* 0: nothing */
-    pointer at;
-} held[MOST];
+static struct held held[MOST];
+static atomic_bool finished; /* the victim's operations are done */
 
-static int take(int kind, size_t bytes, pointer *at)
-{
-    struct pool_or_memory memory = {.type = 1, .location = 1};
-    struct shape shape = {.width = 1024, .height = bytes / 4096, .format = 0x20, .channels = 1};
-    size_t pitch;
-    switch (kind) {
-    case 1: return cuMemAlloc_v2(at, bytes);
-    case 2: return cuMemAllocManaged(at, bytes, 1);
-    case 3: return cuMemAllocPitch_v2(at, &pitch, 4000, bytes / 4096, 4);
-    case 4: return cuMemAllocAsync(at, bytes, NULL);
-    case 5: return cuMemCreate(at, (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB), &memory, 0);
-    default: return cuArrayCreate_v2((handle *)at, &shape);
-    }
-}
-
-static int give(const struct held *one)
-{
-    switch (one->kind) {
-    case 4: return cuMemFreeAsync(one->at, NULL);
-    case 5: return cuMemRelease(one->at);
-    case 6: return cuArrayDestroy((handle)one->at);
-    default: return cuMemFree_v2(one->at);
-    }
-}
-
-/* The victim's other thread: always somewhere inside an allocation or a free when the SIGKILL comes. */
-static void *churn(void *unused)
+/* The victim's other thread. The SIGKILL comes some way into an operation of the first one. */
+static void *churn(void *seed)
 {
     pointer at;
-    while (cuCtxSetCurrent(context) == 0) {
+    unsigned chance = (unsigned)(uintptr_t)seed;
+    cuCtxSetCurrent(context);
+    for (unsigned more = 0; more < 1 + chance % 50; more += atomic_load(&finished)) {
         if (cuMemAlloc_v2(&at, 3 * MIB) == 0)
             cuMemFree_v2(at);
     }
-    return unused;
+    for (uint64_t until = now_ns() + chance % 100000; now_ns() < until;)
+        ;
+    kill(getpid(), SIGKILL);
+    return NULL;
+}
+
+/* One random operation: gives back what is at a random place, or takes. */
+static void operate(unsigned *seed, long (*counts)[2])
+{
+    struct held *one = &held[rand_r(seed) % MOST];
+    int kind = one->kind;
+    unsigned chance = (unsigned)rand_r(seed);
+    if (kind) {
+        int result = give(one, chance);
+        if (!result)
+            return;
+        fprintf(stderr, "memory_load: giving back %s: CUresult %d\n", kind_name(kind), result);
+        exit(5);
+    }
+    kind = 1 + rand_r(seed) % KINDS;
+    size_t bytes = rand_r(seed) % 4 ? 2 * MIB + rand_r(seed) % (12 * MIB) : 8192 + rand_r(seed) % MIB;
+    int result = take(one, kind, bytes, chance);
+    if (result != 0 && result != 2) {
+        fprintf(stderr, "memory_load: taking %s: CUresult %d\n", kind_name(kind), result);
+        exit(6);
+    }
+    counts[kind][result == 2]++;
 }
 
 static int stress(unsigned seed, long operations, int victim)
 {
-    long granted = 0, refused = 0;
-    begin();
-    pthread_t other;
-    if (victim && pthread_create(&other, NULL, churn, NULL))
-        return 8;
-    for (long done = 0; done < operations; done++) {
-        struct held *one = &held[rand_r(&seed) % MOST];
-        if (one->kind) {
-            if (give(one))
-                return 5;
-            one->kind = 0;
-            continue;
-        }
-        int kind = 1 + rand_r(&seed) % KINDS;
-        size_t bytes = rand_r(&seed) % 4 ? 2 * MIB + rand_r(&seed) % (12 * MIB) : 8192 + rand_r(&seed) % MIB;
-        int result = take(kind, bytes, &one->at);
-        if (result != 0 && result != 2) {
-            fprintf(stderr, "memory_load: allocator %d: CUresult %d\n", kind, result);
-            return 6;
-        }
-        one->kind = result ? 0 : kind;
-        granted += !result;
-        refused += result == 2;
+    static long counts[KINDS + 1][2];
+    const char *missing = kinds_find(begin());
+    if (missing) {
+        fprintf(stderr, "memory_load: no %s in libcuda.so.1\n", missing);
+        return 3;
     }
-    if (victim)
-        kill(getpid(), SIGKILL);
+    pthread_t other;
+    if (victim && pthread_create(&other, NULL, churn, (void *)(uintptr_t)seed))
+        return 8;
+    for (long done = 0; done < operations; done++)
+        operate(&seed, counts);
+    for (int kind = 1; kind <= KINDS; kind++)
+        printf("\"%s\": [%ld, %ld]%s\n", kind_name(kind), counts[kind][0], counts[kind][1], kind < KINDS ? "," : "");
+    fflush(stdout);
+    atomic_store(&finished, true);
+    while (victim)
+        operate(&seed, counts);
     for (int index = 0; index < MOST; index++) {
-        if (held[index].kind && give(&held[index]))
+        if (held[index].kind && give(&held[index], (unsigned)index))
             return 7;
     }
-    printf("[%ld, %ld]\n", granted, refused);
     return 0;
 }
 

@@ -17,6 +17,7 @@ from manager.storage import TMPFS_BYTES
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node, free_port
 from vcuda import region
+from vcuda.sim import Machine
 
 # One process of the tenant: does what it is told to the file, says so, and holds on to it until told to end.
 TENANT = """
@@ -120,6 +121,26 @@ def taken_bytes(directory: Path) -> int:
     return sum(entry.lstat().st_blocks * 512 for entry in directory.iterdir())
 
 
+@pytest.fixture
+def node(machine: Machine, make_node: Callable[..., Node]) -> Node:
+    """With an API server: only it makes it certain at once that a pod is gone. Kubelet's word alone counts after a minute."""
+    made = make_node(machine.root, with_api=True)
+    made.kubelet.start()
+    return made
+
+
+def admit(node: Node, item: dict[str, Any]) -> None:
+    assert node.api is not None
+    node.api.pods.append(item)
+    node.kubelet.admit(item)
+
+
+def remove(node: Node, item: dict[str, Any]) -> None:
+    assert node.api is not None
+    node.api.delete(item)
+    node.kubelet.remove(item)
+
+
 def test_whatever_a_tenant_does_to_its_usage_file_harms_only_itself(
     process: Callable[..., subprocess.Popen[str]], node: Node
 ) -> None:
@@ -127,12 +148,14 @@ def test_whatever_a_tenant_does_to_its_usage_file_harms_only_itself(
     running = process(f"--query-port={port}")
     page = Page(port)
     neighbour = pod(GOOD, container("c", 20, 2))
-    node.kubelet.admit(neighbour)
+    admit(node, neighbour)
     before = good_usage(page)
+    folders = []
     for number, deed in enumerate(DEEDS):
         bad = pod(f"bad-{number}", container("c", 1, 1))
-        node.kubelet.admit(bad)
+        admit(node, bad)
         folder = node.region(bad, "c")
+        folders.append(folder)
         with subprocess.Popen(
             [sys.executable, "-c", TENANT, str(folder / "usage"), deed],
             stdin=subprocess.PIPE,
@@ -155,14 +178,15 @@ def test_whatever_a_tenant_does_to_its_usage_file_harms_only_itself(
                 page.get("/graph")
                 # Others come, their limits change, go; what the daemon writes to the tenant's limits arrives.
                 other = pod(f"other-{number}", container("c", 1, 1))
-                node.kubelet.admit(other)
+                admit(node, other)
                 assert region.read_limits(node.region(other, "c"))[0].cores == 1
-                node.kubelet.remove(other)
+                remove(node, other)
                 if os.path.ismount(folder):
                     assert taken_bytes(folder) <= TMPFS_BYTES, deed
             finally:
                 tenant.kill()
-        node.kubelet.remove(bad)
+        remove(node, bad)
+    eventually(lambda: not any(map(os.path.lexists, folders)), "removal of the tenants' regions")
     assert running.poll() is None
     assert good_usage(page) == before
     assert region.read_usage(node.region(neighbour, "c")).processes == ()
@@ -176,7 +200,7 @@ def test_a_tenant_can_not_keep_the_daemon_from_changing_its_limits(
 ) -> None:
     process()
     bad = pod("bad", container("c", 1, 1))
-    node.kubelet.admit(bad)
+    admit(node, bad)
     folder = node.region(bad, "c")
     card = region.read_limits(folder)[0]
     assert not card.shared
@@ -189,8 +213,8 @@ def test_a_tenant_can_not_keep_the_daemon_from_changing_its_limits(
         try:
             assert tenant.stdout and tenant.stdout.readline() == "ready\n"
             for number in range(2):  # with two cards the second one at the latest comes to the same
-                node.kubelet.admit(pod(f"neighbour-{number}", container("c", 60, 1)))
-            node.kubelet.admit(pod("neighbour", container("c", 30, 1)))
+                admit(node, pod(f"neighbour-{number}", container("c", 60, 1)))
+            admit(node, pod("neighbour", container("c", 30, 1)))
             eventually(lambda: region.read_limits(folder)[0].shared, "news of the company on its card")
         finally:
             tenant.kill()

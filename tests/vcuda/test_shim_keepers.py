@@ -247,3 +247,60 @@ show()
 """,
     )
     assert found == [[2, 2, 2, 2], [2, 2, 2, 2, 2, 0, 0]]
+
+
+@pytest.mark.parametrize("order", ["plain memory first", "arrays of another shape first"])
+def test_a_chunk_that_a_small_array_keeps_stays_charged_when_its_neighbours_go(
+    share: Share, order: str
+) -> None:
+    """Each chunk holds one array and one other thing, of the same size to the driver; `steps_and_truth` compares with its books."""
+    other = {
+        "plain memory first": ("alloc(MIB)[1]", 'ok("cuMemFree_v2", one)'),
+        "arrays of another shape first": ("array(256, 1024)", 'ok("cuArrayDestroy", one)'),
+    }[order]
+    found = steps_and_truth(
+        share,
+        f"""
+def array(width, height):
+    made = C.c_void_p()
+    ok("cuArray3DCreate_v2", C.byref(made), C.byref(Shape(width, height, 0, 0x20, 1, 0)))
+    return made
+pairs = [({other[0]}, array(512, 512)) for _ in range(8)]
+step(); show()
+for one, _ in pairs:
+    {other[1]}
+step(); show()
+for _, one in pairs[1:]:
+    ok("cuArrayDestroy", one)
+step(); show()
+ok("cuArrayDestroy", pairs[0][1]); step(); show()
+""",
+    )
+    assert [steps[-1] for steps in found] == [16, 16, 2, 0]  # MiB, by the card's books
+    assert [steps[-2] for steps in found][1:] == [16, 2, 0]  # and by the ledger's, when only arrays are left
+
+
+def test_mipmaps_of_shapes_that_share_chunks_are_never_charged_less_than_they_take(share: Share) -> None:
+    found = steps_and_truth(
+        share,
+        """
+import random
+chance = random.Random(3)
+held = []
+for number in range(300):
+    if held and (chance.random() < 0.4 or number > 270):
+        name, one = held.pop(chance.randrange(len(held)))
+        ok(name, one)
+    else:
+        made = C.c_void_p()
+        shape = Shape(chance.choice((1, 60, 500)), chance.choice((1, 30, 250)), 0, 0x20, 1, 0)
+        if chance.random() < 0.5:
+            ok("cuMipmappedArrayCreate", C.byref(made), C.byref(shape), chance.randrange(1, 5))
+            held.append(("cuMipmappedArrayDestroy", made))
+        else:
+            ok("cuArray3DCreate_v2", C.byref(made), C.byref(shape))
+            held.append(("cuArrayDestroy", made))
+    step(); show()
+""",
+    )
+    assert len(found) == 300 and max(steps[-1] for steps in found) > 10

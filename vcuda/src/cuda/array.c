@@ -65,14 +65,27 @@ static uint64_t real_mipmap_bytes(CUmipmappedArray array)
 /* What is reserved for an array while the driver makes it. */
 struct making {
     struct vc_charge charge;
+    struct vc_small_array small;
     uint64_t bytes; /* estimated */
 };
+
+/* FNV-1a over what makes arrays alike. */
+static uint64_t shape_name(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
+{
+    const uint64_t parts[] = {shape->Width, shape->Height, shape->Depth, (uint64_t)shape->Format, shape->NumChannels, shape->Flags, levels};
+    uint64_t name = 0xcbf29ce484222325u;
+    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
+        for (int shift = 0; shift < 64; shift += 8)
+            name = (name ^ (parts[part] >> shift & 0xff)) * 0x100000001b3u;
+    }
+    return name;
+}
 
 static CUresult begin_array(struct making *making, const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
     making->bytes = estimate(shape, levels);
     if (making->bytes <= VC_SMALL_ARRAY)
-        return vc_small_array_begin(&making->charge, making->bytes);
+        return vc_small_array_begin(&making->small, &making->charge, making->bytes, shape_name(shape, levels));
     return vc_charge_current(&making->charge, vc_round_up(making->bytes, VC_CHUNK));
 }
 
@@ -80,7 +93,7 @@ static CUresult begin_array(struct making *making, const CUDA_ARRAY3D_DESCRIPTOR
 static void drop_array(struct making *making)
 {
     if (making->bytes <= VC_SMALL_ARRAY)
-        vc_small_array_drop(&making->charge, making->bytes);
+        vc_small_array_drop(&making->small, &making->charge);
     else
         vc_charge_drop(&making->charge);
 }
@@ -90,7 +103,7 @@ static bool hold_array(struct making *making, uint64_t real, const void *handle)
 {
     bool small = making->bytes <= VC_SMALL_ARRAY;
     if (small && real <= VC_SMALL_ARRAY && real <= making->bytes)
-        return vc_small_array_keep(&making->charge, making->bytes, handle);
+        return vc_small_array_keep(&making->small, &making->charge, handle);
     if (small) { /* larger than it was taken for */
         drop_array(making);
         making->bytes = real > VC_SMALL_ARRAY ? real : VC_SMALL_ARRAY + 1;

@@ -243,11 +243,11 @@ bool vc_charge_replace(const struct vc_charge *charge, const struct vc_freeing *
     return true;
 }
 
-bool vc_charge_record_array(const struct vc_charge *charge, uint64_t bytes, const void *handle)
+bool vc_charge_record_array(const struct vc_charge *charge, uint32_t shape, const void *handle)
 {
     struct vc_entry entry = {
         .key = (uint64_t)(uintptr_t)handle,
-        .bytes = bytes,
+        .bytes = shape,
         .owner = (uint64_t)(uintptr_t)charge->context,
         .card = charge->card,
         .kind = VC_MEMORY_SMALL_ARRAY,
@@ -287,7 +287,10 @@ void vc_charge_freed(const struct vc_freeing *freeing, CUresult result)
     } else if (entry->kind == VC_MEMORY_SMALL_ARRAY) {
         vc_small_array_freed(entry);
     } else if (freeing->bytes > 0) {
-        vc_quota_release(vc_region_get(), (uint32_t)entry->card, freeing->bytes, quota_kind(entry->kind));
+        bool shared = freeing->bytes >= VC_CHUNK && (is_small(entry) ? entry->kind == VC_MEMORY_PLAIN : entry->kind == VC_MEMORY_OPAQUE);
+        uint64_t kept = shared && vc_small_array_takes_over(entry->card) ? VC_CHUNK : 0;
+        if (freeing->bytes > kept)
+            vc_quota_release(vc_region_get(), (uint32_t)entry->card, freeing->bytes - kept, quota_kind(entry->kind));
     }
 }
 

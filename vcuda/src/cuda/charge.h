@@ -15,7 +15,7 @@ enum vc_memory_kind {
     VC_MEMORY_MANAGED,
     VC_MEMORY_OVERSOLD, /* asked for as plain memory, given as managed memory */
     VC_MEMORY_OPAQUE, /* arrays: no address, the driver says the size */
-    VC_MEMORY_SMALL_ARRAY, /* charged by its size class (small_array.h) */
+    VC_MEMORY_SMALL_ARRAY, /* charged with its shape (small_array.h), whose number is in `bytes` */
     VC_MEMORY_POOL,   /* charged by its pool, listed here to find the pool again */
 };
 
@@ -64,8 +64,8 @@ bool vc_charge_keep_opaque(struct vc_charge *charge, const void *handle);
  * that, or give back what it takes less, and record it under the key. False (no host memory): everything is as before. */
 bool vc_charge_replace(const struct vc_charge *charge, const struct vc_freeing *old, uint64_t key, uint64_t bytes);
 
-/* Record an array that its size class has charged. False: no host memory. */
-bool vc_charge_record_array(const struct vc_charge *charge, uint64_t bytes, const void *handle);
+/* Record a small array, charged with its shape. False: no host memory. */
+bool vc_charge_record_array(const struct vc_charge *charge, uint32_t shape, const void *handle);
 
 /* Record memory that its pool has charged. False: no host memory. */
 bool vc_charge_record_pooled(CUdeviceptr pointer, uint64_t bytes, uint64_t pool, int card);

@@ -1,26 +1,30 @@
-/* Small arrays, charged like an allocator that never moves them needs chunks at most.
+/* Small arrays, charged like an allocator that never moves them can need chunks at most.
  *
- * Arrays of one size class (the next power of two) need no more chunks than the most of them that lived at a time fill: a new
- * chunk is taken when all places of the others are used. How far frees have emptied chunks again can't be known without
- * addresses, so a class gives its chunks back when its last array is gone. */
+ * Arrays of one shape have one size, unknown to us but no more than our estimate. An allocator takes a new chunk when all places for that
+ * size are used, so arrays of one shape make it take no more chunks than the most of them that lived at a time fill. What a
+ * shape does not need any more stays charged as a loose chunk, since others may lie in it; so does a chunk that small
+ * allocations or other arrays have left, which may have been shared with one. But never more chunks than arrays: each lies in one. */
 #include "small_array.h"
 
-#define VC__SMALLEST_SHIFT 9
-#define VC__CLASSES 12
+#include <string.h>
+
+#define VC__SMALLEST 512u
+#define VC__SHAPES 64 /* at a time; arrays of further ones have a chunk each: shape 0 */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    uint64_t live;
-    uint64_t chunks; /* reserved or committed */
-} classes[VC_MAX_CARDS][VC__CLASSES];
+    uint64_t live;   /* all */
+    uint64_t chunks; /* reserved or committed: of all shapes, and loose */
+    struct {
+        uint64_t name; /* hash of the shape */
+        uint64_t live, chunks;
+    } shapes[VC__SHAPES];
+} cards[VC_MAX_CARDS];
 
 static void forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
-    for (int card = 0; card < VC_MAX_CARDS; card++) {
-        for (int class = 0; class < VC__CLASSES; class++)
-            classes[card][class].live = classes[card][class].chunks = 0;
-    }
+    memset(cards, 0, sizeof cards);
 }
 
 static void lock(void)
@@ -32,17 +36,37 @@ static void lock(void)
     pthread_mutex_lock(&mutex);
 }
 
-static uint32_t class_of(uint64_t bytes)
+/* Pre: locked. Two shapes of one name would be taken for one: names are 64 bits. */
+static uint32_t find_shape(int card, uint64_t name)
 {
-    uint32_t class = 0;
-    while (((uint64_t)1 << (VC__SMALLEST_SHIFT + class)) < bytes)
-        class++;
-    return class;
+    uint32_t unused = 0;
+    for (uint32_t shape = 1; shape < VC__SHAPES; shape++) {
+        if (cards[card].shapes[shape].live == 0)
+            unused = shape;
+        else if (cards[card].shapes[shape].name == name)
+            return shape;
+    }
+    cards[card].shapes[unused].name = name;
+    return unused;
 }
 
-static uint64_t chunks_for(uint64_t live, uint32_t class)
+static uint64_t chunks_for(uint64_t live, uint32_t shape, uint64_t bytes)
 {
-    return vc_round_up(live << (VC__SMALLEST_SHIFT + class), VC_CHUNK) / VC_CHUNK;
+    uint64_t place = VC__SMALLEST; /* the next power of two */
+    while (place < bytes)
+        place *= 2;
+    return shape == 0 ? live : vc_round_up(live * place, VC_CHUNK) / VC_CHUNK;
+}
+
+/* Pre: locked. One array less; returns the chunks that are no longer needed, of which the caller gives up the charge. */
+static uint64_t leave(int card, uint32_t shape)
+{
+    uint64_t live = --cards[card].shapes[shape].live, all = --cards[card].live;
+    if (cards[card].shapes[shape].chunks > live)
+        cards[card].shapes[shape].chunks = live; /* the rest is loose */
+    uint64_t excess = cards[card].chunks > all ? cards[card].chunks - all : 0;
+    cards[card].chunks -= excess;
+    return excess;
 }
 
 static void release(int card, uint64_t chunks)
@@ -51,77 +75,80 @@ static void release(int card, uint64_t chunks)
         vc_quota_release(vc_region_get(), (uint32_t)card, chunks * VC_CHUNK, VC_QUOTA_PLAIN);
 }
 
-/* One is gone, or was begun and is not made. The chunk that it was to take is given up, unless others of its class count on it by now:
- * then it is the class's. `charge`: holds its reservation; NULL: that was refused. */
-static void undo(int card, uint32_t class, bool took_chunk, const struct vc_charge *charge)
+/* Pre: locked. Count one more of the shape, if that takes no chunk or `with_chunk`; `counted` says so. Returns whether it took one. */
+static bool enter(struct vc_small_array *made, int card, uint64_t name, bool with_chunk)
 {
-    uint64_t emptied = 0;
-    lock();
-    uint64_t live = --classes[card][class].live;
-    bool give_up = took_chunk && (!charge || chunks_for(live, class) < classes[card][class].chunks);
-    classes[card][class].chunks -= give_up;
-    if (live == 0) {
-        emptied = classes[card][class].chunks;
-        classes[card][class].chunks = 0;
+    made->shape = find_shape(card, name);
+    uint64_t live = cards[card].shapes[made->shape].live + 1;
+    bool more = chunks_for(live, made->shape, made->bytes) > cards[card].shapes[made->shape].chunks;
+    made->counted = with_chunk || !more;
+    if (made->counted) {
+        cards[card].live++;
+        cards[card].shapes[made->shape].live = live;
+        cards[card].shapes[made->shape].chunks += more;
+        cards[card].chunks += more;
     }
-    pthread_mutex_unlock(&mutex);
-    if (charge && give_up)
-        vc_charge_drop(charge);
-    else if (charge && took_chunk)
-        vc_quota_commit(charge->region, (uint32_t)card, charge->reserved, VC_QUOTA_PLAIN);
-    release(card, emptied);
+    return made->counted && more;
 }
 
-CUresult vc_small_array_begin(struct vc_charge *charge, uint64_t bytes)
+CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *charge, uint64_t bytes, uint64_t name)
 {
-    uint32_t class = class_of(bytes);
-    int card = vc_card_of_current(vc_region_get(), NULL);
-    uint64_t more = 0;
-    if (card >= 0) {
-        lock();
-        classes[card][class].live++;
-        uint64_t wanted = chunks_for(classes[card][class].live, class);
-        if (wanted > classes[card][class].chunks) {
-            classes[card][class].chunks = wanted;
-            more = VC_CHUNK;
-        }
-        pthread_mutex_unlock(&mutex);
+    *made = (struct vc_small_array){.bytes = bytes};
+    CUresult result = vc_charge_current(charge, 0);
+    if (result != CUDA_SUCCESS || charge->card < 0)
+        return result;
+    lock();
+    enter(made, charge->card, name, false);
+    pthread_mutex_unlock(&mutex);
+    if (made->counted)
+        return CUDA_SUCCESS;
+    result = vc_charge_current(charge, VC_CHUNK);
+    if (result != CUDA_SUCCESS || charge->card < 0)
+        return result;
+    lock();
+    bool took = enter(made, charge->card, name, true);
+    pthread_mutex_unlock(&mutex);
+    /* From here on the chunk is the shape's, whatever becomes of this array. */
+    if (took)
+        vc_quota_commit(charge->region, (uint32_t)charge->card, VC_CHUNK, VC_QUOTA_PLAIN);
+    else
+        vc_charge_drop(charge);
+    return CUDA_SUCCESS;
+}
+
+bool vc_small_array_keep(const struct vc_small_array *made, const struct vc_charge *charge, const void *handle)
+{
+    if (!made->counted || vc_charge_record_array(charge, made->shape, handle))
+        return true;
+    vc_small_array_drop(made, charge);
+    return false;
+}
+
+void vc_small_array_drop(const struct vc_small_array *made, const struct vc_charge *charge)
+{
+    if (!made->counted) {
+        vc_charge_drop(charge);
+        return;
     }
-    CUresult result = vc_charge_current(charge, more);
-    if (result != CUDA_SUCCESS && card >= 0)
-        undo(card, class, more > 0, NULL);
-    return result;
+    lock();
+    uint64_t excess = leave(charge->card, made->shape);
+    pthread_mutex_unlock(&mutex);
+    release(charge->card, excess);
 }
 
 void vc_small_array_freed(const struct vc_entry *entry)
 {
-    undo(entry->card, class_of(entry->bytes), false, NULL);
-}
-
-bool vc_small_array_keep(struct vc_charge *charge, uint64_t bytes, const void *handle)
-{
-    if (charge->card < 0)
-        return true;
-    uint32_t class = class_of(bytes);
-    lock(); /* one that this one counted on may have been refused meanwhile */
-    bool short_of = charge->reserved == 0 && chunks_for(classes[charge->card][class].live, class) > classes[charge->card][class].chunks;
-    classes[charge->card][class].chunks += short_of;
+    lock();
+    uint64_t excess = leave(entry->card, (uint32_t)entry->bytes);
     pthread_mutex_unlock(&mutex);
-    if (short_of && !vc_charge_resize(charge, VC_CHUNK)) {
-        undo(charge->card, class, true, NULL);
-        return false;
-    }
-    if (!vc_charge_record_array(charge, bytes, handle)) {
-        vc_small_array_drop(charge, bytes);
-        return false;
-    }
-    if (charge->reserved > 0)
-        vc_quota_commit(charge->region, (uint32_t)charge->card, charge->reserved, VC_QUOTA_PLAIN);
-    return true;
+    release(entry->card, excess);
 }
 
-void vc_small_array_drop(struct vc_charge *charge, uint64_t bytes)
+bool vc_small_array_takes_over(int card)
 {
-    if (charge->card >= 0)
-        undo(charge->card, class_of(bytes), charge->reserved > 0, charge);
+    lock();
+    bool takes = cards[card].chunks < cards[card].live;
+    cards[card].chunks += takes;
+    pthread_mutex_unlock(&mutex);
+    return takes;
 }
