@@ -54,7 +54,7 @@ from manager.state import Allocation
 from manager.state_file import StateDamaged, StateError, StateFile
 from vcuda.spec.names import Names
 
-# A probe of the driver that takes longer than this beyond its interval is stuck.
+# A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not take.
 STUCK_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,6 @@ class Daemon:
             self._others = PodResources(settings.pod_resources_socket, names)
             self._stack.callback(self._others.close)
             self.cgroups = Watcher(settings.cgroup_root, self._device_numbers, self._pod_event)
-            coexistence = Coexistence(self.inventory.processes, self._held_elsewhere)
             self._keeper = Housekeeper(
                 settings,
                 names,
@@ -158,7 +157,7 @@ class Daemon:
                 self.inventory,
                 self.mirror,
                 self.cdi,
-                coexistence,
+                Coexistence(self.inventory.processes, self._held_elsewhere),
                 self.overhead,
                 self.auditor,
                 self.cgroups,
@@ -336,6 +335,12 @@ class Daemon:
         found = []
         if self.inventory.probe_age_s > self.settings.health_check_interval + STUCK_S:
             found.append(f"the driver has not answered a probe for {self.inventory.probe_age_s:.0f} s")
+        for resource, seconds in self.registrar.stalled_s().items():
+            if seconds > STUCK_S:
+                found.append(f"kubelet has not read the list of {resource} devices for {seconds:.0f} s")
+        for resource, seconds in self.registrar.unwatched_s().items():
+            if seconds > STUCK_S:
+                found.append(f"kubelet has not watched the {resource} devices for {seconds:.0f} s")
         if self._keeper.dead:
             found.append("the housekeeping thread has ended")
         return found

@@ -67,7 +67,20 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         self._board = board
         self._outbox = outbox
         self._metrics = metrics
-        self.streams = 0
+        # When each open stream was last free to send, by the stream's own key.
+        self._streams: dict[object, float] = {}
+        self._unwatched_since = time.monotonic()
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds for which a message to kubelet has been on its way: far above a second means that nobody reads it."""
+        beats = list(self._streams.values())
+        return time.monotonic() - min(beats) if beats else 0.0
+
+    @property
+    def unwatched_s(self) -> float:
+        """Seconds since kubelet last had a stream; 0 while it has one."""
+        return 0.0 if self._streams else time.monotonic() - self._unwatched_since
 
     def GetDevicePluginOptions(
         self, request: api.Empty, context: grpc.ServicerContext
@@ -77,17 +90,21 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
     def ListAndWatch(
         self, request: api.Empty, context: grpc.ServicerContext
     ) -> Iterator[api.ListAndWatchResponse]:
-        self.streams += 1
+        stream = object()
+        self._streams[stream] = time.monotonic()
         try:
             version = 0
             while context.is_active() and not self._board.closed:
+                self._streams[stream] = time.monotonic()
                 newest, snapshot = self._board.newer_than(version, _STREAM_CHECK_S)
                 if snapshot is not None and newest != version:
                     version = newest
                     cards = [item.card for item in snapshot.cards]
                     yield devices.device_list(cards, self.resource, all_unhealthy=bool(snapshot.node_problem))
         finally:
-            self.streams -= 1
+            # In this order: a reader in between must not find a stream's absence older than the stream.
+            self._unwatched_since = time.monotonic()
+            del self._streams[stream]
 
     def GetPreferredAllocation(
         self,

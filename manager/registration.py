@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 
@@ -31,6 +31,8 @@ SOCKETS = {"core": "vcore.sock", "memory": "vmemory.sock"}
 REGISTER_TIMEOUT_S = 5.0
 _LOOK_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+# Kubelet dials back within moments; one whose stream broke does not by itself, and takes the devices for unhealthy.
+_UNWATCHED_S = 10.0
 # Calls of kubelet come one by one; streams hold a thread each, and a restarting kubelet may hold two for a while.
 _THREADS = 8
 
@@ -81,11 +83,23 @@ class Registrar:
         self._conditions = Conditions(log)
         self._observer: BaseObserver | None = None
         self._thread: threading.Thread | None = None
+        self._since = self._last = 0.0
         self.registrations = 0
 
     @property
     def registered(self) -> bool:
         return self._registered_with is not None
+
+    def unwatched_s(self) -> Mapping[str, float]:
+        """Seconds for which the kubelet that took our registration has not watched a resource's devices."""
+        if not self.registered:
+            return {}
+        known = time.monotonic() - self._since
+        return {plugin.resource: min(plugin.unwatched_s, known) for plugin in self._plugins}
+
+    def stalled_s(self) -> Mapping[str, float]:
+        """Seconds for which kubelet has not read a resource's device list."""
+        return {plugin.resource: plugin.stalled_s for plugin in self._plugins}
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
@@ -116,7 +130,7 @@ class Registrar:
                 self._conditions.set(
                     "kubelet", f"waiting for kubelet: there is no {self._directory / KUBELET_SOCKET}"
                 )
-            elif kubelet != self._registered_with or not self._sockets_intact():
+            elif kubelet != self._registered_with or not self._sockets_intact() or self._given_up():
                 if self._register(kubelet):
                     pause = _FIRST_PAUSE_S
                 else:
@@ -132,6 +146,15 @@ class Registrar:
         except OSError:
             return None
         return status.st_ino, status.st_ctime_ns
+
+    def _given_up(self) -> bool:
+        """Whether kubelet lives but has stopped watching, long enough after it was last told of us."""
+        if max(self.unwatched_s().values(), default=0.0) < _UNWATCHED_S:
+            return False
+        if time.monotonic() - self._last < _UNWATCHED_S:
+            return False
+        log.warning("kubelet has not watched our devices for %.0f s; registering again", _UNWATCHED_S)
+        return True
 
     def _sockets_intact(self) -> bool:
         if not self._own_inodes:
@@ -161,8 +184,8 @@ class Registrar:
         self._observer = observer
 
     def _register(self, kubelet: tuple[int, int]) -> bool:
-        self._registered_with = None
-        started = time.monotonic()
+        before, self._registered_with = self._registered_with, None
+        started = self._last = time.monotonic()
         try:
             self._serve()
             with grpc.insecure_channel(f"unix:{self._directory / KUBELET_SOCKET}") as channel:
@@ -184,6 +207,8 @@ class Registrar:
             self._conditions.set("kubelet", f"cannot serve in {self._directory}: {error}; trying on")
             return False
         self._conditions.clear("kubelet", "kubelet is there")
+        if kubelet != before:
+            self._since = time.monotonic()
         self._registered_with = kubelet
         self.registrations += 1
         self._kubelet_restarted()
