@@ -72,6 +72,7 @@ PROGRAMS = {
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS),
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS),
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS),
+    "gate_threads": Program(("gate_threads_test.c",), ("*",)),
     "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2")),
 }
 

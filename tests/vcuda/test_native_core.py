@@ -32,6 +32,7 @@ def _runner() -> ModuleType:
         ("kill_steps", "address,undefined"),
         ("region_damage", "address,undefined"),
         ("region_threads", "thread"),
+        ("gate_threads", "thread"),
     ],
 )
 def test_claims_of_the_native_program_hold(name: str, sanitizer: str) -> None:
