@@ -1,4 +1,4 @@
-"""Line coverage of the C code by its tests: `python tests/native/coverage.py [--native-only] [--files]`.
+"""Line coverage of the C code by its tests: `python tests/native/coverage.py [--native-only] [--files] [--json FILE]`.
 
 Builds a copy of the tree with gcc's instrumentation, runs tests/native and tests/vcuda there and prints which part of the
 lines of each folder of vcuda/src ran. What processes that were killed ran is not counted: they never write it down.
@@ -20,11 +20,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = "vcuda/src/"
 
-# One set of notes and counts per output file: several libraries are made of the same sources.
+# Notes and counts of each compilation apart: several libraries are made of the same sources, and counts don't fit the notes of another
+# compilation, say of the same program under a sanitizer: gcov would take them for zero.
 COMPILER = """#!/bin/sh
 output=a.out previous=
 for word in "$@"; do [ "$previous" = -o ] && output=${{word##*/}}; previous=$word; done
-exec gcc "$@" --coverage -fprofile-update=atomic -DVC_COVERAGE -dumpdir {notes}/"$output"-
+folder=$(mktemp -d {notes}/"$output"-XXXXXX) || exit
+exec gcc "$@" --coverage -fprofile-update=atomic -DVC_COVERAGE -dumpdir "$folder"/
 """
 
 
@@ -39,7 +41,7 @@ def copy_tree(target: Path) -> None:
 def counts(notes: Path, tree: Path) -> dict[str, dict[int, int]]:
     """How often each line ran, by source file below the tree; summed over all libraries and programs."""
     found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for data in sorted(notes.glob("*.gcno")):
+    for data in sorted(notes.glob("*/*.gcno")):
         command = ["gcov", "--json-format", "--stdout", str(data)]
         output = subprocess.run(command, capture_output=True, text=True, cwd=tree, check=False).stdout
         for text in output.splitlines():
@@ -52,27 +54,40 @@ def counts(notes: Path, tree: Path) -> dict[str, dict[int, int]]:
     return found
 
 
-def show(found: dict[str, dict[int, int]], files: bool) -> None:
+def parts_of(found: dict[str, dict[int, int]], files: bool) -> dict[str, tuple[int, int]]:
+    """Lines that ran and lines there are, of each folder, of "all", and of each file if asked for."""
     parts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, lines in sorted(found.items()):
         ran = sum(count > 0 for count in lines.values())
         for part in ({name} if files else set()) | {str(Path(name).parent), "all"}:
             parts[part][0] += ran
             parts[part][1] += len(lines)
-    for part, (ran, lines_in_it) in sorted(parts.items(), key=lambda item: (item[0] == "all", item[0])):
-        print(f"{part:<40} {ran:>6} of {lines_in_it:>6} lines  {100 * ran / lines_in_it:5.1f} %")
+    return {part: (ran, lines) for part, (ran, lines) in parts.items()}
+
+
+def show(parts: dict[str, tuple[int, int]]) -> None:
+    for part, (ran, lines) in sorted(parts.items(), key=lambda item: (item[0] == "all", item[0])):
+        print(f"{part:<40} {ran:>6} of {lines:>6} lines  {percent(ran, lines):5.1f} %")
+
+
+def percent(ran: int, lines: int) -> float:
+    return round(100 * ran / lines, 1) if lines else 0.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--native-only", action="store_true", help="only tests/native: the core")
     parser.add_argument("--files", action="store_true", help="also one line per file")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write c_lines_percent and each folder's there"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vcuda-coverage-") as folder:
-        notes, tree = Path(folder, "notes"), Path(folder, "tree")
+        root = Path(folder).resolve()  # as the compiler names files
+        notes, tree = root / "notes", root / "tree"
         notes.mkdir()
         copy_tree(tree)
-        compiler = Path(folder, "cc")
+        compiler = root / "cc"
         compiler.write_text(COMPILER.format(notes=notes))
         compiler.chmod(0o755)
         environment = {**os.environ, "CC": str(compiler), "PYTHONPATH": str(tree)}
@@ -84,7 +99,19 @@ def main() -> int:
             for step in steps
             if subprocess.run([sys.executable, *step], cwd=tree, env=environment, check=False).returncode != 0
         ]
-        show(counts(notes, tree), options.files)
+        found = counts(notes, tree)
+        if not found:
+            print("no line ran: nothing was compiled or run", file=sys.stderr)
+            return 1
+        show(parts_of(found, options.files))
+        if options.json:
+            parts = {part: percent(*lines) for part, lines in sorted(parts_of(found, False).items())}
+            figures = {
+                "c_lines_percent": parts.pop("all"),
+                "folders": parts,
+                "failed": [" ".join(step) for step in failed],
+            }
+            options.json.write_text(json.dumps(figures) + "\n")
         for step in failed:
             print(f"failed: python {' '.join(step)}", file=sys.stderr)
         return 1 if failed else 0

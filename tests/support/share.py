@@ -22,7 +22,7 @@ SECONDS = 60
 MIB = 1 << 20
 
 # What every client program begins with: the driver by its usual name, calls that return the CUresult.
-_PRELUDE = """
+PRELUDE = """
 import ctypes as C, json, os, sys, time
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
@@ -86,7 +86,7 @@ class Share:
     def start(self, code: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Start Python `code` with the prelude's names as a client of the share."""
         return subprocess.Popen(
-            [sys.executable, "-c", _PRELUDE + textwrap.dedent(code), *arguments],
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *arguments],
             env=self.environment(**more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

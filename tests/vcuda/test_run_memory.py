@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.runs import Runner, wait_for
-from tests.support.share import _PRELUDE
+from tests.support.share import PRELUDE
 from tests.vcuda.test_shim_oversell import SAID
 from vcuda import region, sim
 
@@ -39,7 +39,7 @@ def vcuda(tmp_path: Path) -> Iterator[Runner]:
 
 
 def test_lazily_loaded_code_of_a_run_is_in_its_limit(vcuda: Runner) -> None:
-    front = vcuda.start(*vcuda.run(sys.executable, "-c", _PRELUDE + LAZY), stdin=subprocess.PIPE)
+    front = vcuda.start(*vcuda.run(sys.executable, "-c", PRELUDE + LAZY), stdin=subprocess.PIPE)
     assert front.stdout is not None
     line = front.stdout.readline()
     assert line, front.communicate(timeout=60)[1]
@@ -53,7 +53,7 @@ def test_lazily_loaded_code_of_a_run_is_in_its_limit(vcuda: Runner) -> None:
 def test_an_oversold_run_may_hold_more_than_its_share_and_is_told(vcuda: Runner) -> None:
     code = "begin(); before = info(); answer([before, [alloc(900 << 20)[0], alloc(900 << 20)[0], alloc(900 << 20)[0]]])"
     share = ["--core", "30", "--memory", "1GiB", "--oversell", "2GiB"]
-    done = vcuda.call(*vcuda.run(sys.executable, "-c", _PRELUDE + code, share=share))
+    done = vcuda.call(*vcuda.run(sys.executable, "-c", PRELUDE + code, share=share))
     assert done.stdout == f"[[{(2048 - 64) << 20}, {2048 << 20}], [0, 0, 2]]\n", done.stderr
     assert done.stderr == SAID
 

@@ -1,13 +1,19 @@
-"""Odd places to run in: a read-only usage, a user namespace, a PID namespace, no /proc. What holds there, and what is said."""
+"""Odd places to run in: read-only files, a full disk, namespaces, another user, no /proc. What holds there, and what is said."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.gpu_clients import ORDINARY_USER, as_user
 from tests.support import share as shares
 from tests.support.share import MIB, Share
 from vcuda.sim import Machine, SimCard
@@ -37,6 +43,16 @@ WITHIN = [0, 2, LIMIT - CONTEXT - 100 * MIB]  # the first fits, the second does 
 def share(tmp_path: Path) -> Share:
     machine = Machine.create(tmp_path / "machine", [SimCard()])
     return shares.simulated(tmp_path / "share", machine, [shares.limit(machine)])
+
+
+@pytest.fixture
+def open_share() -> Iterator[Share]:
+    """Below a folder that every user may enter."""
+    with tempfile.TemporaryDirectory(prefix="vcuda-places-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        machine = Machine.create(folder / "machine", [SimCard()])
+        yield shares.simulated(folder / "share", machine, [shares.limit(machine)])
 
 
 def outcome(share: Share, place: str) -> tuple[object, list[str]]:
@@ -87,3 +103,114 @@ must(libc.mount(b"none", b"/proc", b"tmpfs", 0, None))
     for _ in range(2):
         assert outcome(share, place) == (WITHIN, [])
     assert share.usage().cards[0].memory_used_bytes == 0
+
+
+def test_on_a_read_only_root_file_system_the_limit_holds_and_nothing_is_said(share: Share) -> None:
+    """Only the container's region and what stands for the card can be written."""
+    place = f"""
+private_mounts()
+writable = [sys.argv[1], {str(share.folder.parent / "machine")!r}]
+for folder in writable:
+    must(libc.mount(folder.encode(), folder.encode(), None, 0x1000, None))  # MS_BIND
+for line in open("/proc/self/mountinfo").read().splitlines():
+    point = line.split()[4]
+    if point not in writable and not point.startswith(("/proc", "/sys", "/dev")):
+        must(libc.mount(None, point.encode(), None, 0x1021, None))  # MS_BIND | MS_REMOUNT | MS_RDONLY
+for folder in ("/", "/tmp", os.getcwd(), os.path.dirname(sys.argv[1])):
+    try:
+        open(folder + "/written", "w").close()
+        sys.exit(folder + " can be written")
+    except OSError as error:
+        assert error.errno == 30, error  # EROFS
+"""
+    for _ in range(2):  # what the first one took when it ended is free again
+        assert outcome(share, place) == (WITHIN, [])
+    assert share.usage().cards[0].memory_used_bytes == 0
+
+
+def test_on_a_full_disk_the_limit_holds_and_nothing_is_said(share: Share) -> None:
+    """The region was made while there was room: its blocks are its own."""
+    place = """
+private_mounts()
+from vcuda import region
+limits = region.read_limits(sys.argv[1])
+small = os.path.dirname(sys.argv[1]) + "/small"
+os.mkdir(small)
+must(libc.mount(b"none", small.encode(), b"tmpfs", 0, b"size=640k"))
+region.create(small, limits)
+filler = open(small + "/filler", "wb", buffering=0)
+try:
+    while True:
+        filler.write(bytes(4096))
+except OSError as error:
+    assert error.errno == 28, error  # ENOSPC
+must(libc.mount(small.encode(), sys.argv[1].encode(), None, 0x1000, None))  # MS_BIND
+"""
+    assert outcome(share, place) == (WITHIN, [])
+
+
+def test_a_region_that_does_not_fit_on_its_disk_is_not_made_and_leaves_nothing(share: Share) -> None:
+    place = """
+private_mounts()
+from vcuda import region
+limits = region.read_limits(sys.argv[1])
+must(libc.mount(b"none", sys.argv[1].encode(), b"tmpfs", 0, b"size=100k"))
+try:
+    region.create(sys.argv[1], limits)
+    sys.exit("made")
+except region.RegionError as error:
+    answer([str(error), os.listdir(sys.argv[1])])
+    sys.exit()
+"""
+    process = share.start(_PLACE + place, str(share.region_directory))
+    output, said = process.communicate(timeout=60)
+    if said.startswith("skip: "):
+        pytest.skip(f"this machine does not let the test change its place: {said[6:].strip()}")
+    assert process.returncode == 0, said
+    why, left = json.loads(output)
+    assert "No space left on device" in why and left == []
+
+
+def test_an_ordinary_user_without_any_capability_is_held_to_the_limit_beside_root_and_nothing_is_said(
+    open_share: Share,
+) -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed here")
+    code = (
+        'status = open("/proc/self/status").read()\n'
+        'assert os.getuid() != 0 and "CapEff:\\t0000000000000000" in status, status\n'
+    )
+    root = open_share.start(f"begin(); held = alloc({50 * MIB}); answer(info()[0]); sys.stdin.read()")
+    assert root.stdout and int(root.stdout.readline()) == LIMIT - CONTEXT - 50 * MIB
+    found = []
+    for _ in range(2):
+        user = subprocess.run(
+            [*as_user(ORDINARY_USER), _python_of_all(), "-c", shares.PRELUDE + code + _BESIDE],
+            env=open_share.environment(),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (user.returncode, user.stderr) == (0, "")
+        found.append(json.loads(user.stdout))
+    root.communicate("", timeout=60)
+    assert found == [[0, 2, LIMIT - 2 * CONTEXT - 70 * MIB]] * 2
+    assert open_share.usage().cards[0].memory_used_bytes == 0
+
+
+_BESIDE = """
+begin()
+answer([alloc(20 * MIB)[0], alloc(100 * MIB)[0], info()[0]])
+"""
+
+
+def _python_of_all() -> str:
+    """A Python that the ordinary user may execute: root's own may lie in a folder that is closed to others."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        # The shell is there because setpriv keeps root's rights until it has executed something.
+        command = [*as_user(ORDINARY_USER), "sh", "-c", '"$0" -c "import ctypes"', python]
+        if shutil.which(python) and subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return python
+    pytest.skip("an ordinary user can execute no Python here")
