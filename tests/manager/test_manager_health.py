@@ -64,8 +64,8 @@ def test_a_device_list_that_nobody_reads(node: Node, monkeypatch: pytest.MonkeyP
     with contextlib.closing(core.ListAndWatch(api.Empty(), Reader())) as stream:
         assert len(next(stream).devices) == 200
         eventually(failing(node, "kubelet has not read the list of core devices for "), "the failure")
-        assert "memory" not in node.get("/healthz")[1]
-    assert well(node)
+        eventually(lambda: "memory" not in node.get("/healthz")[1], "the other resource's health")
+    eventually(lambda: well(node), "health")
 
 
 def test_a_kubelet_that_has_stopped_watching_is_told_again(
@@ -92,11 +92,11 @@ def test_waiting_for_kubelet_is_no_illness(node: Node, monkeypatch: pytest.Monke
     node.kubelet.stop()
     for path in node.kubelet.directory.glob("*.sock"):
         path.unlink()
-    node.start("--health-check-interval=0.3")
+    node.start("--health-check-interval=60")  # probes may be late on a busy machine
     eventually(lambda: node.get("/readyz")[0] == 503, "not ready")
     for plugin in node.daemon.registrar._plugins if node.daemon else ():
         plugin._unwatched_since -= 1000
     assert well(node)
     node.kubelet.start()
     node.kubelet.wait_devices(200)
-    assert well(node)
+    eventually(lambda: well(node), "health")
