@@ -158,13 +158,21 @@ static uint64_t chunk_key(const struct vc_entry *entry, uint64_t chunk)
     return (chunk + 1) * 4 + entry->kind;
 }
 
-/* Enter a small allocation into its chunks (two, if it lies across a border); return the bytes of those that are new. */
-static uint64_t enter_chunks(const struct vc_entry *entry)
+/* Enter a small allocation into its chunks (two, if it lies across a border); `taken`: the bytes of those that are new. False (no
+ * host memory): nothing is entered. */
+static bool enter_chunks(const struct vc_entry *entry, uint64_t *taken)
 {
-    uint64_t taken = 0;
-    for (uint64_t chunk = first_chunk(entry); chunk <= last_chunk(entry); chunk++)
-        taken += vc_ledger_add(&chunks, chunk_key(entry, chunk), 1) == 1 ? VC_CHUNK : 0;
-    return taken;
+    *taken = 0;
+    for (uint64_t chunk = first_chunk(entry); chunk <= last_chunk(entry); chunk++) {
+        uint64_t now = vc_ledger_add(&chunks, chunk_key(entry, chunk), 1);
+        if (now == UINT64_MAX) {
+            while (chunk-- > first_chunk(entry))
+                vc_ledger_add(&chunks, chunk_key(entry, chunk), -1);
+            return false;
+        }
+        *taken += now == 1 ? VC_CHUNK : 0;
+    }
+    return true;
 }
 
 /* The opposite; return the bytes of those that are empty now. */
@@ -201,8 +209,13 @@ bool vc_charge_keep(struct vc_charge *charge, CUdeviceptr pointer, uint64_t byte
         .card = charge->card,
         .kind = kind,
     };
-    if (is_small(&entry))
-        return keep(charge, &entry, enter_chunks(&entry));
+    if (is_small(&entry)) {
+        uint64_t taken;
+        if (enter_chunks(&entry, &taken))
+            return keep(charge, &entry, taken);
+        vc_charge_drop(charge);
+        return false;
+    }
     entry.bytes = (last_chunk(&entry) - first_chunk(&entry) + 1) * VC_CHUNK;
     return keep(charge, &entry, entry.bytes);
 }
@@ -279,8 +292,9 @@ void vc_charge_freed(const struct vc_freeing *freeing, CUresult result)
 {
     const struct vc_entry *entry = &freeing->entry;
     if (result != CUDA_SUCCESS) {
+        uint64_t taken; /* `bytes` of it were never released */
         if (is_small(entry))
-            enter_chunks(entry); /* of which `bytes` were never released */
+            enter_chunks(entry, &taken); /* it came from there: the table has the room */
         vc_ledger_put(&allocations, entry); /* it came from there: the table has the room */
     } else if (entry->kind == VC_MEMORY_POOL) {
         vc_pool_freed(entry);

@@ -222,6 +222,7 @@ static CUresult allocate(int card, CUmemoryPool handle, CUdeviceptr *pointer, si
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else if (bytes > 0 && !vc_charge_record_pooled(*pointer, size, pool->serial, card)) {
         undo(*pointer, stream);
+        vc_store_relaxed(&unsettled, 1); /* what it took for this is charged until the driver has given it back */
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
         pool->live += size;
