@@ -19,7 +19,7 @@ from manager.errors import Reason, Refusal
 from manager.hostroot import HostRoot
 from manager.identity import Candidate
 from manager.inventory import Inventory, Snapshot
-from manager.kube import Pod
+from manager.kube import Pod, uid_of
 from manager.mirror_keeper import MirrorKeeper
 from manager.nodes import DeviceNode, NodeProblem
 from manager.outbox import Outbox
@@ -28,7 +28,7 @@ from manager.regions import Company, Regions
 from manager.settings import Settings
 from manager.state import Allocation, Held
 from manager.state_file import StateError, StateFile
-from vcuda.spec import placement
+from vcuda.spec import errors, placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
 from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod
@@ -36,6 +36,16 @@ from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod
 LOCK_TIMEOUT_S = 1.0
 # How long a pod must be missing from kubelet's list when there is no API server to ask.
 ABSENT_GRACE_S = 60.0
+# Preemption: the newcomer may be asked for a moment before the watch has told that its victim is gone.
+LEAVING_LOOK_S = 0.05
+LEAVING_MARGIN_S = 0.3
+NO_ROOM = frozenset(
+    {
+        errors.Reason.INSUFFICIENT_CORES,
+        errors.Reason.INSUFFICIENT_MEMORY,
+        errors.Reason.INSUFFICIENT_WHOLE_CARDS,
+    }
+)
 
 log = logging.getLogger(__name__)
 
@@ -127,21 +137,33 @@ class Allocator:
     def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
         deadline = time.monotonic() + BUDGET_S
-        with self._locked():
-            candidate, pods = self._admission.find(resource, len(device_ids), self._allocations, deadline)
-            about = (*candidate.full_name, candidate.uid)
-            try:
-                answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
-            except SpecError as error:
-                refusal = Refusal.of(error)
-            except Refusal as error:
-                refusal = error
-            else:
-                self._admission.succeeded(candidate.uid)
-                self._announce(candidate)
-                return answer
-            self._admission.refused(candidate.uid)
-            raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
+        while True:
+            with self._locked():
+                candidate, pods = self._admission.find(resource, len(device_ids), self._allocations, deadline)
+                about = (*candidate.full_name, candidate.uid)
+                try:
+                    answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
+                except SpecError as error:
+                    refusal = Refusal.of(error)
+                except Refusal as error:
+                    refusal = error
+                else:
+                    self._admission.succeeded(candidate.uid)
+                    self._announce(candidate)
+                    return answer
+                late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
+                if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
+                    self._admission.refused(candidate.uid)
+                    raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
+            time.sleep(LEAVING_LOOK_S)  # without the lock: whoever frees the cards needs it
+
+    def _somebody_leaves(self, candidate: Candidate, pods: Sequence[Pod]) -> bool:
+        """Whether a placed pod stands behind one that kubelet has let go of already, of which the API server's watch has not told yet."""
+        annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
+        listed = {uid_of(pod) for pod in pods}
+        return self._names.placement in annotations and any(
+            allocation.pod_uid not in listed for allocation in self._allocations.values()
+        )
 
     def _allocate(
         self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Pod]

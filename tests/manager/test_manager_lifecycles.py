@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine, SimCard
+from vcuda.spec import placement
+from vcuda.spec.placement import CardShare, Placement
 
 SOURCE, HASH, MIRROR = (f"kubernetes.io/config.{name}" for name in ("source", "hash", "mirror"))
 
@@ -96,6 +99,35 @@ def test_a_pod_deleted_between_bind_and_admission_holds_nothing(connected: Node)
     connected.api.delete(half)
     eventually(lambda: not connected.region(half, "c").exists(), "the end of what was half given")
     assert daemon.allocator.allocations == (only,)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_newcomer_placed_on_its_victims_card_waits_for_the_word_that_the_victim_is_gone(
+    connected: Node, machine: Machine, told: bool
+) -> None:
+    """Preemption: kubelet has let go of the victim already, the API server's watch tells of it a moment later, or not at all."""
+    daemon = connected.start(wait=200)
+    assert connected.api is not None
+    written = placement.encode(Placement({"c": (CardShare(machine.cards[0].uuid, 60, 20),)}))
+    victim, newcomer = (
+        pod(name, container("c", 60, 20), annotations={NAMES.placement: written}) for name in ("low", "high")
+    )
+    connected.api.pods += [victim]
+    connected.kubelet.admit(victim)
+    connected.kubelet.remove(victim)
+    connected.api.pods += [newcomer]
+    if told:
+        later = threading.Timer(0.5, connected.api.delete, [victim])
+        later.start()
+        connected.kubelet.admit(newcomer)
+        later.join()
+        (only,) = daemon.allocator.allocations
+        assert only.pod_uid == newcomer["metadata"]["uid"]
+    else:
+        with pytest.raises(Rejected, match="InsufficientCores"):
+            connected.kubelet.admit(newcomer)
+        (only,) = daemon.allocator.allocations
+        assert only.pod_uid == victim["metadata"]["uid"]
 
 
 def test_containers_that_restart_get_what_they_had(node: Node, machine: Machine) -> None:
