@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.server
 import json
 import os
 import shutil
 import signal
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -71,8 +71,9 @@ def pod(name: str, cores: int, blocks: int, size: int) -> dict[str, Any]:
     return made
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
+    allow_reuse_address = True
 
     def handle_error(self, *_: object) -> None:
         return  # a client that was killed
@@ -90,28 +91,23 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         self.devices: dict[str, list[str]] = {}
         self.reply_s = 0.0
         self._texts: dict[str, str] = {}
-        self._body = b""
+        self._reply = b""
         self._channels: dict[str, grpc.Channel] = {}
+        self._stubs: dict[str, api_grpc.DevicePluginStub] = {}
         kubelet = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        class Handler(socketserver.StreamRequestHandler):
+            """Answers each request with the prepared reply: a server that parses headers would cost as much as the daemon's call."""
+
             disable_nagle_algorithm = True
-            wbufsize = -1
 
-            def log_message(self, *_: object) -> None:
-                return
-
-            def do_GET(self) -> None:
-                started = time.perf_counter()
-                body = kubelet._body
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-                self.wfile.flush()
-                kubelet.reply_s += time.perf_counter() - started
+            def handle(self) -> None:
+                while self.rfile.readline().strip():  # the request
+                    started = time.perf_counter()
+                    while self.rfile.readline().strip():
+                        pass  # its headers
+                    self.request.sendall(kubelet._reply)
+                    kubelet.reply_s += time.perf_counter() - started
 
         self._http = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -128,6 +124,7 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         if old is not None:
             old.close()
         self._channels[request.resource_name] = channel
+        self._stubs[request.resource_name] = api_grpc.DevicePluginStub(channel)
         self.registered[request.resource_name] = time.perf_counter()
         threading.Thread(target=self._watch, args=(request.resource_name, channel), daemon=True).start()
         return api.Empty()
@@ -143,7 +140,9 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
             if uid not in self._texts:
                 self._texts[uid] = json.dumps(item, separators=(",", ":"))
         texts = ",".join(self._texts[uid] for uid in self.pods)
-        self._body = f'{{"kind":"PodList","apiVersion":"v1","metadata":{{}},"items":[{texts}]}}'.encode()
+        body = f'{{"kind":"PodList","apiVersion":"v1","metadata":{{}},"items":[{texts}]}}'.encode()
+        header = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._reply = header.encode() + body
 
     def add(self, item: dict[str, Any]) -> None:
         self.pods[item["metadata"]["uid"]] = item
@@ -170,24 +169,24 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         taken = {device for (_, name), (ids, _) in self.held.items() if name == resource for device in ids}
         return [device for device in self.devices.get(resource, ()) if device not in taken]
 
-    def stub(self, resource: str) -> api_grpc.DevicePluginStub:
-        return api_grpc.DevicePluginStub(self._channels[resource])
-
-    def preferred(self, resource: str, count: int) -> list[str]:
+    def preference(self, resource: str, count: int) -> api.PreferredAllocationRequest:
+        """What kubelet asks before it gives out so many devices."""
         asked = api.ContainerPreferredAllocationRequest(
             available_deviceIDs=self.free(resource), allocation_size=count
         )
-        request = api.PreferredAllocationRequest(container_requests=[asked])
-        answer = self.stub(resource).GetPreferredAllocation(request, timeout=5)
+        return api.PreferredAllocationRequest(container_requests=[asked])
+
+    def preferred(self, resource: str, request: api.PreferredAllocationRequest) -> list[str]:
+        answer = self._stubs[resource].GetPreferredAllocation(request, timeout=5)
         return list(answer.container_responses[0].deviceIDs)
 
     def allocate(self, item: dict[str, Any], resource: str, ids: list[str]) -> None:
         call = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
-        answer = self.stub(resource).Allocate(call, timeout=5).container_responses[0]
+        answer = self._stubs[resource].Allocate(call, timeout=5).container_responses[0]
         self.held[item["metadata"]["uid"], resource] = (ids, answer.SerializeToString())
 
     def start(self, ids: list[str], resource: str) -> None:
-        self.stub(resource).PreStartContainer(api.PreStartContainerRequest(devices_ids=ids), timeout=5)
+        self._stubs[resource].PreStartContainer(api.PreStartContainerRequest(devices_ids=ids), timeout=5)
 
     def write_checkpoint(self) -> None:
         rows = [
@@ -202,7 +201,7 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         ]
         document = {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1}
         temporary = self.directory / ".checkpoint"
-        temporary.write_text(json.dumps(document))
+        temporary.write_text(json.dumps(document, separators=(",", ":")))  # as Go writes it
         temporary.replace(self.directory / "kubelet_internal_checkpoint")
 
     def close(self) -> None:

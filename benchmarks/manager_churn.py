@@ -68,7 +68,7 @@ class Churn:
         item = pod(f"pod-{number}", cores, blocks, 3000)
         kubelet.add(item)
         for resource, count in ((NAMES.core, cores), (NAMES.memory, blocks)):
-            kubelet.allocate(item, resource, kubelet.preferred(resource, count))
+            kubelet.allocate(item, resource, kubelet.preferred(resource, kubelet.preference(resource, count)))
         kubelet.write_checkpoint()
         for resource in (NAMES.core, NAMES.memory):
             kubelet.start(kubelet.held[item["metadata"]["uid"], resource][0], resource)

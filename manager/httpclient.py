@@ -5,7 +5,9 @@ The kubernetes package would cost more memory than the rest of the daemon togeth
 
 from __future__ import annotations
 
+import functools
 import http.client
+import io
 import json
 import socket
 import ssl
@@ -30,6 +32,34 @@ class HttpError(Exception):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class _Within(io.RawIOBase):
+    """A socket's bytes until a moment of the monotonic clock; then TimeoutError, however slowly they drip."""
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: float) -> None:
+        self._raw = raw
+        self._connection = connection
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._connection.settimeout(_remaining(self._deadline))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that has to be there in time. It can be read at once: in pieces, a long one would cost several times as much."""
+
+    def __init__(self, deadline: float, connection: socket.socket, *more: Any, **named: Any) -> None:
+        super().__init__(connection, *more, **named)
+        self.fp = io.BufferedReader(_Within(self.fp.detach(), connection, deadline))
 
 
 class Endpoint:
@@ -121,21 +151,14 @@ class Endpoint:
             connection = self._local.connection = self._connect(_remaining(deadline))
         elif connection.sock is not None:
             connection.sock.settimeout(_remaining(deadline))
+        connection.response_class = functools.partial(_Response, deadline)  # type: ignore[assignment]
         connection.request(method, target, payload, self._headers(content_type if payload else None))
         response = connection.getresponse()
-        pieces = []
-        size = 0
-        while piece := response.read1(1 << 20):
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_BODY_BYTES:
-                raise http.client.HTTPException("the answer is too long")
-            if connection.sock is not None:
-                connection.sock.settimeout(_remaining(deadline))
-        response.close()  # read1 leaves a finished response open, and the connection unusable
+        data = _body(response)
+        response.close()  # one that was not read to its end makes the connection unusable
         if response.will_close:
             self._drop()
-        return response.status, pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return response.status, data
 
     def _drop(self) -> None:
         connection = getattr(self._local, "connection", None)
@@ -167,6 +190,25 @@ class Endpoint:
             raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
         finally:
             connection.close()
+
+
+def _body(response: http.client.HTTPResponse) -> bytes:
+    """All of it. Raises OSError, HTTPException, for one that is too long or ends too early too."""
+    if response.length is not None:
+        if response.length > MAX_BODY_BYTES:
+            raise http.client.HTTPException("the answer is too long")
+        return response.read()
+    if response.chunked:
+        data = response.read(MAX_BODY_BYTES + 1)
+    else:  # until the connection ends
+        pieces, size = [], 0
+        while size <= MAX_BODY_BYTES and (piece := response.read1(1 << 20)):
+            pieces.append(piece)
+            size += len(piece)
+        data = b"".join(pieces)
+    if len(data) > MAX_BODY_BYTES:
+        raise http.client.HTTPException("the answer is too long")
+    return data
 
 
 def _remaining(deadline: float) -> float:
