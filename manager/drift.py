@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from manager.audit import Joiner, Key
@@ -85,25 +85,31 @@ class Drift:
     def turn(self) -> None:
         """Read NVML once; at the end of a window compare and begin the next one. Never raises for what a tenant or the driver does."""
         allocations = self._allocations()
-        if not any(True for _ in self._charged(allocations)):
-            self.found, self._times, self._before = {}, {}, {}
-            return
         if not self._before:
             self._begin(allocations)
+            if not self._before:
+                self.found, self._times = {}, {}
             return
         self._read(allocations)
         if self._clock() - self._began >= self.window_s:
             self._compare(allocations)
             self._begin(allocations)
 
-    def _charged(self, allocations: Sequence[Allocation]) -> Iterator[tuple[Allocation, str]]:
+    def _in_use(self, allocations: Sequence[Allocation]) -> set[str]:
+        """UUIDs of shared-out cards on which somebody is, or may be: an idle node's NVML and ledgers are not read."""
+        cards = {share.uuid for item in allocations for share in item.shares}
+        return {uuid for uuid in cards if (held := self._held(uuid)) is None or held}
+
+    def _charged(
+        self, allocations: Sequence[Allocation], cards: Set[str]
+    ) -> Iterator[tuple[Allocation, str]]:
         for item in allocations:
             for share in item.shares:
-                if self._metered(item, share.uuid):
+                if share.uuid in cards and self._metered(item, share.uuid):
                     yield item, share.uuid
 
-    def _times_charged(self, allocations: Sequence[Allocation]) -> dict[At, int]:
-        charged = list(self._charged(allocations))
+    def _times_charged(self, allocations: Sequence[Allocation], cards: Set[str]) -> dict[At, int]:
+        charged = list(self._charged(allocations, cards))
         usages = {item.key: self._usage(item) for item, _ in charged}
         found = {}
         for item, uuid in charged:
@@ -114,13 +120,14 @@ class Drift:
         return found
 
     def _begin(self, allocations: Sequence[Allocation]) -> None:
-        self._before = self._times_charged(allocations)
+        """A card to which the first process comes within a window is compared from the next one on."""
+        self._before = self._times_charged(allocations, self._in_use(allocations))
         self._began = self._clock()
         self._turns, self._sums, self._owners = {}, {}, {}
 
     def _read(self, allocations: Sequence[Allocation]) -> None:
         since_us = int((time.time() - _SAMPLES_S) * 1e6)
-        for uuid in {uuid for _, uuid in self._before}:
+        for uuid in self._cards():
             samples = self._utilization(uuid, since_us)
             if samples is None:
                 continue
@@ -129,6 +136,9 @@ class Drift:
             for pid, percent in _by_process(samples).items():
                 sums[pid] = sums.get(pid, 0.0) + percent
             self._own(allocations, sums)  # now: a process that ends has no owner any more
+
+    def _cards(self) -> set[str]:
+        return {uuid for _, uuid in self._before}
 
     def _own(self, allocations: Sequence[Allocation], pids: Mapping[int, float]) -> None:
         unknown = [pid for pid in pids if pid not in self._owners]
@@ -139,7 +149,7 @@ class Drift:
 
     def _compare(self, allocations: Sequence[Allocation]) -> None:
         passed_s = self._clock() - self._began
-        after = self._times_charged(allocations)
+        after = self._times_charged(allocations, self._cards())
         seen = self._seen(allocations)
         compared: dict[At, tuple[float, float]] = {}
         for at, charged_ns in after.items():

@@ -7,6 +7,7 @@ what (MIG instances) are not measured; a sample that fails leaves the last figur
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 import time
@@ -25,6 +26,7 @@ _PAUSE_S = 0.01
 _BETWEEN_SAMPLES_S = 0.001
 _BETWEEN_ANSWERS_S = 0.1  # to one container
 _FOLLOW_S = 1.0
+_LOOK_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Overhead:
         self._answered: dict[Key, float] = {}
         self._questions = Questions()
         self._stopping = threading.Event()
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC)  # readable when it stops: wakes the poll
         self._thread = threading.Thread(target=self._answer, name="overhead", daemon=True)
 
     def start(self) -> None:
@@ -59,9 +62,11 @@ class Overhead:
 
     def stop(self) -> None:
         self._stopping.set()
+        os.eventfd_write(self._ended, 1)
         if self._thread.ident is not None:
             self._thread.join(2 * _FOLLOW_S)
         self._questions.close()
+        os.close(self._ended)
 
     def held(self, uuid: str) -> Sequence[CardProcess] | None:
         """The processes of a card in the last `sample`; None if it did not say."""
@@ -130,19 +135,27 @@ class Overhead:
 
     def _answer(self) -> None:
         poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
         if self._questions.descriptor >= 0:
             poll.register(self._questions.descriptor, select.POLLIN)
+        followed: Sequence[Allocation] = ()
+        next_look = 0.0
         while not self._stopping.is_set():
-            self._questions.follow(
-                {
-                    "/".join(item.key): Path(item.region) / region.USAGE_NAME
-                    for item in self._allocations()
-                    if not item.whole
-                }
-            )
+            allocations = self._allocations()
+            wanted = [item for item in allocations if not item.whole]
+            # A file that is made anew while the old one is still mapped leaves no sign: those are looked for now and then.
+            if (
+                allocations != followed
+                or self._questions.followed < len(wanted)
+                or time.monotonic() >= next_look
+            ):
+                self._questions.follow(
+                    {"/".join(item.key): Path(item.region) / region.USAGE_NAME for item in wanted}
+                )
+                followed, next_look = allocations, time.monotonic() + _LOOK_S
             end = time.monotonic() + _FOLLOW_S
-            while time.monotonic() < end and not self._stopping.is_set():
-                if poll.poll(200):
+            while (left := end - time.monotonic()) > 0 and not self._stopping.is_set():
+                if poll.poll(1000 * left):
                     self._answer_all(self._questions.read())
                     time.sleep(_PAUSE_S)
 

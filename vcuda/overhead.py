@@ -90,6 +90,11 @@ class Questions:
             if watch >= 0:
                 self._watched[name] = (watch, identity)
 
+    @property
+    def followed(self) -> int:
+        """How many files are watched; one that goes ends its watch."""
+        return len(self._watched)
+
     def _drop(self, name: str) -> None:
         known = self._watched.pop(name, None)
         if known is not None:

@@ -50,6 +50,7 @@ class World:
         self.percent: dict[int, int] | None = {PID: 30}
         self.held: tuple[int, ...] = (PID,)
         self.metered = True
+        self.reads = 0
         self.told: list[str] = []
         self.add(PID)
         self.drift = Drift(
@@ -71,6 +72,7 @@ class World:
         (folder / "cgroup").write_text("0::/\n")
 
     def samples(self) -> tuple[ProcessUtilization, ...] | None:
+        self.reads += 1
         if self.percent is None:
             return None
         return tuple(ProcessUtilization(pid, percent) for pid, percent in self.percent.items())
@@ -191,6 +193,26 @@ def test_a_restarted_container_begins_a_window_of_its_own(world: World) -> None:
     assert world.found is None
     world.windows(1)
     assert world.found == pytest.approx(0)
+
+
+def test_a_card_without_a_process_is_not_read_and_a_newcomer_counts_from_the_next_window(
+    world: World,
+) -> None:
+    world.held = ()
+    world.windows(1)
+    assert world.reads == 0 and world.found is None
+    world.held = (PID,)
+    world.charged, world.percent = 30.0, {PID: 90}
+    world.windows(1)
+    assert world.found == pytest.approx(60)
+    world.held = ()  # the window that has begun is brought to its end
+    for _ in range(10):
+        world.turn()
+    assert world.found == pytest.approx(60)
+    before = world.reads
+    for _ in range(10):
+        world.turn()
+    assert world.found is None and world.reads == before
 
 
 @pytest.mark.parametrize("value", ["0", "101", "-5", "a"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from manager import overhead
 from manager.cards import CardProcess
 from manager.overhead import Overhead
 from manager.state import Allocation
@@ -166,3 +168,53 @@ def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_p
     held = [CardProcess(10, 70 * MIB)]
     assert written() == 0
     overhead.stop()
+
+
+def test_files_are_looked_for_when_somebody_came_or_a_file_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every second: that would be most of an idle node's work."""
+    monkeypatch.setattr(overhead, "_FOLLOW_S", 0.02)
+    items = [
+        Allocation(
+            f"u{number}",
+            "n",
+            "p",
+            "c",
+            Kind.APP,
+            10,
+            4,
+            10,
+            "normal",
+            (),
+            {},
+            str(tmp_path / f"{number}"),
+            "",
+        )
+        for number in range(2)
+    ]
+    for item in items:
+        Path(item.region).mkdir()
+        (Path(item.region) / "usage").touch()
+    present = items[:1]
+    followed: list[set[str]] = []
+    measurer = Overhead(lambda _: None, lambda _: None, lambda: tuple(present), tmp_path / "proc")
+    follow = measurer._questions.follow
+    monkeypatch.setattr(
+        measurer._questions, "follow", lambda files: (followed.append(set(files)), follow(files))
+    )
+    measurer.start()
+    try:
+        eventually(lambda: followed == [{"u0/c"}], "the first look")
+        time.sleep(0.3)
+        assert followed == [{"u0/c"}]
+        present.append(items[1])
+        eventually(lambda: followed == [{"u0/c"}, {"u0/c", "u1/c"}], "a look for the newcomer")
+        (Path(items[0].region) / "usage").unlink()
+        eventually(lambda: len(followed) > 2, "a look for the file that went")
+        (Path(items[0].region) / "usage").touch()
+        eventually(lambda: measurer._questions.followed == 2, "a watch on the new file")
+    finally:
+        started = time.monotonic()
+        measurer.stop()
+    assert time.monotonic() - started < 0.5

@@ -142,6 +142,33 @@ def test_an_xid_is_delivered_once_to_those_who_wait_for_its_card(machine: sim.Ma
     assert got == ["timeout", [1, 8, 48], [1, 8, 63], "timeout"]
 
 
+def test_who_waits_for_events_sleeps_until_there_is_one(machine: sim.Machine) -> None:
+    got = simulated.nvml(
+        machine,
+        f"""
+        import resource, threading, time
+        from vcuda import sim
+        machine = sim.Machine({str(machine.directory)!r})
+        nvmlInit()
+        card, events = nvmlDeviceGetHandleByIndex(0), nvmlEventSetCreate()
+        nvmlDeviceRegisterEvents(card, nvmlEventTypeXidCriticalError, events)
+        injected = []
+        def inject():
+            injected.append(time.monotonic())
+            machine.inject(sim.Xid(0, 48))
+        threading.Timer(1.0, inject).start()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        code = nvmlEventSetWait_v2(events, 20000).eventData
+        woken = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+        answer([code, woken, time.monotonic() - injected[0]])
+        """,
+        PYTHONPATH=str(Path(sim.__file__).parents[2]),
+    )
+    code, woken, late = got
+    assert code == 48 and late < 5
+    assert woken < 20  # it would be 50 with a look every 20 ms
+
+
 def test_a_lost_card_says_so_and_its_neighbour_works(machine: sim.Machine) -> None:
     got = simulated.nvml(
         machine,

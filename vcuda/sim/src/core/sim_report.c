@@ -1,8 +1,12 @@
 /* Ground truth as JSON, and faults by text: what tests ask of the machine. */
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "sim_engine.h"
 
@@ -116,6 +120,8 @@ int sim_inject(sim_state *state, const char *text, char *why, size_t why_size)
     sim_card_lock(state, card);
     const int result = inject_card(&sim_card_at(state, card)->faults, verb, found - 2, numbers);
     sim_card_unlock(state, card);
+    atomic_fetch_add(&state->shared->injections, 1);
+    syscall(SYS_futex, &state->shared->injections, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     if (result)
         snprintf(why, why_size, "fault `%s`: unknown verb or wrong number of arguments; see sim_state.h", text);
     return result;

@@ -157,7 +157,7 @@ typedef struct {
     uint64_t config_hash;
     char driver_version[32];
     int32_t cuda_version;
-    int32_t unused;
+    _Atomic uint32_t injections; /* faults injected ever; a futex: who waits for events of a card sleeps on it */
     pthread_mutex_t process_mutex; /* claims and frees process slots; taken after a card's mutex, never before */
     sim_process processes[SIM_MAX_PROCESSES];
     sim_card cards[];

@@ -1,10 +1,11 @@
 /* Events: sets of cards whose Xids are waited for. */
+#include <linux/futex.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "nvml_internal.h"
-
-#define POLL_NS 20000000
 
 struct nv_event_set {
     struct {
@@ -88,19 +89,23 @@ static int any_lost(const struct nv_event_set *set)
 static nvmlReturn_t wait_event(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
 {
     const uint64_t until = sim_now() + (uint64_t)timeout_ms * 1000000;
-    const struct timespec nap = {0, POLL_NS};
     if (nv_ready() != NVML_SUCCESS)
         return NVML_ERROR_UNINITIALIZED;
     if (!set)
         return NVML_ERROR_INVALID_ARGUMENT;
-    while (!take_event(set, data)) {
+    _Atomic uint32_t *const injections = &nv_state->shared->injections;
+    for (;;) {
+        const uint32_t before = atomic_load(injections); /* read first: what is injected from now on ends the sleep */
+        if (take_event(set, data))
+            return NVML_SUCCESS;
         if (any_lost(set))
             return NVML_ERROR_GPU_IS_LOST;
-        if (sim_now() >= until)
+        const uint64_t now = sim_now();
+        if (now >= until)
             return NVML_ERROR_TIMEOUT;
-        nanosleep(&nap, NULL);
+        const struct timespec left = {(time_t)((until - now) / 1000000000), (long)((until - now) % 1000000000)};
+        syscall(SYS_futex, injections, FUTEX_WAIT, before, &left, NULL, 0);
     }
-    return NVML_SUCCESS;
 }
 
 NVML_API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
