@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import setup
@@ -21,15 +22,15 @@ class BuildExt(build_ext):
 
     def run(self) -> None:
         in_place = self.inplace  # a checkout, editable: `python -m vcuda._build` keeps it fresh from here on
-        if in_place:
-            native.build(PACKAGE / "lib")
-        else:
-            built = Path(self.build_temp).absolute() / "native"
-            native.build(built)
-            native.install(built, Path(self.build_lib) / "vcuda" / "lib")
-        super().run()
+        folder = PACKAGE / "lib" if in_place else Path(self.build_temp).absolute() / "native"
+        with ThreadPoolExecutor(1) as beside:  # setuptools compiles the module's sources one after the other
+            built = beside.submit(native.build, folder)
+            super().run()
+            built.result()
         if in_place:
             ffi.stamp(PACKAGE)
+        else:
+            native.install(folder, Path(self.build_lib) / "vcuda" / "lib")
 
 
 setup(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from vcuda._build import native
+from vcuda._build import gcc, native
 
 
 def main(names: list[str]) -> int:
@@ -16,7 +16,7 @@ def main(names: list[str]) -> int:
             from vcuda._build import ffi  # reads sources that only a checkout has
 
             built += ffi.build_in_place(package)
-    except (native.BuildError, KeyError) as error:
+    except (gcc.BuildError, KeyError) as error:
         known = ", ".join([library.name for library in native.LIBRARIES] + ["native"])
         print(f"{error}\n(libraries: {known})", file=sys.stderr)
         return 1

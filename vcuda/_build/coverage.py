@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcuda._build import native
+from vcuda._build import gcc, native
 
 REFUSED = "refused with NO_PERMISSION"
 SECONDS = 120
@@ -107,7 +107,7 @@ def declared(interface: Interface, folder: Path) -> set[str]:
     names: set[str] = set()
     for face in interface.faces:
         flags = [f"-I{folder}", *([face] if face else [])]
-        command = [*native.compiler(), "-E", "-P", *flags, "-x", "c", "-"]
+        command = [*gcc.compiler(), "-E", "-P", *flags, "-x", "c", "-"]
         result = subprocess.run(
             command,
             input=f'#include "{interface.header}"\n',

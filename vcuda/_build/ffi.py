@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cffi
 
-from vcuda._build import native  # setup.py puts the project on the path
+from vcuda._build import gcc, native  # setup.py puts the project on the path
 
 ROOT = native.ROOT
 STAMP = ".native.inputs"
@@ -35,13 +35,7 @@ def make_builder() -> cffi.FFI:
         '#include "vc_native.h"\n',
         sources=core_sources(),
         include_dirs=[str(ROOT / folder) for folder in native.CORE_INCLUDES],
-        extra_compile_args=[
-            "-std=c11",
-            "-D_GNU_SOURCE",
-            "-O2",
-            "-fvisibility=hidden",
-            "-fno-strict-aliasing",
-        ],
+        extra_compile_args=list(FLAGS),
         libraries=["pthread"],
     )
     return builder
@@ -85,15 +79,12 @@ def build_in_place(package: Path) -> list[str]:
             sysconfig.get_paths()["include"],
             *(str(ROOT / include) for include in native.CORE_INCLUDES),
         ]
-        command = [*native.compiler(), *FLAGS, "-fPIC", "-shared", *(f"-I{include}" for include in includes)]
-        command += [
-            "-o",
-            str(made),
-            str(generated),
-            *(str(ROOT / source) for source in core_sources()),
-            "-lpthread",
-        ]
-        native.run(command, "cannot build vcuda._native (are Python's headers there? Debian: python3-dev)")
+        flags = [*FLAGS, "-fPIC", *(f"-I{include}" for include in includes)]
+        what = "cannot build vcuda._native (are Python's headers there? Debian: python3-dev)"
+        sources = [generated, *(ROOT / source for source in core_sources())]
+        with gcc.Objects(Path(folder)) as objects:
+            compiled = [str(each.result()) for each in objects.begin(sources, flags, what)]
+        gcc.run([*gcc.compiler(), "-shared", "-o", str(made), *compiled, "-lpthread"], what)
         made.replace(output)  # a running process may have the old file mapped
     stamp(package)
     return ["native"]

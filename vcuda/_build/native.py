@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from vcuda._build import gcc
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,10 +38,6 @@ C_FLAGS = (
 LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-z,nodelete", "-Wl,--build-id=sha1")
 
 
-class BuildError(Exception):
-    """A native library could not be built; the message holds the command and the compiler's words."""
-
-
 @dataclass(frozen=True)
 class Library:
     """One shared library: where it goes below the output folder and what it is made of."""
@@ -48,6 +45,7 @@ class Library:
     name: str
     output: str
     source_folders: tuple[str, ...]
+    # Beyond the source's own folder. Libraries with the same ones share the objects of the folders that they share.
     include_folders: tuple[str, ...]
     soname: str
     link: tuple[str, ...] = ()
@@ -101,7 +99,7 @@ LIBRARIES: tuple[Library, ...] = (
         "cuda-shim",
         "shim/libcuda.so.1",
         ("vcuda/src/core", "vcuda/src/cuda"),
-        (*CORE_INCLUDES, "vcuda/src/cuda"),
+        CORE_INCLUDES,
         "libcuda.so.1",
         link=(
             "-Wl,--no-as-needed",
@@ -118,7 +116,7 @@ LIBRARIES: tuple[Library, ...] = (
         "nvml-shim",
         "shim/libnvidia-ml.so.1",
         ("vcuda/src/core", "vcuda/src/nvml"),
-        (*CORE_INCLUDES, "vcuda/src/nvml"),
+        CORE_INCLUDES,
         "libnvidia-ml.so.1",
         link=(
             "-Wl,--no-as-needed",
@@ -145,7 +143,7 @@ LIBRARIES: tuple[Library, ...] = (
         "sim-cuda",
         f"sim/libcuda.so.{SIM_DRIVER_VERSION}",
         ("vcuda/sim/src/core", "vcuda/sim/src/cuda"),
-        (*SIM_INCLUDES, "vcuda/sim/src/cuda"),
+        SIM_INCLUDES,
         "libcuda.so.1",
         # As NVIDIA's libcuda: its calls to its own functions never leave it. (NVML's do, there and here.)
         link=("-Wl,-Bsymbolic", "-lpthread", "-lm"),
@@ -155,7 +153,7 @@ LIBRARIES: tuple[Library, ...] = (
         "sim-nvml",
         f"sim/libnvidia-ml.so.{SIM_DRIVER_VERSION}",
         ("vcuda/sim/src/core", "vcuda/sim/src/nvml"),
-        (*SIM_INCLUDES, "vcuda/sim/src/nvml"),
+        SIM_INCLUDES,
         "libnvidia-ml.so.1",
         link=("-lpthread", "-lm"),
         links=(
@@ -182,34 +180,30 @@ LIBRARIES: tuple[Library, ...] = (
 CORE_SOURCE_FOLDER = "vcuda/src/core"
 
 
-def compiler() -> list[str]:
-    return shlex.split(os.environ.get("CC", "gcc"))
-
-
-def compile_command(library: Library, output: Path, out: Path, stub: Path | None = None) -> list[str]:
-    includes = [f"-I{ROOT / folder}" for folder in library.include_folders]
-    defines = [f'-DVC_SIM_DRIVER_VERSION="{SIM_DRIVER_VERSION}"']
-    link = [part.replace("{out}", str(out)) for part in library.link]
-    sources = [str(path) for path in library.sources()] if stub is None else [str(stub)]
-    soname = f"-Wl,-soname,{library.soname}"
+def compile_flags(library: Library) -> list[str]:
+    """Everything on the compiler's command line but the source and the object."""
     return [
-        *compiler(),
         *C_FLAGS,
-        *defines,
+        f'-DVC_SIM_DRIVER_VERSION="{SIM_DRIVER_VERSION}"',
         *(("-include", str(ROOT / library.prelude)) if library.prelude else ()),
-        *includes,
+        *(f"-I{ROOT / folder}" for folder in library.include_folders),
+    ]
+
+
+def link_command(library: Library, objects: Iterable[Path], output: Path, out: Path) -> list[str]:
+    return [
+        *gcc.compiler(),
         *LINK_FLAGS,
-        soname,
-        "-o",
-        str(output),
-        *sources,
-        *link,
+        f"-Wl,-soname,{library.soname}",
+        *("-o", str(output)),
+        *(str(path) for path in objects),
+        *(part.replace("{out}", str(out)) for part in library.link),
     ]
 
 
 def fingerprint(library: Library, out: Path) -> str:
     """Hash of every input and of the compiler's command line: what decides whether a library is stale."""
-    words = [*compiler(), *C_FLAGS, *LINK_FLAGS, *library.link, library.stub_names]
+    words = [*gcc.compiler(), *C_FLAGS, *LINK_FLAGS, *library.link, library.stub_names]
     digest = hashlib.sha256(" ".join(words).encode())
     for path in [*library.inputs(), *(_stubbed(library, out) if library.stub_names else ())]:
         digest.update(path.name.encode())
@@ -227,7 +221,7 @@ def stub_source(library: Library, out: Path) -> str:
     lines = ["/* Link-time stub: names only. */"]
     for path in _stubbed(library, out):
         command = [os.environ.get("NM", "nm"), "-D", "-P", "--defined-only", str(path)]
-        result = run(command, f"cannot list the exports of {path}")
+        result = gcc.run(command, f"cannot list the exports of {path}")
         names = {line.split()[0].partition("@")[0] for line in result.stdout.splitlines() if line}
         lines += [
             f'__attribute__((visibility("default"))) void {name}(void);\nvoid {name}(void) {{}}'
@@ -237,19 +231,6 @@ def stub_source(library: Library, out: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
-    """Run a tool of the compiler. Raises BuildError that begins with `what` and holds the tool's words."""
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise BuildError(
-            f"{what}: {command[0]} can't be executed ({error.strerror}); install gcc and binutils"
-        ) from error
-    if result.returncode != 0:
-        raise BuildError(f"{what}: {shlex.join(command)}\n{result.stderr}")
-    return result
-
-
 def replace_link(path: Path, target: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
@@ -257,39 +238,63 @@ def replace_link(path: Path, target: str) -> None:
     temporary.replace(path)
 
 
-def build_library(library: Library, out: Path) -> bool:
-    """Build one library if it is stale; return whether the compiler ran. A mapped old file is never overwritten."""
+def _is_fresh(library: Library, out: Path) -> bool:
     output = out / library.output
-    stamp = output.with_name(f".{output.name}.inputs")
+    stamp = _stamp(output)
+    return output.exists() and stamp.exists() and stamp.read_text() == fingerprint(library, out)
+
+
+def _stamp(output: Path) -> Path:
+    return output.with_name(f".{output.name}.inputs")
+
+
+def _begin(library: Library, objects: gcc.Objects) -> list[Future[Path]]:
+    return objects.begin(library.sources(), compile_flags(library), f"cannot build {library.name}")
+
+
+def _finish(library: Library, objects: Iterable[Path], out: Path) -> None:
+    """Link one library, put it in its place at once (a mapped old file is never overwritten), and note of what it is."""
+    output = out / library.output
     wanted = fingerprint(library, out)
-    if output.exists() and stamp.exists() and stamp.read_text() == wanted:
-        return False
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
-        stub = None
-        if library.stub_names:
-            stub = Path(folder, "stub.c")
-            stub.write_text(stub_source(library, out))
         made = Path(folder, output.name)
-        run(compile_command(library, made, out, stub), f"cannot build {library.name}")
+        gcc.run(link_command(library, objects, made, out), f"cannot build {library.name}")
         made.chmod(0o755)
         made.replace(output)
     for link, target in library.links:
         replace_link(output.with_name(link), target)
-    stamp.write_text(wanted)
-    return True
+    _stamp(output).write_text(wanted)
 
 
 def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
-    """Build the named libraries (all by default) below `out`; return the names of those that were compiled.
+    """Build the named libraries (all by default) below `out`; return the names of those that were stale.
 
-    Raises BuildError with the compiler's words, KeyError for an unknown name.
+    All cores compile. Raises BuildError with the compiler's words, KeyError for an unknown name.
     """
     if not (ROOT / CORE_SOURCE_FOLDER).is_dir():
-        raise BuildError(f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it")
+        raise gcc.BuildError(
+            f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it"
+        )
     known = {library.name: library for library in LIBRARIES}
-    ordered = list(known) if names is None else list(with_needs(names, known))
-    return [name for name in ordered if build_library(known[name], out)]
+    ordered = [known[name] for name in (known if names is None else with_needs(names, known))]
+    made = []
+    with tempfile.TemporaryDirectory(prefix="vcuda-build-") as folder, gcc.Objects(Path(folder)) as objects:
+        # What a stub is made of is known when the library that it stands for is there.
+        begun = {
+            library: _begin(library, objects)
+            for library in ordered
+            if not library.stub_names and not _is_fresh(library, out)
+        }
+        for library in ordered:
+            if library.stub_names and not _is_fresh(library, out):
+                source = Path(folder, f"{library.name}.c")
+                source.write_text(stub_source(library, out))
+                begun[library] = objects.begin([source], C_FLAGS, f"cannot build {library.name}")
+            if library in begun:
+                _finish(library, [each.result() for each in begun[library]], out)
+                made.append(library.name)
+    return made
 
 
 def install(built: Path, target: Path) -> None:
