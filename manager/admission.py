@@ -6,19 +6,19 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from manager import identity
+from manager.allocation_index import AllocationIndex
 from manager.errors import Reason, Refusal
 from manager.httpclient import HttpError
-from manager.identity import Candidate, FactsCache
+from manager.identity import Candidate, Facts, FactsCache
 from manager.kube import Kube, Pod, terminal, uid_of
 from manager.kubelet_pods import KubeletPods
 from manager.kubelet_records import Checkpoint, Entry, PodResources, RecordsError
 from manager.logs import Conditions
-from manager.state import Allocation
 from vcuda.spec.names import Names
 
 # Allocate blocks kubelet's sync loop: one source may take this long, all of them together BUDGET_S.
@@ -107,12 +107,11 @@ class Admission:
         raise Refusal(Reason.POD_UNKNOWN, f"the pod being admitted can't be identified: {reason}")
 
     def find(
-        self, resource: str, count: int, allocations: Mapping[tuple[str, str], Allocation], deadline: float
-    ) -> tuple[Candidate, list[Pod]]:
-        """The container that this call is for, and all pods of the node. Raises Refusal, soon after the deadline at latest."""
+        self, resource: str, count: int, allocations: AllocationIndex, deadline: float
+    ) -> tuple[Candidate, list[Facts]]:
+        """The container that this call is for, and the facts of all pods of the node. Raises Refusal, soon after the deadline at latest."""
         pods, own_view = self.pods(deadline)
         facts = self._facts.of(pods)
-        holdings = {key: frozenset(allocation.held) for key, allocation in allocations.items()}
         with self._lock:
             excluded = frozenset(self._refused)
             last_uid = self._last_uid
@@ -125,10 +124,10 @@ class Admission:
                 excluded=refused, last_uid=last, skip_deleted=own_view,
             )  # fmt: skip
 
-        found = matching(holdings, refused=excluded, last=last_uid)
+        found = matching(allocations.holdings, refused=excluded, last=last_uid)
         if not found:
             # A static pod that was refused comes again with its UID; a restarted kubelet admits anew what it rejected.
-            found = matching(holdings, refused=frozenset(), last=last_uid)
+            found = matching(allocations.holdings, refused=frozenset(), last=last_uid)
         if not found:
             # Kubelet lost its own records and asks again for what we have given already.
             known = self._kubelet_holdings(pods, deadline)
@@ -137,7 +136,7 @@ class Admission:
         if len(found) > 1:
             found = self._narrow(found, deadline)
         if len(found) == 1:
-            return found[0], pods
+            return found[0], facts
         what = f"{count} {self._names.core if resource == 'core' else self._names.memory}"
         if not found:
             raise Refusal(

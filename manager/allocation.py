@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import operator
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from manager import devices, identity, nodes, response
+from manager import devices, nodes, response
 from manager.admission import BUDGET_S, Admission
+from manager.allocation_index import AllocationIndex
 from manager.cards import NodeCard
 from manager.cdi import CdiKeeper
 from manager.decision import Decider
 from manager.errors import Reason, Refusal
 from manager.hostroot import HostRoot
-from manager.identity import Candidate
+from manager.identity import Candidate, Facts
 from manager.inventory import Inventory, Snapshot
-from manager.kube import Pod, uid_of
+from manager.kube import Pod
 from manager.mirror_keeper import MirrorKeeper
 from manager.nodes import DeviceNode, NodeProblem
 from manager.outbox import Outbox
@@ -48,8 +50,6 @@ NO_ROOM = frozenset(
 )
 
 log = logging.getLogger(__name__)
-
-Allocations = dict[tuple[str, str], Allocation]
 
 
 class Allocator:
@@ -80,7 +80,9 @@ class Allocator:
         self._cdi = cdi
         self._decider = Decider(names, inventory, regions)
         self._lock = threading.Lock()
-        self._allocations: Allocations = {}
+        self._allocations = AllocationIndex()
+        self._parsed: tuple[Pod, PodRequest] | None = None
+        self._decided: tuple[tuple[object, ...], Allocation] | None = None
         self._absent_since: dict[str, float] = {}
 
     # Reading.
@@ -88,7 +90,7 @@ class Allocator:
     @property
     def allocations(self) -> tuple[Allocation, ...]:
         """All allocations in the order in which they were made; a snapshot."""
-        return tuple(self._allocations.values())
+        return self._allocations.snapshot
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -104,7 +106,7 @@ class Allocator:
     def restore(self, allocations: Mapping[tuple[str, str], Allocation]) -> None:
         """Take over what is known from the state file and kubelet; remove regions that nobody knows."""
         with self._locked():
-            self._allocations = dict(allocations)
+            self._allocations = AllocationIndex(allocations.values())
             for orphan in self._regions.remove_orphans({item.region for item in allocations.values()}):
                 log.info("removed the region %s, which no container has", orphan)
             company = Company(allocations.values())
@@ -157,18 +159,18 @@ class Allocator:
                     raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
             time.sleep(LEAVING_LOOK_S)  # without the lock: whoever frees the cards needs it
 
-    def _somebody_leaves(self, candidate: Candidate, pods: Sequence[Pod]) -> bool:
+    def _somebody_leaves(self, candidate: Candidate, pods: Sequence[Facts]) -> bool:
         """Whether a placed pod stands behind one that kubelet has let go of already, of which the API server's watch has not told yet."""
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
-        listed = {uid_of(pod) for pod in pods}
+        listed = {facts.uid for facts in pods}
         return self._names.placement in annotations and any(
-            allocation.pod_uid not in listed for allocation in self._allocations.values()
+            uid not in listed for uid in self._allocations.pods
         )
 
     def _allocate(
-        self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Pod]
+        self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Facts]
     ) -> api.ContainerAllocateResponse:
-        request = parse_pod(candidate.pod, self._names)
+        request = self._request(candidate.pod)
         container = request.container(candidate.container)
         if container is None:
             raise Refusal(Reason.POD_UNKNOWN, f"container {candidate.container!r} asks for no share")
@@ -223,16 +225,35 @@ class Allocator:
                 f"{before.cores} and {before.memory_blocks} were booked for it; recreate the pod",
             )
 
+    def _request(self, pod: Pod) -> PodRequest:
+        """Of one pod kubelet asks several times. Raises SpecError."""
+        if self._parsed is None or self._parsed[0] is not pod:
+            self._parsed = (pod, parse_pod(pod, self._names))
+        return self._parsed[1]
+
     def _decide(
-        self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Pod]
+        self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Facts]
     ) -> Allocation:
-        known = self._allocations.values()
-        return self._decider.decide(candidate, request, container, pods, known, self.settings.smallest_memory)
+        """Kubelet asks for a preference first and then for the devices: while nothing has changed, the decision stands."""
+        smallest = self.settings.smallest_memory
+        basis = (
+            candidate.pod,
+            container,
+            pods,
+            self._allocations.snapshot,
+            self._inventory.snapshot,
+            self.settings,
+        )
+        if self._decided is not None and all(map(operator.is_, basis, self._decided[0])):
+            return dataclasses.replace(self._decided[1], created_ns=time.time_ns())
+        decided = self._decider.decide(candidate, request, container, pods, self._allocations, smallest)
+        self._decided = (basis, decided)
+        return decided
 
     def _company(self, allocation: Allocation) -> Company:
         """Who is on the cards of one allocation."""
         cards = {share.uuid for share in allocation.shares}
-        return Company(self._allocations.values(), cards)
+        return Company(self._allocations.on_cards(cards), cards)
 
     def _cards_of(self, allocation: Allocation) -> list[NodeCard]:
         snapshot: Snapshot = self._inventory.snapshot
@@ -255,15 +276,12 @@ class Allocator:
 
     def _announce(self, candidate: Candidate) -> None:
         """Tell the API server when all containers of the pod have their devices."""
-        holdings = {
-            key: item.held.keys() for key, item in self._allocations.items() if key[0] == candidate.uid
-        }
-        if identity.Facts.of(candidate.pod, self._names).next_container(holdings) is None:
+        if Facts.of(candidate.pod, self._names).next_container(self._allocations.holdings) is None:
             namespace, name = candidate.full_name
             written = {self._names.gpu_assigned: "true"}
             if self._names.placement not in (candidate.pod["metadata"].get("annotations") or {}):
                 # We chose the cards: an extender that comes later must find out which.
-                mine = [item for item in self._allocations.values() if item.pod_uid == candidate.uid]
+                mine = self._allocations.of_pod(candidate.uid)
                 chosen = placement.Placement({item.container: item.shares for item in mine})
                 written[self._names.placement] = placement.encode(chosen)
             self._outbox.annotate_pod(namespace, name, candidate.uid, written)
@@ -335,7 +353,7 @@ class Allocator:
             deadline = time.monotonic() + BUDGET_S
             with self._locked():
                 candidate, pods = self._admission.find(resource, size, self._allocations, deadline)
-                request = parse_pod(candidate.pod, self._names)
+                request = self._request(candidate.pod)
                 container = request.container(candidate.container)
                 if container is not None:
                     before = self._allocations.get((candidate.uid, container.name))

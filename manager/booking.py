@@ -75,23 +75,19 @@ def booked(allocations: Iterable[Allocation]) -> dict[str, tuple[int, int]]:
 
 def states_for(
     cards: Sequence[Card],
-    allocations: Iterable[Allocation],
-    pod_uid: str,
+    others: Use,
+    beside: Iterable[Allocation],
     container: ContainerRequest,
     reserved: Iterable[Use] = (),
 ) -> list[CardState]:
     """What each card has left for this container.
 
-    Other pods count with their peaks; of its own pod only what runs at the same time: a finished init container's share is
-    free again. `reserved`: uses of pods that were placed here but have not been admitted yet.
+    `others`: what other pods book, which count with their peaks; `beside`: the allocations of its own pod, of which only what runs at
+    the same time counts: a finished init container's share is free again. `reserved`: uses of pods that were placed here but have not
+    been admitted yet.
     """
-    pods = by_pod(allocations)
-    own = [
-        item
-        for item in pods.pop(pod_uid, ())
-        if item.container != container.name and item.kind is not Kind.INIT
-    ]
-    uses: list[Use] = [_total_of(pods.values()), *reserved]
+    own = [item for item in beside if item.container != container.name and item.kind is not Kind.INIT]
+    uses: list[Use] = [others, *reserved]
     uses += [{share.uuid: (share.cores, share.memory_blocks) for share in item.shares} for item in own]
     used = total(uses)
     return [

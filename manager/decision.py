@@ -7,10 +7,10 @@ import time
 from collections.abc import Collection, Sequence
 
 from manager import booking, placing
+from manager.allocation_index import AllocationIndex
 from manager.errors import Reason, Refusal
-from manager.identity import Candidate
+from manager.identity import Candidate, Facts
 from manager.inventory import Inventory
-from manager.kube import Pod, terminal, uid_of
 from manager.regions import Regions
 from manager.state import Allocation
 from vcuda.spec import errors, fit, placement
@@ -34,8 +34,8 @@ class Decider:
         candidate: Candidate,
         request: PodRequest,
         container: ContainerRequest,
-        pods: Sequence[Pod],
-        allocations: Collection[Allocation],
+        pods: Sequence[Facts],
+        allocations: AllocationIndex,
         smallest: int,
     ) -> Allocation:
         """The cards for a container that has none yet; `smallest`: blocks that a share must ask. Raises Refusal, SpecError."""
@@ -45,13 +45,14 @@ class Decider:
                 f"container {container.name!r} asks for {container.memory_blocks} {self._names.memory}, this node gives no share below "
                 f"{smallest}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
             )
+        others, beside = allocations.booked_by_others(candidate.uid), allocations.of_pod(candidate.uid)
         snapshot = self._inventory.snapshot
         cards = {item.card.uuid: item for item in snapshot.cards}
         known = [item.card for item in snapshot.cards]
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
         written = annotations.get(self._names.placement)
         if written is not None:
-            states = booking.states_for(known, allocations, candidate.uid, container)
+            states = booking.states_for(known, others, beside, container)
             chosen = placement.decode(str(written))
             placement.check(chosen, request)
             shares = chosen.containers[container.name]
@@ -70,8 +71,8 @@ class Decider:
                         "recreate the pod",
                     )
         else:
-            reserved = self._reserved(candidate.uid, pods, {item.pod_uid for item in allocations})
-            states = booking.states_for(known, allocations, candidate.uid, container, reserved)
+            reserved = self._reserved(candidate.uid, pods, allocations.pods)
+            states = booking.states_for(known, others, beside, container, reserved)
             shares = placing.choose(request, container, states)
         namespace, name = candidate.full_name
         return Allocation(
@@ -92,22 +93,17 @@ class Decider:
             created_ns=time.time_ns(),
         )
 
-    def _reserved(self, own_uid: str, pods: Sequence[Pod], started: Collection[str]) -> list[booking.Use]:
+    def _reserved(self, own_uid: str, pods: Sequence[Facts], started: Collection[str]) -> list[booking.Use]:
         """What the extender has placed here for pods that kubelet has not admitted yet."""
         found: list[booking.Use] = []
-        annotation = self._names.placement
-        for pod in pods:
-            annotations = (pod.get("metadata") or {}).get("annotations") or {}
-            if annotation not in annotations or terminal(pod):
+        for facts in pods:
+            if facts.placement is None or facts.terminal or facts.uid == own_uid or facts.uid in started:
                 continue
-            uid = uid_of(pod)
-            if uid == own_uid or uid in started:
-                continue
-            if not asks_for_share(pod, self._names):
+            if not asks_for_share(facts.pod, self._names):
                 continue
             try:
-                chosen = placement.decode(str(annotations[annotation]))
-                found.append(placement.peak_use(parse_pod(pod, self._names), chosen))
+                chosen = placement.decode(facts.placement)
+                found.append(placement.peak_use(parse_pod(facts.pod, self._names), chosen))
             except SpecError as error:
-                log.debug("pod %s reserves nothing: %s", uid, error)
+                log.debug("pod %s reserves nothing: %s", facts.uid, error)
         return found

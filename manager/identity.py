@@ -78,11 +78,20 @@ class Facts:
     terminal: bool
     deleted: bool
     asked: tuple[tuple[str, dict[str, int]], ...]
+    placement: str | None = None  # the annotation, as it is written
 
     @classmethod
     def of(cls, pod: Pod, names: Names) -> Facts:
-        deleted = bool((pod.get("metadata") or {}).get("deletionTimestamp"))
-        return cls(pod, uid_of(pod), terminal(pod), deleted, tuple(asked(pod, names)))
+        metadata = pod.get("metadata") or {}
+        written = (metadata.get("annotations") or {}).get(names.placement)
+        return cls(
+            pod,
+            uid_of(pod),
+            terminal(pod),
+            bool(metadata.get("deletionTimestamp")),
+            tuple(asked(pod, names)),
+            None if written is None else str(written),
+        )
 
     def next_container(self, holdings: Holdings) -> tuple[str, dict[str, int]] | None:
         """The first container that lacks something, and what it lacks."""
@@ -103,8 +112,12 @@ class FactsCache:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._known: dict[int, Facts] = {}
+        self._last: tuple[Sequence[Pod], list[Facts]] = ((), [])
 
     def of(self, pods: Sequence[Pod]) -> list[Facts]:
+        """A list that has not changed since the last one may be the same object; then the answer is the same object too."""
+        if pods is self._last[0]:
+            return self._last[1]
         known = {}
         found = []
         for pod in pods:
@@ -114,6 +127,7 @@ class FactsCache:
             known[id(pod)] = facts
             found.append(facts)
         self._known = known
+        self._last = (pods, found)
         return found
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Protocol, cast
 
+from manager.allocation_index import AllocationIndex
 from manager.errors import Reason, Refusal
 from manager.state import Allocation
 from manager.storage import Storage
@@ -147,13 +148,11 @@ class Regions:
             return
         self._shared[allocation.key] = shared
 
-    def reshare(self, allocations: Mapping[tuple[str, str], Allocation], changed: Collection[str]) -> None:
+    def reshare(self, allocations: AllocationIndex, changed: Collection[str]) -> None:
         """Bring the shared flags of the containers on the `changed` cards (UUIDs) up to date after one came or went."""
-        beside = [
-            item for item in allocations.values() if any(share.uuid in changed for share in item.shares)
-        ]
+        beside = allocations.on_cards(changed)
         cards = {share.uuid for item in beside for share in item.shares}
-        company = Company(allocations.values(), cards)
+        company = Company(allocations.on_cards(cards), cards)
         for allocation in beside:
             self.share(allocation, company.shared(allocation))
 

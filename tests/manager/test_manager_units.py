@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager import booking, devices, mirror, node_description, placing, storage
+from manager.allocation_index import AllocationIndex
 from manager.cards import DriverError, NodeCard, Probe
 from manager.errors import StartError
 from manager.hostroot import HostRoot
@@ -22,7 +23,7 @@ from manager.regions import Company
 from manager.report import CardReport, ContainerReport, NodeReport, ShareReport
 from manager.settings import Settings, flag_of
 from manager.settings_reader import OLD_FLAGS, parse
-from manager.state import Allocation
+from manager.state import Allocation, Held
 from vcuda.spec.errors import DoesNotFit
 from vcuda.spec.fit import CardState
 from vcuda.spec.inventory import Card
@@ -190,23 +191,66 @@ def test_the_reason_for_no_place(
 def test_booking_never_exceeds_a_card(pods: list[tuple[int, Kind, int]]) -> None:
     """Whatever comes in which order: what fits is placed, and the sum of the pods' peaks stays within each card."""
     cards = [card(0), card(1)]
-    allocations: list[Allocation] = []
+    allocations = AllocationIndex()
     for number, (pod_number, kind, cores) in enumerate(
         sorted(pods, key=lambda item: (item[0], item[1] == Kind.APP))
     ):
         container = ContainerRequest(f"c{number}", kind, None, cores, 1, cores)
-        states = booking.states_for(cards, allocations, str(pod_number), container)
+        uid = str(pod_number)
+        others, beside = allocations.booked_by_others(uid), allocations.of_pod(uid)
+        states = booking.states_for(cards, others, beside, container)
         try:
             shares = placing.choose(request(), container, states)
         except DoesNotFit:
             continue
-        allocations.append(
-            Allocation(
-                str(pod_number), "n", "p", container.name, kind, cores, 1, cores, "normal", shares, {}, "", ""
-            )
+        allocations[uid, container.name] = Allocation(
+            uid, "n", "p", container.name, kind, cores, 1, cores, "normal", shares, {}, "", ""
         )
-    for cores, blocks in booking.booked(allocations).values():
+    for cores, blocks in booking.booked(allocations.values()).values():
         assert cores <= 100 and blocks <= 32
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.sampled_from("abc"),
+            st.sampled_from([Kind.APP, Kind.INIT, Kind.SIDECAR]),
+            st.sets(st.sampled_from("ABC"), min_size=1),
+            st.integers(1, 60),
+            st.sets(st.sampled_from(["core", "memory"])),
+            st.booleans(),
+        ),
+        max_size=20,
+    )
+)
+def test_the_index_says_what_counting_anew_says(
+    steps: list[tuple[int, str, Kind, set[str], int, set[str], bool]],
+) -> None:
+    index = AllocationIndex()
+    plain: dict[tuple[str, str], Allocation] = {}
+    for number, name, kind, cards, cores, held, goes in steps:
+        uid = str(number)
+        if goes and (uid, name) in plain:
+            del index[uid, name], plain[uid, name]
+        else:
+            shares = tuple(CardShare(uuid, cores, 2) for uuid in sorted(cards))
+            item = Allocation(uid, "n", "p", name, kind, cores, 2, cores, "normal", shares, {}, "", "")
+            for resource in held:
+                item = item.with_held(resource, Held(cores, ""))
+            index[uid, name] = plain[uid, name] = item
+        assert index.snapshot == tuple(plain.values()) and list(index) == list(plain)
+        assert index.holdings == {key: item.held.keys() for key, item in plain.items()}
+        assert set(index.pods) == {key[0] for key in plain}
+        for uuid in "ABC":
+            on_card = [item for item in plain.values() if any(share.uuid == uuid for share in item.shares)]
+            assert sorted(item.key for item in index.on_cards([uuid])) == sorted(item.key for item in on_card)
+        for other in map(str, range(5)):
+            mine = tuple(item for item in plain.values() if item.pod_uid == other)
+            assert index.of_pod(other) == mine
+            counted = booking.booked(item for item in plain.values() if item.pod_uid != other)
+            kept = {uuid: use for uuid, use in index.booked_by_others(other).items() if use != (0, 0)}
+            assert kept == counted
 
 
 def test_who_has_company_on_a_card() -> None:
