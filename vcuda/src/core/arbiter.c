@@ -1,5 +1,4 @@
-/* The arbiter's thread: it listens to the tenants' bells, reads their usage, decides card by card and writes the grants. */
-#include <errno.h>
+/* The arbiter's thread: it listens to the bells of tenants at work, reads their usage, decides card by card and writes the grants. */
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,32 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "arbiter_member.h"
+#include "arbiter_watch.h"
 #include "vc_atomic.h"
 #include "vc_clock.h"
 #include "vc_native.h"
-
-#ifndef SYS_futex_waitv
-#define SYS_futex_waitv 449
-#endif
-
-enum { MAX_BELLS = 128 /* the kernel's limit */, FUTEX_IS_32_BITS = 2 };
-
-/* As in <linux/futex.h> since 5.16. */
-struct waiter {
-    uint64_t value;
-    uint64_t address;
-    uint32_t flags;
-    uint32_t reserved;
-};
-
-/* What the thread listens to while it sleeps. */
-struct bells {
-    struct waiter waiters[MAX_BELLS];
-    struct vc_member *owners[MAX_BELLS];
-    unsigned count;
-    uint64_t until_ns; /* some tenant must be looked at by then, because it can't be heard */
-};
 
 /* A card and its tenants; seats[i] says whose limits tenants[i] is. */
 struct card {
@@ -46,26 +23,27 @@ struct card {
     struct seat {
         struct vc_member *member;
         uint32_t index;
+        uint32_t news; /* of the member, as the card was last decided */
     } *seats;
     unsigned capacity;
+    uint64_t next_ns; /* decide by then, even if no tenant says anything new */
 };
 
 struct vc_arbiter {
     pthread_t thread;
-    pthread_mutex_t mutex; /* guards everything below; held while deciding, never while sleeping */
-    struct vc_member **members;
-    unsigned member_count;
+    struct vc_crew crew; /* its mutex also guards what follows, but for the bells: they are the thread's */
     struct card **cards;
     unsigned card_count;
     uint64_t decisions, leases;
-    uint32_t changed_futex;
-    uint32_t stopping;
-    bool deaf; /* the kernel can't wait for several futexes (before 5.16) */
+    struct vc_watch watches[VC_WATCHES];
+    struct vc_bells bells;
 };
 
 static const uint64_t SHORTEST_SLEEP_NS = 20000;
-/* Tenants that did something so lately are listened to first. */
-static const uint64_t FIRST_NS = 10000000000;
+/* A heartbeat at least so often; a tenant misses it after VC_HEARTBEAT_LIMIT_NS. */
+static const uint64_t LONGEST_SLEEP_NS = 30000000;
+/* Tenants that did something so lately are listened to here, without a watch in between. */
+static const uint64_t LATELY_NS = 10000000000;
 
 /* --- seats --- */
 
@@ -104,8 +82,9 @@ static bool take_seat(struct card *card, struct vc_member *member, uint32_t inde
     }
     const struct vc_card_limit *limit = &member->limits->cards[index];
     vc_tenant_init(&plan->tenants[plan->count], limit->cores, limit->core_limit);
-    card->seats[plan->count] = (struct seat){member, index};
+    card->seats[plan->count] = (struct seat){member, index, 0};
     plan->count++;
+    card->next_ns = 0;
     return true;
 }
 
@@ -120,14 +99,14 @@ static void leave_seats(struct vc_arbiter *arbiter, const struct vc_member *memb
             }
             card->seats[i] = card->seats[card->plan.count - 1];
             vc_plan_remove(&card->plan, i);
+            card->next_ns = 0;
         }
     }
 }
 
 /* --- one round --- */
 
-/* Returns when to decide again at the latest. */
-static uint64_t decide_card(struct vc_arbiter *arbiter, struct card *card, uint64_t now_ns)
+static void decide_card(struct vc_arbiter *arbiter, struct card *card, uint64_t now_ns)
 {
     struct vc_card_plan *plan = &card->plan;
     uint64_t sequence = plan->sequence;
@@ -136,9 +115,9 @@ static uint64_t decide_card(struct vc_arbiter *arbiter, struct card *card, uint6
         vc_tenant_resize(&plan->tenants[i], vc_load_relaxed(&limit->cores), vc_load_relaxed(&limit->core_limit));
         vc_tenant_prioritise(&plan->tenants[i], vc_load_relaxed(&limit->priority));
         vc_member_observation(card->seats[i].member, card->seats[i].index, &plan->tenants[i].seen);
+        card->seats[i].news = card->seats[i].member->news;
     }
-    uint64_t next = vc_plan_decide(plan, now_ns);
-    /* A holder may start without a ring. */
+    card->next_ns = vc_plan_decide(plan, now_ns);
     for (unsigned i = 0; i < plan->count; i++)
         if (plan->tenants[i].active || (int)i == plan->holder)
             card->seats[i].member->active_ns = now_ns;
@@ -149,117 +128,123 @@ static uint64_t decide_card(struct vc_arbiter *arbiter, struct card *card, uint6
                 vc_member_write(card->seats[i].member, card->seats[i].index, &plan->tenants[i]);
     arbiter->decisions++;
     arbiter->leases += plan->sequence - sequence;
-    return next;
 }
 
+static bool has_news(const struct card *card)
+{
+    for (unsigned i = 0; i < card->plan.count; i++)
+        if (card->seats[i].news != card->seats[i].member->news)
+            return true;
+    return false;
+}
+
+/* Whether to decide it now. Its holder may have started without a ring, so nothing is decided without a look at it. */
+static bool is_due(const struct card *card, uint64_t now_ns)
+{
+    bool due = now_ns >= card->next_ns || has_news(card);
+    if (card->plan.holder < 0)
+        return due;
+    const struct seat *seat = &card->seats[card->plan.holder];
+    if (seat->member->read_ns != now_ns && (due || now_ns - seat->member->read_ns >= LONGEST_SLEEP_NS))
+        vc_member_read(seat->member, now_ns);
+    return due || seat->news != seat->member->news;
+}
+
+/* Returns when to decide again at the latest. */
 static uint64_t decide(struct vc_arbiter *arbiter, uint64_t now_ns)
 {
-    uint64_t next = now_ns + VC_ARBITER_REST_NS;
-    for (unsigned i = 0; i < arbiter->member_count; i++)
-        if (vc_member_due(arbiter->members[i], now_ns))
-            vc_member_read(arbiter->members[i], now_ns);
+    const struct vc_crew *crew = &arbiter->crew;
+    uint64_t next = now_ns + LONGEST_SLEEP_NS;
+    for (unsigned i = 0; i < crew->member_count; i++)
+        if (vc_member_due(crew->members[i], now_ns))
+            vc_member_read(crew->members[i], now_ns);
     for (unsigned i = 0; i < arbiter->card_count; i++) {
-        if (arbiter->cards[i]->plan.count == 0)
+        struct card *card = arbiter->cards[i];
+        if (card->plan.count == 0)
             continue;
-        uint64_t wanted = decide_card(arbiter, arbiter->cards[i], now_ns);
-        next = wanted < next ? wanted : next;
+        if (is_due(card, now_ns))
+            decide_card(arbiter, card, now_ns);
+        next = card->next_ns < next ? card->next_ns : next;
     }
-    for (unsigned i = 0; i < arbiter->member_count; i++)
-        vc_member_beat(arbiter->members[i], now_ns);
+    for (unsigned i = 0; i < crew->member_count; i++)
+        vc_member_beat(crew->members[i], now_ns);
     return next;
 }
 
-static void collect_bells_of(struct bells *bells, struct vc_member *member, bool deaf)
+/* Our own bell and those of the tenants at work, as many as fit; watches listen to the others. Returns when somebody must be
+ * looked at, because it can't be heard. */
+static uint64_t collect_bells(struct vc_arbiter *arbiter, uint64_t now_ns)
 {
-    member->listened = !deaf && vc_member_heard(member) && bells->count + member->card_count <= MAX_BELLS;
-    for (uint32_t card = 0; member->listened && card < member->card_count; card++) {
-        bells->owners[bells->count] = member;
-        bells->waiters[bells->count++] = (struct waiter){
-            member->last_ring[card], (uintptr_t)vc_member_bell(member, card), FUTEX_IS_32_BITS, 0};
+    struct vc_crew *crew = &arbiter->crew;
+    uint64_t until = UINT64_MAX;
+    vc_bells_start(&arbiter->bells, &crew->changed_futex);
+    for (unsigned i = 0; i < crew->member_count; i++) {
+        struct vc_member *member = crew->members[i];
+        member->listened = !vc_load(&crew->deaf) && now_ns - member->active_ns < LATELY_NS && vc_member_heard(member) &&
+                           vc_bells_add(&arbiter->bells, member);
     }
-}
-
-/* Our own bell and those of all tenants, as many as fit; whom we can't hear must be looked at. */
-static void collect_bells(struct vc_arbiter *arbiter, struct bells *bells, uint64_t now_ns)
-{
-    bells->waiters[0] = (struct waiter){vc_load(&arbiter->changed_futex), (uintptr_t)&arbiter->changed_futex,
-                                        FUTEX_IS_32_BITS, 0};
-    bells->owners[0] = NULL;
-    bells->count = 1;
-    bells->until_ns = UINT64_MAX;
-    for (unsigned lately = 2; lately-- > 0;)
-        for (unsigned i = 0; i < arbiter->member_count; i++)
-            if ((now_ns - arbiter->members[i]->active_ns < FIRST_NS) == lately)
-                collect_bells_of(bells, arbiter->members[i], arbiter->deaf);
-    for (unsigned i = 0; i < arbiter->member_count; i++) {
-        const struct vc_member *member = arbiter->members[i];
+    vc_watch_assign(crew, arbiter->watches);
+    for (unsigned i = 0; i < crew->member_count; i++) {
+        const struct vc_member *member = crew->members[i];
         uint64_t look = member->read_ns + vc_member_age_limit(member, now_ns);
-        if (!member->listened && look < bells->until_ns)
-            bells->until_ns = look;
+        if (!member->listened && !member->watched && look < until)
+            until = look;
     }
+    return until;
 }
 
-/* Note who rang; the answer of a call that can't say it means everyone. */
-static void note_ring(struct vc_arbiter *arbiter, const struct bells *bells, long woken)
+/* Note who rang; a ring that doesn't tell means everyone who was listened to. */
+static void note_ring(struct vc_crew *crew, enum vc_ring ring, const struct vc_member *owner)
 {
-    const struct vc_member *owner = woken > 0 && woken < (long)bells->count ? bells->owners[woken] : NULL;
-    pthread_mutex_lock(&arbiter->mutex);
-    for (unsigned i = 0; i < arbiter->member_count; i++)
-        if (!owner || arbiter->members[i] == owner) /* it may have been removed meanwhile */
-            arbiter->members[i]->rang = true;
-    pthread_mutex_unlock(&arbiter->mutex);
+    if (ring == VC_RING_NONE)
+        return;
+    pthread_mutex_lock(&crew->mutex);
+    for (unsigned i = 0; i < crew->member_count; i++) {
+        struct vc_member *member = crew->members[i];
+        if (ring == VC_RING_OWNER ? member == owner : member->listened) /* it may have been removed meanwhile */
+            member->rang = true;
+    }
+    pthread_mutex_unlock(&crew->mutex);
 }
 
-static void sleep_until(struct vc_arbiter *arbiter, const struct bells *bells, uint64_t until_ns)
+static void sleep_until(struct vc_arbiter *arbiter, uint64_t until_ns)
 {
+    struct vc_crew *crew = &arbiter->crew;
     uint64_t now = vc_now_ns();
-    if (bells->until_ns < until_ns)
-        until_ns = bells->until_ns;
     if (until_ns <= now)
         return;
-    long woken;
-    if (arbiter->deaf) {
+    if (vc_load(&crew->deaf)) {
         uint64_t sleep = until_ns - now;
         struct timespec timeout = {.tv_sec = (time_t)(sleep / 1000000000u), .tv_nsec = (long)(sleep % 1000000000u)};
-        woken = syscall(SYS_futex, &arbiter->changed_futex, FUTEX_WAIT, (uint32_t)bells->waiters[0].value, &timeout, NULL, 0);
-    } else {
-        struct timespec deadline = {.tv_sec = (time_t)(until_ns / 1000000000u), .tv_nsec = (long)(until_ns % 1000000000u)};
-        woken = syscall(SYS_futex_waitv, bells->waiters, bells->count, 0, &deadline, CLOCK_MONOTONIC);
-    }
-    if (woken < 0 && errno == ETIMEDOUT)
+        syscall(SYS_futex, &crew->changed_futex, FUTEX_WAIT, (uint32_t)arbiter->bells.waiters[0].value, &timeout, NULL, 0);
         return;
-    if (woken < 0 && (errno == ENOSYS || errno == EPERM)) /* EPERM: a sandbox's way to say so */
-        arbiter->deaf = true;
-    else if (woken < 0 && errno != EAGAIN && errno != EINTR) /* a tenant has cut its file short: all are read, this one then left out */
+    }
+    const struct vc_member *owner;
+    enum vc_ring ring = vc_bells_wait(&arbiter->bells, until_ns, &owner);
+    if (ring == VC_RING_DEAF)
+        vc_store(&crew->deaf, 1);
+    if (ring == VC_RING_BROKEN) /* a tenant has cut its file short: all are read, this one then left out */
         vc_sleep_ns(SHORTEST_SLEEP_NS);
-    note_ring(arbiter, bells, woken);
+    note_ring(crew, ring, owner);
 }
 
 static void *run(void *argument)
 {
     struct vc_arbiter *arbiter = argument;
-    struct bells bells;
     prctl(PR_SET_NAME, "vcuda-arbiter");
     prctl(PR_SET_TIMERSLACK, 1000);
-    while (!vc_load(&arbiter->stopping)) {
-        pthread_mutex_lock(&arbiter->mutex);
+    while (!vc_load(&arbiter->crew.stopping)) {
+        pthread_mutex_lock(&arbiter->crew.mutex);
         uint64_t now = vc_now_ns();
-        uint64_t next = decide(arbiter, now);
-        collect_bells(arbiter, &bells, now);
-        pthread_mutex_unlock(&arbiter->mutex);
-        sleep_until(arbiter, &bells, next);
+        uint64_t next = decide(arbiter, now), look = collect_bells(arbiter, now);
+        pthread_mutex_unlock(&arbiter->crew.mutex);
+        sleep_until(arbiter, look < next ? look : next);
         /* Bounds the cost of tenants that ring all the time. */
         uint64_t spent = vc_now_ns() - now;
         if (spent < SHORTEST_SLEEP_NS)
             vc_sleep_ns(SHORTEST_SLEEP_NS - spent);
     }
     return NULL;
-}
-
-static void ring(struct vc_arbiter *arbiter)
-{
-    vc_add(&arbiter->changed_futex, 1);
-    syscall(SYS_futex, &arbiter->changed_futex, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
 /* --- the interface --- */
@@ -271,7 +256,7 @@ struct vc_arbiter *vc_arbiter_start(char *error, size_t error_bytes)
         snprintf(error, error_bytes, "no memory for the arbiter");
         return NULL;
     }
-    pthread_mutex_init(&arbiter->mutex, NULL);
+    pthread_mutex_init(&arbiter->crew.mutex, NULL);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's, not this thread's */
@@ -287,20 +272,20 @@ struct vc_arbiter *vc_arbiter_start(char *error, size_t error_bytes)
 
 static struct vc_member *find(struct vc_arbiter *arbiter, const char *name, unsigned *index)
 {
-    for (unsigned i = 0; i < arbiter->member_count; i++)
-        if (strcmp(arbiter->members[i]->name, name) == 0) {
+    for (unsigned i = 0; i < arbiter->crew.member_count; i++)
+        if (strcmp(arbiter->crew.members[i]->name, name) == 0) {
             *index = i;
-            return arbiter->members[i];
+            return arbiter->crew.members[i];
         }
     return NULL;
 }
 
 static bool join(struct vc_arbiter *arbiter, struct vc_member *member)
 {
-    struct vc_member **grown = realloc(arbiter->members, (arbiter->member_count + 1) * sizeof *grown);
+    struct vc_member **grown = realloc(arbiter->crew.members, (arbiter->crew.member_count + 1) * sizeof *grown);
     if (!grown)
         return false;
-    arbiter->members = grown;
+    arbiter->crew.members = grown;
     for (uint32_t index = 0; index < member->card_count; index++) {
         const struct vc_card_limit *limit = &member->limits->cards[index];
         if (limit->flags & VC_CARD_WHOLE)
@@ -311,7 +296,7 @@ static bool join(struct vc_arbiter *arbiter, struct vc_member *member)
             return false;
         }
     }
-    grown[arbiter->member_count++] = member;
+    grown[arbiter->crew.member_count++] = member;
     return true;
 }
 
@@ -322,15 +307,15 @@ int vc_arbiter_add(struct vc_arbiter *arbiter, const char *name, const char *lim
     unsigned index;
     struct vc_member *member = vc_member_open(name, limits_path, usage_path, &reason);
     if (member) {
-        pthread_mutex_lock(&arbiter->mutex);
+        pthread_mutex_lock(&arbiter->crew.mutex);
         bool added = false;
         if (find(arbiter, name, &index))
             vc_fail(&reason, "the arbiter has a region named %s already", name);
         else if (!(added = join(arbiter, member)))
             vc_fail(&reason, "no memory for region %s", name);
-        pthread_mutex_unlock(&arbiter->mutex);
+        pthread_mutex_unlock(&arbiter->crew.mutex);
         if (added) {
-            ring(arbiter);
+            vc_crew_ring(&arbiter->crew.changed_futex);
             return 0;
         }
         vc_member_close(member);
@@ -342,16 +327,17 @@ int vc_arbiter_add(struct vc_arbiter *arbiter, const char *name, const char *lim
 int vc_arbiter_remove(struct vc_arbiter *arbiter, const char *name)
 {
     unsigned index = 0;
-    pthread_mutex_lock(&arbiter->mutex);
+    pthread_mutex_lock(&arbiter->crew.mutex);
     struct vc_member *member = find(arbiter, name, &index);
     if (member) {
         leave_seats(arbiter, member);
-        arbiter->members[index] = arbiter->members[--arbiter->member_count];
-        /* The thread may sleep on this member's bells: unmapped they only end its sleep early. */
+        vc_watch_release(member);
+        arbiter->crew.members[index] = arbiter->crew.members[--arbiter->crew.member_count];
+        /* A thread may sleep on this member's bells: unmapped they only end its sleep early. */
         vc_member_close(member);
     }
-    pthread_mutex_unlock(&arbiter->mutex);
-    ring(arbiter);
+    pthread_mutex_unlock(&arbiter->crew.mutex);
+    vc_crew_ring(&arbiter->crew.changed_futex);
     return member ? 0 : -1;
 }
 
@@ -361,29 +347,30 @@ void vc_arbiter_report(struct vc_arbiter *arbiter, struct vc_arbiter_report *rep
     struct timespec spent = {0};
     if (pthread_getcpuclockid(arbiter->thread, &clock) == 0)
         clock_gettime(clock, &spent);
-    pthread_mutex_lock(&arbiter->mutex);
+    pthread_mutex_lock(&arbiter->crew.mutex);
     *report = (struct vc_arbiter_report){
         .decisions = arbiter->decisions,
         .leases = arbiter->leases,
-        .thread_cpu_ns = (uint64_t)spent.tv_sec * 1000000000u + (uint64_t)spent.tv_nsec,
-        .regions = arbiter->member_count,
+        .thread_cpu_ns = (uint64_t)spent.tv_sec * 1000000000u + (uint64_t)spent.tv_nsec + vc_watch_cpu_ns(arbiter->watches),
+        .regions = arbiter->crew.member_count,
     };
-    pthread_mutex_unlock(&arbiter->mutex);
+    pthread_mutex_unlock(&arbiter->crew.mutex);
 }
 
 void vc_arbiter_stop(struct vc_arbiter *arbiter)
 {
-    vc_store(&arbiter->stopping, 1);
-    ring(arbiter);
+    vc_store(&arbiter->crew.stopping, 1);
+    vc_crew_ring(&arbiter->crew.changed_futex);
     pthread_join(arbiter->thread, NULL);
-    for (unsigned i = 0; i < arbiter->member_count; i++)
-        vc_member_close(arbiter->members[i]);
+    vc_watch_stop(arbiter->watches);
+    for (unsigned i = 0; i < arbiter->crew.member_count; i++)
+        vc_member_close(arbiter->crew.members[i]);
     for (unsigned i = 0; i < arbiter->card_count; i++) {
         free(arbiter->cards[i]->plan.tenants);
         free(arbiter->cards[i]->seats);
         free(arbiter->cards[i]);
     }
-    free(arbiter->members);
+    free(arbiter->crew.members);
     free(arbiter->cards);
     free(arbiter);
 }

@@ -19,7 +19,7 @@ enum {
     VC_LEASE_LEAD_NS = 300000,    /* the next lease may open so long before the end, if so little is outstanding */
     VC_LEASE_IDLE_NS = 200000,    /* a holder with nothing outstanding for so long passes the lease on */
     VC_ARBITER_TICK_NS = 1000000, /* while anything is going on, decide at least so often … */
-    VC_ARBITER_REST_NS = 20000000 /* … and otherwise so often: the heartbeat */
+    VC_ARBITER_REST_NS = 100000000 /* … and otherwise so often: limits may change */
 };
 
 /* What one tenant's usage file said, as read. */

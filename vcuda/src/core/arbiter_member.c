@@ -16,8 +16,8 @@
 static const uint64_t RING_WINDOW_NS = 10000000;
 static const uint32_t RINGS_PER_WINDOW = 100;
 static const uint64_t BEAT_NS = 5000000;
-/* Whose bell is heard needs no looking at; but only its owner rings it, and it may have died before it did. */
-static const uint64_t LISTENED_AGE_NS = 100000000;
+/* Whose bell is heard needs no looking at; but a tenant that saw no heartbeat started without ringing it. */
+static const uint64_t LISTENED_AGE_NS = 1000000000;
 /* A tenant that can't be heard is looked at: often after it did something, else rarely, because many cost much. */
 static const uint64_t RECENTLY_NS = 1000000000;
 static const uint64_t LOOK_OFTEN_NS = 500000;
@@ -79,7 +79,7 @@ void vc_member_close(struct vc_member *member)
 
 uint64_t vc_member_age_limit(const struct vc_member *member, uint64_t now_ns)
 {
-    if (member->listened)
+    if (member->listened || member->watched)
         return LISTENED_AGE_NS;
     return now_ns - member->active_ns < RECENTLY_NS ? LOOK_OFTEN_NS : LOOK_RARELY_NS;
 }
@@ -93,12 +93,15 @@ bool vc_member_due(const struct vc_member *member, uint64_t now_ns)
 void vc_member_read(struct vc_member *member, uint64_t now_ns)
 {
     size_t bytes = member->card_count * sizeof member->cards[0];
+    struct vc_card_usage before[VC_MAX_CARDS];
+    memcpy(before, member->cards, bytes);
     ssize_t got = pread(member->usage_descriptor, member->cards, bytes, offsetof(struct vc_usage, cards));
     member->read_ns = now_ns;
     member->rang = false;
     member->short_file = got != (ssize_t)bytes;
     if (member->short_file)
         memset(member->cards, 0, bytes);
+    member->news += memcmp(before, member->cards, bytes) != 0;
     if (now_ns - member->ring_window_ns > RING_WINDOW_NS) {
         member->ring_window_ns = now_ns;
         member->rings = 0;

@@ -13,6 +13,8 @@
 
 enum { VC_MEMBER_NAME_BYTES = 1024 };
 
+struct vc_watch;
+
 struct vc_member {
     char name[VC_MEMBER_NAME_BYTES];
     struct vc_limits *limits;
@@ -24,8 +26,11 @@ struct vc_member {
     uint64_t read_ns;   /* the latest reading */
     uint64_t active_ns; /* the arbiter's note: when it last waited for a card or had work on one */
     bool short_file;    /* the tenant has cut it: no bell to listen to */
-    bool listened;      /* the arbiter's note: all its bells are listened to */
-    bool rang;          /* the arbiter's note: one of them was heard */
+    uint32_t news;      /* changes with every reading that differs from the one before it */
+    bool listened;      /* the arbiter's note: its thread listens to all its bells */
+    bool watched;       /* … or its watch does */
+    bool rang;          /* … and one of them was heard */
+    struct vc_watch *watch; /* who listens to it while it rests; NULL: nobody */
     /* Against a tenant that rings without end: rings are counted per window, then not listened to for its rest. */
     uint64_t ring_window_ns;
     uint32_t rings;
