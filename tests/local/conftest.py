@@ -11,6 +11,7 @@ import pytest
 
 from deploy.local import api as apis
 from deploy.local.apiserver.server import Server
+from tests.local.local_kubelet_node import Node, running_node
 
 DEADLINE_SECONDS = 30.0
 
@@ -42,6 +43,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def api(server: Server) -> apis.Api:
     return apis.Api(server.kubeconfig)
+
+
+@pytest.fixture
+def node(api: apis.Api, tmp_path: Path) -> Iterator[Node]:
+    with running_node(api, tmp_path, wait_for) as made:
+        yield made
 
 
 @pytest.fixture
