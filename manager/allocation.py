@@ -8,7 +8,7 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from manager import devices, nodes, response
@@ -116,11 +116,11 @@ class Allocator:
                         log.warning("the region of %s was gone; made again", allocation.name)
                 except Refusal as refusal:
                     log.warning("%s", refusal.message)
-            self._save()
+            self._save(self._allocations.values())
 
-    def _save(self) -> None:
+    def _save(self, put: Collection[Allocation], drop: Collection[tuple[str, str]] = ()) -> None:
         try:
-            self._state.save(self._allocations.values())
+            self._state.append(put, drop, self._allocations.values)
         except StateError as error:
             raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
 
@@ -198,7 +198,7 @@ class Allocator:
     def _book(self, allocation: Allocation, before: Allocation | None) -> None:
         self._allocations[allocation.key] = allocation
         try:
-            self._save()
+            self._save([allocation])
         except Refusal:
             if before is None:
                 del self._allocations[allocation.key]
@@ -396,7 +396,7 @@ class Allocator:
                 return []
             for item in gone:
                 del self._allocations[item.key]
-            self._save()
+            self._save([], [item.key for item in gone])
             if self._state.long:
                 self._compact()
             for item in gone:

@@ -146,15 +146,15 @@ def candidates(
     `excluded`: UIDs of refused pods. `last_uid`: the pod of the last call that went well; admission is serial, so another
     pod that has some of its devices but not all was given up. None: unknown (the daemon just started).
     """
-    started = {uid for uid, _ in holdings}
+    passed = {uid for uid, _ in holdings} - {last_uid} if last_uid is not None else frozenset()
     found = []
     for facts in pods:
         uid = facts.uid
+        if uid in passed:  # nearly all, on a busy node
+            continue
         if not facts.asked or not uid or facts.terminal or uid in excluded:
             continue
         if skip_deleted and facts.deleted:
-            continue
-        if last_uid is not None and uid in started and uid != last_uid:
             continue
         step = facts.next_container(holdings)
         if step is not None and step[1].get(resource) == count:

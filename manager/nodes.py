@@ -7,6 +7,7 @@ Minors: nvidia N = the card, 254 = modeset, 255 = ctl; uvm 0 = uvm, 1 = uvm-tool
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -54,19 +55,28 @@ _COMMON = (
 _MODESET = _Wanted("nvidia-modeset", ("nvidia-modeset", "nvidia", "nvidia-frontend"), MODESET_MINOR)
 
 
-def majors(root: HostRoot) -> dict[str, int]:
+def majors(root: HostRoot) -> Mapping[str, int]:
     """Character majors by driver name. Raises NodeProblem if the list can't be read."""
-    path = root.path / "proc/devices"
-    if not path.exists():
-        path = Path(
-            "/proc/devices"
-        )  # a driver container's root has no /proc of its own; the kernel is the same
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise NodeProblem("/proc/devices", f"cannot read {path}: {error.strerror}") from error
+    # A driver container's root has no /proc of its own; the kernel is the same.
+    for path in (f"{root.path}/proc/devices", "/proc/devices"):
+        try:
+            return _majors(_read(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise NodeProblem("/proc/devices", f"cannot read {path}: {error.strerror}") from error
+    raise NodeProblem("/proc/devices", "there is no /proc/devices; is /proc mounted?")
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  (at every Allocate)
+        return file.read()
+
+
+@functools.lru_cache(maxsize=4)
+def _majors(text: bytes) -> Mapping[str, int]:
     found: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in text.decode(errors="replace").splitlines():
         if line.startswith("Block devices"):
             break
         words = line.split()
@@ -83,7 +93,7 @@ def common(root: HostRoot, known: Mapping[str, int] | None = None) -> tuple[Devi
     known = majors(root) if known is None else known
     found = [_require(root, wanted, known) for wanted in _COMMON]
     # Only some hosts have modeset; one that has it must be given, one that has not is complete without.
-    if (root.path / "dev" / _MODESET.name).exists():
+    if _status(_places(root, _MODESET.name)[0]) is not None:
         found.append(_require(root, _MODESET, known))
     return tuple(found)
 
@@ -125,13 +135,29 @@ def full_set(root: HostRoot, cards: Iterable[NodeCard]) -> tuple[DeviceNode, ...
 
 
 def _require(root: HostRoot, wanted: _Wanted, known: Mapping[str, int]) -> DeviceNode:
-    path = root.path / "dev" / wanted.name
-    container_path = f"/dev/{wanted.name}"
+    path, node = _places(root, wanted.name)
     major = _major(wanted, known)
-    if not _right(root, path, major, wanted.minor):
-        _make(path, major, wanted, container_path)
-    _link_char(root, path, major, wanted.minor)
-    return DeviceNode(container_path, root.host_path(path))
+    status = _status(path)
+    if status is None or not _right(root, status, major, wanted.minor):
+        _make(Path(path), major, wanted, node.container_path)
+        status = _status(path)
+    if status is not None and stat.S_ISCHR(status.st_mode):
+        _link_char(root, path, major, wanted.minor)
+    return node
+
+
+@functools.lru_cache(maxsize=256)
+def _places(root: HostRoot, name: str) -> tuple[str, DeviceNode]:
+    """Where a node is for us, and for container and runtime."""
+    path = root.path / "dev" / name
+    return str(path), DeviceNode(f"/dev/{name}", root.host_path(path))
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116  (a Path would take as long as the call, at every Allocate)
+    except OSError:
+        return None
 
 
 def _major(wanted: _Wanted, known: Mapping[str, int]) -> int:
@@ -149,15 +175,11 @@ def _module(wanted: _Wanted) -> str:
     return "nvidia-uvm" if "nvidia-uvm" in wanted.drivers else "nvidia"
 
 
-def _right(root: HostRoot, path: Path, major: int, minor: int) -> bool:
-    """Whether the node is there with the right numbers.
+def _right(root: HostRoot, status: os.stat_result, major: int, minor: int) -> bool:
+    """Whether a node has the right numbers.
 
     Below a root that only stands for a host, plain files stand for nodes that could not be made there.
     """
-    try:
-        status = path.stat()
-    except OSError:
-        return False
     if stat.S_ISCHR(status.st_mode):
         return status.st_rdev == os.makedev(major, minor)
     return stat.S_ISREG(status.st_mode) and not root.is_host
@@ -181,12 +203,12 @@ def _make(path: Path, major: int, wanted: _Wanted, container_path: str) -> None:
         ) from error
 
 
-def _link_char(root: HostRoot, path: Path, major: int, minor: int) -> None:
+def _link_char(root: HostRoot, path: str, major: int, minor: int) -> None:
     """Link /dev/char/MAJOR:MINOR to the node: without it runc 1.1.3 to 1.1.6 drops the device at daemon-reload."""
+    link = f"{root.path}/dev/char/{major}:{minor}"
     try:
-        link = root.path / "dev/char" / f"{major}:{minor}"
-        if not link.is_symlink() and path.is_char_device():
-            link.parent.mkdir(exist_ok=True)
-            link.symlink_to(os.path.relpath(path, link.parent))
+        if not os.path.islink(link):  # noqa: PTH114
+            Path(link).parent.mkdir(exist_ok=True)
+            Path(link).symlink_to(os.path.relpath(path, Path(link).parent))
     except OSError:
         return  # a help against one runtime's defect, never a reason to refuse a container

@@ -100,7 +100,10 @@ class Regions:
         )
 
     def create(self, allocation: Allocation, shared: frozenset[str]) -> None:
-        """Make the region afresh and hand it to the arbiter. Raises Refusal; then nothing is left."""
+        """Make the region afresh. Raises Refusal; then nothing is left.
+
+        The arbiter gets it from `ensure`, before the container starts: kubelet's admission of pods does not wait for the arbiter's turn.
+        """
         directory = Path(allocation.region)
         self._forget(allocation)
         try:
@@ -112,16 +115,19 @@ class Regions:
                 Reason.REGION_UNAVAILABLE, f"cannot make the region of {allocation.name}: {error}"
             ) from error
         self._shared[allocation.key] = shared
-        self._adopt(allocation)
 
     def ensure(self, allocation: Allocation, shared: frozenset[str]) -> bool:
-        """Before a container starts: make the region again if a reboot or a clean-up took it. Returns whether it did."""
-        if self.intact(allocation):
+        """Before a container starts: make the region again if a reboot or a clean-up took it, and hand it to the arbiter.
+
+        Returns whether it was made again. Raises Refusal.
+        """
+        gone = not self.intact(allocation)
+        if gone:
+            self.create(allocation, shared)
+        else:
             self.share(allocation, shared)
-            self._adopt(allocation)
-            return False
-        self.create(allocation, shared)
-        return True
+        self._adopt(allocation)
+        return gone
 
     @staticmethod
     def exists(allocation: Allocation) -> bool:

@@ -122,8 +122,9 @@ def test_plain_files_stand_for_nodes_only_below_a_root_that_is_not_the_hosts(tmp
     (tmp_path / "dev").mkdir()
     (tmp_path / "proc/devices").write_text("195 nvidia\n237 nvidia-uvm\n")
     (tmp_path / "dev/nvidiactl").touch()
-    assert nodes._right(HostRoot(tmp_path), tmp_path / "dev/nvidiactl", 195, 255)
-    assert not nodes._right(HostRoot(tmp_path, "/"), tmp_path / "dev/nvidiactl", 195, 255)
+    status = (tmp_path / "dev/nvidiactl").stat()
+    assert nodes._right(HostRoot(tmp_path), status, 195, 255)
+    assert not nodes._right(HostRoot(tmp_path, "/"), status, 195, 255)
 
 
 def test_host_paths_are_what_the_container_runtime_sees(tmp_path: Path) -> None:

@@ -257,6 +257,21 @@ def test_a_crash_between_region_and_state_leaves_nothing(node: Node) -> None:
     assert node.region(item, "c").exists()
 
 
+def test_changes_can_be_named_instead_of_looked_for(tmp_path: Path) -> None:
+    file = StateFile(tmp_path)
+    first, second = an_allocation("a"), an_allocation("b")
+    file.append([first], [], lambda: [first])
+    file.append([second], [first.key], lambda: [second])
+    assert list(StateFile(tmp_path).read().values()) == [second]
+    before = file.journal.stat().st_size
+    file.save([second])  # knows what was appended
+    assert file.journal.stat().st_size == before
+    file.journal.unlink()  # somebody has taken it: everything is written anew
+    file.append([first], [], lambda: [second, first])
+    assert list(StateFile(tmp_path).read().values()) == [second, first]
+    file.close()
+
+
 def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +280,7 @@ def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(
     def refuse(*_: object) -> None:
         raise StateError("cannot write the state file: disk full")
 
-    monkeypatch.setattr(daemon.allocator._state, "save", refuse)
+    monkeypatch.setattr(daemon.allocator._state, "append", refuse)
     item = pod("a", container("c", 30, 10))
     with pytest.raises(Rejected, match="StateUnwritable: default/a: cannot write the state file"):
         node.kubelet.admit(item)
