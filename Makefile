@@ -12,10 +12,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 PYTEST_FLAGS ?=
+# Test processes of `make test` and `make coverage`, each with whole files; 0 runs all tests in one that a debugger may stop.
+JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC
 
-.PHONY: help demo test lint fmt bench test-gpu gpu-clients test-kube sanitize native
+.PHONY: help demo test coverage lint fmt bench test-gpu gpu-clients test-kube sanitize native
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
@@ -24,7 +27,10 @@ demo: $(VENV)/.demo native  ## two simulated cards, the daemon, the extender, po
 	$(BIN)/python -m deploy.local demo
 
 test: $(VENV)/.dev native  ## every test that this machine can run
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+coverage: $(VENV)/.dev native  ## branch coverage of Python, line coverage of C (half an hour); for `python -m benchmarks product`
+	$(BIN)/python -m benchmarks._coverage --jobs $(JOBS)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, who imports whom
 	$(BIN)/ruff check .

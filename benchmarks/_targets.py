@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Figures = dict[str, dict[str, Any]]  # what each program wrote with --json, by its name
 Reading = tuple[str, bool]  # one measured quantity and whether it meets the target
 
 
+class NotMeasured(Exception):
+    """The programs ran, but not so that the target can be judged; the message is the reason."""
+
+
 @dataclass(frozen=True)
 class Target:
-    """One row: `programs` say which figures `read` takes; `card` if only a real card can tell."""
+    """One row: `programs` say which figures `read` takes; with `card` there is a second row, of a real card."""
 
     name: str
     what: str
@@ -34,8 +38,27 @@ class Verdict:
 
 
 def judge(figures: Figures) -> list[Verdict]:
-    """All targets in their order, whatever was run."""
-    return [_verdict(target, figures) for target in TARGETS]
+    """All targets in their order, whatever was run; those of a real card behind their twins on the simulated one."""
+    rows = [row for target in TARGETS for row in ((target, _on_card(target)) if target.card else (target,))]
+    return [_verdict(target, figures) for target in rows]
+
+
+def _on_card(target: Target) -> Target:
+    """The same target judged by figures of a real card only."""
+
+    def read(figures: Figures) -> list[Reading]:
+        for name in target.programs:
+            if _card_of(figures[name]) == "simulated":
+                raise NotMeasured(f"{name} ran on the simulated card only: run it where a card is")
+        return target.read(figures)
+
+    return replace(target, name=f"{target.name} G", what=f"{target.what}: on a card", read=read)
+
+
+def _card_of(figures: dict[str, Any]) -> str:
+    """The card that a program names; `simulated` for one that names none, as it knows no other."""
+    machine = figures.get("machine")
+    return str(machine.get("card", "simulated")) if isinstance(machine, dict) else "simulated"
 
 
 def _verdict(target: Target, figures: Figures) -> Verdict:
@@ -47,6 +70,8 @@ def _verdict(target: Target, figures: Figures) -> Verdict:
         return Verdict(target.name, target.what, target.target, "-", f"not measured: {skipped[0]}")
     try:
         readings = target.read(figures)
+    except NotMeasured as reason:
+        return Verdict(target.name, target.what, target.target, "-", f"not measured: {reason}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return Verdict(target.name, target.what, target.target, "-", f"no such figure: {error!r}")
     if not readings:
@@ -208,6 +233,15 @@ def _kills(figures: Figures) -> list[Reading]:
     return [(f"{tally['cycles']} cycles, {tally['kills']} kills", tally["cycles"] >= 1000), *bad]
 
 
+def _burst(figures: Figures) -> list[Reading]:
+    burst = figures["kube"]["burst"]
+    wrong = burst["mismatches"]
+    return [
+        (f"{len(wrong)} mismatches of {burst['seen']} pods", not wrong),
+        (f"{burst['asked']} asked", burst["asked"] >= 200 and burst["seen"] == burst["asked"]),
+    ]
+
+
 def _filters(figures: Figures, names: int) -> list[dict[str, Any]]:
     """The rows of 5,000 empty nodes with 8 cards each, by connections."""
     wanted = {"nodes": 5000, "cards": 8, "pods": 0, "names": names}
@@ -285,6 +319,8 @@ def _suite(figures: Figures) -> list[Reading]:
 
 def _coverage(figures: Figures) -> list[Reading]:
     row = figures["product"]
+    if row.get("coverage_skipped"):
+        raise NotMeasured(row["coverage_skipped"])
     return [
         (f"Python's branches {row['python_branches_percent']:.1f} %", row["python_branches_percent"] >= 90),
         (f"C's lines {row['c_lines_percent']:.1f} %", row["c_lines_percent"] >= 85),
@@ -298,29 +334,48 @@ TARGETS = (
         "p50 ≤ 50 ns, p99 ≤ 200 ns; ≤ 1 %",
         ("throttle",),
         _launch,
+        card=True,
     ),
-    Target("T2", "added to a launch, unlimited", "p50 ≤ 10 ns", ("throttle",), _unlimited),
-    Target("T3", "added to alloc + free", "p50 ≤ 400 ns, with 100,000 live too", ("memory",), _allocation),
-    Target("T4", "throughput of a whole-card tenant", "≥ 99.5 % of native", ("models",), _whole, card=True),
-    Target("T5", "share error, caps 5…90, 1 s or 100 × the kernel", "≤ 1 point", ("throttle",), _caps),
-    Target("T6", "share error over 100 ms, kernels ≤ 1 ms", "≤ 3 points", ("throttle",), _short_windows),
-    Target("T7", "settled after a step", "≤ 200 ms", ("throttle",), _steps),
+    Target("T2", "added to a launch, unlimited", "p50 ≤ 10 ns", ("throttle",), _unlimited, card=True),
+    Target(
+        "T3",
+        "added to alloc + free",
+        "p50 ≤ 400 ns, with 100,000 live too",
+        ("memory",),
+        _allocation,
+        card=True,
+    ),
+    Target("T4", "throughput of a whole-card tenant", "≥ 99.5 % of native", ("models",), _whole),
+    Target(
+        "T5", "share error, caps 5…90, 1 s or 100 × the kernel", "≤ 1 point", ("throttle",), _caps, card=True
+    ),
+    Target(
+        "T6",
+        "share error over 100 ms, kernels ≤ 1 ms",
+        "≤ 3 points",
+        ("throttle",),
+        _short_windows,
+        card=True,
+    ),
+    Target("T7", "settled after a step", "≤ 200 ms", ("throttle",), _steps, card=True),
     Target(
         "T8",
         "30/70 and 10/20/30/40 greedy, kernels ≤ 1 ms, 1 s",
         "each within 1 point; sum ≥ 98 % of native",
         ("throttle",),
         _splits,
+        card=True,
     ),
-    Target("T9", "elastic tenant alone", "≥ 98 % of its limit", ("throttle",), _elastic),
+    Target("T9", "elastic tenant alone", "≥ 98 % of its limit", ("throttle",), _elastic, card=True),
     Target(
         "T10",
         "short inference, p99 against native alone",
         "≤ 1.05 x alone, ≤ 2 x beside short, ≤ 3 x beside long kernels",
         ("throttle",),
         _inference,
+        card=True,
     ),
-    Target("T11", "bytes over the limit, bytes leaked", "0, 0", ("memory",), _stress),
+    Target("T11", "bytes over the limit, bytes leaked", "0, 0", ("memory",), _stress, card=True),
     Target("T12", "load and initialise the shim", "≤ 2 ms over native", ("memory",), _load),
     Target(
         "T20",
@@ -337,6 +392,13 @@ TARGETS = (
         "0 doubled, lost, leaked",
         ("manager_kill",),
         _kills,
+    ),
+    Target(
+        "T24",
+        "200 pods, equal cores, different memory, at once on a real kubelet",
+        "0 mismatches",
+        ("kube",),
+        _burst,
     ),
     Target(
         "T30", "filter, 5,000 nodes, all names", "p50 ≤ 1 ms, p99 ≤ 3 ms", ("extender",), _filter_all_names

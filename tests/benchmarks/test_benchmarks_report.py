@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _report, _targets, peers
+from benchmarks import _coverage, _report, _targets, peers, product
 from vcuda.runs.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,59 @@ def test_figures_of_another_shape_are_no_verdict() -> None:
 
 def test_a_program_that_skipped_gives_its_reason() -> None:
     assert verdicts({"models": {"skipped": "no card"}})["T4"].verdict == "not measured: no card"
+
+
+def test_a_real_cards_row_takes_no_figure_of_the_simulated_one() -> None:
+    shares = [{"what": "cap alone, kernels", "error_100ms": 1.0}]
+    told = {
+        card: verdicts({"throttle": {"machine": {"card": card}, "shares": shares}})
+        for card in ("simulated", "H1")
+    }
+    assert told["simulated"]["T6"].verdict == told["H1"]["T6"].verdict == told["H1"]["T6 G"].verdict == "met"
+    assert told["simulated"]["T6 G"].verdict.startswith("not measured: throttle ran on the simulated card")
+
+
+@pytest.mark.parametrize(
+    ("burst", "verdict"),
+    [
+        ({"asked": 200, "seen": 200, "mismatches": []}, "met"),
+        ({"asked": 200, "seen": 199, "mismatches": []}, "missed"),
+        ({"asked": 40, "seen": 40, "mismatches": []}, "missed"),
+        ({"asked": 200, "seen": 200, "mismatches": ["a: asked 1, has 2"]}, "missed"),
+    ],
+)
+def test_a_burst_is_judged_by_what_every_pod_has(burst: dict[str, object], verdict: str) -> None:
+    assert verdicts({"kube": {"burst": burst}})["T24"].verdict == verdict
+
+
+@pytest.fixture
+def kept_coverage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(_coverage, "FIGURES", tmp_path / "figures.json")
+    monkeypatch.setattr(_coverage, "sources", lambda: ["the sources"])
+    return tmp_path / "figures.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "is not there: `make coverage` writes it"),
+        ("{", "can't be read"),
+        ('{"sources": ["others"], "coverage_date": "today"}', "is of today and other sources"),
+    ],
+)
+def test_coverage_of_other_sources_is_not_taken(kept_coverage: Path, text: str | None, reason: str) -> None:
+    if text is not None:
+        kept_coverage.write_text(text)
+    row = verdicts({"product": product.coverage(Path())})["T42"]
+    assert reason in row.verdict and row.verdict.startswith("not measured: ")
+
+
+def test_coverage_of_the_same_sources_is_judged(kept_coverage: Path) -> None:
+    kept_coverage.write_text(
+        '{"sources": ["the sources"], "python_branches_percent": 90.0, "c_lines_percent": 84.9}'
+    )
+    row = verdicts({"product": product.coverage(Path())})["T42"]
+    assert (row.measured, row.verdict) == ("Python's branches 90.0 %; **C's lines 84.9 %**", "missed")
 
 
 def a_run(output: str, **figures: object) -> _report.Run:
