@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import kubernetes
 import orjson
 import urllib3
 import yaml
+from urllib3.util.ssl_ import create_urllib3_context
 
 _PAGE = 500
 _WATCH_SECONDS = 300
@@ -33,7 +35,8 @@ class NoConfiguration(Exception):
     """There is no usable kubeconfig and no service account; the message says which."""
 
 
-def _excerpt(body: bytes) -> str:
+def excerpt(body: bytes) -> str:
+    """What the body of an error says, shortened."""
     try:
         data = orjson.loads(body)
         message = data.get("message") if isinstance(data, dict) else None
@@ -61,7 +64,7 @@ class ApiServer:
 
     def __init__(self, client: Any, timeout_seconds: float = 10.0) -> None:
         self._client = client
-        self._timeout = timeout_seconds
+        self.timeout_seconds = timeout_seconds
 
     @classmethod
     def connect(cls, kubeconfig: str | None, timeout_seconds: float = 10.0) -> ApiServer:
@@ -95,6 +98,48 @@ class ApiServer:
     def address(self) -> str:
         return str(self._client.configuration.host)
 
+    @property
+    def proxied(self) -> bool:
+        """Whether requests go through a proxy."""
+        return type(self._client.rest_client.pool_manager) is not urllib3.PoolManager
+
+    @property
+    def server_name(self) -> str | None:
+        """The name that the server's certificate has to carry, if it is not that of its address."""
+        pool = self._client.rest_client.pool_manager.connection_pool_kw
+        return pool.get("server_hostname") or pool.get("assert_hostname") or None
+
+    def tls_context(self) -> ssl.SSLContext | bool:
+        """As the Kubernetes client's own connections, certificates read anew; True for plain HTTP. Raises ApiUnreachable."""
+        if not self.address.startswith("https:"):
+            return True
+        pool = self._client.rest_client.pool_manager.connection_pool_kw
+        context = create_urllib3_context()
+        try:
+            if pool.get("ca_certs") or pool.get("ca_cert_data"):
+                context.load_verify_locations(pool.get("ca_certs"), cadata=pool.get("ca_cert_data"))
+            else:
+                context.load_default_certs()
+            if pool.get("cert_file"):
+                context.load_cert_chain(pool["cert_file"], pool.get("key_file"))
+        except OSError as error:
+            raise ApiUnreachable(f"a certificate for {self.address} cannot be read: {error}") from error
+        context.check_hostname = (
+            pool.get("cert_reqs") == ssl.CERT_REQUIRED and pool.get("assert_hostname") is not False
+        )
+        context.verify_mode = pool.get("cert_reqs", ssl.CERT_REQUIRED)
+        return context
+
+    def headers(
+        self, method: str, path: str, content_type: str | None = "application/json"
+    ) -> dict[str, str]:
+        """The headers of a request, logged in; a token that is about to end is renewed, which may block."""
+        headers = {"Accept": "application/json", "User-Agent": "gpu-scheduler-extender"}
+        if content_type is not None:
+            headers["Content-Type"] = content_type
+        self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
+        return headers
+
     def _send(
         self,
         method: str,
@@ -105,11 +150,8 @@ class ApiServer:
         stream: bool = False,
         content_type: str = "application/json",
     ) -> Any:
-        headers = {"Accept": "application/json", "User-Agent": "gpu-scheduler-extender"}
-        if body is not None:
-            headers["Content-Type"] = content_type
-        self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        read = _WATCH_SECONDS + 30 if stream else self._timeout
+        headers = self.headers(method, path, content_type if body is not None else None)
+        read = _WATCH_SECONDS + 30 if stream else self.timeout_seconds
         try:
             response = self._client.rest_client.pool_manager.request(
                 method,
@@ -120,16 +162,16 @@ class ApiServer:
                 headers=headers,
                 preload_content=not stream,
                 retries=False,
-                timeout=urllib3.Timeout(connect=self._timeout, read=read),
+                timeout=urllib3.Timeout(connect=self.timeout_seconds, read=read),
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiUnreachable(f"no answer from {self.address}: {error!s:.{_MOST_EXCERPT}}") from error
         if response.status >= 300:
             try:
-                excerpt = _excerpt(response.read() if stream else response.data)
+                message = excerpt(response.read() if stream else response.data)
             except (urllib3.exceptions.HTTPError, OSError) as error:
-                excerpt = str(error)[:_MOST_EXCERPT]
-            raise ApiError(response.status, excerpt)
+                message = str(error)[:_MOST_EXCERPT]
+            raise ApiError(response.status, message)
         return response
 
     def pages(self, resource: str, name: str = "") -> Iterator[tuple[list[dict[str, Any]], str]]:
@@ -165,18 +207,9 @@ class ApiServer:
         """Read one pod."""
         return _parsed(self._send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}", {}).data)
 
-    def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
-        """Create the pod's Binding. The API server copies its annotations to the pod in the same write."""
-        metadata: dict[str, Any] = {"namespace": namespace, "name": name, "uid": uid}
-        if annotations:
-            metadata["annotations"] = dict(annotations)
-        binding = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": metadata,
-            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-        }
-        self._send("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", {}, orjson.dumps(binding))
+    def post(self, path: str, body: bytes) -> None:
+        """Create an object from JSON."""
+        self._send("POST", path, {}, body)
 
     def lease(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Read a Lease; None if there is none."""

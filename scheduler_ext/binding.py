@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import TypeVar
 
 from scheduler_ext import observed
 from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
@@ -15,14 +15,20 @@ from scheduler_ext.ledger import Record, State
 from scheduler_ext.outcomes import AlreadyBound, Refused, Write
 from scheduler_ext.protocol import BindingArgs
 from scheduler_ext.reasons import ExtenderReason
+from scheduler_ext.writing import Writer
 from vcuda.spec import request
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
+_AT_ONCE = 32  # more wait here, where a write that must not be sent any more is not sent
 
 
 class Binder:
-    """Binds pods. `bind` may be called any number of times for a pod; at most one write is under way for each."""
+    """Binds pods. `bind` may be called any number of times for a pod; at most one write is under way for each.
+
+    `bind` and `close` belong to one event loop, `settle` to any thread. Reads, which are rare, go through `executor`.
+    """
 
     def __init__(
         self,
@@ -40,7 +46,9 @@ class Binder:
         self._gang_wait = gang_wait_seconds
         self._api, self._engine, self._executor = api, engine, executor
         self._stands_by = stands_by
-        self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
+        self._writer = Writer(api)
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._running: dict[BindingArgs, asyncio.Task[Refused | None]] = {}
 
     async def bind(self, args: BindingArgs) -> Refused | None:
         """Bind a pod; None means that it is bound to the node. Equal calls at the same time share one write."""
@@ -49,12 +57,15 @@ class Binder:
             return Refused(ExtenderReason.GANG_INCOMPLETE, waits)
         running = self._running.get(args)
         if running is None:
-            loop = asyncio.get_running_loop()
-            running = self._running[args] = loop.run_in_executor(
-                self._executor, functools.partial(self._bind, args)
-            )
+            running = self._running[args] = asyncio.create_task(self._bind(args))
             running.add_done_callback(lambda _: self._running.pop(args, None))
         return await asyncio.shield(running)
+
+    async def close(self) -> None:
+        """Wait for the results of all writes that have begun, each at most for the API server's time; then disconnect."""
+        while self._running:
+            await asyncio.wait(self._running.values())
+        await self._writer.close()
 
     async def _gang(self, uid: str) -> str | None:
         """Wait a little for the rest of the pod's gang. Returns why it must not be bound now, or None."""
@@ -86,18 +97,22 @@ class Binder:
         else:
             self._engine.end_bind(record.uid, State.ASSUMED)
 
-    def _bind(self, args: BindingArgs) -> Refused | None:
-        begun = self._engine.begin_bind(args.uid, args.node)
-        if begun is None:
-            answer = self._recover(args)
-            if not isinstance(answer, Write):
-                return answer
-            begun = answer
-        if isinstance(begun, AlreadyBound):
-            return None
-        if isinstance(begun, Refused):
-            return begun
-        return self._write(args, begun)
+    async def _bind(self, args: BindingArgs) -> Refused | None:
+        async with self._turn:
+            begun = self._engine.begin_bind(args.uid, args.node)
+            if begun is None:
+                answer = await self._in_thread(self._recover, args)
+                if not isinstance(answer, Write):
+                    return answer
+                begun = answer
+            if isinstance(begun, AlreadyBound):
+                return None
+            if isinstance(begun, Refused):
+                return begun
+            return await self._write(args, begun)
+
+    async def _in_thread(self, work: Callable[..., _T], *args: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
     def _recover(self, args: BindingArgs) -> Write | Refused | None:
         """Nothing is assumed for the pod (we restarted, or the assumption expired): look at it and decide again."""
@@ -131,14 +146,14 @@ class Binder:
             return begun
         return Refused(ExtenderReason.BIND_UNCERTAIN, "the pod changed while it was being bound; retry")
 
-    def _write(self, args: BindingArgs, write: Write) -> Refused | None:
+    async def _write(self, args: BindingArgs, write: Write) -> Refused | None:
         problem = self._stands_by()
         if problem is not None:
             self._engine.end_bind(args.uid, State.ASSUMED)
             return Refused(ExtenderReason.NOT_LEADER, problem)
         self._engine.metrics.writes.inc()
         try:
-            self._api.bind(args.namespace, args.name, args.uid, write.node, write.annotations)
+            await self._writer.bind(args.namespace, args.name, args.uid, write.node, write.annotations)
         except ApiError as error:
             if error.status == _NOT_FOUND:
                 self._engine.end_bind(args.uid, None)
@@ -146,9 +161,9 @@ class Binder:
             if error.status != _CONFLICT and error.status < _SERVER_ERROR:
                 self._engine.end_bind(args.uid, State.ASSUMED)
                 return Refused(ExtenderReason.BIND_FAILED, str(error))
-            return self._after_doubt(args, str(error))
+            return await self._in_thread(self._after_doubt, args, str(error))
         except ApiUnreachable as error:
-            return self._after_doubt(args, str(error))
+            return await self._in_thread(self._after_doubt, args, str(error))
         self._engine.end_bind(args.uid, State.BOUND)
         return None
 

@@ -27,7 +27,7 @@ from scheduler_ext.settings import MIB, Settings
 from vcuda.spec.names import Names
 
 _log = logging.getLogger(__name__)
-_BIND_THREADS = 32
+_READ_THREADS = 8
 _BACKLOG = 512
 _LONGEST_SWEEP = 5.0
 
@@ -119,10 +119,14 @@ class _Sweeper:
 
 
 async def _answer(
-    server: uvicorn.Server, listener: socket.socket, certificate: ServerCertificate | None
+    server: uvicorn.Server, listener: socket.socket, certificate: ServerCertificate | None, binder: Binder
 ) -> None:
     renewal = asyncio.create_task(certificate.keep_fresh()) if certificate else None
-    await server.serve([listener])
+    try:
+        await server.serve([listener])
+    finally:
+        # The lease is given back after this: no write of ours may be under way then.
+        await binder.close()
     if renewal is not None:
         renewal.cancel()
 
@@ -171,7 +175,7 @@ def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
 
     election = _election(settings, api, gained=follow, lost=end, ready=lambda: engine.not_ready() is None)
     stands_by = election.stands_by if election else _always
-    with ThreadPoolExecutor(_BIND_THREADS, thread_name_prefix="bind") as executor:
+    with ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read") as executor:
         binder = Binder(api, engine, executor, stands_by)
 
         def sick() -> str | None:
@@ -207,7 +211,7 @@ def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
         # uvicorn shuts down on SIGTERM and then raises it once more for whoever was there before: nobody.
         signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         try:
-            asyncio.run(_answer(servers[0], listener, certificate))
+            asyncio.run(_answer(servers[0], listener, certificate, binder))
         finally:
             for watcher in watchers:
                 watcher.stop()

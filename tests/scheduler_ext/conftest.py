@@ -47,9 +47,13 @@ class Running:
         self.server = uvicorn.Server(config)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve([listener])), daemon=True)
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener)), daemon=True)
         self.thread.start()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.address[1]}", timeout=20)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        await self.server.serve([listener])
+        await self.binder.close()
 
     def follow(self, *, wait: bool = True) -> None:
         for watcher in self.watchers:

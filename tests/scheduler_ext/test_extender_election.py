@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
@@ -268,7 +269,7 @@ def test_a_write_that_waited_until_the_lease_was_over_is_not_sent(
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     binder = Binder(server, extender.engine, extender.executor, lambda: "not any more")
     args = BindingArgs("p", "default", wanted["metadata"]["uid"], "a")
-    refused = binder._bind(args)
+    refused = asyncio.run(binder._bind(args))
     assert isinstance(refused, Refused) and str(refused) == "NotLeader: not any more"
     assert api.bindings == []
     assert extender.bind(wanted, "a") == ""
