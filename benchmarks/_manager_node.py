@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socketserver
@@ -91,7 +93,7 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         self.devices: dict[str, list[str]] = {}
         self.reply_s = 0.0
         self._texts: dict[str, str] = {}
-        self._reply = b""
+        self._replies = itertools.cycle([b""])
         self._channels: dict[str, grpc.Channel] = {}
         self._stubs: dict[str, api_grpc.DevicePluginStub] = {}
         kubelet = self
@@ -106,7 +108,7 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
                     started = time.perf_counter()
                     while self.rfile.readline().strip():
                         pass  # its headers
-                    self.request.sendall(kubelet._reply)
+                    self.request.sendall(next(kubelet._replies))
                     kubelet.reply_s += time.perf_counter() - started
 
         self._http = _Server(("127.0.0.1", 0), Handler)
@@ -135,14 +137,22 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
                 self.devices[resource] = [item.ID for item in message.devices if item.health == "Healthy"]
 
     def publish(self) -> None:
-        """Serialise `/pods` once for all replies to come."""
+        """Serialise `/pods` for all replies to come, in several orders: kubelet keeps its pods in a map."""
         for uid, item in self.pods.items():
             if uid not in self._texts:
                 self._texts[uid] = json.dumps(item, separators=(",", ":"))
-        texts = ",".join(self._texts[uid] for uid in self.pods)
-        body = f'{{"kind":"PodList","apiVersion":"v1","metadata":{{}},"items":[{texts}]}}'.encode()
-        header = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        self._reply = header.encode() + body
+        texts = [self._texts[uid] for uid in self.pods]
+        replies = []
+        for _ in range(3):
+            random.shuffle(texts)
+            body = (
+                f'{{"kind":"PodList","apiVersion":"v1","metadata":{{}},"items":[{",".join(texts)}]}}'.encode()
+            )
+            header = (
+                f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            replies.append(header.encode() + body)
+        self._replies = itertools.cycle(replies)
 
     def add(self, item: dict[str, Any]) -> None:
         self.pods[item["metadata"]["uid"]] = item

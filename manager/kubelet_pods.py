@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -16,31 +17,59 @@ _ITEMS = b'"items":['
 _BETWEEN = b'},{"metadata":{'
 _UID = b'"uid":"'
 _UID_BYTES = 36
-_Role = tuple[bool, bool]
+_COMMA = ord(",")
+_SPEC = ("nodeName", "initContainers", "containers")
+_CONTAINER = ("name", "resources", "restartPolicy")
+_STATUS = ("phase", "reason", "message")
+
+
+def essential(pod: Mapping[str, Any]) -> Pod:
+    """What our rules read of a pod; environments, volumes and conditions are most of what kubelet lists, and of the memory they would take.
+
+    What has not the form of a pod is left as it is, for those rules to judge.
+    """
+    found = dict(pod)
+    metadata, spec, status = (pod.get(name) for name in ("metadata", "spec", "status"))
+    if isinstance(metadata, dict) and "managedFields" in metadata:
+        found["metadata"] = {name: value for name, value in metadata.items() if name != "managedFields"}
+    if isinstance(spec, dict):
+        found["spec"] = kept = _only(spec, _SPEC)
+        for name in _SPEC[1:]:
+            if isinstance(kept.get(name), list):
+                kept[name] = [
+                    _only(item, _CONTAINER) if isinstance(item, dict) else item for item in kept[name]
+                ]
+    if isinstance(status, dict):
+        found["status"] = _only(status, _STATUS)
+    return found
+
+
+def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: mapping[name] for name in names if name in mapping}
 
 
 class PodListParser:
     """Parses lists of pods, and each pod only once while its bytes stay the same.
 
     Kubelet asks us during an admission, when one pod of hundreds is new: parsing the others again would be most of the answer's
-    time. Its encoder writes no spaces and begins each pod with its metadata, so the text can be cut between pods. A cut in a wrong
-    place leaves pieces that are no JSON; then the whole is parsed, as is any text of another form.
+    time. Its encoder writes no spaces and begins each pod with its metadata, so the text can be cut between pods: a known pod ends where
+    its text ends, for that is a whole JSON object; a new one where the next begins. A cut in a wrong place leaves what is no JSON; then
+    the whole is parsed, as is any text of another form.
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[bytes, _Role, Pod]] = {}
-        self._last: tuple[bytes | None, list[Pod]] = (None, [])
+        self._known: dict[bytes, tuple[bytes, Pod]] = {}
+        self._last: list[Pod] = []
 
     def parse(self, data: bytes) -> list[Pod]:
-        """Raises ValueError for what is no list of pods. The pods are shared between calls: read only."""
-        if data == self._last[0]:  # kubelet asks for each resource of a container
-            return self._last[1]
+        """The essentials of the pods, in no order: kubelet has none. Raises ValueError for what is no list of pods.
+
+        The pods are shared between calls: read only. While all pods are the same the list is the same object.
+        """
         try:
-            pods = self._by_piece(data)
+            return self._by_piece(data)
         except ValueError:
-            pods = self._whole(data)
-        self._last = (data, pods)
-        return pods
+            return self._whole(data)
 
     @staticmethod
     def _whole(data: bytes) -> list[Pod]:
@@ -50,36 +79,40 @@ class PodListParser:
             return []
         if not isinstance(pods, list) or not all(isinstance(pod, dict) for pod in pods):
             raise ValueError("no list of pods")
-        return pods
+        return [essential(pod) for pod in pods]
 
     def _by_piece(self, data: bytes) -> list[Pod]:
-        start, end = data.find(_ITEMS) + len(_ITEMS), data.rfind(b"]")
-        if start < len(_ITEMS) or end < start:
+        place, end = data.find(_ITEMS) + len(_ITEMS), data.rfind(b"]")
+        if place < len(_ITEMS) or end < place:
             raise ValueError("no items")
-        around = orjson.loads(data[:start] + data[end:])
+        around = orjson.loads(data[:place] + data[end:])
         if not isinstance(around, dict) or around.get("items") != []:
             raise ValueError("the items are not those of the list")
-        if start == end:
-            return []
-        known: dict[bytes, tuple[bytes, _Role, Pod]] = {}
+        known: dict[bytes, tuple[bytes, Pod]] = {}
         pods = []
-        pieces = data[start:end].split(_BETWEEN)
-        last = len(pieces) - 1
-        for index, piece in enumerate(pieces):
+        changed = False
+        while place < end:
             # Found again by its UID, for kubelet lists pods in any order; it is the same only if all its bytes are.
-            at = piece.find(_UID) + len(_UID)
-            uid = piece[at : at + _UID_BYTES]
-            role = (index == 0, index == last)  # what the cut has left of a pod's ends
-            before = self._known.get(uid)
-            if before is None or before[0] != piece or before[1] != role:
-                text = (_BETWEEN[2:] if index else b"") + piece + (b"}" if index < last else b"")
-                pod = orjson.loads(text)
-                if not isinstance(pod, dict):
+            at = data.find(_UID, place) + len(_UID)
+            uid = data[at : at + _UID_BYTES]
+            pod = self._known.get(uid)
+            after = place + len(pod[0]) if pod is not None else end + 1
+            if pod is None or not data.startswith(pod[0], place) or (after != end and data[after] != _COMMA):
+                after = data.find(_BETWEEN, place, end) + 1 or end
+                text = data[place:after]
+                item = orjson.loads(text)
+                if not isinstance(item, dict):
                     raise ValueError("an item that is no pod")
-                before = (piece, role, pod)
-            known[uid] = before
-            pods.append(before[2])
-        self._known = known
+                pod = (text, essential(item))
+                changed = True
+            known[uid] = pod
+            pods.append(pod[1])
+            place = after + 1
+            if place == end:
+                raise ValueError("a comma and no item")
+        if not changed and len(pods) == len(self._last) == len(known):
+            return self._last
+        self._known, self._last = known, pods
         return pods
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager import kubelet_pods
-from manager.kubelet_pods import PodListParser
+from manager.kubelet_pods import PodListParser, essential
 
 TEXTS = st.text(alphabet='a"\\\\{}[],:', max_size=8) | st.just('},{"metadata":{')
 VALUES = st.recursive(
-    TEXTS | st.integers() | st.none(),
+    TEXTS | st.integers(-(2**53), 2**53) | st.none(),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(TEXTS | st.just("metadata"), inner, max_size=3)
     ),
@@ -31,40 +31,86 @@ def encode(items: Any, *, spaces: bool = False) -> bytes:
     return json.dumps(document, separators=None if spaces else (",", ":")).encode() + b"\n"
 
 
+def texts(pods: list[Any]) -> list[str]:
+    """Comparable, and in no order, as kubelet lists them."""
+    return sorted(json.dumps(pod, sort_keys=True) for pod in pods)
+
+
 @given(st.lists(PODS, min_size=1, max_size=3), st.booleans())
 def test_pieces_are_the_whole(lists: list[list[dict[str, Any]]], spaces: bool) -> None:
     parser = PodListParser()
-    for items in lists:
-        assert parser.parse(encode(items, spaces=spaces)) == items
+    for items in [*lists, *reversed(lists)]:
+        assert texts(parser.parse(encode(items, spaces=spaces))) == texts([essential(item) for item in items])
+
+
+def a_pod(index: int, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": f"p{index}", "uid": f"uid-{index:032}"}, "spec": {}, **more}
 
 
 def test_only_new_pods_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = PodListParser()
-    pods = [{"metadata": {"name": f"p{index}", "uid": f"uid-{index:032}"}, "spec": {}} for index in range(50)]
+    pods = [a_pod(index) for index in range(50)]
     first = parser.parse(encode(pods[:49]))
     parsed: list[bytes] = []
     loads = kubelet_pods.orjson.loads
     monkeypatch.setattr(kubelet_pods.orjson, "loads", lambda text: parsed.append(text) or loads(text))
     second = parser.parse(encode(pods))
     assert second == pods
-    # What is around the pods, the one that was the last, and the new one.
-    assert [(b'"p48"' in text, b'"p49"' in text) for text in parsed] == [
-        (False, False),
-        (True, False),
-        (False, True),
-    ]
-    assert all(one is other for one, other in zip(first[:48], second, strict=False))
-    parsed.clear()
-    assert parser.parse(encode(pods)) is second  # asked again for the next resource
-    assert not parsed
-    shuffled = [pods[0], *reversed(pods[1:49]), pods[49]]  # kubelet keeps its pods in a map
-    assert parser.parse(encode(shuffled)) == shuffled
-    assert len(parsed) == 1
+    # What is around the pods, and the new one.
+    assert [(b'"p48"' in text, b'"p49"' in text) for text in parsed] == [(False, False), (False, True)]
+    assert all(one is other for one, other in zip(first, second, strict=False))
+    for order in (pods, [pods[49], *reversed(pods[:49])]):  # kubelet keeps its pods in a map
+        parsed.clear()
+        assert parser.parse(encode(order)) is second
+        assert len(parsed) == 1
+
+
+def test_a_pod_that_has_changed_is_another_and_one_that_has_gone_is_gone() -> None:
+    parser = PodListParser()
+    pods = [a_pod(index, status={"phase": "Pending"}) for index in range(5)]
+    first = parser.parse(encode(pods))
+    pods[2] = a_pod(2, status={"phase": "Pending", "reason": "x"})  # begins as the known one does
+    second = parser.parse(encode(pods))
+    assert texts(second) == texts(pods) and texts(first) != texts(pods)
+    assert texts(parser.parse(encode(pods[1:]))) == texts(pods[1:])
+    assert texts(parser.parse(encode([pods[1], *pods[1:]]))) == texts([pods[1], *pods[1:]])
+
+
+def test_what_no_rule_reads_is_not_kept() -> None:
+    names = ("name", "resources", "restartPolicy")
+    container = {"name": "c", "resources": {"limits": {"a": 1}}, "restartPolicy": "Always"}
+    pod = {
+        "metadata": {"uid": "u", "annotations": {"a": "b"}, "labels": {}, "deletionTimestamp": "t"},
+        "spec": {"nodeName": "n", "initContainers": [container], "containers": [container, 7]},
+        "status": {"phase": "Failed", "reason": "r"},
+    }
+    full = json.loads(json.dumps(pod))
+    full["metadata"]["managedFields"] = [{}]
+    full["spec"]["volumes"] = [{}]
+    full["spec"]["containers"][0] |= {"env": [{}], "image": "i"}
+    full["status"]["conditions"] = [{}]
+    (kept,) = PodListParser().parse(encode([full]))
+    assert kept == pod and tuple(kept["spec"]["containers"][0]) == names
+    odd: dict[str, Any] = {"metadata": [], "spec": 7, "status": None}
+    assert essential(odd) == odd and essential({"spec": {"containers": 3}}) == {"spec": {"containers": 3}}
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"{", b'{"items":[1]}', b'{"items":{}}', b'{"items":[{"metadata":{}]}']
+    "text",
+    [b"", b"[]", b"{", b'{"items":[1]}', b'{"items":{}}', b'{"items":[{"metadata":{}]}', b'{"items":[{},]}'],
 )
 def test_what_is_no_list_of_pods_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError):
         PodListParser().parse(text)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(b"},{", b"}x{"), (b"},{", b"}{"), (b"}]}", b"},]}"), (b"}]}", b"}x]}")]
+)
+def test_what_stands_between_known_pods_is_read_too(right: bytes, wrong: bytes) -> None:
+    parser = PodListParser()
+    data = encode([a_pod(0), a_pod(1)])
+    parser.parse(data)
+    assert data.count(right) == 1
+    with pytest.raises(ValueError):
+        parser.parse(data.replace(right, wrong))
