@@ -14,7 +14,7 @@ from typing import Protocol
 
 from vcuda.runs import cards, driver
 from vcuda.runs.errors import RunError
-from vcuda.sim import Machine
+from vcuda.sim import Machine, SimCard
 
 Options = dict[str, str | int | float]
 
@@ -51,8 +51,8 @@ class Card(Protocol):
 class SimulatedCard:
     """A machine of its own with one simulated card; the truth is the card's own books."""
 
-    def __init__(self, folder: Path) -> None:
-        self.machine = Machine.create(folder / "machine")
+    def __init__(self, folder: Path, *, run_to_completion: bool = False) -> None:
+        self.machine = Machine.create(folder / "machine", [SimCard(run_to_completion=run_to_completion)])
         card = self.machine.cards[0]
         self.uuid, self.minor, self.name = card.uuid, card.minor, "simulated"
         self.library = self.machine.library_folder / "libcuda.so.1"

@@ -89,10 +89,10 @@ class Trace:
 class Bench:
     """A card with shares made as they are needed; `driver` is real, simulated, or auto (a real card if there is one)."""
 
-    def __init__(self, folder: Path, driver: str = "simulated") -> None:
+    def __init__(self, folder: Path, driver: str = "simulated", card: _card.Card | None = None) -> None:
         self.folder = folder
         self.program = compile_c(HERE / "throttle_load.c", folder / "throttle_load")
-        self.card = _card.choose(driver, folder, self.program)
+        self.card = card or _card.choose(driver, folder, self.program)
         self.made = 0
 
     def share(self, load: Load, shared: bool, driver: Path | None = None) -> tuple[Path, dict[str, str]]:

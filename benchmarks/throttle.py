@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._card import Options
+from benchmarks._card import Options, SimulatedCard
 from benchmarks._throttle_bench import (
     Bench,
     Load,
@@ -28,7 +28,7 @@ from benchmarks._throttle_bench import (
     about_machine,
     answer_of,
 )
-from benchmarks._throttle_plot import plot
+from benchmarks._throttle_plot import plot, plot_caps
 from benchmarks.launch_cost import launch_cost
 from vcuda import region
 from vcuda.arbiter import Arbiter
@@ -50,6 +50,10 @@ LONG_KERNELS: dict[str, Options] = {
 }
 # The window of a kernel that can't be split: 100 of them.
 LONG_SECONDS = 10.0
+# On a card that runs every kernel to its end: reported.
+WHOLE_KERNELS = ("spin_10us", "spin_1000us", "spin_20ms")
+# By kind of kernel and cap: the share in each sample.
+Samples = dict[str, dict[int, list[float]]]
 
 
 @dataclass(frozen=True)
@@ -82,17 +86,19 @@ def row_of(what: str, target: float, samples: Sequence[float]) -> Row:
     )
 
 
-def caps(bench: Bench, seconds: float, quick: bool) -> list[Row]:
+def caps(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], Samples]:
     rows = []
+    over_time: Samples = {title: {} for title in KERNELS}
     for title, options in KERNELS.items():
         for cap in CAPS:
             samples, _ = bench.run([Load(cap, options)], seconds, shared=False)
             rows.append(row_of(f"cap alone, {title}", cap, samples[0]))
+            over_time[title][cap] = samples[0]
     for cap in CAPS[2:4] if quick else CAPS:
         samples, _ = bench.run([Load(cap, {"kernel": LONG_KERNEL})], LONG_SECONDS, shared=False)
         got = statistics.fmean(samples[0])
         rows.append(Row("cap alone, kernels of 100 ms (over 10 s)", cap, got, abs(got - cap), None))
-    return rows
+    return rows, over_time
 
 
 def splits(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], dict[str, float]]:
@@ -114,6 +120,24 @@ def splits(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], dict[s
         rows.append(row_of(f"{name}: sum", 100, together))
         native[name] = bench.native_share([options] * len(shares) * processes, lasts)
     return rows, native
+
+
+def uncut(folder: Path, seconds: float) -> tuple[list[Row], dict[str, float]]:
+    """A cap, a split and short requests on a simulated card that cuts no kernel: one that has begun keeps all others out."""
+    folder.mkdir()
+    bench = Bench(folder, card=SimulatedCard(folder, run_to_completion=True))
+    rows = []
+    for kernel in WHOLE_KERNELS:
+        samples, _ = bench.run([Load(30, {"kernel": kernel})], seconds, shared=False)
+        rows.append(row_of(f"cap alone, {kernel}", 30, samples[0]))
+        samples, _ = bench.run([Load(cores, {"kernel": kernel}) for cores in SPLITS[0]], seconds, shared=True)
+        rows += [
+            row_of(f"30/70 greedy, {kernel}", cores, mine)
+            for cores, mine in zip(SPLITS[0], samples, strict=True)
+        ]
+        together = [sum(parts) for parts in zip(*samples, strict=True)]
+        rows.append(row_of(f"30/70 greedy, {kernel}: sum", 100, together))
+    return rows, inference(bench, 2 * seconds)
 
 
 def below_the_cap(bench: Bench, seconds: float) -> dict[str, float]:
@@ -210,6 +234,14 @@ def show(result: dict[str, Any]) -> None:
     sums = {row["what"].removesuffix(": sum"): row["achieved"] for row in result["shares"]}
     for title, value in result["native_sums"].items():
         print(f"  {title:50}{value:8.2f}{100 * sums[title] / value:8.1f} %")
+    if "uncut_shares" in result:
+        print("\na simulated card that runs every kernel to its end: points of the card")
+        for row in result["uncut_shares"]:
+            short = f"{row['error_1s']:11.2f}{row['error_100ms']:8.2f}"
+            print(f"  {row['what']:50}{row['target']:8.0f}{row['achieved']:8.2f}{short}")
+        for title, value in result["uncut_p99_ms"].items():
+            times = value / result["uncut_p99_ms"]["native"]
+            print(f"  5 ms of kernels every 50 ms, p99 {title:19}{value:8.2f} ms  {times:.2f} x native")
     print("\nthroughput of a load below its cap, part of native")
     for title, value in result["below_cap"].items():
         print(f"  kernels of {title:12}{100 * value:8.2f} %")
@@ -262,9 +294,13 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         result: dict[str, Any] = {"machine": about_machine(bench.card)}
         divided, result["native_sums"] = splits(bench, seconds, options.quick)
-        rows = caps(bench, seconds, options.quick) + divided + lending(bench, seconds)
+        held, over_time = caps(bench, seconds, options.quick)
+        rows = held + divided + lending(bench, seconds)
         result["shares"] = [dataclasses.asdict(row) for row in rows]
         result["inference_p99_ms"] = inference(bench, 2 * seconds)
+        if isinstance(bench.card, SimulatedCard):
+            uncut_rows, result["uncut_p99_ms"] = uncut(Path(folder, "uncut"), seconds)
+            result["uncut_shares"] = [dataclasses.asdict(row) for row in uncut_rows]
         result["below_cap"] = below_the_cap(bench, 2 * seconds)
         settled, traces = steps(bench)
         result["steps"] = [dataclasses.asdict(step) for step in settled]
@@ -274,6 +310,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, (trace, targets) in traces.items():
         show_trace(name, trace, list(targets))
     if options.plots:
+        print(plot_caps(options.plots, over_time, bench.card.name))
         for name, (trace, targets) in traces.items():
             print(plot(options.plots, name, trace, targets))
     else:
