@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vcuda.runs import cards, driver
+from benchmarks import _usable
 from vcuda.runs.errors import RunError
 from vcuda.sim import Machine, SimCard
 
 Options = dict[str, str | int | float]
 
+NEEDED_BYTES = 10 << 30  # 16 tenants' contexts
 CALIBRATION_SECONDS = 1.0
 CALIBRATION_ROUNDS = 200_000
 CALIBRATION_KERNEL = "calibration"
@@ -156,17 +157,19 @@ def duration_ns(kernel: str) -> int:
 
 
 def choose(which: str, folder: Path, program: Path, say: Callable[[str], None] = print) -> Card:
-    """The card that `--driver` names: `real`, `simulated`, or `auto` (a real one if there is one).
+    """The card that `--driver` names: `real`, `simulated`, or `auto` (a real one if there is one that nobody else uses).
 
-    Raises RunError if a real one was asked for and there is none.
+    Raises RunError if a real one was asked for and there is none that can be used.
     """
     if which != "simulated":
         try:
-            found = driver.find(os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-            first = next(iter(cards.discover(found.nvml)), None)
-            if first is None:
-                raise RunError("the driver lists no card")
-            return RealCard(first.uuid, first.minor, first.model, found.cuda, program, {})
+            found = _usable.find(NEEDED_BYTES, alone=which == "auto")
+            for remark in found.remarks:
+                say(f"{found.card.model}: {remark}.")
+            card = found.card
+            return RealCard(
+                card.uuid, card.minor, card.model, found.driver.cuda, program, found.environment()
+            )
         except RunError as error:
             if which == "real":
                 raise

@@ -21,7 +21,12 @@ METHOD = """## Method
 Each program measures native and shared in one run and prints ratios or both sides. GPU time is judged by the simulated card's own books, on a real card
 by the kernels that ended; never by our accounting. What a launch or an allocation costs is measured before a driver that does nothing. `python -m
 benchmarks NAME --report docs/benchmarks.md` measures one program again and keeps the others' figures, each under its own date.
-On a machine with a card, `make gpu-clients bench` is all it takes; `--peer` of `benchmarks.peers` puts other interposers beside ours.
+
+On a machine with a card, `make gpu-clients test-gpu bench` is all it takes, for root and for an ordinary user. The programs take the first card (or MIG
+instance) that has enough free memory, the default compute mode, and nobody else computing on it; they change nothing on a card. Where there is none, each
+says what speaks against every card that is there, and measures the simulated card instead. A real card gets besides: allocations before its own driver,
+a short stress run, loading time (`memory`); the whole card against native in alternating pairs (`whole_card`; `models` with PyTorch).
+`--peer` of `benchmarks.peers` puts other interposers beside ours.
 """
 
 

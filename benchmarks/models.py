@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _machine
-from vcuda.runs import cards, driver
+from benchmarks import _machine, _usable
+from benchmarks._pairs import Paired, paired
 from vcuda.runs.errors import RunError
 from vcuda.sim import Machine
 
@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 CLIENT = HERE / "_model_client.py"
 OWN_CLIENTS = HERE.parent / ".venv" / "gpu-clients" / "bin" / "python"  # `make gpu-clients`
 WORKS = ("train", "serve")
+BESIDE_MIB = 1024  # contexts beside two shares
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,22 @@ class Bench:
         return [json.loads(process.communicate()[0].splitlines()[-1]) for process in running]
 
 
+def rate(answer: dict[str, Any]) -> float:
+    return float(answer["steps"]) / float(answer["seconds"])
+
+
+def whole_card(bench: Bench, memory_mib: int, pairs: int) -> list[Paired]:
+    """Native and a share of the whole card in turns: what T4 asks."""
+
+    def per_second(work: str, cores: int | None) -> float:
+        return rate(bench.together([(work, cores)], memory_mib)[0])
+
+    return [
+        paired(work, lambda: per_second(work, None), lambda: per_second(work, 100), pairs)  # noqa: B023
+        for work in WORKS
+    ]
+
+
 def rows(bench: Bench, memory_mib: int) -> list[Row]:
     """Native first and last: their mean is the base, so that a card that warms up does not favour either."""
     found = []
@@ -104,20 +121,24 @@ def rows(bench: Bench, memory_mib: int) -> list[Row]:
             cases += list(zip(names, answers, strict=True))
         last = bench.together([(work, None)], 0)[0]
         cases.append(("native again", last))
-        base = (first["steps"] / first["seconds"] + last["steps"] / last["seconds"]) / 2
+        base = (rate(first) + rate(last)) / 2
         for case, answer in cases:
-            rate = answer["steps"] / answer["seconds"]
-            found.append(Row(work, case, rate, rate / base, answer.get("p50_ms"), answer.get("p99_ms")))
+            each = rate(answer)
+            found.append(Row(work, case, each, each / base, answer.get("p50_ms"), answer.get("p99_ms")))
     return found
 
 
-def show(found: list[Row]) -> None:
+def show(found: list[Row], whole: list[Paired]) -> None:
     print(f"{'':8}{'':18}{'per second':>12}{'of native':>12}{'p50 ms':>10}{'p99 ms':>10}")
     for row in found:
         latencies = "".join(
             f"{value:10.2f}" if value is not None else f"{'-':>10}" for value in (row.p50_ms, row.p99_ms)
         )
         print(f"{row.work:8}{row.case:18}{row.per_second:12.2f}{100 * row.of_native:11.1f}%{latencies}")
+    print("\nthe whole card against native, in turns (T4)")
+    for each in whole:
+        spread = f"lowest {100 * each.lowest:.2f} %, highest {100 * each.highest:.2f} %"
+        print(f"{each.what:8}median {100 * each.of_native:.2f} % of native, {spread}, {each.pairs} pairs")
 
 
 def python_with_torch(named: str | None) -> str | None:
@@ -139,7 +160,9 @@ def main(arguments: Sequence[str]) -> int:
         prog="models", description="A model's throughput natively and in shares."
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument("--quick", action="store_true", help="5 s per figure instead of 20")
+    parser.add_argument(
+        "--quick", action="store_true", help="5 s per figure instead of 20, 2 pairs instead of 6"
+    )
     parser.add_argument("--python", help="a Python that has PyTorch")
     parser.add_argument(
         "--memory", type=int, default=8192, metavar="MIB", help="limit of each share (default %(default)s)"
@@ -167,11 +190,9 @@ def main(arguments: Sequence[str]) -> int:
             )
         elif not skipped:
             try:
-                found = driver.find(os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-                card = next(iter(cards.discover(found.nvml)), None)
-                skipped = "" if card else "the driver lists no card"
-                words = ["--device", card.uuid] if card else []
-                environment = {"CUDA_VISIBLE_DEVICES": card.uuid} if card else {}
+                found = _usable.find((2 * options.memory + BESIDE_MIB) * _usable.MIB, alone=True)
+                words, environment = ["--device", found.card.uuid], found.environment()
+                result["card"] = [found.card.model, *found.remarks]
             except RunError as error:
                 skipped = str(error)
         if not skipped and python:
@@ -179,6 +200,8 @@ def main(arguments: Sequence[str]) -> int:
             bench = Bench(python, words, environment, folder, seconds, client)
             measured = rows(bench, options.memory)
             result["rows"] = [dataclasses.asdict(row) for row in measured]
+            whole = whole_card(bench, options.memory, 2 if options.dry_run or options.quick else 6)
+            result["whole_card"] = [dataclasses.asdict(each) for each in whole]
             result["dry_run"] = options.dry_run
     print(_machine.line(result["machine"]))
     if skipped:
@@ -187,7 +210,9 @@ def main(arguments: Sequence[str]) -> int:
     else:
         if options.dry_run:
             print("Dry run on the processor, tiny: it shows that the programs run, no figure means anything.")
-        show(measured)
+        for said in result.get("card", []):
+            print(said)
+        show(measured, whole)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0

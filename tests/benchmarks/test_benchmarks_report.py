@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _coverage, _report, _targets, peers, product
+from benchmarks import _coverage, _pairs, _readings, _report, _targets, peers, product
 from vcuda.runs.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def verdicts(figures: _targets.Figures) -> dict[str, _targets.Verdict]:
+def verdicts(figures: _readings.Figures) -> dict[str, _targets.Verdict]:
     return {row.name: row for row in _targets.judge(figures)}
 
 
@@ -52,7 +52,38 @@ def test_figures_of_another_shape_are_no_verdict() -> None:
 
 
 def test_a_program_that_skipped_gives_its_reason() -> None:
-    assert verdicts({"models": {"skipped": "no card"}})["T4"].verdict == "not measured: no card"
+    assert verdicts({"kube": {"skipped": "no kubelet"}})["T33"].verdict == "not measured: no kubelet"
+
+
+def a_pair(of_native: float) -> dict[str, object]:
+    return {"what": "train", "of_native": of_native, "pairs": 6}
+
+
+def test_the_whole_card_is_judged_on_a_real_card_only() -> None:
+    figures = {"whole_card": {"machine": {"card": "simulated"}, "rows": [a_pair(0.5)]}}
+    assert verdicts(figures)["T4"].verdict.startswith("not measured: whole_card ran on the simulated card")
+    real = {"whole_card": {"machine": {"card": "NVIDIA L4"}, "rows": [a_pair(0.996)]}}
+    assert verdicts(real)["T4"].verdict == "met"
+    model = {"models": {"dry_run": False, "whole_card": [a_pair(0.994)]}}
+    assert verdicts(real | model)["T4"].measured == "train 99.60 % (6 pairs); **train 99.40 % (6 pairs)**"
+    assert verdicts(real | {"models": {"skipped": "no PyTorch"}})["T4"].verdict == "met"
+    dry = {"models": {"dry_run": True, "whole_card": [a_pair(0.1)]}}
+    assert verdicts(real | dry)["T4"].verdict == "met"
+
+
+def test_pairs_take_turns_and_their_median_decides() -> None:
+    calls: list[str] = []
+    rates = iter([10.0, 9.0, 8.0, 16.0, 10.0, 10.0])
+
+    def run(name: str) -> float:
+        calls.append(name)
+        return next(rates)
+
+    found = _pairs.paired("x", lambda: run("native"), lambda: run("share"), 3)
+    assert calls == ["native", "share", "share", "native", "native", "share"]
+    assert (found.lowest, found.of_native, found.highest, found.pairs) == (0.5, 0.9, 1.0, 3)
+    with pytest.raises(ValueError, match="0 pairs"):
+        _pairs.paired("x", lambda: 1.0, lambda: 1.0, 0)
 
 
 def test_a_real_cards_row_takes_no_figure_of_the_simulated_one() -> None:
