@@ -84,8 +84,14 @@ class Allocator:
         self._parsed: tuple[Pod, PodRequest] | None = None
         self._decided: tuple[tuple[object, ...], Allocation] | None = None
         self._absent_since: dict[str, float] = {}
+        self._called = float("-inf")
 
     # Reading.
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since kubelet's last call began."""
+        return time.monotonic() - self._called
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -138,7 +144,8 @@ class Allocator:
 
     def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
-        deadline = time.monotonic() + BUDGET_S
+        self._called = time.monotonic()
+        deadline = self._called + BUDGET_S
         while True:
             with self._locked():
                 candidate, pods = self._admission.find(resource, len(device_ids), self._allocations, deadline)
@@ -290,6 +297,7 @@ class Allocator:
 
     def prestart(self, resource: str, device_ids: Sequence[str]) -> None:
         """Before a container starts: is it the one these devices were given to, and is all still in place? Raises Refusal."""
+        self._called = time.monotonic()
         held = Held.of(device_ids)
         with self._locked():
             mine = [item for item in self._allocations.values() if item.held.get(resource) == held]
@@ -349,8 +357,9 @@ class Allocator:
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> list[str]:
         """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
+        self._called = time.monotonic()
         try:
-            deadline = time.monotonic() + BUDGET_S
+            deadline = self._called + BUDGET_S
             with self._locked():
                 candidate, pods = self._admission.find(resource, size, self._allocations, deadline)
                 request = self._request(candidate.pod)

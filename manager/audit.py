@@ -7,6 +7,7 @@ Bypassing the shim can't be prevented in user space; what a container holds beyo
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,7 @@ class Joiner:
         self._by_pod: dict[str, list[Key]] = {}
         self._by_slot: dict[tuple[int, int], Key] = {}
         for item in allocations:
-            file = file_identity(Path(item.region) / "limits")
+            file = file_identity(f"{item.region}/limits")
             if file is not None:
                 self._by_file[file] = item.key
             self._by_pod.setdefault(item.pod_uid.replace("-", ""), []).append(item.key)
@@ -67,7 +68,7 @@ class Joiner:
     def container(self, pid: int) -> Key | None:
         """None for a process of no container with a share, or one that has ended."""
         folder = self._proc / str(pid)
-        file = file_identity(folder / f"root{CONTAINER_PATH}" / "limits")
+        file = file_identity(f"{folder}/root{CONTAINER_PATH}/limits")
         if file in self._by_file:
             return self._by_file[file]
         try:
@@ -77,13 +78,15 @@ class Joiner:
         keys = self._by_pod.get(match[1].replace("-", "").replace("_", ""), []) if match else []
         if len(keys) == 1:
             return keys[0]
+        if not self._by_slot:
+            return None
         return self._by_slot.get((_namespace(folder), _inner_pid(folder)))
 
 
-def file_identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path | str) -> tuple[int, int] | None:
     """What tells one file from another; None if it can't be reached."""
     try:
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116  (of hundreds of files at every look)
     except OSError:
         return None
     return status.st_dev, status.st_ino
@@ -111,10 +114,9 @@ def compare(
     allocations: Sequence[Allocation],
     usages: Mapping[Key, Usage],
     held: Mapping[str, Iterable[CardProcess]],
-    proc: Path = Path("/proc"),
+    joiner: Joiner,
 ) -> Finding:
     """One audit. `held`: the processes of each card that says, by UUID; `usages`: the ledgers that could be read."""
-    joiner = Joiner(allocations, usages, proc)
     by_driver: dict[tuple[Key, str], int] = {}
     others: dict[str, int] = {}
     for uuid, processes in held.items():
@@ -164,9 +166,10 @@ class Auditor:
         # Nobody holds anything beyond a ledger on cards without a process: the ledgers of an idle node are not read.
         ledgers = {item.key: self._usage(item) for item in allocations} if any(held.values()) else {}
         usages = {key: usage for key, usage in ledgers.items() if usage is not None}
-        finding = compare(allocations, usages, held, self._proc)
+        joiner = Joiner(allocations, usages, self._proc)
+        finding = compare(allocations, usages, held, joiner)
         if self._bypass is not None:
-            past = self._bypass.look(allocations, Joiner(allocations, usages, self._proc), held)
+            past = self._bypass.look(allocations, joiner, held)
             finding = replace(finding, without_shim=past)
         self.finding = finding
         over = {at: much for at, much in self.finding.beyond.items() if much > tolerance_bytes}

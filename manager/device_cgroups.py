@@ -168,7 +168,7 @@ class Watcher:
         regions = {
             found: item.key
             for item in unknown
-            if (found := file_identity(Path(item.region) / "limits")) is not None
+            if (found := file_identity(f"{item.region}/limits")) is not None
         }
         pods = {item.pod_uid.replace("-", "") for item in unknown}
         for folder in _pod_folders(base, pods):
@@ -180,7 +180,7 @@ class Watcher:
     def _key_of(self, folder: Path, regions: Mapping[tuple[int, int], Key]) -> Key | None:
         """Whose container it is: its processes see that container's region at /etc/vcuda."""
         for pid in _processes(folder):
-            found = file_identity(self._proc / str(pid) / f"root{CONTAINER_PATH}" / "limits")
+            found = file_identity(f"{self._proc}/{pid}/root{CONTAINER_PATH}/limits")
             if found is not None and found in regions:
                 return regions[found]
         return None

@@ -25,7 +25,21 @@ from manager.reload import Reloader
 from manager.settings import Settings
 from vcuda.spec.names import Names
 
+# Pods come in bursts, and kubelet admits them one after another: what can wait a little waits until it is quiet.
+QUIET_S = 0.25
+PATIENCE_S = 2.0
+
 log = logging.getLogger(__name__)
+
+
+def await_quiet(quiet_s: Callable[[], float], wake: threading.Event) -> None:
+    """Return when kubelet has not called for QUIET_S, after PATIENCE_S at latest, or at once when woken."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not wake.is_set():
+        left = min(QUIET_S - quiet_s(), deadline - time.monotonic())
+        if left <= 0:
+            return
+        wake.wait(left)
 
 
 class Housekeeper:
@@ -92,6 +106,7 @@ class Housekeeper:
                 self._settings = changed
                 self._apply(changed)
             self._allocator.sync()
+            await_quiet(lambda: self._allocator.quiet_s, self._wake)
             self._look_at_cards()
             if self._wake.is_set() or time.monotonic() >= next_collection:
                 self._wake.clear()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.audit import Auditor, compare
+from manager.audit import Auditor, Joiner, compare
 from manager.cards import CardProcess
 from manager.state import Allocation
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -73,7 +73,8 @@ def test_a_process_belongs_to_the_region_it_sees_its_pods_cgroup_or_its_slot(tmp
     held = {CARD: [CardProcess(pid, pid * MIB) for pid in (10, 11, 12, 13, 14, 15)]}
     usages = {item.key: ledger(5 * MIB) for item in (one, two, three)}
     usages[sidecar.key] = ledger(13 * MIB, ProcessUsage(0, 3, True, {}, pid_namespace=7))
-    found = compare((one, two, three, sidecar), usages, held, proc.path)
+    allocations = (one, two, three, sidecar)
+    found = compare(allocations, usages, held, Joiner(allocations, usages, proc.path))
     assert found.beyond == {
         (one.key, CARD): 5 * MIB, (two.key, CARD): 18 * MIB, (three.key, CARD): 0, (sidecar.key, CARD): 0
     }  # fmt: skip
@@ -84,13 +85,12 @@ def test_a_card_of_another_container_counts_and_one_that_does_not_say_is_left_ou
     item = allocation(tmp_path, UIDS[0])
     proc = Proc(tmp_path)
     proc.add(10, region=item.region)
-    found = compare(
-        [item], {item.key: ledger(0)}, {"GPU-2": [CardProcess(10, MIB), CardProcess(10, None)]}, proc.path
-    )
+    usages = {item.key: ledger(0)}
+    held = {"GPU-2": [CardProcess(10, MIB), CardProcess(10, None)]}
+    found = compare([item], usages, held, Joiner([item], usages, proc.path))
     assert (found.beyond, found.others) == ({(item.key, "GPU-2"): MIB}, {"GPU-2": 0})
-    assert (
-        compare([item], {}, {CARD: [CardProcess(10, MIB)]}, proc.path).beyond == {}
-    )  # no ledger, no verdict
+    joiner = Joiner([item], {}, proc.path)
+    assert compare([item], {}, {CARD: [CardProcess(10, MIB)]}, joiner).beyond == {}  # no ledger, no verdict
 
 
 def test_what_lasts_is_told_once(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager import booking, devices, mirror, node_description, placing, storage
+from manager import booking, devices, housekeeping, mirror, node_description, placing, storage
 from manager.allocation_index import AllocationIndex
 from manager.cards import DriverError, NodeCard, Probe
 from manager.errors import StartError
@@ -455,3 +458,21 @@ def test_regions_on_a_tmpfs_of_their_own(tmp_path: Path) -> None:
 )
 def test_whether_a_mount_would_reach_the_host(mountinfo: str, expected: bool) -> None:
     assert storage.reaches_host(Path("/vm"), mountinfo) is expected
+
+
+def test_what_can_wait_waits_until_kubelet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "QUIET_S", 0.1)
+    monkeypatch.setattr(housekeeping, "PATIENCE_S", 0.4)
+    wake = threading.Event()
+
+    def waited(quiet_s: Callable[[], float]) -> float:
+        started = time.monotonic()
+        housekeeping.await_quiet(quiet_s, wake)
+        return time.monotonic() - started
+
+    called = time.monotonic()
+    assert 0.09 < waited(lambda: time.monotonic() - called) < 0.35
+    assert waited(lambda: 60.0) < 0.05
+    assert 0.4 <= waited(lambda: 0.0) < 2  # a burst without an end
+    wake.set()
+    assert waited(lambda: 0.0) < 0.05
