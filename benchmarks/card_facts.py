@@ -25,7 +25,7 @@ SECONDS = 3.0
 NEIGHBOUR: Options = {"kernel": "spin_100us", "seconds": SECONDS + 2}
 # What the code assumes; vcuda/src/core/gate.h and docs/compute.md say where.
 ASSUMED = {
-    "launch_gap_ns": "4,000 (VC_LAUNCH_GAP_NS)",
+    "launch_gap_ns": "what the launch took the host, at most 4,000 (VC_LAUNCH_GAP_NS)",
     "event_step_ns": "well below 50,000",
     "slice_ns": "2,000,000 (leases are longer)",
     "switch_ns": "75,000",

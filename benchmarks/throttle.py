@@ -101,6 +101,15 @@ def caps(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], Samples]
     return rows, over_time
 
 
+def one_by_one(bench: Bench, seconds: float) -> list[Row]:
+    """Every launch waited for, so that the card is idle before each: what it is charged shows the launch gap."""
+    rows = []
+    for cap in CAPS[1:3]:
+        samples, _ = bench.run([Load(cap, {"kernel": "spin_10us", "sync": 1})], seconds, shared=False)
+        rows.append(row_of("each launch waited for, kernels of 10 us", cap, samples[0]))
+    return rows
+
+
 def splits(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], dict[str, float]]:
     """Greedy tenants side by side; and what the same programs had together without any share, in the same minute."""
     rows, native = [], {}
@@ -295,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
         result: dict[str, Any] = {"machine": about_machine(bench.card)}
         divided, result["native_sums"] = splits(bench, seconds, options.quick)
         held, over_time = caps(bench, seconds, options.quick)
-        rows = held + divided + lending(bench, seconds)
+        rows = held + one_by_one(bench, seconds) + divided + lending(bench, seconds)
         result["shares"] = [dataclasses.asdict(row) for row in rows]
         result["inference_p99_ms"] = inference(bench, 2 * seconds)
         if isinstance(bench.card, SimulatedCard):

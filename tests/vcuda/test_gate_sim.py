@@ -139,11 +139,12 @@ def finish(process: subprocess.Popen[str]) -> dict[str, float]:
     [
         {"kernel": "spin_1000us"},
         {"kernel": "spin_10us"},
+        {"kernel": "spin_10us", "sync": 1},
         {"kernel": "spin_100us", "graph": 20},
         {"kernel": "spin_300us", "streams": 3},
         {"kernel": "spin_300us", "threads": 2},
     ],
-    ids=["1ms", "10us", "graph", "streams", "threads"],
+    ids=["1ms", "10us", "10us, each waited for", "graph", "streams", "threads"],
 )
 def test_a_cap_holds(bench: Bench, options: dict[str, str | int]) -> None:
     process = bench.start(bench.share("capped", 30), seconds=60, **options)

@@ -25,7 +25,7 @@ enum {
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
-    VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card */
+    VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card, at most */
 };
 
 /* What the region says about this container and card at one moment. */

@@ -106,14 +106,24 @@ struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool
     mark->tracker = tracker;
     mark->references = 1;
     mark->reached_ns = 0;
-    mark->from_idle = from_idle;
+    mark->gap_ns = 0;
     mark->noticed = false;
     mark->others = vc_gate_others(tracker->gate);
     if (vc_real.cuEventRecord(mark->event, stream) != CUDA_SUCCESS) {
         vc_mark_release(mark);
         return NULL;
     }
+    mark->idle_since_ns = from_idle ? vc_now_ns() : 0;
     return mark;
+}
+
+void vc_mark_launched(struct vc_mark *mark)
+{
+    if (!mark || mark->idle_since_ns == 0)
+        return;
+    uint64_t gap = vc_now_ns() - mark->idle_since_ns;
+    mark->gap_ns = gap < VC_LAUNCH_GAP_NS ? gap : VC_LAUNCH_GAP_NS;
+    mark->idle_since_ns = 0;
 }
 
 void vc_mark_release(struct vc_mark *mark)

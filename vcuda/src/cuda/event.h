@@ -21,6 +21,9 @@ void vc_tracker_release(struct vc_tracker *tracker);
 /* Record a mark in `stream` (never NULL: an explicit handle) of the current context. `may_create`: no capture is under
  * way anywhere, so a new event may be made if none is left. NULL if it can't be done. The caller owns a reference. */
 struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool may_create, bool from_idle);
+/* The operation behind it was handed to the driver. On an idle card the work begins about then, not at the mark: the time in
+ * between was the application's thread in the driver, and is not charged (VC_LAUNCH_GAP_NS at most: it may have been interrupted). */
+void vc_mark_launched(struct vc_mark *mark);
 void vc_mark_release(struct vc_mark *mark);
 
 /* Have the helper look out for `to` and settle the interval from `from` (NULL: none was measured) when it is reached. */

@@ -124,7 +124,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     if (from && from->reached_ns == 0)
         from->reached_ns = when(tracker, from->event, now_ns);
     if (from && from->reached_ns != 0 && to->reached_ns > from->reached_ns) {
-        uint64_t gap = from->from_idle ? VC_LAUNCH_GAP_NS : 0;
+        uint64_t gap = from->gap_ns;
         uint64_t lasted = to->reached_ns - from->reached_ns;
         interval->from_ns = from->reached_ns + (gap < lasted / 2 ? gap : lasted / 2);
         interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &from->others, &to->others);

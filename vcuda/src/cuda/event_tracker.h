@@ -11,7 +11,8 @@ struct vc_mark {
     CUevent event;
     struct vc_tracker *tracker;
     uint32_t references;
-    bool from_idle;         /* recorded onto an idle card: the work began a launch gap later */
+    uint64_t idle_since_ns; /* recorded onto an idle card by then; 0: the card had work */
+    uint64_t gap_ns;        /* so much later its work began */
     uint64_t reached_ns;    /* CLOCK_MONOTONIC; 0 until the helper knows */
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
     struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */

@@ -300,6 +300,8 @@ bool vc_work_begin(struct vc_work *work, CUstream stream, uint64_t key)
 CUresult vc_work_end(struct vc_work *work, CUresult result)
 {
     struct vc_stream_lane *lane = work->lane;
+    if (work->step.mark_before)
+        vc_mark_launched(lane->open);
     if (result != CUDA_SUCCESS) {
         vc_lane_refused(&lane->lane, &work->step);
         return result;
