@@ -2,7 +2,7 @@
 
 Throughput (T33): pods are made while kube-scheduler is stopped and bound to nodes that exist as objects only, in turns with and
 without the extender, between the first and the last binding that a watch shows. Start: a pod alone, and many at once, with a share
-and without, in turns. Allocate: kubelet's own histogram over the pods with a share. Everything of Kubernetes runs on this machine, too.
+and without, in turns; those at once ask for different memory, and what each holds is read in its container (T24). Allocate: kubelet's own histogram over the pods with a share. Everything of Kubernetes runs on this machine, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 import kubelab
 from kube_system import CORES, System, share_mounts, unmount
 
-from benchmarks import _kube_api
+from benchmarks import _kube_api, _kube_shares
 from benchmarks._kube_api import PODS, Api, Histogram
 from vcuda.spec import inventory
 from vcuda.spec.inventory import Card
@@ -104,9 +104,9 @@ def hollow_node(name: str) -> dict[str, Any]:
     }
 
 
-def pod(name: str, *, share: bool, hollow: bool = False) -> dict[str, Any]:
+def pod(name: str, *, share: bool, hollow: bool = False, blocks: int = 4) -> dict[str, Any]:
     """A pod that sleeps; on a hollow node it is only bound."""
-    limits = {NAMES.core: "3", NAMES.memory: "4"} if share else {}
+    limits = {NAMES.core: "3", NAMES.memory: str(blocks)} if share else {}
     container = {
         "name": "main", "image": "busybox:local", "imagePullPolicy": "Never", "command": ["sleep", "3600"],
         "resources": {"requests": {"cpu": "1m"}, "limits": limits},
@@ -239,27 +239,42 @@ def _since(before: str, after: str, name: str, **labels: str) -> Histogram:
     return _kube_api.histogram(after, name, **labels).since(_kube_api.histogram(before, name, **labels))
 
 
-def starts(lab: Lab, alone: int, burst: int) -> list[Start]:
+@dataclass(frozen=True)
+class Burst:
+    """Pods with equal cores and different memory at once: how many were asked for, how many ran, who holds another share."""
+
+    asked: int
+    seen: int
+    mismatches: list[str]
+
+
+def starts(lab: Lab, alone: int, burst: int) -> tuple[list[Start], Burst]:
     """One pod after the other, then `burst` at once; with a share and without, in turns."""
     seconds: dict[tuple[str, bool], list[float]] = {}
     asked = {"alone": alone, "at once": burst}
     for number in range(2 * alone):
-        seconds.setdefault(("alone", number % 2 == 1), []).extend(_run(lab, 1, share=number % 2 == 1))
+        seconds.setdefault(("alone", number % 2 == 1), []).extend(_run(lab, 1, share=number % 2 == 1)[0])
+    wrong: list[str] = []
     for share in (False, True):
-        seconds["at once", share] = _run(lab, burst, share=share)
-    return [_start(kind, share, asked[kind], found) for (kind, share), found in seconds.items()]
+        seconds["at once", share], wrong = _run(lab, burst, share=share)
+    rows = [_start(kind, share, asked[kind], found) for (kind, share), found in seconds.items()]
+    return rows, Burst(burst, len(seconds["at once", True]), wrong)
 
 
-def _run(lab: Lab, count: int, *, share: bool) -> list[float]:
-    """Seconds from the first create to Running, for each pod."""
+def _run(lab: Lab, count: int, *, share: bool) -> tuple[list[float], list[str]]:
+    """Seconds from the first create to Running for each pod, and which of them hold another share than they asked for."""
     watch = lab.api.watch_pods()
     began = time.monotonic()
-    lab.api.create_all(PODS, [pod(f"started-{number}", share=share) for number in range(count)])
+    lab.api.create_all(PODS, [pod(f"started-{number}", share=share, blocks=1 + number % 20) for number in range(count)])  # fmt: skip
     watch.wait("all pods run", lambda: len(watch.running | watch.failed) >= count, 300)
     watch.close()
+    shown = [
+        item for item in lab.api.get(PODS)["items"] if share and item["metadata"]["name"] in watch.running
+    ]
+    wrong = _kube_shares.mismatches(shown, _kube_shares.mounted(), NAMES)
     lab.api.delete_pods()
     kubelab.eventually("the daemon has no bookings", lambda: not lab.system.bookings(), 120)
-    return [at - began for at in watch.running.values()]
+    return [at - began for at in watch.running.values()], wrong
 
 
 def _start(kind: str, share: bool, asked: int, seconds: list[float]) -> Start:
@@ -319,7 +334,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         bound = throughput(lab, options.nodes, options.pods, options.rounds)
         lab.scheduler(extender=True, limited=False)
         before, own = kubelet_allocate(lab), daemon_allocate(lab)
-        started = starts(lab, options.alone, options.burst)
+        started, burst = starts(lab, options.alone, options.burst)
         allocate = [_row(f"kubelet, {kind}", found.since(before[kind])) for kind, found in kubelet_allocate(lab).items()]  # fmt: skip
         allocate.append(_row("the daemon, both", daemon_allocate(lab).since(own)))
     p50 = {(row.kind, row.share): row.p50_s for row in started}
@@ -327,6 +342,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "machine": machine(),
         "throughput": bound,
         "start": started,
+        "burst": asdict(burst),
         "allocate": allocate,
         "throughput_ratio": ratio(bound, limited=False),
         "throughput_ratio_default_limit": ratio(bound, limited=True),
@@ -357,6 +373,10 @@ def main() -> int:
     show("kube-scheduler's throughput: pods bound per second (T33: with / without at least 0.9)", result["throughput"])  # fmt: skip
     show("create to Running", result["start"])
     show("one Allocate call (T20's whole; a container makes two)", result["allocate"])
+    burst = result["burst"]
+    wrong = burst["mismatches"]
+    print(f"\n{burst['asked']} pods with equal cores and different memory at once: {burst['seen']} ran, {len(wrong)} mismatches (T24: 0)")  # fmt: skip
+    print("".join(f"{sentence}\n" for sentence in wrong))
     for name in ("throughput_ratio", "throughput_ratio_default_limit", "start_ratio_alone", "start_ratio_at_once"):  # fmt: skip
         print(f"{name} {result[name]:.3f}")
     if options.json:

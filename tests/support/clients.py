@@ -73,8 +73,7 @@ def scene(folder: Path) -> Iterator[Scene]:
         yield Scene(share, machine, running[0].pid, running[1].pid)
     finally:
         for process in running:
-            process.kill()
-            process.communicate(timeout=SECONDS)
+            shares.end(process)
 
 
 def nvidia_smi(view: Scene, series: str) -> str:

@@ -106,6 +106,14 @@ class Share:
         return region.read_usage(self.region_directory)
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """Let a client that waits for its input end by itself, as programs do. Raises TimeoutExpired, the client killed."""
+    try:
+        process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+
+
 def lay_out(folder: Path, cuda: Path, nvml: Path | None, machine: Machine | None = None) -> Share:
     """Make a share's library folder around the given real libraries, without a region."""
     share = Share(folder, machine)

@@ -87,8 +87,7 @@ def charged_ns(folder: Path, driver: Path, *arguments: str, wanted_ns: int) -> i
             time.sleep(0.01)
         return container.usage().cards[0].gpu_time_ns
     finally:
-        process.kill()
-        process.communicate(timeout=share.SECONDS)
+        share.end(process)
 
 
 @pytest.mark.parametrize(
