@@ -22,6 +22,11 @@ PARTS = ("python", "c")
 # What decides about coverage; other commits leave the figures true.
 FOLDERS = ("vcuda", "manager", "scheduler_ext", "deploy", "tests")
 
+# Where no counts can be written, and that is said.
+IN_SILENCE = (
+    "tests/vcuda/test_shim_places.py::test_on_a_read_only_root_file_system_the_limit_holds_and_nothing_is_said",
+)
+
 
 class Unknown(Exception):
     """There are no figures of these sources; the message says why and how to get them."""
@@ -61,6 +66,7 @@ def python(folder: Path, jobs: str) -> dict[str, Any]:
     """Branch coverage as the suite reaches it, processes that it starts included."""
     report = folder / "python.json"
     command = [sys.executable, "-m", "pytest", "-q", "-n", jobs, "--dist", "loadfile"]
+    command += [f"--deselect={name}" for name in IN_SILENCE]
     command += ["--cov", "--cov-branch", f"--cov-report=json:{report}", "--cov-report=term"]
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     totals = json.loads(report.read_text())["totals"]

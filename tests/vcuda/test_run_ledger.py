@@ -33,7 +33,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path in (tmp_path, *tmp_path.parents[:2]):
+    for path in (tmp_path, *tmp_path.parents[:3]):
         path.chmod(path.stat().st_mode | 0o011)  # the second user must get there
     return tmp_path / "ledger"
 
