@@ -59,15 +59,16 @@ class Choosing(Books):
                 return Choice(row, every)
         rows = self._rows(names)
         known = rows >= 0
-        closed, quota = np.zeros(len(rows), np.bool_), ""
+        closed, quota = None, ""
         if limited:
             held = self._ledger.within(namespace)
+            closed = np.zeros(len(rows), np.bool_)
             closed[known], quota = self._quotas.closed(namespace, held, table, cluster, rows[known])
-        row = scores.cheapest(table, cluster, rows[known & ~closed])
+        row = scores.cheapest(table, cluster, rows[known if closed is None else known & ~closed])
         if row is not None and len(names) > EXPLAINED_NODES:
             return Choice(row, rows, None, quota)
         codes = np.where(known, table.code[rows], _UNKNOWN_NODE)
-        return Choice(row, rows, np.where(closed, _QUOTA, codes), quota)
+        return Choice(row, rows, codes if closed is None else np.where(closed, _QUOTA, codes), quota)
 
     def _use_of(self, shape: Shape, table: Table, row: int) -> Usage:
         """What a shape books with the table's picks on a row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,19 +36,20 @@ class Deciding(Ganging):
         """
         metadata = pod["metadata"]
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
-        decision = Decision(
-            uid, namespace or "default", name, self._wall_clock(), self._cluster.clock, len(names)
-        )
+        begun = self._cluster.clock
+        decision = partial(Decision, uid, namespace or "default", name, self._wall_clock())
         try:
             asked = request.parse_pod(pod, self.names)
         except InvalidRequest as error:
-            self._decisions.add(replace(decision, refusal=(error.reason, error.message)))
+            self._decisions.add(decision(begun, len(names), refusal=(error.reason, error.message)))
             return Verdict(refusal=(error.reason, error.message))
         old, priority = self._ledger.get(asked.uid), observed.priority(pod)
         if old is not None and old.state is not State.NOMINATED:
             kept = self._keep(old, names)
             if kept is not None:
-                self._decisions.add(replace(decision, asked=asked, node=kept.chosen, refusal=kept.refusal))
+                self._decisions.add(
+                    decision(begun, len(names), asked=asked, node=kept.chosen, refusal=kept.refusal)
+                )
                 return kept
             self._ledger.release(asked.uid)
         shape = shape_of(asked, self._policy, *pod_requests(pod))
@@ -62,23 +63,23 @@ class Deciding(Ganging):
         for record in aside:
             if self._ledger.get(record.uid) is None:
                 self._ledger.put(record)
+        decision = partial(decision, candidates=len(names), asked=asked, shape=shape)
         if choice.refusal is not None:
             offered = packed(rows, len(self._cluster))
-            self._decisions.add(
-                replace(decision, asked=asked, shape=shape, refusal=choice.refusal, offered=offered)
-            )
+            self._decisions.add(decision(begun, refusal=choice.refusal, offered=offered))
             curable = choice.refusal[0] is not ExtenderReason.GANG_INCOMPLETE
             return Verdict(refusal=choice.refusal, curable=curable)
-        decision = replace(
-            decision, asked=asked, shape=shape, counts=None if codes is None else counted(codes), quota=quota
+        counts = None if codes is None else counted(codes)
+        node = None if row is None else self._cluster.names[row]
+        if node is None:
+            offered = packed(rows, len(self._cluster))
+            clock = self._cluster.clock
+            self._decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
+        else:
+            self._decisions.add(decision(begun, node=node, counts=counts, quota=quota))
+        return Verdict(
+            node, None if codes is None else codes.tolist(), quota="" if node is not None else quota
         )
-        if row is None:
-            self._decisions.add(
-                replace(decision, clock=self._cluster.clock, offered=packed(rows, len(self._cluster)))
-            )
-            return Verdict(None, None if codes is None else codes.tolist(), quota=quota)
-        self._decisions.add(replace(decision, node=self._cluster.names[row]))
-        return Verdict(self._cluster.names[row], None if codes is None else codes.tolist())
 
     def _keep(self, record: Record, names: Sequence[str]) -> Verdict | None:
         if record.state is State.ASSUMED and not record.attempted and self._gangs.of(record.uid) is None:

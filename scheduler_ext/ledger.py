@@ -74,30 +74,41 @@ class Ledger:
 
     def put(self, record: Record) -> None:
         """Book a record, in place of any other of its UID."""
-        self.release(record.uid)
+        old = self._records.get(record.uid)
+        same = old is not None and (old.node, old.usage) == (record.node, record.usage)
+        if old is not None:
+            self._remove(old)
+            if not same:
+                self._cluster.release(old.uid, old.node)
         self._records[record.uid] = record
         self._by_namespace.setdefault(record.namespace, {})[record.uid] = record
         if record.state is not State.CONFIRMED:
             self._pending.add(record.uid)
         if record.state is State.NOMINATED:
             self._nominated.add(record.uid)
-        self._cluster.book(record.uid, record.node, record.usage)
+        # The watch confirms most pods as they were assumed: then no score of the node has to be worked out again.
+        if not same:
+            self._cluster.book(record.uid, record.node, record.usage)
 
     def move(self, record: Record, state: State, now: float) -> None:
         record.state, record.since = state, now
 
     def release(self, uid: str) -> Record | None:
         """Give back what a pod holds. Returns its record, or None if it held nothing."""
-        record = self._records.pop(uid, None)
+        record = self._records.get(uid)
         if record is not None:
-            same = self._by_namespace[record.namespace]
-            del same[uid]
-            if not same:
-                del self._by_namespace[record.namespace]
-            self._pending.discard(uid)
-            self._nominated.discard(uid)
+            self._remove(record)
             self._cluster.release(uid, record.node)
         return record
+
+    def _remove(self, record: Record) -> None:
+        del self._records[record.uid]
+        neighbours = self._by_namespace[record.namespace]
+        del neighbours[record.uid]
+        if not neighbours:
+            del self._by_namespace[record.namespace]
+        self._pending.discard(record.uid)
+        self._nominated.discard(record.uid)
 
     def pending(self) -> Iterator[Record]:
         """Records that the watch has not confirmed."""

@@ -52,12 +52,15 @@ def best_linked(links: Ints, free: Bools, count: int) -> Bools:
 
 
 def _refusal(usable: Bools, allowed: Bools, fits: Bools, enough_cores: Bools, step: Step) -> Ints:
+    enough = fits.any(axis=1) if step.cards == 1 else fits.sum(axis=1) >= step.cards
+    if enough.all():
+        return np.full(len(usable), FITS, np.int64)
     code = np.full(len(usable), _WHOLE if step.whole else _CORES, np.int64)
     if not step.whole:
         code[enough_cores.any(axis=1)] = _MEMORY
     code[~allowed.any(axis=1)] = _NOT_ALLOWED
     code[~usable.any(axis=1)] = _UNHEALTHY
-    code[fits.sum(axis=1) >= step.cards] = FITS
+    code[enough] = FITS
     return code
 
 
@@ -99,7 +102,7 @@ def plan(shape: Shape, view: View, allowed: Bools | None, scorers: Scorers, typi
     picks = np.zeros((rows, shape.columns), np.int64)
     cpu, memory = view.free_cpu, view.free_memory
     column = 0
-    for step in shape.steps:
+    for number, step in enumerate(shape.steps, 1):
         standing_cores, standing_blocks = phases[step.sidecars_before] if step.init else phases[-1]
         wanted_cores = standing_cores + step.cores
         wanted_blocks = standing_blocks + (view.total_blocks if step.whole else step.blocks)
@@ -119,7 +122,7 @@ def plan(shape: Shape, view: View, allowed: Bools | None, scorers: Scorers, typi
         )
         if step.cards == 1:
             by_card = (scorers.card or scorers.node).one_card(view, before, after, fits, typical)
-            costs = np.where(fits, np.round(by_card, 9), np.inf)
+            costs = np.where(fits, by_card.round(9), np.inf)
             best = (costs if growth is None else costs + _GROWTH_FIRST * growth).argmin(axis=1)
             taken = np.zeros((rows, cards), np.bool_)
             taken[np.arange(rows), best] = True
@@ -133,6 +136,9 @@ def plan(shape: Shape, view: View, allowed: Bools | None, scorers: Scorers, typi
                 blocks=np.where(taken, after.blocks, before.blocks),
             )
             cost += np.round(scorers.node.several_cards(view, before, after, taken, typical), 9)
+        if number == len(shape.steps) and step.cards == 1:
+            picks[:, column] = best  # the usual case: no step comes that would have to know what is booked
+            break
         # Columns of the taken cards, lowest first (rows that do not fit get some columns; nobody reads them).
         order = np.argsort(~taken, axis=1, kind="stable")[:, : step.cards]
         picks[:, column : column + order.shape[1]] = order

@@ -13,6 +13,7 @@ from scheduler_ext.shape import Shape
 from scheduler_ext.workload import Typical
 from vcuda.spec.request import CardFilter
 
+_ANY = CardFilter()
 _MOST_CLASSES = 256
 _CHUNK = 256  # rows computed at once: keeps the temporary arrays in the processor's cache
 
@@ -20,11 +21,11 @@ _CHUNK = 256  # rows computed at once: keeps the temporary arrays in the process
 def allowed_cards(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
     """The cards of some rows that a shape's filters accept, [k, cards]; None if it has no filters."""
     models, uuids = shape.models, shape.uuids
-    if models == CardFilter() and uuids == CardFilter():
+    if models == _ANY and uuids == _ANY:
         return None
     accepted = np.array([models.allows(model) for model in cluster.models] or [True], np.bool_)
     allowed: Bools = accepted[cluster.model[rows]]
-    if uuids != CardFilter():
+    if uuids != _ANY:
         for position, row in enumerate(rows.tolist()):
             for column, card in enumerate(cluster.cards[row]):
                 allowed[position, column] &= uuids.allows(card.uuid)

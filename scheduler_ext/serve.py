@@ -192,7 +192,7 @@ def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
         )
         configuration = uvicorn.Config(
             application, http="httptools", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=5,
+            server_header=False, proxy_headers=False, timeout_keep_alive=75, timeout_graceful_shutdown=5,
         )  # fmt: skip
         configuration.load()
         configuration.ssl = certificate.context if certificate else None

@@ -139,3 +139,24 @@ def test_absurd_pods_get_a_reason_and_nothing_is_booked(one: dict[str, Any]) -> 
     assert verdict.chosen is None and (verdict.refusal is not None or verdict.codes is not None)
     assert held(engine) == 0 and engine.figures()["free_cores"] == 50 * 800
     assert engine.preempt(one, {}) == {}
+
+
+@pytest.mark.parametrize(("card", "changes"), [("GPU-a-0", False), ("GPU-a-1", True)])
+def test_a_pod_that_is_seen_as_it_was_assumed_changes_no_score(card: str, changes: bool) -> None:
+    engine = engine_with(node("a", cards("a", 2)))
+    wanted = pod("p", 60, uid="p", annotations={NAMES.card_uuid: "GPU-a-0"})
+    assert engine.filter(wanted, ["a"]).chosen == "a"
+    assert isinstance(engine.begin_bind("p", "a"), Write)
+    engine.end_bind("p", State.BOUND)
+    clock = engine._cluster.clock
+    engine.see_pod(holding("p", "a", card, cores=60) | {"metadata": _moved(wanted, card)})
+    assert engine.figures()["confirmed"] == 1 and (engine._cluster.clock != clock) == changes
+    column = int(card[-1])
+    assert engine._cluster.free_cores[0].tolist()[:2] == ([40, 100] if column == 0 else [100, 40])
+
+
+def _moved(wanted: dict[str, Any], card: str) -> dict[str, Any]:
+    """The metadata of a pod that was bound with a place on `card`."""
+    return wanted["metadata"] | {
+        "annotations": {NAMES.placement: f'{{"version":1,"containers":{{"main":[["{card}",60,10]]}}}}'}
+    }
