@@ -45,7 +45,8 @@ class Runner:
     machine: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+        clean = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG")  # the last one is there when coverage is measured
+        kept = {key: os.environ[key] for key in clean if key in os.environ}
         return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
 
     def words(self, *arguments: str) -> list[str]:
