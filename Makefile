@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
 # Test processes of `make test` and `make coverage`, each with whole files; 0 runs all tests in one that a debugger may stop.
 JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -42,8 +43,8 @@ fmt: $(VENV)/.dev  ## format the Python code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev native  ## the benchmarks, one after the other (about 45 minutes); rewrites docs/benchmarks.md
-	$(BIN)/python -m benchmarks --report docs/benchmarks.md
+bench: $(VENV)/.dev native  ## the benchmarks, one after the other (about an hour; BENCH_FLAGS=--quick: less); rewrites docs/benchmarks.md
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS) --report docs/benchmarks.md
 
 test-gpu: $(VENV)/.dev native  ## unmodified clients in shares of a real NVIDIA card; what a simulated one can do without
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/gpu

@@ -2,8 +2,10 @@
 
 From the repository's root: `python -m benchmarks.peers [--peer NAME LIBRARY [VARIABLE=VALUE…]]… [--json FILE] [--quick]`. A peer is given by
 the path of its built library, which is preloaded, and its limit variables; in their values `{memory_mib}`, `{memory_bytes}`, `{cores}` and
-`{uuid}` stand for the limit at hand. Such as
-`--peer hami /opt/hami/libvgpu.so CUDA_DEVICE_MEMORY_LIMIT={memory_mib}m CUDA_DEVICE_SM_LIMIT={cores}`. Without a peer, ours and no share at all are measured.
+`{uuid}` stand for the limit at hand, `{folder}` for a new folder of each program, where a library keeps its state: limits that an earlier program
+left there would be measured otherwise. PRESETS has the variables of those whose names are known, `--peer hami /opt/hami/libvgpu.so` is enough.
+tkestack's vcuda-controller takes no variables: it reads /etc/vcuda and asks its manager's socket, which this program does not make. Without a peer, ours
+and no share at all are measured.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,11 +34,32 @@ from vcuda.runs.errors import RunError
 CLIENT = Path(__file__).resolve().parents[1] / "tests" / "gpu" / "clients" / "driver_client.py"
 MIB = 1 << 20
 MEMORY_MIB = 1024
+CLIENT_SECONDS = 120.0
+LOAD_SECONDS = 300.0
 CAPS = (20, 50, 80)
 KERNELS: dict[str, Options] = {
     "10 us": {"kernel": "spin_10us"},
     "1 ms": {"kernel": "spin_1000us"},
     "graph of 20 x 100 us": {"kernel": "spin_100us", "graph": 20},
+}
+
+
+# As the projects' public sources read them (Project-HAMi/HAMi-core, src/multiprocess; coldzerofear/vgpu-manager, library).
+PRESETS: dict[str, dict[str, str]] = {
+    "hami": {
+        "CUDA_DEVICE_MEMORY_LIMIT": "{memory_mib}m",
+        "CUDA_DEVICE_SM_LIMIT": "{cores}",
+        # The first process writes the limits into this file, and later ones take them from there.
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": "{folder}/cudevshr.cache",
+        "GPU_CORE_UTILIZATION_POLICY": "FORCE",  # else the limit rests while one container has the card
+        "LIBCUDA_LOG_LEVEL": "0",
+    },
+    "vgpu-manager": {
+        "CUDA_MEM_LIMIT_0": "{memory_mib}m",
+        "CUDA_CORE_LIMIT": "{cores}",
+        "GPU_DEVICES_UUID": "{uuid}",
+        "LOGGER_LEVEL": "1",
+    },
 }
 
 
@@ -82,6 +106,7 @@ class Peer:
             "memory_bytes": MEMORY_MIB * MIB,
             "cores": cores,
             "uuid": bench.card.uuid,
+            "folder": tempfile.mkdtemp(prefix=f"{self.name}-", dir=bench.folder),
         }
         made = {name: value.format(**known) for name, value in self.variables.items()}
         return {**bench.native_environment(), **made, "LD_PRELOAD": str(self.library)}
@@ -89,7 +114,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Result:
-    """One system's figures; None: the program failed under it, `failed` says which."""
+    """One system's figures; None: the program failed under it, `failed` says which. `unlimited`: what it did not limit."""
 
     name: str
     reached_mib: int | None
@@ -98,6 +123,25 @@ class Result:
     launch_p99_ns: float | None
     shares: dict[str, float | None]  # mean absolute error over 100 ms windows, points, by kernel and cap
     failed: list[str]
+    unlimited: list[str]
+
+
+def ended(process: subprocess.Popen[str], seconds: float) -> str:
+    """What the program printed. Raises RunError if it hangs (it is killed) or fails."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.communicate()
+        raise RunError(f"it was not done after {seconds:.0f} s") from error
+    if process.returncode != 0:
+        raise RunError(f"it ended with {how(process.returncode)}")
+    return output
+
+
+def how(status: int) -> str:
+    """An exit status in words."""
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
 def share_error(bench: Bench, system: System, cap: int, options: Options, seconds: float) -> float:
@@ -107,9 +151,9 @@ def share_error(bench: Bench, system: System, cap: int, options: Options, second
     process = bench.start(environment, {**options, "seconds": WARM_SECONDS + seconds + 0.5})
     time.sleep(WARM_SECONDS)
     if process.poll() is not None:
-        raise RunError(f"the load ended with {process.returncode}")
+        raise RunError(f"it ended with {how(process.returncode)}")
     samples = bench.sample([process.pid], seconds)[0]
-    process.communicate(timeout=120)
+    ended(process, LOAD_SECONDS)
     return statistics.fmean(abs(value - cap) for value in samples)
 
 
@@ -118,22 +162,27 @@ def launches(bench: Bench, system: System, count: int) -> tuple[float, float]:
     environment = system.environment(bench, 90)
     options: Options = {"kernel": "spin_10us", "cost": count, "pause_us": 10_000}
     process = bench.start(environment, options)
-    output, _ = process.communicate(timeout=300)
-    if process.returncode != 0:
-        raise RunError(f"the load ended with {process.returncode}")
-    answer = json.loads(output.splitlines()[-1])
+    answer = json.loads(ended(process, LOAD_SECONDS).splitlines()[-1])
     return float(answer["p50_ns"]), float(answer["p99_ns"])
 
 
 def memory(bench: Bench, system: System) -> tuple[int, int]:
     """MiB that a client could have, and what it was told to be the total."""
     command = [sys.executable, str(CLIENT)]
-    result = subprocess.run(
-        command, env=system.environment(bench, 50), capture_output=True, text=True, timeout=120, check=False
-    )
+    try:
+        result = subprocess.run(
+            command,
+            env=system.environment(bench, 50),
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"it was not done after {CLIENT_SECONDS:.0f} s") from error
     if result.returncode != 0:
         said = result.stderr.strip().splitlines() or ["no message"]
-        raise RunError(f"the client ended with {result.returncode}: {said[-1]}")
+        raise RunError(f"it ended with {how(result.returncode)}: {said[-1]}")
     told = json.loads(result.stdout.splitlines()[-1])
     return int(told["reached_mib"]), int(told["total_mib"])
 
@@ -145,7 +194,7 @@ def measure(bench: Bench, system: System, quick: bool) -> Result:
     def tried(what: str, action: Any) -> Any:
         try:
             return action()
-        except (RunError, RuntimeError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+        except (RunError, RuntimeError, OSError, ValueError, LookupError) as error:
             failed.append(f"{what}: {error}")
             return None
 
@@ -160,7 +209,19 @@ def measure(bench: Bench, system: System, quick: bool) -> Result:
                     name,
                     lambda: share_error(bench, system, cap, options, 2.0 if quick else 5.0),  # noqa: B023
                 )
-    return Result(system.name, reached, total, p50, p99, shares, failed)
+    return Result(system.name, reached, total, p50, p99, shares, failed, not_limited(system, reached, shares))
+
+
+def not_limited(system: System, reached: int | None, shares: dict[str, float | None]) -> list[str]:
+    """What a system let pass: memory beyond the limit, or a share nearer to the whole card than to its cap."""
+    if system.name == Nothing.name:
+        return []
+    found = [f"memory: {reached} MiB of {MEMORY_MIB}"] if (reached or 0) > MEMORY_MIB else []
+    for name, error in shares.items():
+        cap = int(name.rpartition(" ")[2])
+        if (error or 0) > (100 - cap) / 2:
+            found.append(f"time: {name}, {error:.0f} points off")
+    return found
 
 
 def show(results: list[Result]) -> None:
@@ -178,6 +239,8 @@ def show(results: list[Result]) -> None:
     for result in results:
         for failure in result.failed:
             print(f"{result.name} failed: {failure}")
+        for what in result.unlimited:
+            print(f"{result.name} did not limit {what}")
 
 
 def peer(words: Sequence[str]) -> Peer:
@@ -192,12 +255,17 @@ def peer(words: Sequence[str]) -> Peer:
         raise RunError(f"--peer {name}: {wrong[0]!r} is no VARIABLE=VALUE")
     try:
         for _, _, value in pairs:
-            value.format(memory_mib=0, memory_bytes=0, cores=0, uuid="")
+            value.format(memory_mib=0, memory_bytes=0, cores=0, uuid="", folder="")
     except (KeyError, IndexError, ValueError) as error:
         raise RunError(
-            f"--peer {name}: {error} is no placeholder; there are {{memory_mib}}, {{memory_bytes}}, {{cores}}, {{uuid}}"
+            f"--peer {name}: {error} is no placeholder; there are {{memory_mib}}, {{memory_bytes}}, {{cores}}, {{uuid}}, {{folder}}"
         ) from error
-    return Peer(name, Path(library).resolve(), {key: value for key, _, value in pairs})
+    given = {key: value for key, _, value in pairs}
+    if not given and name not in PRESETS:
+        raise RunError(
+            f"--peer {name}: give its limit variables; only those of {', '.join(sorted(PRESETS))} are known here"
+        )
+    return Peer(name, Path(library).resolve(), {**PRESETS.get(name, {}), **given})
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -187,6 +187,7 @@ def test_a_program_run_again_leaves_the_others_figures(tmp_path: Path) -> None:
         (["x"], "--peer x: give a name and the path of the built library"),
         (["x", "/no/such.so"], "--peer x: there is no library /no/such.so"),
         (["x", __file__, "LIMIT"], "--peer x: 'LIMIT' is no VARIABLE=VALUE"),
+        (["x", __file__], "--peer x: give its limit variables; only those of hami, vgpu-manager are known"),
         (["x", __file__, "A={memory}"], "--peer x: 'memory' is no placeholder; there are"),
     ],
 )
@@ -194,17 +195,3 @@ def test_a_peer_that_cannot_be_used_is_named(words: list[str], message: str) -> 
     with pytest.raises(RunError) as error:
         peers.peer(words)
     assert str(error.value).startswith(message)
-
-
-def test_a_peer_is_preloaded_with_its_variables_filled_in() -> None:
-    made = peers.peer(["x", __file__, "MEMORY={memory_mib}m", "SM={cores}"])
-
-    class Bench:
-        class card:
-            uuid = "GPU-1"
-
-        def native_environment(self) -> dict[str, str]:
-            return {"PATH": "/bin"}
-
-    environment = made.environment(Bench(), 30)  # type: ignore[arg-type]
-    assert environment == {"PATH": "/bin", "MEMORY": "1024m", "SM": "30", "LD_PRELOAD": __file__}
