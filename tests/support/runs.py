@@ -45,7 +45,8 @@ class Runner:
     machine: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        clean = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG")  # the last one is there when coverage is measured
+        # The last one is there while coverage is measured.
+        clean = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG")
         kept = {key: os.environ[key] for key in clean if key in os.environ}
         return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
 
