@@ -25,8 +25,12 @@ OF_THE_FILE = (
     "tests/vcuda/test_shim_exports.py::test_exactly_the_hooks_are_exported",
     "tests/vcuda/test_preload.py::test_the_file_needs_libc_only_and_runs_nothing_when_it_is_loaded",
     "tests/vcuda/test_shim_places.py::test_on_a_read_only_root_file_system_the_limit_holds_and_nothing_is_said",
+    "tests/vcuda/test_shim_places.py::"
+    "test_an_ordinary_user_without_any_capability_is_held_to_the_limit_beside_root_and_nothing_is_said",
     "tests/sim/test_sim_nvml_clients.py::test_it_exports_what_the_genuine_550_library_exports",
 )
+# The programs of tests/native, which run by themselves.
+NATIVE = ("tests/vcuda/test_native_core.py", "tests/vcuda/test_gate_native.py")
 
 # Notes and counts of each compilation apart: several libraries are made of the same sources, and counts don't fit the notes of another
 # compilation, say of the same program under a sanitizer: gcov would take them for zero.
@@ -111,7 +115,7 @@ def main() -> int:
                 options.jobs,
                 "--dist",
                 "loadfile",
-                *(f"--deselect={name}" for name in OF_THE_FILE),
+                *(f"--deselect={name}" for name in (*OF_THE_FILE, *NATIVE)),
             ]
             steps += [
                 ["-m", "vcuda._build"],
