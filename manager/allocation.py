@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import operator
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from manager import devices, nodes, response
+from manager import devices, kubelet_records, nodes, response
 from manager.admission import BUDGET_S, Admission
 from manager.allocation_index import AllocationIndex
 from manager.cards import NodeCard
@@ -40,6 +39,8 @@ LOCK_TIMEOUT_S = 1.0
 ABSENT_GRACE_S = 60.0
 # Preemption: the newcomer may be asked for a moment before the watch has told that its victim is gone.
 LEAVING_LOOK_S = 0.05
+# A lock goes to whoever asks first when it is let go: a moment in which those that wait can.
+_BETWEEN_REMOVALS_S = 0.0005
 LEAVING_MARGIN_S = 0.3
 NO_ROOM = frozenset(
     {
@@ -82,7 +83,6 @@ class Allocator:
         self._lock = threading.Lock()
         self._allocations = AllocationIndex()
         self._parsed: tuple[Pod, PodRequest] | None = None
-        self._decided: tuple[tuple[object, ...], Allocation] | None = None
         self._absent_since: dict[str, float] = {}
         self._called = float("-inf")
 
@@ -130,15 +130,16 @@ class Allocator:
         except StateError as error:
             raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
 
-    def _compact(self) -> None:
-        try:
-            self._state.compact(self._allocations.values())
-        except StateError as error:
-            log.warning("%s", error)
-
     def sync(self) -> None:
-        """Bring what is saved to the disk; nobody waits for it."""
+        """Bring what is saved to the disk, and fold a long journal; for a moment when no pod is being admitted."""
         self._state.sync()
+        if not self._state.long:
+            return
+        with self._lock:
+            try:
+                self._state.compact(self._allocations.values())
+            except StateError as error:
+                log.warning("%s", error)
 
     # Allocate.
 
@@ -241,21 +242,8 @@ class Allocator:
     def _decide(
         self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Facts]
     ) -> Allocation:
-        """Kubelet asks for a preference first and then for the devices: while nothing has changed, the decision stands."""
         smallest = self.settings.smallest_memory
-        basis = (
-            candidate.pod,
-            container,
-            pods,
-            self._allocations.snapshot,
-            self._inventory.snapshot,
-            self.settings,
-        )
-        if self._decided is not None and all(map(operator.is_, basis, self._decided[0])):
-            return dataclasses.replace(self._decided[1], created_ns=time.time_ns())
-        decided = self._decider.decide(candidate, request, container, pods, self._allocations, smallest)
-        self._decided = (basis, decided)
-        return decided
+        return self._decider.decide(candidate, request, container, pods, self._allocations, smallest)
 
     def _company(self, allocation: Allocation) -> Company:
         """Who is on the cards of one allocation."""
@@ -315,25 +303,13 @@ class Allocator:
                 raise Refusal(refusal.reason, f"{mine[0].name}: {refusal.message}", about) from refusal
 
     def _check_kubelet(self, resource: str, held: Held, mine: Sequence[Allocation]) -> None:
-        holders = [
-            entry for entry in self._admission.records() if entry.resource == resource and entry.held == held
-        ]
-        if not holders:
-            return  # kubelet's records can't be had, or it has not written them yet: nothing contradicts ours
-        for allocation in mine:
-            pod = (allocation.namespace, allocation.pod_name)
-            if any(
-                entry.container == allocation.container
-                and (entry.pod_uid == allocation.pod_uid or entry.pod == pod)
-                for entry in holders
-            ):
-                return
-        other = holders[0]
-        raise Refusal(
-            Reason.CALLS_DISAGREE,
-            f"kubelet gave these devices to container {other.container!r} of pod {other.pod_uid or '/'.join(other.pod)}, we "
-            f"booked them for {mine[0].name}; recreate both pods",
-        )
+        other = kubelet_records.other_holder(self._admission.records(), resource, held, mine)
+        if other is not None:
+            raise Refusal(
+                Reason.CALLS_DISAGREE,
+                f"kubelet gave these devices to container {other.container!r} of pod {other.pod_uid or '/'.join(other.pod)}, we "
+                f"booked them for {mine[0].name}; recreate both pods",
+            )
 
     def _prepare(self, allocation: Allocation) -> None:
         for item in self._cards_of(allocation):
@@ -406,11 +382,13 @@ class Allocator:
             for item in gone:
                 del self._allocations[item.key]
             self._save([], [item.key for item in gone])
-            if self._state.long:
-                self._compact()
-            for item in gone:
-                self._regions.remove(item)
-                log.info("%s is gone; its share is free", item.name)
-            cards = {share.uuid for item in gone for share in item.shares}
-            self._regions.reshare(self._allocations, cards)
+        for item in gone:
+            # One by one, so that a pod that is being admitted waits for one at most; a static pod may have come again meanwhile.
+            with self._lock:
+                if item.key not in self._allocations:
+                    self._regions.remove(item)
+            log.info("%s is gone; its share is free", item.name)
+            time.sleep(_BETWEEN_REMOVALS_S)
+        with self._lock:
+            self._regions.reshare(self._allocations, {share.uuid for item in gone for share in item.shares})
         return gone

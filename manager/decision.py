@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import operator
 import time
 from collections.abc import Collection, Sequence
 
@@ -10,7 +12,7 @@ from manager import booking, placing
 from manager.allocation_index import AllocationIndex
 from manager.errors import Reason, Refusal
 from manager.identity import Candidate, Facts
-from manager.inventory import Inventory
+from manager.inventory import Inventory, Snapshot
 from manager.regions import Regions
 from manager.state import Allocation
 from vcuda.spec import errors, fit, placement
@@ -22,12 +24,13 @@ log = logging.getLogger(__name__)
 
 
 class Decider:
-    """Decides and changes nothing."""
+    """Decides and changes nothing but what it remembers of its last decision."""
 
     def __init__(self, names: Names, inventory: Inventory, regions: Regions) -> None:
         self._names = names
         self._inventory = inventory
         self._regions = regions
+        self._last: tuple[tuple[object, ...], int, Allocation] | None = None
 
     def decide(
         self,
@@ -38,7 +41,32 @@ class Decider:
         allocations: AllocationIndex,
         smallest: int,
     ) -> Allocation:
-        """The cards for a container that has none yet; `smallest`: blocks that a share must ask. Raises Refusal, SpecError."""
+        """The cards for a container that has none yet; `smallest`: blocks that a share must ask. Raises Refusal, SpecError.
+
+        Kubelet asks for a preference first and then for the devices: while nothing has changed, the decision stands.
+        """
+        snapshot = self._inventory.snapshot
+        basis = candidate.pod, container, pods, allocations.snapshot, snapshot
+        if (
+            self._last is not None
+            and smallest == self._last[1]
+            and all(map(operator.is_, basis, self._last[0]))
+        ):
+            return dataclasses.replace(self._last[2], created_ns=time.time_ns())
+        decided = self._decide(candidate, request, container, pods, allocations, smallest, snapshot)
+        self._last = basis, smallest, decided
+        return decided
+
+    def _decide(
+        self,
+        candidate: Candidate,
+        request: PodRequest,
+        container: ContainerRequest,
+        pods: Sequence[Facts],
+        allocations: AllocationIndex,
+        smallest: int,
+        snapshot: Snapshot,
+    ) -> Allocation:
         if not container.whole and container.memory_blocks < smallest:
             raise Refusal(
                 Reason.SHARE_TOO_SMALL,
@@ -46,7 +74,6 @@ class Decider:
                 f"{smallest}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
             )
         others, beside = allocations.booked_by_others(candidate.uid), allocations.of_pod(candidate.uid)
-        snapshot = self._inventory.snapshot
         cards = {item.card.uuid: item for item in snapshot.cards}
         known = [item.card for item in snapshot.cards]
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}

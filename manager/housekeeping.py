@@ -105,8 +105,8 @@ class Housekeeper:
             if changed is not None:
                 self._settings = changed
                 self._apply(changed)
-            self._allocator.sync()
             await_quiet(lambda: self._allocator.quiet_s, self._wake)
+            self._allocator.sync()
             self._look_at_cards()
             if self._wake.is_set() or time.monotonic() >= next_collection:
                 self._wake.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import podresources_pb2 as resources_api
 from manager.proto import podresources_pb2_grpc
-from manager.state import Held
+from manager.state import Allocation, Held
 from vcuda.spec.names import Names
 
 CHECKPOINT_FILE = "kubelet_internal_checkpoint"
@@ -125,6 +125,24 @@ def _checkpoint_entry(row: Mapping[str, Any], names: Names, answers: bool) -> En
         pod_uid=str(row["PodUID"]),
         answer=str(row.get("AllocResp") or "") if answers else "",
     )
+
+
+def other_holder(
+    entries: Iterable[Entry], resource: str, held: Held, allocations: Sequence[Allocation]
+) -> Entry | None:
+    """Who holds exactly these devices by kubelet's records, if none of these allocations does.
+
+    None too while no record names them: it has not written them yet, and then nothing contradicts us.
+    """
+    holders = [entry for entry in entries if entry.resource == resource and entry.held == held]
+    for item in allocations:
+        pod = (item.namespace, item.pod_name)
+        if any(
+            entry.container == item.container and (entry.pod_uid == item.pod_uid or entry.pod == pod)
+            for entry in holders
+        ):
+            return None
+    return holders[0] if holders else None
 
 
 class PodResources:

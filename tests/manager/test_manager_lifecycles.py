@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from manager import allocation
+from manager.state import Allocation
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
@@ -214,3 +217,33 @@ def test_instances_are_left_out_of_the_audit_and_ordinary_cards_beside_them_are_
     usage = {card["uuid"]: card["booked_cores"] for card in json.loads(node.get("/usage")[1])["cards"]}
     first, second = (instance.uuid for instance in machine.cards[0].mig)
     assert usage == {first: 30, second: 0, machine.cards[1].uuid: 30}
+
+
+def test_a_pod_is_admitted_between_the_removals_of_many_that_have_gone(
+    make_node: Callable[..., Node], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node(machine.root)
+    node.kubelet.start()
+    daemon = node.start(wait=200)
+    gone = [
+        pod(f"gone-{number}", container("c", 5, 1)) for number in range(16)
+    ]  # the newcomer needs six calls
+    for item in gone:
+        node.kubelet.admit(item)
+    monkeypatch.setattr(allocation, "ABSENT_GRACE_S", 0.0)
+    regions = daemon.allocator._regions
+    remove, removed = regions.remove, threading.Event()
+
+    def slowly(item: Allocation) -> None:
+        time.sleep(0.1)
+        remove(item)
+        removed.set()
+
+    monkeypatch.setattr(regions, "remove", slowly)
+    for item in gone:
+        node.kubelet.remove(item)
+    daemon.hangup()  # look at once
+    assert removed.wait(10)
+    node.kubelet.admit(pod("newcomer", container("c", 5, 1)))
+    assert sum(node.region(item, "c").exists() for item in gone) > 2
+    eventually(lambda: not any(node.region(item, "c").exists() for item in gone), "all regions removed")
