@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import _report
+from benchmarks import _elsewhere, _report
 
 FOLDER = Path(__file__).resolve().parent
 LIMIT_SECONDS = 900.0
@@ -46,6 +46,7 @@ def run(name: str, quick: bool, limit_s: float, images: Path | None = None) -> _
     arguments = command_of(name, quick, images)
     shown = f"python {' '.join(arguments)}"
     print(f"=== {shown}", flush=True)
+    elsewhere = _elsewhere.Elsewhere()
     problem = ""
     with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as folder:
         figures = Path(folder, "figures.json")
@@ -69,7 +70,7 @@ def run(name: str, quick: bool, limit_s: float, images: Path | None = None) -> _
             problem = f"was stopped after {limit_s:.0f} s"
         print(output, flush=True)
         written = json.loads(figures.read_text()) if figures.exists() else None
-    return _report.Run(shown, _report.now(), output, problem, written)
+    return _report.Run(shown, _report.now(), output, problem, written, round(elsewhere.percent(), 1))
 
 
 def main() -> int:

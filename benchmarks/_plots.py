@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+# So that lines that lie on each other are seen to be several.
+STYLES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 
 Figures = dict[str, dict[str, Any]]
 Line = tuple[str, Sequence[float], Sequence[float]]
@@ -34,11 +39,13 @@ def _picture(path: Path, title: str, across: str, up: str, lines: Sequence[Line]
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.4), dpi=100)
-    for label, horizontal, vertical in lines:
-        axes.plot(horizontal, vertical, marker="o", label=label)
-    widest = max(max(horizontal) for _, horizontal, _ in lines)
-    if widest > 50:
+    for (label, horizontal, vertical), (marker, dash) in zip(lines, itertools.cycle(STYLES), strict=False):
+        axes.plot(horizontal, vertical, marker=marker, linestyle=dash, label=label)
+    measured = sorted({at for _, horizontal, _ in lines for at in horizontal})
+    if measured[-1] > 50 and measured[0] > 0:
         axes.set_xscale("log")
+    axes.set_xticks(measured, [f"{at:,}" for at in measured])
+    axes.minorticks_off()
     axes.set(title=title, xlabel=across, ylabel=up)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -61,7 +68,7 @@ def _by(rows: Sequence[dict[str, Any]], key: str, across: str, up: str, label: s
 
 def _allocations(figures: Figures) -> list[Line]:
     rows = [row for row in figures["memory"]["costs"] if row["bytes"] == 4096]
-    return _by(rows, "processes", "live", "added_ns", "{} processes")
+    return _by(rows, "processes", "live", "added_ns", "{} at once")
 
 
 def _allocating_processes(figures: Figures) -> list[Line]:
@@ -83,20 +90,82 @@ def _tenants(figures: Figures) -> list[Line]:
     ]
 
 
-def _nodes(figures: Figures) -> list[Line]:
+def _inside(figures: Figures) -> list[Line]:
+    rows = figures["growth"]["processes"]
+    across = [row["processes"] for row in rows]
+    return [
+        ("all together", across, [row["achieved"] for row in rows]),
+        ("the least, times their number", across, [row["achieved"] * row["fairness"] for row in rows]),
+    ]
+
+
+def _filters(figures: Figures, across: str) -> list[Line]:
+    """p50 and p99 of a filter with all names sent, the other sizes as usual (8 cards, no pods; of the largest cluster)."""
     rows = [
         row for row in figures["extender"]["rows"] if row["connections"] == 1 and row["names"] == row["nodes"]
     ]
-    across = [row["nodes"] for row in rows]
-    return [
-        (name, across, [row[key] for row in rows]) for name, key in (("p50", "p50_ms"), ("p99", "p99_ms"))
-    ]
+    usual = {"nodes": max(row["nodes"] for row in rows), "cards": 8, "pods": 0}
+    fixed = {name: value for name, value in usual.items() if name != across}
+    rows = sorted((row for row in rows if fixed.items() <= row.items()), key=lambda row: int(row[across]))
+    at = [row[across] for row in rows]
+    return [(name, at, [row[key] for row in rows]) for name, key in (("p50", "p50_ms"), ("p99", "p99_ms"))]
 
 
 PICTURES: tuple[tuple[str, str, str, str, Callable[[Figures], list[Line]]], ...] = (
-    ("allocations", "Added to alloc + free of 4 KiB", "live allocations", "ns", _allocations),
-    ("processes", "Added to alloc + free of 4 KiB", "processes at once", "ns", _allocating_processes),
-    ("kernels", "A cap of 50 with work on many streams", "streams in flight", "points of the card", _flight),
-    ("tenants", "Greedy tenants with equal shares", "tenants on the card", "points, per cent", _tenants),
-    ("nodes", "Filter over HTTP, all names sent", "nodes of 8 cards", "ms", _nodes),
+    (
+        "allocations",
+        "Added to alloc + free of 4 KiB: live allocations",
+        "live allocations",
+        "added, ns",
+        _allocations,
+    ),
+    (
+        "processes",
+        "Added to alloc + free of 4 KiB: processes",
+        "processes at once",
+        "added, ns",
+        _allocating_processes,
+    ),
+    (
+        "kernels",
+        "A cap of 50 with work on many streams",
+        "streams in flight",
+        "mean error over 100 ms, points",
+        _flight,
+    ),
+    (
+        "tenants",
+        "Greedy tenants with equal shares",
+        "tenants on the card",
+        "points; % of a core",
+        _tenants,
+    ),
+    (
+        "inside",
+        "Greedy processes of one container capped at 50",
+        "processes in the container",
+        "points of the card",
+        _inside,
+    ),
+    (
+        "nodes",
+        "Filter over HTTP, all names sent: nodes",
+        "nodes of 8 cards",
+        "ms",
+        partial(_filters, across="nodes"),
+    ),
+    (
+        "cards",
+        "Filter over HTTP, all names sent: cards",
+        "cards per node",
+        "ms",
+        partial(_filters, across="cards"),
+    ),
+    (
+        "pods",
+        "Filter over HTTP, all names sent: pods",
+        "pods that run already",
+        "ms",
+        partial(_filters, across="pods"),
+    ),
 )

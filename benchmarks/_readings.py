@@ -201,6 +201,8 @@ def _filters(figures: Figures, names: int) -> list[dict[str, Any]]:
     """The rows of 5,000 empty nodes with 8 cards each, by connections."""
     wanted = {"nodes": 5000, "cards": 8, "pods": 0, "names": names}
     rows = [row for row in figures["extender"]["rows"] if wanted.items() <= row.items()]
+    if not rows:
+        raise NotMeasured("extender ran on smaller clusters only")
     return sorted(rows, key=lambda row: int(row["connections"]))
 
 
@@ -234,6 +236,8 @@ PACKING_PERCENT = {"default": 95.2, "gpushare100": 86.6}
 
 def packing(figures: Figures) -> list[Reading]:
     readings = []
+    if not figures["extender"]["packing"]:
+        raise NotMeasured("extender found no trace")
     for variant, data in figures["extender"]["packing"].items():
         runs = [run["allocated"] for run in data["runs"] if run["policy"] == "fgd"]
         percent, theirs = 100 * sum(runs) / len(runs), data["published_percent"]["FGD"]

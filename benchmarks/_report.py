@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _plots, _targets
+from benchmarks import _elsewhere, _plots, _targets
 
 HEAD = """# Benchmarks
 
@@ -32,13 +32,23 @@ a short stress run, loading time (`memory`); the whole card against native in al
 
 @dataclass(frozen=True)
 class Run:
-    """One program's last run: when, how, what it printed, what went wrong (empty: nothing), its figures."""
+    """One program's last run: when, how, what it printed, what went wrong (empty: nothing), its figures.
+
+    `others_percent`: what other programs took of the processors meanwhile; None: not known.
+    """
 
     command: str
     date: str
     output: str
     problem: str
     figures: dict[str, Any] | None
+    others_percent: float | None = None
+
+    def busy(self) -> str:
+        """A clause that says that the machine was not ours alone; empty if it was, or if nobody knows."""
+        if self.others_percent is None or self.others_percent < _elsewhere.NOTABLE_PERCENT:
+            return ""
+        return f"other programs took {self.others_percent:.0f} % of the processors meanwhile"
 
 
 class Damaged(Exception):
@@ -84,7 +94,7 @@ def write(path: Path, runs: dict[str, Run]) -> None:
         f"{counts['met']} met, {counts['missed']} missed (in bold by how much), {rest} without a figure.",
         "",
     ]
-    lines += [METHOD, "## Growth", ""]
+    lines += [*_falls_short(verdicts, runs), METHOD, "## Growth", ""]
     pictures = _plots.draw(figures, path.parent / "images")
     lines += [f"![{title}](images/{file.name})" for title, file in pictures] or [
         "No picture: no figures of growth, or no matplotlib."
@@ -94,5 +104,27 @@ def write(path: Path, runs: dict[str, Run]) -> None:
         run = runs[name]
         note = f"**This run {run.problem}: what is below is not the whole.**\n\n" if run.problem else ""
         body = "\n".join(line.rstrip() for line in run.output.strip().splitlines())
-        lines.append(f"## {name}\n\n`{run.command}`, {run.date}\n\n{note}```\n{body}\n```\n")
+        when = "; ".join(filter(None, [run.date, run.busy()]))
+        lines.append(f"## {name}\n\n`{run.command}`, {when}\n\n{note}```\n{body}\n```\n")
     path.write_text("\n".join(lines))
+
+
+def _falls_short(verdicts: list[_targets.Verdict], runs: dict[str, Run]) -> list[str]:
+    """The targets that were missed, with what is known of their runs; and those without a figure, by reason."""
+    lines = ["## What falls short", ""]
+    for row in verdicts:
+        if row.verdict == "missed":
+            where = ", ".join(f"[{name}](#{name})" for name in row.programs)
+            busy = ", ".join(f"{name}: {told}" for name in row.programs if (told := runs[name].busy()))
+            short = "; ".join(part for part in row.measured.split("; ") if part.startswith("**"))
+            lines.append(
+                f"- {row.name}, {row.what} ({row.target}): {short}. See {where}{f'; {busy}' if busy else ''}."
+            )
+    if len(lines) == 2:
+        lines.append("Nothing of what was measured.")
+    without: dict[str, list[str]] = {}
+    for row in verdicts:
+        if row.verdict not in ("met", "missed"):
+            without.setdefault(row.verdict, []).append(row.name)
+    lines += ["", *(f"- {', '.join(names)}: {reason}" for reason, names in without.items()), ""]
+    return lines

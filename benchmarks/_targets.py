@@ -29,6 +29,7 @@ class Verdict:
     target: str
     measured: str
     verdict: str
+    programs: tuple[str, ...] = ()
 
 
 def judge(figures: _readings.Figures) -> list[Verdict]:
@@ -70,6 +71,7 @@ def _verdict(target: Target, figures: _readings.Figures) -> Verdict:
         target.target,
         measured,
         "met" if all(met for _, met in readings) else "missed",
+        target.programs,
     )
 
 

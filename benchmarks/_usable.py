@@ -65,7 +65,10 @@ def find(needed_bytes: int, *, alone: bool = False) -> Usable:
 
     Raises RunError: why there is none, card by card.
     """
-    found = driver.find(os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    try:
+        found = driver.find(os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    except RunError as error:
+        raise RunError("this machine has no NVIDIA driver where the dynamic linker looks") from error
     listed = cards.discover(found.nvml)
     if not listed:
         raise RunError("the driver lists no card")

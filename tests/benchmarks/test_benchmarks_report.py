@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import _coverage, _pairs, _readings, _report, _targets, peers, product
+from benchmarks import _coverage, _elsewhere, _pairs, _plots, _readings, _report, _targets, peers, product
 from vcuda.runs.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +158,73 @@ def test_the_report_is_made_from_what_is_kept(tmp_path: Path) -> None:
     )
     for picture in (line.split("](")[1][:-1] for line in text.splitlines() if line.startswith("![")):
         assert (tmp_path / picture).stat().st_size > 1000
+
+
+def test_what_falls_short_is_told_with_what_else_the_machine_did(tmp_path: Path) -> None:
+    costs = [{"live": 1, "added_ns": 5}, {"live": 9, "added_ns": 500}]
+    figures: dict[str, object] = {"costs": costs, "load": {"native_ms": 1, "shim_ms": 2}}
+    run = _report.Run("python -m benchmarks.memory", "2026-01-01 10:00 UTC", "", "", figures, 42.0)
+    _report.write(tmp_path / "report.md", {"memory": run})
+    text = (tmp_path / "report.md").read_text()
+    short = text.partition("## What falls short\n")[2].partition("\n## ")[0]
+    assert (
+        "- T3, added to alloc + free (p50 ≤ 400 ns, with 100,000 live too): **500 ns with 9 live**." in short
+    )
+    assert "See [memory](#memory); memory: other programs took 42 % of the processors meanwhile." in short
+    assert "T12" not in short and "- T23: not run: manager_kill" in short
+    assert "2026-01-01 10:00 UTC; other programs took 42 %" in text
+    quiet = _report.Run("python -m benchmarks.memory", "2026-01-01 10:00 UTC", "", "", figures, 3.0)
+    _report.write(tmp_path / "report.md", {"memory": quiet})
+    assert "other programs took" not in (tmp_path / "report.md").read_text()
+
+
+def test_work_of_others_is_told_from_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    values = {"monotonic": iter([100.0, 110.0]), "busy": iter([50.0, 65.0]), "own": iter([3.0, 8.0])}
+    monkeypatch.setattr(_elsewhere.time, "monotonic", lambda: next(values["monotonic"]))
+    monkeypatch.setattr(_elsewhere, "_busy_seconds", lambda: next(values["busy"]))
+    monkeypatch.setattr(_elsewhere, "_own_seconds", lambda: next(values["own"]))
+    assert _elsewhere.Elsewhere().percent() == 100 * (15 - 5) / (10 * 2)
+
+
+def test_what_a_child_computes_is_ours_once_it_has_ended() -> None:
+    spin = "import time\nwhile time.process_time() < 0.5: pass"
+    busy, own = _elsewhere._busy_seconds(), _elsewhere._own_seconds()
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    assert _elsewhere._own_seconds() - own >= 0.5
+    assert _elsewhere._busy_seconds() - busy >= 0.4, "in ticks of 10 ms"
+
+
+def a_filter(p50: float, **size: int) -> dict[str, object]:
+    usual = {"nodes": 5000, "cards": 8, "pods": 0, "names": 5000, "connections": 1}
+    return {**usual, "p50_ms": p50, "p99_ms": 2 * p50, **size}
+
+
+def test_each_curve_of_a_filter_changes_one_size_only() -> None:
+    rows = [
+        a_filter(0.1, nodes=100, names=100),
+        a_filter(1.0),
+        a_filter(0.5, names=500),
+        a_filter(1.5, connections=4),
+        a_filter(1.2, cards=16),
+        a_filter(1.1, pods=10_000),
+    ]
+    figures = {"extender": {"rows": rows}}
+    curves = {
+        file: draw(figures)[0] for file, *_, draw in _plots.PICTURES if file in ("nodes", "cards", "pods")
+    }
+    assert curves == {
+        "nodes": ("p50", [100, 5000], [0.1, 1.0]),
+        "cards": ("p50", [8, 16], [1.0, 1.2]),
+        "pods": ("p50", [0, 10_000], [1.0, 1.1]),
+    }
+
+
+def test_a_short_run_of_the_extender_is_no_verdict() -> None:
+    figures = {"extender": {"rows": [a_filter(0.1, nodes=100, names=100)], "packing": {}}}
+    rows = verdicts(figures)
+    assert rows["T30"].verdict == rows["T31"].verdict == "not measured: extender ran on smaller clusters only"
+    assert rows["T34"].verdict == "not measured: extender found no trace"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"programs": {"memory": {"command": 1}}}', '{"programs": 3}'])

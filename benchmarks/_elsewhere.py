@@ -1,0 +1,35 @@
+"""How much of the processors other programs took while one of ours ran: what tells whether its times can be trusted."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+NOTABLE_PERCENT = 10.0
+
+
+class Elsewhere:
+    """Counts from where it is made; children count as ours once they have been waited for."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def percent(self) -> float:
+        """Of all processors' time since then, what neither this process nor its children used; stolen time counts."""
+        capacity = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        others = _busy_seconds() - self._busy - (_own_seconds() - self._own)
+        return 100 * min(1.0, max(0.0, others / capacity)) if capacity > 0 else 0.0
+
+
+def _busy_seconds() -> float:
+    """Of all processors since boot: user, nice, system, irq, softirq, steal (proc(5), /proc/stat)."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = [int(field) for field in fields]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    mine, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return mine.ru_utime + mine.ru_stime + children.ru_utime + children.ru_stime
