@@ -34,6 +34,7 @@ EVERYTHING: dict[str, Any] = {
         "nodeLabels": {"pool": "gpu", "zone": "a"},
         "kubelet": {"access": "pods", "verify": True},
         "audit": {"policy": "evict"},
+        "driftTolerance": 35,
         "config": {"smallest-memory": 2},
     },
 }
@@ -98,6 +99,7 @@ def test_the_programs_understand_their_flags(values: dict[str, Any], tmp_path: P
     assert dict(parsed.settings.node_labels) == chosen.get("nodeLabels", {})
     assert parsed.settings.audit_policy == chosen.get("audit", {}).get("policy", "report")
     assert parsed.settings.audit_tolerance == 512
+    assert parsed.settings.drift_tolerance == chosen.get("driftTolerance", 20)
     assert parsed.settings.smallest_memory == chosen.get("config", {}).get("smallest-memory", 1)
     assert parsed.settings.log_format == "json"
     assert parsed.settings.virtual_manager_path == Path("/etc/gpu-manager/vm")

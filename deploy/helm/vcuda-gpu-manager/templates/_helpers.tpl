@@ -36,6 +36,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- $file := dict
   "audit-policy" $manager.audit.policy
   "audit-tolerance" (int $manager.audit.toleranceMiB)
+  "drift-tolerance" (int $manager.driftTolerance)
   "dead-card-policy" $manager.deadCardPolicy
   "device-cgroup-policy" $manager.deviceCgroupPolicy
   "injection" $manager.injection
