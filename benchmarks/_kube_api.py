@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _WRITERS = 8
+QUIET_SECONDS = 3.0
 PODS = "/api/v1/namespaces/default/pods"
 
 
@@ -171,3 +172,25 @@ def fetch(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as answer:
         text: bytes = answer.read()
     return text.decode()
+
+
+def wait_quiet(kubelet: Api, seconds: float = 120.0) -> None:
+    """Until kubelet has stopped no container for QUIET_SECONDS: it is at that long after pods are gone from the API server,
+    and whatever is started meanwhile pays for it. Raises RuntimeError after `seconds`.
+    """
+
+    def stopped() -> int:
+        text = kubelet.send("GET", "/metrics").decode()
+        name = "kubelet_runtime_operations_duration_seconds"
+        kinds = ("stop_container", "stop_podsandbox")
+        return sum(histogram(text, name, operation_type=kind).count for kind in kinds)
+
+    began = since = time.monotonic()
+    before = stopped()
+    while time.monotonic() < since + QUIET_SECONDS:
+        if time.monotonic() > began + seconds:
+            raise RuntimeError(f"kubelet still stops containers after {seconds:.0f} s")
+        time.sleep(0.5)
+        now = stopped()
+        if now != before:
+            before, since = now, time.monotonic()
