@@ -2,6 +2,7 @@
 
 It groups containers by card UUID, grants leases at millisecond scale, lends idle time up to each container's limit and
 takes it back when its owner wants it. Without a living arbiter containers keep to their guaranteed shares.
+Further threads only listen to containers at rest.
 """
 
 from __future__ import annotations

@@ -86,6 +86,8 @@ static bool start(struct vc_crew *crew, struct vc_watch *watch)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     watch->running = pthread_create(&watch->thread, NULL, run, watch) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!watch->running)
+        watch->assigned = VC_BELLS_MAX; /* no threads left here: full for good, instead of a try in every round */
     return watch->running;
 }
 
