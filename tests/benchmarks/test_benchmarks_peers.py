@@ -58,7 +58,9 @@ def test_a_peer_that_limits_nothing_is_measured_and_told_of(bench: Bench, tmp_pa
 def test_a_peer_that_crashes_its_program_is_reported(bench: Bench, tmp_path: Path) -> None:
     made = peers.peer(["broken", str(library(tmp_path, CRASHES)), "LIMIT={cores}"])
     result = peers.measure(bench, made, quick=True)
-    assert (result.reached_mib, result.launch_p50_ns, result.shares) == (None, None, {"1 ms at 50": None})
+    nothing = {"1 ms at 50": None}
+    assert (result.reached_mib, result.launch_p50_ns) == (None, None)
+    assert result.achieved == result.shares == nothing
     assert [failure.partition(":")[0] for failure in result.failed] == ["memory", "launches", "1 ms at 50"]
     assert all("it ended with SIGSEGV" in failure for failure in result.failed), result.failed
 
@@ -79,9 +81,9 @@ def test_ours_limits_both(bench: Bench) -> None:
 
 def test_what_is_no_limit_is_told() -> None:
     ours = peers.Ours()
-    assert peers.not_limited(ours, peers.MEMORY_MIB, {"a at 50": 20.0, "b at 80": None}) == []
-    assert peers.not_limited(ours, peers.MEMORY_MIB + 1, {"a at 80": 11.0}) == [
+    assert peers.not_limited(ours, peers.MEMORY_MIB, {"a at 50": 70.0, "b at 80": None, "c at 50": 2.0}) == []
+    assert peers.not_limited(ours, peers.MEMORY_MIB + 1, {"a at 80": 91.0}) == [
         f"memory: {peers.MEMORY_MIB + 1} MiB of {peers.MEMORY_MIB}",
-        "time: a at 80, 11 points off",
+        "time: a at 80, it got 91",
     ]
     assert peers.not_limited(peers.Nothing(), 10 * peers.MEMORY_MIB, {}) == []
