@@ -10,14 +10,12 @@ import orjson
 
 from manager.errors import StartError
 from manager.httpclient import Endpoint, HttpError
+from manager.json_pieces import Form, Pieces
 from manager.kube import Pod
 from manager.kubeconfig import tls_context, token_file
 
-_ITEMS = b'"items":['
-_BETWEEN = b'},{"metadata":{'
 _UID = b'"uid":"'
 _UID_BYTES = 36
-_COMMA = ord(",")
 _SPEC = ("nodeName", "initContainers", "containers")
 _CONTAINER = ("name", "resources", "restartPolicy")
 _STATUS = ("phase", "reason", "message")
@@ -48,18 +46,36 @@ def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: mapping[name] for name in names if name in mapping}
 
 
+def _uid(data: bytes, place: int) -> bytes:
+    at = data.find(_UID, place) + len(_UID)
+    return data[at : at + _UID_BYTES]
+
+
+def _pod(item: Any) -> Pod:
+    if not isinstance(item, dict):
+        raise ValueError("an item that is no pod")
+    return essential(item)
+
+
+# Kubelet's encoder writes no spaces and begins each pod with its metadata.
+_FORM = Form(
+    b'"items":[',
+    b"]",
+    b'},{"metadata":{',
+    _uid,
+    lambda around: isinstance(around, dict) and around.get("items") == [],
+)
+
+
 class PodListParser:
     """Parses lists of pods, and each pod only once while its bytes stay the same.
 
     Kubelet asks us during an admission, when one pod of hundreds is new: parsing the others again would be most of the answer's
-    time. Its encoder writes no spaces and begins each pod with its metadata, so the text can be cut between pods: a known pod ends where
-    its text ends, for that is a whole JSON object; a new one where the next begins. A cut in a wrong place leaves what is no JSON; then
-    the whole is parsed, as is any text of another form.
+    time. Texts of another form than kubelet's are parsed as a whole.
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[bytes, Pod]] = {}
-        self._last: list[Pod] = []
+        self._pieces = Pieces(_FORM, _pod)
 
     def parse(self, data: bytes) -> list[Pod]:
         """The essentials of the pods, in no order: kubelet has none. Raises ValueError for what is no list of pods.
@@ -67,7 +83,7 @@ class PodListParser:
         The pods are shared between calls: read only. While all pods are the same the list is the same object.
         """
         try:
-            return self._by_piece(data)
+            return self._pieces.parse(data)
         except ValueError:
             return self._whole(data)
 
@@ -80,40 +96,6 @@ class PodListParser:
         if not isinstance(pods, list) or not all(isinstance(pod, dict) for pod in pods):
             raise ValueError("no list of pods")
         return [essential(pod) for pod in pods]
-
-    def _by_piece(self, data: bytes) -> list[Pod]:
-        place, end = data.find(_ITEMS) + len(_ITEMS), data.rfind(b"]")
-        if place < len(_ITEMS) or end < place:
-            raise ValueError("no items")
-        around = orjson.loads(data[:place] + data[end:])
-        if not isinstance(around, dict) or around.get("items") != []:
-            raise ValueError("the items are not those of the list")
-        known: dict[bytes, tuple[bytes, Pod]] = {}
-        pods = []
-        changed = False
-        while place < end:
-            # Found again by its UID, for kubelet lists pods in any order; it is the same only if all its bytes are.
-            at = data.find(_UID, place) + len(_UID)
-            uid = data[at : at + _UID_BYTES]
-            pod = self._known.get(uid)
-            after = place + len(pod[0]) if pod is not None else end + 1
-            if pod is None or not data.startswith(pod[0], place) or (after != end and data[after] != _COMMA):
-                after = data.find(_BETWEEN, place, end) + 1 or end
-                text = data[place:after]
-                item = orjson.loads(text)
-                if not isinstance(item, dict):
-                    raise ValueError("an item that is no pod")
-                pod = (text, essential(item))
-                changed = True
-            known[uid] = pod
-            pods.append(pod[1])
-            place = after + 1
-            if place == end:
-                raise ValueError("a comma and no item")
-        if not changed and len(pods) == len(self._last) == len(known):
-            return self._last
-        self._known, self._last = known, pods
-        return pods
 
 
 class KubeletPods:

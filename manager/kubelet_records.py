@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import grpc
 import orjson
 from google.protobuf.message import DecodeError
 
+from manager.json_pieces import Form, Pieces
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import podresources_pb2 as resources_api
 from manager.proto import podresources_pb2_grpc
@@ -61,6 +63,21 @@ def _resource(name: str, names: Names) -> str | None:
     return {names.core: "core", names.memory: "memory"}.get(name)
 
 
+def _row_key(data: bytes, place: int) -> bytes:
+    """Pod, container and resource: what stands before the devices."""
+    return data[place : data.find(b'"DeviceIDs"', place)]
+
+
+# Go writes no spaces, and the fields in the order of its structures.
+_FORM = Form(
+    b'"PodDeviceEntries":[',
+    b'],"RegisteredDevices"',
+    b'},{"PodUID":"',
+    _row_key,
+    lambda around: around["Data"]["PodDeviceEntries"] == [],
+)
+
+
 class Checkpoint:
     """Kubelet's checkpoint in its device plugin directory; parsed only when it is another file, for every start asks for it."""
 
@@ -68,7 +85,7 @@ class Checkpoint:
         self._path = directory / CHECKPOINT_FILE
         self._names = names
         self._last: tuple[tuple[int, int, int], list[Entry]] | None = None
-        self._rows: dict[tuple[Any, ...], tuple[Any, Entry | None]] = {}
+        self._pieces = Pieces(_FORM, lambda row: _checkpoint_entry(row, names, False))
 
     def list(self, *, answers: bool = False) -> list[Entry]:
         """Entries of our resources; empty if there is no checkpoint yet. `answers`: with what Allocate answered. Raises RecordsError."""
@@ -79,14 +96,15 @@ class Checkpoint:
             last = self._last
             if last is not None and last[0] == mark and not answers:
                 return last[1]
-            document = orjson.loads(path.read_bytes())
+            data = path.read_bytes()
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise RecordsError(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
         try:
-            rows = document["Data"]["PodDeviceEntries"] or []
-            entries = [self._entry(row, answers) for row in rows]
+            entries = self._entries(data, answers)
+        except ValueError as error:
+            raise RecordsError(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise RecordsError(
                 f"kubelet's checkpoint {path} has an unknown format ({error!s:.80})"
@@ -94,21 +112,15 @@ class Checkpoint:
         found = [entry for entry in entries if entry is not None]
         if not answers:  # they are many bytes, and only a start needs them
             self._last = (mark, found)
-            self._rows = {
-                _row_key(row): (row["DeviceIDs"], entry) for row, entry in zip(rows, entries, strict=True)
-            }
         return found
 
-    def _entry(self, row: Mapping[str, Any], answers: bool) -> Entry | None:
-        """Of hundreds of rows one or two are new."""
-        before = self._rows.get(_row_key(row))
-        if before is not None and before[0] == row["DeviceIDs"] and not answers:
-            return before[1]
-        return _checkpoint_entry(row, self._names, answers)
-
-
-def _row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["PodUID"], row["ContainerName"], row["ResourceName"]
+    def _entries(self, data: bytes, answers: bool) -> Sequence[Entry | None]:
+        """Of hundreds of rows one or two are new; a text of another form than kubelet's is parsed as a whole."""
+        if not answers:
+            with contextlib.suppress(ValueError):
+                return self._pieces.parse(data)
+        rows = orjson.loads(data)["Data"]["PodDeviceEntries"] or []
+        return [_checkpoint_entry(row, self._names, answers) for row in rows]
 
 
 def _checkpoint_entry(row: Mapping[str, Any], names: Names, answers: bool) -> Entry | None:

@@ -205,5 +205,8 @@ class FakeKubelet(api_grpc.RegistrationServicer):
         ]
         path = self.directory / "kubelet_internal_checkpoint"
         path.write_text(
-            json.dumps({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1})
+            json.dumps(
+                {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1},
+                separators=(",", ":"),  # as Go writes it
+            )
         )

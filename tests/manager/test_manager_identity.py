@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from manager import identity, kubelet_records
+from manager import identity, json_pieces, kubelet_records
 from manager.state import Held
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -185,6 +190,65 @@ def test_both_formats_of_kubelets_checkpoint(tmp_path: Path, ids: object) -> Non
     (entry,) = kubelet_records.Checkpoint(tmp_path, NAMES).list(answers=True)
     assert (entry.pod_uid, entry.container, entry.resource) == ("u", "c", "core")
     assert entry.held == Held.of(["k-2", "k-1"])
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "PodUID": st.sampled_from(["u1", "u2", '},{"PodUID":"', '"DeviceIDs"']),
+            "ContainerName": st.sampled_from(["c", "d", '],"RegisteredDevices"']),
+            "ResourceName": st.sampled_from([NAMES.core, NAMES.memory, "other"]),
+            "DeviceIDs": st.dictionaries(
+                st.sampled_from(["-1", "0"]), st.lists(st.sampled_from(["a", "b", '"}]', "},{"]), min_size=1)
+            ),
+            "AllocResp": st.sampled_from(["", "CgQK"]),
+        }
+    ),
+    max_size=5,
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4))
+def test_a_checkpoint_read_again_says_what_one_read_anew_says(documents: list[list[dict[str, Any]]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / kubelet_records.CHECKPOINT_FILE
+        again = kubelet_records.Checkpoint(Path(folder), NAMES)
+        for number, rows in enumerate(documents):
+            document = {
+                "Data": {"PodDeviceEntries": rows, "RegisteredDevices": {NAMES.core: ["a"]}},
+                "Checksum": 1,
+            }
+            path.write_text(json.dumps(document, separators=(",", ":")))
+            os.utime(path, ns=(number, number))
+            anew = kubelet_records.Checkpoint(Path(folder), NAMES).list(answers=True)
+            found = again.list()
+            assert sorted(map(repr, found)) == sorted(repr(dataclasses.replace(e, answer="")) for e in anew)
+
+
+def test_of_a_checkpoint_only_new_rows_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {
+            "PodUID": f"u{number}",
+            "ContainerName": "c",
+            "ResourceName": NAMES.core,
+            "DeviceIDs": {"0": [str(number)]},
+            "AllocResp": "",
+        }
+        for number in range(20)
+    ]
+    path = tmp_path / kubelet_records.CHECKPOINT_FILE
+    checkpoint = kubelet_records.Checkpoint(tmp_path, NAMES)
+    parsed: list[bytes] = []
+    loads = json_pieces.orjson.loads
+    monkeypatch.setattr(json_pieces.orjson, "loads", lambda text: parsed.append(text) or loads(text))
+    for count in (19, 20):
+        parsed.clear()
+        document = {"Data": {"PodDeviceEntries": rows[:count], "RegisteredDevices": {}}, "Checksum": count}
+        path.write_text(json.dumps(document, separators=(",", ":")))
+        assert len(checkpoint.list()) == count
+    assert len(parsed) == 2 and b'"u19"' in parsed[1]  # what is around them, and the new one
+    checkpoint.list()
+    assert len(parsed) == 2
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"Data": 3}', '{"Data": {"PodDeviceEntries": [3]}}'])

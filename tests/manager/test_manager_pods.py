@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager import kubelet_pods
+from manager import json_pieces
 from manager.kubelet_pods import PodListParser, essential
 
 TEXTS = st.text(alphabet='a"\\\\{}[],:', max_size=8) | st.just('},{"metadata":{')
@@ -52,8 +52,8 @@ def test_only_new_pods_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [a_pod(index) for index in range(50)]
     first = parser.parse(encode(pods[:49]))
     parsed: list[bytes] = []
-    loads = kubelet_pods.orjson.loads
-    monkeypatch.setattr(kubelet_pods.orjson, "loads", lambda text: parsed.append(text) or loads(text))
+    loads = json_pieces.orjson.loads
+    monkeypatch.setattr(json_pieces.orjson, "loads", lambda text: parsed.append(text) or loads(text))
     second = parser.parse(encode(pods))
     assert second == pods
     # What is around the pods, and the new one.
