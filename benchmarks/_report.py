@@ -44,6 +44,11 @@ class Run:
     figures: dict[str, Any] | None
     others_percent: float | None = None
 
+    def why_none(self) -> str:
+        """Why there are no figures: what went wrong, else the program's last words."""
+        said = self.output.strip().splitlines() or ["it said nothing"]
+        return f"the run {self.problem}" if self.problem else said[-1].removeprefix("not measured: ")
+
     def busy(self) -> str:
         """A clause that says that the machine was not ours alone; empty if it was, or if nobody knows."""
         if self.others_percent is None or self.others_percent < _elsewhere.NOTABLE_PERCENT:
@@ -81,7 +86,8 @@ def now() -> str:
 def write(path: Path, runs: dict[str, Run]) -> None:
     """Write the Markdown, and the pictures into `images` beside it."""
     figures = {name: run.figures for name, run in runs.items() if run.figures is not None}
-    verdicts = _targets.judge(figures)
+    without = {name: {"skipped": run.why_none()} for name, run in runs.items() if run.figures is None}
+    verdicts = _targets.judge({**figures, **without})
     lines = [HEAD.format(json=path.with_suffix(".json").name), "## Targets", ""]
     lines += ["| | what | target | measured | verdict |", "|---|---|---|---|---|"]
     lines += [

@@ -178,6 +178,24 @@ def test_what_falls_short_is_told_with_what_else_the_machine_did(tmp_path: Path)
     assert "other programs took" not in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("output", "problem", "verdict"),
+    [
+        ("a line\nnot measured: no kubelab script\n", "", "not measured: no kubelab script"),
+        ("a line\n", "was stopped after 900 s", "not measured: the run was stopped after 900 s"),
+        ("", "", "not measured: it said nothing"),
+    ],
+)
+def test_a_program_that_ran_without_figures_gives_the_reason(
+    tmp_path: Path, output: str, problem: str, verdict: str
+) -> None:
+    run = _report.Run("python -m benchmarks.kube", "2026-01-01 10:00 UTC", output, problem, None)
+    _report.write(tmp_path / "report.md", {"kube": run})
+    text = (tmp_path / "report.md").read_text()
+    assert f"| 0 mismatches | - | {verdict} |" in text
+    assert f"- T24, T33: {verdict}\n" in text
+
+
 def test_work_of_others_is_told_from_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     values = {"monotonic": iter([100.0, 110.0]), "busy": iter([50.0, 65.0]), "own": iter([3.0, 8.0])}
