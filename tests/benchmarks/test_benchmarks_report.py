@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,7 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _coverage, _elsewhere, _pairs, _plots, _readings, _report, _targets, peers, product
+from benchmarks import (
+    _coverage,
+    _elsewhere,
+    _pairs,
+    _plots,
+    _readings,
+    _report,
+    _targets,
+    extender_faults,
+    manager,
+    manager_kill,
+    peers,
+    product,
+)
 from vcuda.runs.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +64,19 @@ def test_a_step_that_never_settled_is_a_miss() -> None:
 
 def test_figures_of_another_shape_are_no_verdict() -> None:
     assert verdicts({"memory": {"cost": []}})["T3"].verdict == "no such figure: KeyError('costs')"
+
+
+def test_what_the_manager_and_fault_programs_write_is_what_is_read() -> None:
+    calls = [manager.Row(name, 200, 1, 9, 9, 1, 4.9, 9) for name in ("Allocate core", "Allocate memory")]
+    rows = verdicts(
+        {
+            "manager": {"calls": [dataclasses.asdict(row) for row in calls]},
+            "manager_kill": dataclasses.asdict(manager_kill.Tally(cycles=1000)),
+            "extender_faults": dataclasses.asdict(extender_faults.Tally(pods=10_000, finished=True)),
+        }
+    )
+    assert rows["T20"].measured == "Allocate core p99 4.90 ms; Allocate memory p99 4.90 ms"
+    assert {rows[name].verdict for name in ("T20", "T23", "T35")} == {"met"}
 
 
 def test_a_program_that_skipped_gives_its_reason() -> None:
