@@ -73,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     result: dict[str, Any] = {"machine": _machine.describe()}
     status = 0
     with tempfile.TemporaryDirectory(prefix="vcuda-product-") as folder:
+        Path(folder).chmod(0o755)  # tests run as other users, too, and must reach the clone
         clone = Path(folder) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         for part in options.parts or PARTS:
