@@ -127,7 +127,7 @@ class Daemon:
                 Plugin(name, self.allocator, self._board, self.outbox, self.metrics) for name in SOCKETS
             ]
             self.registrar = Registrar(
-                settings.device_plugin_path, names, plugins, self._board, self.admission.kubelet_restarted
+                settings.device_plugin_path, names, plugins, self._board, self._kubelet_restarted
             )
             self.overhead = Overhead(
                 self.inventory.processes, regions.usage, lambda: self.allocator.allocations
@@ -289,6 +289,11 @@ class Daemon:
         self.outbox.describe_node(
             node_description.inventory_of(snapshot, self._names), {**labels, **(dropped or {})}
         )
+
+    def _kubelet_restarted(self) -> None:
+        self.admission.kubelet_restarted()
+        # Its node may have been deleted and made again meanwhile, without what we had said of it.
+        self._describe_node(self.inventory.snapshot)
 
     def _card_problem(self, uuid: str, why: str) -> None:
         for item in self.allocator.allocations:

@@ -5,6 +5,7 @@ Nothing that a pod waits for depends on it; while the API server is away the dae
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -21,6 +22,9 @@ _KEPT = 2048
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
 _FINAL = (400, 403, 404, 409, 422)
+_NODE = "node"
+# Kubelet creates its node seconds after its start, and maybe after us.
+_NODE_PAUSE_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ class Outbox:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._conditions = Conditions(log)
+        self._node = Conditions(log)
+        self._node_at = 0.0  # of the monotonic clock: what is said of the node waits until then
         self._thread: threading.Thread | None = None
 
     @property
@@ -68,7 +74,7 @@ class Outbox:
         self._put(f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S))
 
     def describe_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
-        self._put("node", lambda kube: kube.patch_node(annotations, labels, TIMEOUT_S))
+        self._put(_NODE, lambda kube: kube.patch_node(annotations, labels, TIMEOUT_S))
 
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str) -> None:
         self._put(
@@ -97,18 +103,36 @@ class Outbox:
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         self._put(f"deletion {uid}", lambda kube: kube.delete_pod(namespace, name, uid, TIMEOUT_S))
 
+    def _next(self) -> tuple[str, Callable[[Kube], None]] | None:
+        """The oldest message that may be sent now."""
+        with self._lock:
+            for name, message in self._pending.items():
+                if name != _NODE or time.monotonic() >= self._node_at:
+                    return name, message
+            return None
+
+    def _rest(self) -> None:
+        """Until there is something to send."""
+        with self._lock:
+            left = max(self._node_at - time.monotonic(), 0.0) if _NODE in self._pending else None
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=left)
+
     def _send_all(self) -> None:
         pause = _FIRST_PAUSE_S
         while not self._stop.is_set():
-            with self._lock:
-                entry = next(iter(self._pending.items()), None)
+            entry = self._next()
             if entry is None or self._kube is None:
-                self._wake.get()
+                self._rest()
                 continue
             name, message = entry
             try:
                 message(self._kube)
             except HttpError as error:
+                if error.status == 404 and name == _NODE:
+                    self._node.set("node", f"the API server has no such node yet: {error}; trying on")
+                    self._node_at = time.monotonic() + _NODE_PAUSE_S
+                    continue
                 if error.status in _FINAL:
                     log.warning("the API server refused %s: %s", name.split(" ")[0], error)
                 else:
@@ -117,6 +141,8 @@ class Outbox:
                     pause = min(pause * 2, _LONGEST_PAUSE_S)
                     continue
             self._conditions.clear("api", "the API server answers again")
+            if name == _NODE:
+                self._node.clear("node", "the API server has the node now")
             pause = _FIRST_PAUSE_S
             with self._lock:
                 if self._pending.get(name) is message:

@@ -1,0 +1,78 @@
+"""What the daemon tells the API server arrives, in whatever order daemon, kubelet and node object come."""
+
+# ruff: noqa: ARG002  (the parameters are those of the real client)
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import pytest
+
+from manager.httpclient import HttpError
+from manager.kube import Kube
+from manager.outbox import Outbox
+from tests.manager.manager_pods import eventually
+from tests.manager.manager_support import Node
+from vcuda.sim import Machine
+
+
+class Api:
+    """An API server with or without our node."""
+
+    def __init__(self) -> None:
+        self.has_node = False
+        self.refused = 0
+        self.node: list[Mapping[str, str]] = []
+        self.events: list[str] = []
+
+    def patch_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None], _: float) -> None:
+        if not self.has_node:
+            self.refused += 1
+            raise HttpError('nodes "node-1" not found', 404)
+        self.node.append(annotations)
+
+    def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
+        self.events.append(reason)
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def outbox(api: Api) -> Iterator[Outbox]:
+    made = Outbox(cast(Kube, api))
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_what_is_said_of_a_node_waits_until_kubelet_has_made_it(api: Api, outbox: Outbox) -> None:
+    outbox.describe_node({"cards": "1"}, {})
+    eventually(lambda: api.refused, "the first try")
+    outbox.event({"name": "node-1"}, "Warning", "Xid", "it does not wait for the node")
+    eventually(lambda: api.events == ["Xid"], "the event")
+    assert outbox.reachable
+    api.has_node = True
+    assert outbox.wait_empty(5)
+    assert api.node == [{"cards": "1"}]
+    assert api.refused < 5, "it does not spin"
+
+
+def test_a_node_that_was_made_again_is_described_again(
+    make_node: Callable[..., Node], machine: Machine
+) -> None:
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    node.start(wait=200)
+
+    def said() -> list[object]:
+        assert node.api is not None
+        return [body for path, body in node.api.patches if "/nodes/" in path]
+
+    eventually(said, "the first description")
+    before = len(said())
+    node.kubelet.restart()
+    eventually(lambda: len(said()) > before, "the second description")
+    assert said()[-1] == said()[before - 1]
