@@ -125,8 +125,12 @@ class Allocator:
             self._save(self._allocations.values())
 
     def _save(self, put: Collection[Allocation], drop: Collection[tuple[str, str]] = ()) -> None:
+        """`put` stands in the allocations already, `drop` may still. Raises Refusal; then the files say what they said before."""
+        gone = set(drop)
         try:
-            self._state.append(put, drop, self._allocations.values)
+            self._state.append(
+                put, drop, lambda: [item for key, item in self._allocations.items() if key not in gone]
+            )
         except StateError as error:
             raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
 
@@ -379,9 +383,9 @@ class Allocator:
             ]
             if not gone:
                 return []
+            self._save([], [item.key for item in gone])
             for item in gone:
                 del self._allocations[item.key]
-            self._save([], [item.key for item in gone])
         for item in gone:
             # One by one, so that a pod that is being admitted waits for one at most; a static pod may have come again meanwhile.
             with self._lock:

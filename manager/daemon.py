@@ -261,9 +261,7 @@ class Daemon:
         if (settings.log_format, settings.v) != (before.log_format, before.v):
             logs.configure(settings.log_format, settings.v)
         if settings.node_labels != before.node_labels:
-            kept = dict(settings.node_labels)
-            dropped = {name: None for name, _ in before.node_labels if name not in kept}
-            self._describe_node(self.inventory.snapshot, dropped)
+            self._describe_node(self.inventory.snapshot)
 
     # Cards.
 
@@ -283,12 +281,10 @@ class Daemon:
         self._describe_node(snapshot)
         self._keeper.wake()
 
-    def _describe_node(self, snapshot: Snapshot, dropped: Mapping[str, None] | None = None) -> None:
+    def _describe_node(self, snapshot: Snapshot) -> None:
         cards = [item.card for item in snapshot.cards]
         labels = node_description.labels(cards, self._names, self.settings.node_labels)
-        self.outbox.describe_node(
-            node_description.inventory_of(snapshot, self._names), {**labels, **(dropped or {})}
-        )
+        self.outbox.describe_node(node_description.inventory_of(snapshot, self._names), labels)
 
     def _kubelet_restarted(self) -> None:
         self.admission.kubelet_restarted()

@@ -40,6 +40,7 @@ class Outbox:
         self._stop = threading.Event()
         self._conditions = Conditions(log)
         self._node = Conditions(log)
+        self._labels: dict[str, str | None] = {}  # all that were ever said of the node
         self._node_at = 0.0  # of the monotonic clock: what is said of the node waits until then
         self._thread: threading.Thread | None = None
 
@@ -74,7 +75,9 @@ class Outbox:
         self._put(f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S))
 
     def describe_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
-        self._put(_NODE, lambda kube: kube.patch_node(annotations, labels, TIMEOUT_S))
+        """A label that was said before and is not given any more is taken away."""
+        self._labels = said = {**dict.fromkeys(self._labels), **labels}
+        self._put(_NODE, lambda kube: kube.patch_node(annotations, said, TIMEOUT_S))
 
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str) -> None:
         self._put(
@@ -130,7 +133,10 @@ class Outbox:
                 message(self._kube)
             except HttpError as error:
                 if error.status == 404 and name == _NODE:
-                    self._node.set("node", f"the API server has no such node yet: {error}; trying on")
+                    self._node.set(
+                        "node",
+                        f"the API server does not have our node: {error}; trying on until kubelet has made it (is --hostname-override its name?)",
+                    )
                     self._node_at = time.monotonic() + _NODE_PAUSE_S
                     continue
                 if error.status in _FINAL:

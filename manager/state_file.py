@@ -58,7 +58,6 @@ class StateFile:
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
         self.journal = directory / JOURNAL_NAME
-        self._saved: dict[Key, Allocation] = {}
         self._descriptor = -1
         self._inodes = (0, 0)
         self._bytes = 0
@@ -118,12 +117,6 @@ class StateFile:
 
     # Writing.
 
-    def save(self, allocations: Collection[Allocation]) -> None:
-        """Write what differs from what was saved last. Raises StateError; then the files say what they said before."""
-        now = {item.key: item for item in allocations}
-        put = [item for key, item in now.items() if self._saved.get(key) is not item]
-        self.append(put, [key for key in self._saved if key not in now], now.values)
-
     def append(
         self,
         put: Collection[Allocation],
@@ -149,9 +142,6 @@ class StateFile:
             self._take_back()
             raise self._unwritable(self.journal, "the disk is full")
         self._bytes += written
-        for key in drop:
-            self._saved.pop(key, None)
-        self._saved.update((item.key, item) for item in put)
         self._unsynced = True
 
     def _take_back(self) -> None:
@@ -159,7 +149,7 @@ class StateFile:
         try:
             os.ftruncate(self._descriptor, self._bytes)
         except OSError:
-            self.close()  # the next save makes a new snapshot
+            self.close()  # the next change makes a new snapshot
 
     @staticmethod
     def _unwritable(path: Path, why: str | None) -> StateError:
@@ -183,7 +173,6 @@ class StateFile:
         except OSError as error:
             raise self._unwritable(self.path, error.strerror) from error
         self._bytes = len(first)
-        self._saved = rows
         self._unsynced = False
 
     def _replace(self, path: Path, data: bytes) -> None:
@@ -206,7 +195,7 @@ class StateFile:
         return self._bytes > JOURNAL_BYTES
 
     def sync(self) -> None:
-        """Bring the changes to the disk; the caller need not hold any lock. A failure is the next `save`'s to tell."""
+        """Bring the changes to the disk; the caller need not hold any lock. A failure is the next `append`'s to tell."""
         if not self._unsynced:
             return
         self._unsynced = False

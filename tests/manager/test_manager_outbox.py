@@ -24,12 +24,14 @@ class Api:
         self.refused = 0
         self.node: list[Mapping[str, str]] = []
         self.events: list[str] = []
+        self.labels: Mapping[str, str | None] = {}
 
     def patch_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None], _: float) -> None:
         if not self.has_node:
             self.refused += 1
             raise HttpError('nodes "node-1" not found', 404)
         self.node.append(annotations)
+        self.labels = labels
 
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
         self.events.append(reason)
@@ -58,6 +60,18 @@ def test_what_is_said_of_a_node_waits_until_kubelet_has_made_it(api: Api, outbox
     assert outbox.wait_empty(5)
     assert api.node == [{"cards": "1"}]
     assert api.refused < 5, "it does not spin"
+
+
+def test_a_label_that_is_not_given_any_more_is_taken_away_whenever_it_arrives(
+    api: Api, outbox: Outbox
+) -> None:
+    outbox.describe_node({}, {"model": "a", "rack": "7"})
+    eventually(lambda: api.refused, "the first try")
+    outbox.describe_node({}, {"model": "a"})
+    outbox.describe_node({}, {"model": "b"})  # replaces the one that took the label away
+    api.has_node = True
+    assert outbox.wait_empty(5)
+    assert api.labels == {"model": "b", "rack": None}
 
 
 def test_a_node_that_was_made_again_is_described_again(

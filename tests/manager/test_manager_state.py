@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from manager import allocation as allocation_module
-from manager.errors import StartError
+from manager.errors import Refusal, StartError
 from manager.state import Allocation, Held
 from manager.state_file import StateDamaged, StateError, StateFile
 from manager.storage import Storage
@@ -43,11 +44,18 @@ def an_allocation(name: str = "c") -> Allocation:
     )
 
 
+def save(file: StateFile, items: Sequence[Allocation]) -> None:
+    """Append what differs from what the file says."""
+    known, now = file.load(), {item.key: item for item in items}
+    put = [item for key, item in now.items() if known.get(key) != item]
+    file.append(put, [key for key in known if key not in now], now.values)
+
+
 def test_the_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     assert file.load() == {}
     first, second = an_allocation(), an_allocation("d")
-    file.save([first, second])
+    save(file, [first, second])
     assert file.load() == {first.key: first, second.key: second}
     assert list(file.load()) == [first.key, second.key]
 
@@ -62,7 +70,7 @@ def damaged(text: str) -> list[str]:
 @pytest.mark.parametrize("variant", range(6))
 def test_a_damaged_file_is_named_and_kept(tmp_path: Path, variant: int) -> None:
     file = StateFile(tmp_path)
-    file.save([an_allocation()])
+    save(file, [an_allocation()])
     text = damaged(file.path.read_text())[variant]
     file.path.write_text(text)
     with pytest.raises(StateDamaged, match=str(file.path)) as error:
@@ -73,7 +81,7 @@ def test_a_damaged_file_is_named_and_kept(tmp_path: Path, variant: int) -> None:
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = StateFile(tmp_path)
-    file.save([an_allocation()])
+    save(file, [an_allocation()])
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -81,27 +89,27 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         patch.setattr("os.write", full)
-        for write in (file.save, file.compact):
+        for write in (partial(save, file), file.compact):
             with pytest.raises(StateError, match="No space left on device; make room"):
                 write([])
             assert len(file.load()) == 1
-    file.save([])
+    save(file, [])
     assert file.load() == {}
 
 
 def test_changes_are_appended_and_fold_into_a_snapshot(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     items = [an_allocation(f"c{number}") for number in range(300)]
-    file.save(items[:1])
+    save(file, items[:1])
     snapshot = file.path.read_bytes()
     for number in range(len(items)):
-        file.save(items[number // 2 : number + 1])
+        save(file, items[number // 2 : number + 1])
     assert file.path.read_bytes() == snapshot
     assert list(file.load().values()) == items[149:]
     assert (
         file.journal.read_bytes().count(b"\n") == 1 + len(items) - 1
     )  # nothing is written when nothing changed
-    file.save(items[149:])
+    save(file, items[149:])
     assert not file.long
     file.compact(items[149:])
     assert file.journal.read_bytes().count(b"\n") == 1
@@ -114,13 +122,13 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A full disk takes a part of the line; the next change must not stand behind it."""
     file = StateFile(tmp_path)
     first, second, third = an_allocation("a"), an_allocation("b"), an_allocation("d")
-    file.save([first])
+    save(file, [first])
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr("os.write", lambda descriptor, data: write(descriptor, data[:20]))
         with pytest.raises(StateError, match="the disk is full"):
-            file.save([first, second])
-    file.save([first, third])
+            save(file, [first, second])
+    save(file, [first, third])
     assert list(file.load().values()) == [first, third]
 
 
@@ -129,9 +137,9 @@ def test_a_journal_that_ends_anywhere_gives_a_state_that_was(tmp_path: Path, kee
     """As after a kill or a power cut: what is complete counts, the half line was told to nobody."""
     file = StateFile(tmp_path)
     first, second = an_allocation("a"), an_allocation("b")
-    file.save([first])
-    file.save([first, second])
-    file.save([second])
+    save(file, [first])
+    save(file, [first, second])
+    save(file, [second])
     text = file.journal.read_bytes()
     file.journal.write_bytes(text[: len(text) * keep // 400])
     assert list(StateFile(tmp_path).load().values()) in ([first], [first, second], [second])
@@ -139,9 +147,9 @@ def test_a_journal_that_ends_anywhere_gives_a_state_that_was(tmp_path: Path, kee
 
 def test_a_damaged_line_inside_the_journal_is_no_state(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
-    file.save([an_allocation("a")])
-    file.save([an_allocation("a"), an_allocation("b")])
-    file.save([])
+    save(file, [an_allocation("a")])
+    save(file, [an_allocation("a"), an_allocation("b")])
+    save(file, [])
     lines = file.journal.read_bytes().splitlines(keepends=True)
     file.journal.write_bytes(lines[0] + lines[1].replace(b'"b"', b'"z"') + lines[2])
     with pytest.raises(StateDamaged, match="line 2 of the journal is damaged"):
@@ -152,8 +160,8 @@ def test_a_damaged_line_inside_the_journal_is_no_state(tmp_path: Path) -> None:
 def test_the_journal_of_an_earlier_snapshot_counts_for_nothing(tmp_path: Path) -> None:
     """Killed between the new snapshot and its journal."""
     file = StateFile(tmp_path)
-    file.save([an_allocation("a")])
-    file.save([an_allocation("a"), an_allocation("b")])
+    save(file, [an_allocation("a")])
+    save(file, [an_allocation("a"), an_allocation("b")])
     old = file.journal.read_bytes()
     file.compact([an_allocation("d")])
     file.journal.write_bytes(old)
@@ -164,9 +172,9 @@ def test_the_journal_of_an_earlier_snapshot_counts_for_nothing(tmp_path: Path) -
 
 def test_files_taken_away_under_the_daemon_are_made_again(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
-    file.save([an_allocation("a")])
+    save(file, [an_allocation("a")])
     file.path.unlink()
-    file.save([an_allocation("a"), an_allocation("b")])
+    save(file, [an_allocation("a"), an_allocation("b")])
     assert [item.container for item in file.load().values()] == ["a", "b"]
 
 
@@ -202,7 +210,7 @@ def test_lost_state_is_rebuilt_from_kubelets_checkpoint(node: Node, how: str) ->
     else:
         document = [entry for entry in StateFile(path.parent).load().values() if entry.pod_name == "a"]
         behind = [Allocation(**{**vars(entry), "held": {}}) for entry in document]
-        StateFile(path.parent).save(behind)
+        save(StateFile(path.parent), behind)
     daemon = node.start(wait=200)
     assert node.booked() == booked
     for allocation in daemon.allocator.allocations:
@@ -263,9 +271,6 @@ def test_changes_can_be_named_instead_of_looked_for(tmp_path: Path) -> None:
     file.append([first], [], lambda: [first])
     file.append([second], [first.key], lambda: [second])
     assert list(StateFile(tmp_path).read().values()) == [second]
-    before = file.journal.stat().st_size
-    file.save([second])  # knows what was appended
-    assert file.journal.stat().st_size == before
     file.journal.unlink()  # somebody has taken it: everything is written anew
     file.append([first], [], lambda: [second, first])
     assert list(StateFile(tmp_path).read().values()) == [second, first]
@@ -286,6 +291,28 @@ def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(
         node.kubelet.admit(item)
     assert set(node.booked().values()) == {(0, 0)}
     assert not node.region(item, "c").exists() and not node.arbiter.regions
+
+
+def test_a_pod_that_went_while_nothing_could_be_saved_is_forgotten_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = node.start(wait=200)
+    item = pod("a", container("c", 30, 10))
+    node.kubelet.admit(item)
+    monkeypatch.setattr(allocation_module, "ABSENT_GRACE_S", 0.0)
+
+    def refuse(*_: object) -> None:
+        raise StateError("cannot write the state file: disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.allocator._state, "append", refuse)
+        node.kubelet.remove(item)
+        with pytest.raises(Refusal, match="disk full"):
+            daemon.allocator.collect()
+        assert daemon.allocator.allocations and node.region(item, "c").exists()
+    daemon.allocator.collect()
+    eventually(lambda: not node.region(item, "c").exists(), "the end of the region")
+    assert not daemon.allocator.allocations and not daemon.allocator._state.load()
 
 
 def test_after_a_reboot_regions_are_made_again_before_the_container_starts(node: Node) -> None:
