@@ -274,8 +274,8 @@ def suite(figures: Figures) -> list[Reading]:
     row = figures["product"]
     return [
         (
-            f"{row['test_seconds']:.0f} s, {row['passed']} passed",
-            row["test_seconds"] <= 600 and not row.get("failed"),
+            f"{row['test_seconds']:.0f} s, {row['tests_passed']} passed",
+            row["test_seconds"] <= 600 and not row.get("tests_failed"),
         )
     ]
 

@@ -49,7 +49,7 @@ def tests(clone: Path) -> dict[str, Any]:
     run(clone, "make", ".venv/.dev", "native")  # the environment is T40's matter
     seconds, said = run(clone, "make", "test")
     counts = {
-        name: int(number)
+        f"tests_{name}": int(number)
         for number, name in re.findall(r"(\d+) (passed|skipped|failed)", said.splitlines()[-1])
     }
     return {"test_seconds": seconds, **counts}

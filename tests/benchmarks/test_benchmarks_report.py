@@ -308,3 +308,12 @@ def test_a_peer_that_cannot_be_used_is_named(words: list[str], message: str) -> 
     with pytest.raises(RunError) as error:
         peers.peer(words)
     assert str(error.value).startswith(message)
+
+
+def test_what_the_suite_said_is_judged_with_its_skipped_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "...\n==== 1 failed, 20 passed, 3 skipped in 4.00s ===="
+    monkeypatch.setattr(product, "run", lambda *_: (4.0, said))
+    figures = product.tests(Path())
+    assert figures == {"test_seconds": 4.0, "tests_failed": 1, "tests_passed": 20, "tests_skipped": 3}
+    assert verdicts({"product": figures})["T41"].verdict == "missed"
+    assert verdicts({"product": {**figures, "tests_failed": 0}})["T41"].verdict == "met"
