@@ -13,13 +13,15 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
+WHEELS ?= build/gpu-wheels
+WHEELS_PYTHON ?= 3.12
 # Test processes of `make test` and `make coverage`, each with whole files; 0 runs all tests in one that a debugger may stop.
 JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC
 
-.PHONY: help demo test coverage lint fmt bench test-gpu gpu-clients test-kube sanitize native
+.PHONY: help demo test coverage lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
@@ -46,13 +48,21 @@ fmt: $(VENV)/.dev  ## format the Python code
 bench: $(VENV)/.dev native  ## the benchmarks, one after the other (about an hour; BENCH_FLAGS=--quick: less); rewrites docs/benchmarks.md
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS) --report docs/benchmarks.md
 
-test-gpu: $(VENV)/.dev native  ## unmodified clients in shares of a real NVIDIA card; what a simulated one can do without
+bench-gpu: $(VENV)/.gpu native  ## those of the benchmarks that measure a real card; rewrites their part of docs/benchmarks.md
+	$(BIN)/python -m benchmarks --card $(BENCH_FLAGS) --report docs/benchmarks.md
+
+test-gpu: $(VENV)/.gpu native  ## unmodified clients in shares of a real NVIDIA card; what a simulated one can do without
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) tests/gpu
 
 gpu-clients: $(VENV)/.tools  ## PyTorch, CuPy, JAX, Triton, numba-cuda and nvcc for test-gpu and bench, in .venv/gpu-clients (7 GB)
 	[ -x $(VENV)/gpu-clients/bin/python ] || $(PYTHON) -m venv $(VENV)/gpu-clients
 	$(VENV)/gpu-clients/bin/python -m pip install $(PIP_FLAGS) numpy torch cupy-cuda13x 'jax[cuda13]' numba-cuda \
 	  'cuda-bindings>=13' nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm
+
+# For a card's machine that reaches no registry: copy the folder there, then PIP_NO_INDEX=1 PIP_FIND_LINKS=folder make test-gpu.
+gpu-wheels: $(VENV)/.tools  ## what test-gpu and bench-gpu need from a registry, as wheels for another machine: WHEELS=folder WHEELS_PYTHON=3.12
+	$(BIN)/python -m pip download $(PIP_FLAGS) --dest $(WHEELS) --only-binary=:all: --python-version $(WHEELS_PYTHON) \
+	  --requirement tests/gpu/requirements.txt
 
 test-kube: $(VENV)/.dev native  ## the tests on a real one-node Kubernetes (../shared/kube/kubelab or KUBELAB=path)
 	@if ! compgen -G 'tests/kube/test_*.py' >/dev/null; then echo "test-kube: tests/kube holds no test yet"; \
@@ -62,6 +72,11 @@ test-kube: $(VENV)/.dev native  ## the tests on a real one-node Kubernetes (../s
 sanitize: $(VENV)/.dev  ## the native code's own tests under ASan, UBSan and TSan
 	@if [ -f tests/native/run.py ]; then $(BIN)/python tests/native/run.py --sanitizers; \
 	else echo "sanitize: tests/native holds no runner yet"; fi
+
+# A few packages beside Python and gcc; all that is tested and measured there runs from this folder.
+$(VENV)/.gpu: tests/gpu/requirements.txt | $(VENV)/.tools
+	[ -e $(VENV)/.dev ] || $(BIN)/python -m pip install $(PIP_FLAGS) --requirement tests/gpu/requirements.txt
+	@touch $@
 
 # Rebuilds only what changed; an editable install keeps using the files in this checkout.
 native: | $(VENV)/.tools

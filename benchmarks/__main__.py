@@ -19,6 +19,8 @@ from benchmarks import _elsewhere, _report
 FOLDER = Path(__file__).resolve().parent
 LIMIT_SECONDS = 900.0
 # So that all programs together take about an hour on two processors: fewer requests for each size of cluster.
+# Those that measure a real card where there is one; the others have nothing to do with it.
+CARD = ("card_facts", "growth", "launch_cost", "memory", "models", "peers", "throttle", "whole_card")
 ARGUMENTS: dict[str, list[str]] = {"extender": ["--requests", "500"]}
 # Those that need longer on a busy machine: nine sizes of cluster and a trace; 10,000 pods through faults; every test of the repository.
 LIMITS_SECONDS = {"extender": 1800.0, "extender_faults": 1800.0, "product": 1800.0}
@@ -82,6 +84,9 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, help=f"seconds for each program (default {LIMIT_SECONDS:.0f}, for some more)"
     )
+    parser.add_argument(
+        "--card", action="store_true", help=f"without a name: only what a card matters to ({', '.join(CARD)})"
+    )
     parser.add_argument("--quick", action="store_true", help="less time per figure where the program can")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(programs()))
@@ -96,7 +101,7 @@ def main() -> int:
     # A program that is gone takes its figures with it.
     runs = {name: run for name, run in runs.items() if name in programs()}
     failed = False
-    for name in options.names or programs():
+    for name in options.names or (CARD if options.card else programs()):
         images = options.report.parent / "images" if options.report else None
         limit_s = options.limit or LIMITS_SECONDS.get(name, LIMIT_SECONDS)
         runs[name] = run(name, options.quick, limit_s, images)

@@ -22,7 +22,9 @@ Each program measures native and shared in one run and prints ratios or both sid
 by the kernels that ended; never by our accounting. What a launch or an allocation costs is measured before a driver that does nothing. `python -m
 benchmarks NAME --report docs/benchmarks.md` measures one program again and keeps the others' figures, each under its own date.
 
-On a machine with a card, `make gpu-clients test-gpu bench` is all it takes, for root and for an ordinary user. The programs take the first card (or MIG
+On a machine with a card, `make gpu-clients test-gpu bench` is all it takes, for root and for an ordinary user; `bench-gpu` leaves out what has nothing
+to do with the card. One that reaches no registry is given what `make gpu-wheels` fetched elsewhere (the Makefile says how) and uses the PyTorch, CuPy and
+others that it has (`GPU_CLIENTS_PYTHON` names their Python). The programs take the first card (or MIG
 instance) that has enough free memory, the default compute mode, and nobody else computing on it; they change nothing on a card. Where there is none, each
 says what speaks against every card that is there, and measures the simulated card instead. A real card gets besides: allocations before its own driver,
 a short stress run, loading time (`memory`); the whole card against native in alternating pairs (`whole_card`; `models` with PyTorch).

@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _machine, _usable
+from benchmarks import _clients, _machine, _usable
 from benchmarks._pairs import Paired, paired
 from vcuda.runs.errors import RunError
 from vcuda.sim import Machine
 
 HERE = Path(__file__).resolve().parent
 CLIENT = HERE / "_model_client.py"
-OWN_CLIENTS = HERE.parent / ".venv" / "gpu-clients" / "bin" / "python"  # `make gpu-clients`
 WORKS = ("train", "serve")
 BESIDE_MIB = 1024  # contexts beside two shares
 
@@ -142,8 +141,8 @@ def show(found: list[Row], whole: list[Paired]) -> None:
 
 
 def python_with_torch(named: str | None) -> str | None:
-    """The Python to run the model with: the one that was named, `make gpu-clients`, this one, or the system's."""
-    for python in [named] if named else [str(OWN_CLIENTS), sys.executable, "/usr/bin/python3"]:
+    """The Python to run the model with: the one that was named, else the first that has PyTorch."""
+    for python in [named] if named else _clients.pythons():
         try:
             if (
                 subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode
@@ -173,11 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {"machine": _machine.describe()}
     python = python_with_torch(options.python)
-    skipped = (
-        ""
-        if python
-        else "no Python here has PyTorch: `make gpu-clients` installs it, --python names another Python"
-    )
+    skipped = "" if python else _clients.why_none("PyTorch")
     with tempfile.TemporaryDirectory(prefix="vcuda-models-") as temporary:
         folder = Path(temporary)
         words, environment, client = [], {}, []

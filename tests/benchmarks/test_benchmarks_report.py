@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
+    _clients,
     _coverage,
     _elsewhere,
     _pairs,
@@ -317,3 +318,30 @@ def test_what_the_suite_said_is_judged_with_its_skipped_tests(monkeypatch: pytes
     assert figures == {"test_seconds": 4.0, "tests_failed": 1, "tests_passed": 20, "tests_skipped": 3}
     assert verdicts({"product": figures})["T41"].verdict == "missed"
     assert verdicts({"product": {**figures, "tests_failed": 0}})["T41"].verdict == "met"
+
+
+def test_with_card_all_and_only_the_programs_that_a_card_has_figures_of_are_run() -> None:
+    judged = {name for target in _targets.TARGETS if target.card for name in target.programs}
+    help_text = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    said = help_text.split("a card matters to (", 1)[1].split(")", 1)[0]
+    named = {name.strip() for name in said.split(",")}
+    assert judged | {"whole_card", "models"} <= named
+    for name in named:
+        assert (ROOT / "benchmarks" / f"{name}.py").exists()
+    assert not named & {"extender", "manager", "kube", "product"}
+
+
+def test_a_python_for_the_clients_is_the_one_that_was_named_before_all_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "python3"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(_clients.SETTING, raising=False)
+    without = _clients.pythons()
+    assert str(own) in without and sys.executable in without
+    monkeypatch.setenv(_clients.SETTING, "/opt/mine")
+    assert _clients.pythons() == ["/opt/mine", *without]

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import _clients
 from tests.gpu.gpu_place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = Path(__file__).resolve().parent / "clients"
-OWN_CLIENTS = ROOT / ".venv" / "gpu-clients" / "bin" / "python"  # `make gpu-clients`
-PYTHON_SETTING = "GPU_CLIENTS_PYTHON"
 ORDINARY_USER = 60_123
 SECONDS = 110
 LIMIT_MIB = 2048
@@ -83,20 +82,12 @@ def own_python(user: int | None = None) -> tuple[str, dict[str, str]]:
 @functools.cache
 def python_with(module: str, user: int | None = None) -> tuple[str, str]:
     """A Python that has a client's module and that the user may execute; or the reason why there is none."""
-    outside = [folder for folder in os.get_exec_path() if not folder.startswith(sys.prefix)]
     own, environment = own_python(user)
-    named = [
-        os.environ.get(PYTHON_SETTING),
-        str(OWN_CLIENTS),
-        own,
-        shutil.which("python3", path=":".join(outside)),
-    ]
+    # For another user there is a Python beside this one, which he may execute.
+    candidates = [own if python == sys.executable else python for python in _clients.pythons()]
     probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    python, _ = _first([(each, environment) for each in named if each], probe, user)
-    return (
-        python,
-        f"no Python here has {module}: `make gpu-clients` installs it, {PYTHON_SETTING} names another",
-    )
+    python, _ = _first([(each, environment) for each in candidates if each], probe, user)
+    return python, _clients.why_none(module)
 
 
 def _first(
@@ -116,7 +107,7 @@ def _first(
 def nvcc() -> tuple[Path | None, str]:
     """NVIDIA's compiler, of the toolkit or of its packages for Python; or why there is none."""
     places = [shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
-    for python in filter(None, [os.environ.get(PYTHON_SETTING), str(OWN_CLIENTS), sys.executable]):
+    for python in _clients.pythons():
         places += [
             str(path)
             for path in Path(python).parents[1].glob("lib/python3*/site-packages/nvidia/cu*/bin/nvcc")
