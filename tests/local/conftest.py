@@ -12,6 +12,7 @@ import pytest
 from deploy.local import api as apis
 from deploy.local.apiserver.server import Server
 from tests.local.local_kubelet_node import Node, running_node
+from tests.support import monitors
 
 DEADLINE_SECONDS = 30.0
 
@@ -25,6 +26,12 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_
             return value
         time.sleep(0.02)
     raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def counted_monitors() -> Iterator[None]:
+    with monitors.counted():
+        yield
 
 
 @pytest.fixture(name="wait_for")

@@ -150,6 +150,10 @@ class Monitor:
                 os._exit(_mirror(init))
             linux.die_with_parent(signal.SIGKILL)
             linux.mount("proc", str(config.root_path) + "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | 8)
+        self._become_command()
+
+    def _become_command(self) -> None:
+        config = self._config
         log = os.open(config.log_path, os.O_WRONLY | os.O_APPEND)
         null = os.open("/dev/null", os.O_RDONLY)
         if config.isolation.real_mounts:
