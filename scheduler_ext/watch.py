@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -30,10 +31,6 @@ class Handlers(NamedTuple):
         [Collection[str], float], None
     ]  # all keys of a complete list, and when it began (monotonic)
     name: str = ""
-
-
-class Gone(Exception):
-    """The watch's resource version is too old: list again."""
 
 
 def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
@@ -103,13 +100,10 @@ class Watcher:
             reraise=True,
         )
         while not self._stop.is_set():
-            try:
-                # One call ends after each success, so that the waiting time starts small again.
+            # One call ends after each success, so that the waiting time starts small again; with an error only at the end.
+            with contextlib.suppress(ApiError, ApiUnreachable):
                 retrying(self._once)
                 self._stop.wait(_PAUSE)
-            except (ApiError, ApiUnreachable):
-                if not self._stop.is_set():
-                    raise
 
     def _report(self, state: tenacity.RetryCallState) -> None:
         self._engine.metrics.watch_errors.labels(self._how.resource).inc()
@@ -121,12 +115,10 @@ class Watcher:
             self._list()
         try:
             self._follow()
-        except Gone:
-            _log.info("%s: the watch is too old, listing again", self._how.resource)
-            self._version = ""
         except ApiError as error:
             if error.status != _GONE:
                 raise
+            _log.info("%s: the watch is too old, listing again", self._how.resource)
             self._version = ""
 
     def _list(self) -> None:
@@ -149,10 +141,7 @@ class Watcher:
             if not isinstance(thing, dict):
                 raise ApiUnreachable(f"a watch event without an object: {event!s:.100}")
             if kind == "ERROR":
-                code = thing.get("code")
-                if code == _GONE:
-                    raise Gone
-                raise ApiError(int(code or 500), str(thing.get("message", "")))
+                raise ApiError(int(thing.get("code") or 500), str(thing.get("message", "")))
             metadata = thing.get("metadata")
             if not isinstance(metadata, dict):
                 raise ApiUnreachable(f"a watch event without metadata: {event!s:.100}")

@@ -1,0 +1,178 @@
+"""Writes that failed, writes whose result nobody knows, and Binds of pods that we know nothing of: looked at, never doubled."""
+
+# ruff: noqa: ARG002  (the parameters are those of the real client)
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+
+from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.binding import Binder
+from scheduler_ext.engine import Engine
+from scheduler_ext.ledger import State
+from scheduler_ext.outcomes import Refused, Write
+from scheduler_ext.protocol import BindingArgs
+from tests.scheduler_ext.extender_engine import bound, engine_with, free
+from tests.scheduler_ext.extender_support import cards, node, plain_pod, pod
+
+ARGS = BindingArgs("p", "default", "p", "a")
+
+
+class Api:
+    """Answers every read with `shows`, every write with `refuses`, or with success; errors are raised."""
+
+    proxied = False
+
+    def __init__(self, shows: Any = None, refuses: Exception | None = None) -> None:
+        self.shows, self.refuses = shows, refuses
+        self.asked: list[str] = []
+        self.written: list[tuple[str, str]] = []
+
+    def pod(self, namespace: str, name: str) -> Any:
+        self.asked.append(f"{namespace}/{name}")
+        if isinstance(self.shows, Exception):
+            raise self.shows
+        return self.shows
+
+    async def bind(self, namespace: str, name: str, uid: str, where: str, annotations: object) -> None:
+        self.written.append((uid, where))
+        if self.refuses is not None:
+            raise self.refuses
+
+    async def close(self) -> None: ...
+
+
+def bind(engine: Engine, api: Api, args: BindingArgs = ARGS) -> Refused | None:
+    async def work() -> Refused | None:
+        with ThreadPoolExecutor(1) as executor:
+            binder = Binder(cast(ApiServer, api), engine, executor)
+            binder._writer = cast(Any, api)
+            return await binder.bind(args)
+
+    return asyncio.run(work())
+
+
+def state(engine: Engine) -> State | None:
+    record = engine.evidence(uid="p").record
+    return None if record is None else record.state
+
+
+def uncertain() -> tuple[Engine, dict[str, Any], Write]:
+    """A pod of 30 cores on node a, of whose write nobody knows the result."""
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    one = pod("p", uid="p")
+    engine.filter(one, ["a"])
+    write = engine.begin_bind("p", "a")
+    assert isinstance(write, Write)
+    engine.end_bind("p", State.UNCERTAIN)
+    return engine, one, write
+
+
+@pytest.mark.parametrize(
+    ("shows", "then", "left"),
+    [
+        ("bound", State.CONFIRMED, 70),
+        ("unbound", State.ASSUMED, 70),
+        (pod("p", uid="another"), None, 100),
+        (ApiError(404, "not found"), None, 100),
+        (ApiError(403, "forbidden"), State.UNCERTAIN, 70),
+        (ApiError(503, "overloaded"), State.UNCERTAIN, 70),
+        (ApiUnreachable("cut"), State.UNCERTAIN, 70),
+    ],
+    ids=["bound", "not bound", "a namesake", "deleted", "forbidden", "overloaded", "unreachable"],
+)
+def test_what_became_of_a_write_is_asked_until_it_is_known(shows: Any, then: State | None, left: int) -> None:
+    engine, one, write = uncertain()
+    api = Api({"bound": bound(one, write), "unbound": one}[shows] if isinstance(shows, str) else shows)
+    with ThreadPoolExecutor(1) as executor:
+        Binder(cast(ApiServer, api), engine, executor).settle()
+    assert api.asked == ["default/p"] and api.written == []
+    assert (state(engine), free(engine)) == (then, left)
+
+
+def test_a_second_bind_while_a_write_is_in_doubt_is_refused_and_writes_nothing() -> None:
+    engine, _, _ = uncertain()
+    api = Api()
+    refused = bind(engine, api)
+    assert refused is not None and "BindUncertain" in str(refused) and "retry" in str(refused)
+    assert api.written == [] and state(engine) is State.UNCERTAIN
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "then", "left", "asked"),
+    [
+        (ApiError(404, "gone"), "NoSuchPod: pod default/p does not exist", None, 100, 0),
+        (ApiError(403, "no binding for you"), "BindFailed: .*403: no binding for you", State.ASSUMED, 70, 0),
+        (ApiError(422, "bad name"), "BindFailed: .*422: bad name", State.ASSUMED, 70, 0),
+        (ApiError(429, "slow down"), "BindFailed: .*429: slow down", State.ASSUMED, 70, 0),
+        (ApiError(409, "changed"), "BindFailed: .*409: changed", State.ASSUMED, 70, 1),
+        (ApiError(500, "etcd"), "BindFailed: .*500: etcd", State.ASSUMED, 70, 1),
+        (ApiUnreachable("cut off"), "BindFailed: cut off", State.ASSUMED, 70, 1),
+    ],
+    ids=["404", "403", "422", "429", "409", "500", "cut"],
+)
+def test_a_write_that_fails_is_answered_with_the_servers_words_and_looked_at_only_in_doubt(
+    error: Exception, message: str, then: State | None, left: int, asked: int
+) -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    one = pod("p", uid="p")
+    engine.filter(one, ["a"])
+    api = Api(one, error)
+    refused = bind(engine, api)
+    assert refused is not None
+    assert re.match(message, str(refused)), str(refused)
+    assert (len(api.asked), api.written) == (asked, [("p", "a")])
+    assert (state(engine), free(engine)) == (then, left)
+
+
+def test_only_the_pod_in_doubt_is_looked_at() -> None:
+    engine, _, _ = uncertain()
+    other = pod("q", uid="q")
+    engine.filter(other, ["a"])
+    api = Api(other, ApiUnreachable("cut off"))
+    assert bind(engine, api, BindingArgs("q", "default", "q", "a")) is not None
+    assert api.asked == ["default/q"] and state(engine) is State.UNCERTAIN
+
+
+@pytest.mark.parametrize(
+    ("shows", "message"),
+    [
+        (ApiError(404, "not found"), "NoSuchPod: pod default/p does not exist"),
+        (ApiError(403, "pods is forbidden"), "BindFailed: the API server answered 403: pods is forbidden"),
+        (ApiError(500, "etcd"), "BindFailed: the API server answered 500: etcd"),
+        (ApiUnreachable("no answer from x"), "BindFailed: no answer from x"),
+        (pod("p", uid="another"), "OtherPod: pod default/p is now another one of that name"),
+        (pod("p", uid="p", node="b"), "OtherNode: the pod is bound to node b"),
+        (pod("p", 30, 400, uid="p"), "InsufficientMemory: the pod does not fit on node a any more"),
+        (pod("p", 30, None, uid="p"), "IncompleteRequest"),
+    ],
+    ids=["deleted", "forbidden", "broken", "unreachable", "namesake", "elsewhere", "full", "half a request"],
+)
+def test_a_bind_without_its_filter_names_why_it_is_refused_and_books_and_writes_nothing(
+    shows: Any, message: str
+) -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)))
+    api = Api(shows)
+    refused = bind(engine, api)
+    assert refused is not None and str(refused).startswith(message)
+    assert api.written == []
+    assert free(engine) == 200
+
+
+def test_a_pod_without_a_share_is_bound_where_kube_scheduler_wants_it() -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    api = Api(plain_pod("p", uid="p"))
+    assert bind(engine, api) is None
+    assert api.written == [("p", "a")] and free(engine) == 100
+
+
+def test_a_bind_of_a_pod_that_is_there_already_succeeds_without_a_write() -> None:
+    _, one, write = uncertain()
+    fresh, _ = engine_with(node("a", cards("a", 1)))
+    api = Api(bound(one, write))
+    assert bind(fresh, api) is None
+    assert api.written == [] and free(fresh) == 70 and state(fresh) is State.CONFIRMED
