@@ -1,0 +1,133 @@
+"""Each setting that is wrong ends the start with one line: where it stands, what stands there, and what to write instead."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manager import daemon, logs, main
+from manager.errors import StartError
+from manager.settings import ENV_PREFIX, Settings
+from manager.settings_reader import parse
+
+WRONG = [
+    ("health-check-interval", "0", "give seconds between 0.05 and 86400"),
+    ("health-check-interval", "100000", "give seconds between 0.05 and 86400"),
+    ("health-check-interval", "soon", "could not convert string to float"),
+    ("failed-admission-grace", "0.01", "give seconds between 0.05 and 86400"),
+    ("query-port", "65536", "a port is 0 to 65535"),
+    ("query-port", "-1", "a port is 0 to 65535"),
+    ("smallest-memory", "0", "give blocks of 256 MiB, 1 or more"),
+    ("audit-tolerance", "-1", "give MiB, 0 or more"),
+    ("drift-tolerance", "101", "give hundredths of a card, 1 to 100"),
+    ("driver-root", "relative/path", "give an absolute path"),
+    ("usage-storage", "disk", "choose one of auto, tmpfs, directory"),
+    ("device-list-strategy", "envvar", "choose device-specs, cdi-cri or cdi-annotations"),
+    ("device-list-strategy", "cdi", "choose of device-specs, cdi-cri, cdi-annotations"),
+    ("container-env", "NAME", "write NAME=VALUE"),
+    ("container-env", "=value", "write NAME=VALUE"),
+    ("container-mount", "/only-one", "write HOST:CONTAINER or HOST:CONTAINER:ro"),
+    ("container-mount", "/a:/b:rx", "write HOST:CONTAINER or HOST:CONTAINER:ro"),
+    ("container-mount", "a:/b", "both paths must be absolute"),
+    ("container-mount", "/a:b", "both paths must be absolute"),
+    ("health-ignore-xids", "13,x", "invalid literal for int"),
+    ("node-labels", "rack", "write NAME=VALUE"),
+    ("v", "loud", "invalid literal for int"),
+]
+
+
+@pytest.mark.parametrize(("flag", "value", "instead"), WRONG)
+@pytest.mark.parametrize("where", ["flag", "environment", "file"])
+def test_a_wrong_value_is_named_with_its_place_and_what_to_write(
+    tmp_path: Path, where: str, flag: str, value: str, instead: str
+) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text(json.dumps({flag: value}))
+    variable = ENV_PREFIX + flag.replace("-", "_").upper()
+    arguments, environment, place = {
+        "flag": ([f"--{flag}={value}"], {}, f"--{flag}"),
+        "environment": ([], {variable: value}, variable),
+        "file": ([f"--config={config}"], {}, f"{config}: {flag}"),
+    }[where]
+    with pytest.raises(StartError) as error:
+        parse(arguments, environment)
+    assert str(error.value).startswith(f"{place}: {value!r} is not valid (")
+    assert instead in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "query-port:\n"])
+def test_a_settings_file_that_says_nothing_leaves_the_defaults(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text(text)
+    parsed = parse([f"--config={config}"], {})
+    assert parsed is not None and parsed.settings == Settings(config=config)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The command in this process, which it does not change; what its daemon was started with."""
+    started: list[Any] = []
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setattr(daemon, "run", lambda *arguments: started.append(arguments))
+    return started
+
+
+def test_flags_of_older_releases_are_told_at_the_start_each_with_what_to_do(
+    command: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu-manager", "--extra-config=/x", "--log-dir=/y", "--query-port=0"])
+    with caplog.at_level(logging.INFO):
+        assert main.main() == 0
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [
+        "--extra-config is accepted but has no effect: use --container-env and --container-mount",
+        "--log-dir is accepted but has no effect: logs go to standard error",
+    ]
+    assert command[0][0].query_port == 0
+    assert command[0][3]() == command[0][0]  # settings read anew, at SIGHUP
+
+
+def test_a_start_that_fails_is_one_line_and_exit_code_1(
+    command: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise StartError("cannot write to /etc/gpu-manager; make it writable")
+
+    monkeypatch.setattr(daemon, "run", fail)
+    monkeypatch.setattr(sys, "argv", ["gpu-manager"])
+    assert main.main() == 1
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "cannot write to /etc/gpu-manager; make it writable"
+    ]
+
+
+def test_a_line_of_json_holds_the_error_that_it_tells_of(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        logs.configure("json", 0)
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            logging.getLogger("manager.x").exception("cannot save %s", "state")
+        logging.getLogger("manager.x").info("well")
+    finally:
+        root.handlers[:], root.level = before, level
+    failed, well = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (failed["level"], failed["logger"], failed["message"]) == (
+        "error",
+        "manager.x",
+        "cannot save state",
+    )
+    assert failed["exception"].endswith("[Errno 28] No space left on device")
+    assert well["message"] == "well" and "exception" not in well
