@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "cu_client.h"
+#include "cu_capture.h"
 
 typedef struct entry {
     struct entry *next;
@@ -159,6 +159,6 @@ CU_EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callbac
     if (bad || !callback || flags)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return cu_capture_break(stream);
     return cu_host_push(stream, NULL, callback, data);
 }
