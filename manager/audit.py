@@ -22,8 +22,11 @@ from vcuda.region import Usage
 # A reading of the driver and one of the ledger are not of the same moment: only what stays is told.
 LASTING_AUDITS = 2
 _POD_UID = re.compile(
-    r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+    rb"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})"
 )
+
+# Far above what a process's cgroup and status take.
+_PROC_BYTES = 65536
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ class Joiner:
     """
 
     def __init__(self, allocations: Sequence[Allocation], usages: Mapping[Key, Usage], proc: Path) -> None:
-        self._proc = proc
+        self._proc = str(proc)
         self._by_file: dict[tuple[int, int], Key] = {}
         self._by_pod: dict[str, list[Key]] = {}
         self._by_slot: dict[tuple[int, int], Key] = {}
@@ -64,23 +67,22 @@ class Joiner:
             for process in usage.processes:
                 if process.alive:
                     self._by_slot[process.pid_namespace, process.pid] = key
+        self._namespaces = {namespace for namespace, _ in self._by_slot}
 
     def container(self, pid: int) -> Key | None:
         """None for a process of no container with a share, or one that has ended."""
-        folder = self._proc / str(pid)
+        folder = f"{self._proc}/{pid}"
         file = file_identity(f"{folder}/root{CONTAINER_PATH}/limits")
         if file in self._by_file:
             return self._by_file[file]
-        try:
-            match = _POD_UID.search((folder / "cgroup").read_text())
-        except (OSError, UnicodeDecodeError):
-            match = None
-        keys = self._by_pod.get(match[1].replace("-", "").replace("_", ""), []) if match else []
+        match = _POD_UID.search(read(f"{folder}/cgroup"))
+        keys = self._by_pod.get(match[1].decode().replace("-", "").replace("_", ""), []) if match else []
         if len(keys) == 1:
             return keys[0]
-        if not self._by_slot:
+        namespace = _namespace(folder) if self._namespaces else -1
+        if namespace not in self._namespaces:
             return None
-        return self._by_slot.get((_namespace(folder), _inner_pid(folder)))
+        return self._by_slot.get((namespace, _inner_pid(folder)))
 
 
 def file_identity(path: Path | str) -> tuple[int, int] | None:
@@ -92,21 +94,32 @@ def file_identity(path: Path | str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _namespace(folder: Path) -> int:
+def read(path: str) -> bytes:
+    """A file of /proc; empty if it can't be read. A text file's object would take longer than the calls, for hundreds of processes."""
     try:
-        return int((folder / "ns/pid").readlink().name.removeprefix("pid:[").removesuffix("]"))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, _PROC_BYTES)
+    except OSError:  # it has ended meanwhile
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _namespace(folder: str) -> int:
+    try:
+        return int(os.readlink(f"{folder}/ns/pid").removeprefix("pid:[").removesuffix("]"))  # noqa: PTH115
     except (OSError, ValueError):
         return -1
 
 
-def _inner_pid(folder: Path) -> int:
+def _inner_pid(folder: str) -> int:
     """The PID in the innermost namespace (NSpid, proc(5))."""
-    try:
-        for line in (folder / "status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    except (OSError, ValueError):
-        pass
+    for line in read(f"{folder}/status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
     return -1
 
 
@@ -128,15 +141,19 @@ def compare(
             else:
                 others[uuid] += process.memory_bytes or 0
     beyond = {}
+    anybody = any(held.values())
+    elsewhere: dict[Key, list[str]] = {}
+    for (key, uuid), much in by_driver.items():
+        if much:
+            elsewhere.setdefault(key, []).append(uuid)
     for item in allocations:
         usage = usages.get(item.key)
-        if usage is None and any(held.values()):
+        if usage is None and anybody:
             continue
         ledger = {card.uuid: card.ledger_bytes for card in usage.cards} if usage is not None else {}
-        for uuid in held:
-            mine = by_driver.get((item.key, uuid), 0)
-            if mine or any(share.uuid == uuid for share in item.shares):
-                beyond[item.key, uuid] = max(0, mine - ledger.get(uuid, 0))
+        own = (share.uuid for share in item.shares if share.uuid in held)
+        for uuid in (*own, *elsewhere.get(item.key, ())):
+            beyond[item.key, uuid] = max(0, by_driver.get((item.key, uuid), 0) - ledger.get(uuid, 0))
     return Finding(beyond, others)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ class BypassWatch:
     def __init__(self, tell: Callable[[Allocation, str], None], proc: Path = Path("/proc")) -> None:
         """`tell` is called once per process, with the container and what was found."""
         self._tell = tell
-        self._proc = proc
+        self._proc = str(proc)
         self._seen: dict[tuple[At, int], int] = {}
 
     def look(
@@ -97,25 +98,26 @@ class BypassWatch:
 
     def _pids(self) -> Iterator[int]:
         try:
-            names = [path.name for path in self._proc.iterdir()]
+            names = os.listdir(self._proc)  # noqa: PTH208  (of hundreds of processes at every look)
         except OSError:
             return
         yield from (int(name) for name in names if name.isdigit())
 
     def _open_cards(self, pid: int) -> set[int]:
         """The minors of the cards whose device nodes the process has open."""
-        folder = self._proc / str(pid) / "fd"
-        minors = set()
+        folder = f"{self._proc}/{pid}/fd"
+        minors: set[int] = set()
         try:
-            for path in folder.iterdir():
-                try:
-                    match = _CARD_NODE.search(str(path.readlink()))
-                except OSError:
-                    continue  # closed meanwhile
-                if match:
-                    minors.add(int(match[1]))
+            names = os.listdir(folder)  # noqa: PTH208
         except OSError:
-            pass
+            return minors
+        for name in names:
+            try:
+                match = _CARD_NODE.search(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
+            except OSError:
+                continue  # closed meanwhile
+            if match:
+                minors.add(int(match[1]))
         return minors
 
     def _has_ours(self, pid: int, item: Allocation) -> bool:
@@ -124,7 +126,7 @@ class BypassWatch:
         if not ours:
             return True  # from before this was recorded: nothing to compare with
         inodes = {inode for _, inode in ours}
-        folder = self._proc / str(pid)
+        folder = Path(self._proc, str(pid))
         try:
             lines = (folder / "maps").read_text(errors="replace").splitlines()
         except OSError:
@@ -146,7 +148,7 @@ class BypassWatch:
 
     def _name(self, pid: int) -> str:
         try:
-            return (self._proc / str(pid) / "comm").read_text().strip()
+            return Path(self._proc, str(pid), "comm").read_text().strip()
         except OSError:
             return "ended"
 

@@ -159,6 +159,7 @@ class Daemon:
                 self.cdi,
                 Coexistence(self.inventory.processes, self._held_elsewhere),
                 self.overhead,
+                self.drift,
                 self.auditor,
                 self.cgroups,
                 self.allocator,

@@ -67,20 +67,32 @@ class Drift:
         self._sums: dict[str, dict[int, float]] = {}
         self._owners: dict[int, Key | None] = {}
         self._stopping = threading.Event()
+        self._looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drift", daemon=True)
 
     def start(self) -> None:
         """Compare in a thread."""
         self._thread.start()
 
+    def looked(self) -> None:
+        """Somebody has looked who is on the cards: before that, there is nothing to compare on an idle node."""
+        self._looked.set()
+
     def stop(self) -> None:
         self._stopping.set()
+        self._looked.set()
         if self._thread.ident is not None:
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self.turn_s):
-            self.turn()
+        while not self._stopping.is_set():
+            if self._before:
+                self._stopping.wait(self.turn_s)
+            else:
+                self._looked.wait()
+                self._looked.clear()
+            if not self._stopping.is_set():
+                self.turn()
 
     def turn(self) -> None:
         """Read NVML once; at the end of a window compare and begin the next one. Never raises for what a tenant or the driver does."""

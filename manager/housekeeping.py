@@ -14,6 +14,7 @@ from manager.audit import Auditor
 from manager.cdi import CdiKeeper
 from manager.coexistence import Coexistence
 from manager.device_cgroups import Watcher
+from manager.drift import Drift
 from manager.errors import Refusal
 from manager.httpclient import HttpError
 from manager.inventory import Inventory
@@ -56,6 +57,7 @@ class Housekeeper:
         cdi: CdiKeeper,
         coexistence: Coexistence,
         overhead: Overhead,
+        drift: Drift,
         auditor: Auditor,
         cgroups: Watcher,
         allocator: Allocator,
@@ -72,6 +74,7 @@ class Housekeeper:
         self._cdi = cdi
         self._coexistence = coexistence
         self._overhead = overhead
+        self._drift = drift
         self._auditor = auditor
         self._cgroups = cgroups
         self._allocator = allocator
@@ -122,6 +125,7 @@ class Housekeeper:
         allocations = self._allocator.allocations
         cards = [item.card.uuid for item in snapshot.cards if not item.parent_uuid]
         self._overhead.sample(allocations, cards)
+        self._drift.looked()
         self._auditor.audit(allocations, cards, self._settings.audit_tolerance << 20)
         self._cgroups.look(allocations, restore=self._settings.device_cgroup_policy == "restore")
 

@@ -237,8 +237,10 @@ class Inventory:
         if not self._known:
             return {}
         found: dict[str, str] = {}
+        majors = None
         try:
-            nodes.common(self._root)
+            majors = nodes.majors(self._root)
+            nodes.common(self._root, majors)
         except NodeProblem as problem:
             found[""] = str(problem)
             self.on_node_problem(problem.node)
@@ -246,7 +248,7 @@ class Inventory:
             if uuid in failures:
                 continue
             try:
-                nodes.of_card(self._root, item)
+                nodes.of_card(self._root, item, majors)
             except NodeProblem as problem:
                 found[uuid] = str(problem)
                 self.on_node_problem(problem.node)

@@ -77,6 +77,7 @@ class NvmlDriver:
         self._watched: tuple[str, ...] = ()
         self._links: dict[tuple[str, ...], dict[str, tuple[tuple[str, int], ...]]] = {}
         self._handles: dict[str, Any] = {}
+        self._numa_nodes: dict[str, int] = {}  # by PCI address; they don't change
         self._open = False
         try:
             library = ctypes.CDLL(str(path or LIBRARY))
@@ -137,12 +138,14 @@ class NvmlDriver:
         if info is None:
             return None
         bus = str(info.busId).lower()
-        domain, _, rest = bus.partition(":")
-        path = self._root.path / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node"
-        try:
-            node = int(path.read_text())
-        except (OSError, ValueError):
-            return None
+        if bus not in self._numa_nodes:
+            domain, _, rest = bus.partition(":")
+            path = self._root.path / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node"
+            try:
+                self._numa_nodes[bus] = int(path.read_text())
+            except (OSError, ValueError):
+                return None
+        node = self._numa_nodes[bus]
         return node if node >= 0 else None  # -1: the machine has no NUMA
 
     def _with_links(self, cards: list[NodeCard], handles: dict[str, Any]) -> tuple[NodeCard, ...]:

@@ -139,19 +139,23 @@ class Overhead:
         if self._questions.descriptor >= 0:
             poll.register(self._questions.descriptor, select.POLLIN)
         followed: Sequence[Allocation] = ()
+        files: dict[str, Path] = {}
         next_look = 0.0
         while not self._stopping.is_set():
             allocations = self._allocations()
-            wanted = [item for item in allocations if not item.whole]
+            if allocations != followed:
+                files = {
+                    "/".join(item.key): Path(item.region) / region.USAGE_NAME
+                    for item in allocations
+                    if not item.whole
+                }
             # A file that is made anew while the old one is still mapped leaves no sign: those are looked for now and then.
             if (
                 allocations != followed
-                or self._questions.followed < len(wanted)
+                or self._questions.followed < len(files)
                 or time.monotonic() >= next_look
             ):
-                self._questions.follow(
-                    {"/".join(item.key): Path(item.region) / region.USAGE_NAME for item in wanted}
-                )
+                self._questions.follow(files)
                 followed, next_look = allocations, time.monotonic() + _LOOK_S
             end = time.monotonic() + _FOLLOW_S
             while (left := end - time.monotonic()) > 0 and not self._stopping.is_set():

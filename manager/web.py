@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import formatdate
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manager.errors import StartError
 from manager.report import NodeReport, graph
@@ -85,17 +87,31 @@ def listen(address: str, port: int) -> socket.socket:
     return listener
 
 
+def _dated(app: ASGIApp) -> ASGIApp:
+    """Gives each answer its Date, for which uvicorn would wake ten times a second."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def dated(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                date = formatdate(usegmt=True).encode()
+                message = {**message, "headers": [*message["headers"], (b"date", date)]}
+            await send(message)
+
+        await app(scope, receive, dated)
+
+    return answer
+
+
 class _Server(uvicorn.Server):
-    """Wakes once a second instead of ten times, and at once to end: an idle node's daemon should cost nothing."""
+    """Wakes to serve and to end only, instead of ten times a second: an idle node's daemon should cost nothing."""
 
     _ended: asyncio.Event | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), 1.0)
+        if not await self.on_tick(0):
+            await self._ended.wait()
 
     def end(self) -> None:
         self.should_exit = True
@@ -109,7 +125,12 @@ class WebServer:
 
     def __init__(self, app: Starlette, listener: socket.socket) -> None:
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            _dated(app),
+            log_config=None,
+            access_log=False,
+            date_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
         self._server = _Server(config)
         self._listener = listener

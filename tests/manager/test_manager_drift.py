@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -271,6 +272,28 @@ def test_nvml_names_the_busy_process(machine: Machine, busy: subprocess.Popen[st
     finally:
         driver.close()
     assert driver.utilization(first, 0) is None
+
+
+def test_an_idle_nodes_comparison_rests_until_somebody_has_looked_at_the_cards(world: World) -> None:
+    world.held = ()
+    turned = threading.Semaphore(0)
+    turns = 0
+
+    def allocations() -> list[Allocation]:
+        nonlocal turns
+        turns += 1
+        turned.release()
+        return [world.item]
+
+    world.drift._allocations = allocations
+    world.drift.turn_s = 0.0
+    world.drift.start()
+    for _ in range(3):
+        world.drift.looked()
+        assert turned.acquire(timeout=10)
+    world.drift.stop()
+    assert turns == 3
+    assert world.reads == 0
 
 
 def test_a_card_in_mig_mode_says_nothing(make_machine: Callable[..., Machine]) -> None:
