@@ -28,6 +28,16 @@ def _json(content: Any, code: int = 200) -> Response:
     return Response(orjson.dumps(content), code, media_type="application/json")
 
 
+def _watch_range(query: Mapping[str, str]) -> tuple[int | None, float]:
+    """The version that a watch follows (None: begin with what is there), and for how many seconds."""
+    version = query.get("resourceVersion", "")
+    try:
+        since = int(version) if version not in ("", "0") else None
+        return since, float(query.get("timeoutSeconds") or 1800)
+    except ValueError:
+        raise errors.bad_request("resourceVersion and timeoutSeconds must be numbers") from None
+
+
 class ApiServer:
     """Serves `operations` to whoever holds `token`; `kubelet_token` is what it shows kubelet to read logs."""
 
@@ -77,7 +87,9 @@ class ApiServer:
         query = request.query_params
         selector = selectors.compile_selectors(query.get("labelSelector", ""), query.get("fieldSelector", ""))
         if query.get("watch", "").lower() in ("1", "true"):
-            stream = self._watch(target, selector, query, as_table=as_table)
+            # Now: once the stream has begun, no other status can be answered.
+            since, seconds = _watch_range(query)
+            stream = self._watch(target, selector, since, seconds, as_table=as_table)
             return StreamingResponse(stream, media_type="application/json")
         store = self._operations.stores[target.resource]
         items = store.list(target.namespace, selector)
@@ -90,14 +102,8 @@ class ApiServer:
         })  # fmt: skip
 
     async def _watch(
-        self, target: Target, selector: Selector, query: Mapping[str, str], *, as_table: bool
+        self, target: Target, selector: Selector, since: int | None, seconds: float, *, as_table: bool
     ) -> AsyncIterator[bytes]:
-        version = query.get("resourceVersion", "")
-        try:
-            since = int(version) if version not in ("", "0") else None
-            seconds = float(query.get("timeoutSeconds") or 1800)
-        except ValueError:
-            raise errors.bad_request("resourceVersion and timeoutSeconds must be numbers") from None
         store = self._operations.stores[target.resource]
         events = aiter(store.watch(since, target.namespace, selector))
         deadline = asyncio.get_running_loop().time() + seconds

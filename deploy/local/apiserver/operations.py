@@ -62,8 +62,7 @@ class Operations:
 
     def replace(self, target: Target, body: Any) -> JsonObject:
         """PUT: the whole object, or its status; 409 if it carries a resourceVersion that is not the present one."""
-        if not isinstance(body, dict) or not isinstance(body.get("metadata"), dict):
-            raise errors.bad_request("the body is not an object with metadata")
+        validation.check_shape(body)
         old = self.get(target)
         metadata = body["metadata"]
         if metadata.get("name", target.name) != target.name:
@@ -77,6 +76,7 @@ class Operations:
     def patch(self, target: Target, body: Any, content_type: str) -> JsonObject:
         old = self.get(target)
         new = patch.apply(old, body, content_type)
+        validation.check_shape(new)
         metadata = body.get("metadata")
         expected = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
         return self._write(target, old, new, expected)

@@ -90,12 +90,10 @@ class Store:
         return self._commit(key, None, item)
 
     def update(self, item: JsonObject, expected_version: str | None = None) -> JsonObject:
-        """Replace the object. With `expected_version`, 409 unless that is the present one."""
+        """Replace an object that is there. With `expected_version`, 409 unless that is the present one."""
         metadata = item["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
-        before = self._objects.get(key)
-        if before is None:
-            raise errors.not_found(self.resource, metadata["name"])
+        before = self._objects[key]
         if expected_version and expected_version != before["metadata"]["resourceVersion"]:
             raise errors.conflict(
                 self.resource, metadata["name"],
@@ -106,10 +104,8 @@ class Store:
         return self._commit(key, before, item)
 
     def delete(self, namespace: str, name: str) -> JsonObject:
-        before = self._objects.get((namespace, name))
-        if before is None:
-            raise errors.not_found(self.resource, name)
-        return self._commit((namespace, name), before, None)
+        """Remove an object that is there."""
+        return self._commit((namespace, name), self._objects[(namespace, name)], None)
 
     def _commit(self, key: Key, before: JsonObject | None, after: JsonObject | None) -> JsonObject:
         version = self._clock.tick()

@@ -23,10 +23,16 @@ _RESTART_POLICIES = ("Always", "OnFailure", "Never")
 _MUTABLE = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds")
 
 
-def check_metadata(kind: str, item: Any, *, namespaced: bool, namespace: str) -> JsonObject:
-    """Name, namespace, labels and annotations; completes generateName. Returns the object with clean metadata."""
-    if not isinstance(item, dict) or not isinstance(item.get("metadata"), dict):
+def check_shape(body: Any) -> JsonObject:
+    """The body as it is; refused with 400 if it is no object with metadata."""
+    if not isinstance(body, dict) or not isinstance(body.get("metadata"), dict):
         raise errors.bad_request("the body is not an object with metadata")
+    return body
+
+
+def check_metadata(kind: str, body: Any, *, namespaced: bool, namespace: str) -> JsonObject:
+    """Name, namespace, labels and annotations; completes generateName. Returns the object with clean metadata."""
+    item = check_shape(body)
     metadata = item["metadata"]
     if not metadata.get("name") and metadata.get("generateName"):
         metadata["name"] = str(metadata["generateName"])[:58] + secrets.token_hex(3)[:5]
@@ -198,6 +204,9 @@ def _quality(spec: JsonObject) -> str:
 
 def check_pod_update(old: JsonObject, new: JsonObject) -> None:
     """Refuse with 422 what the real API server refuses: nearly all of a pod's spec can't be changed."""
+
+    if not isinstance(new.get("spec"), dict):
+        raise errors.invalid("Pod", new["metadata"]["name"], [("spec", "Required value")])
 
     def fixed(pod: JsonObject) -> JsonObject:
         spec = {name: value for name, value in pod["spec"].items() if name not in _MUTABLE}
