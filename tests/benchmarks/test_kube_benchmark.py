@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from benchmarks import _kube_api
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Kubelet:
@@ -45,3 +52,18 @@ def test_a_measurement_waits_until_kubelet_stops_nothing_any_more(monkeypatch: p
     assert now[0] == pytest.approx(_kube_api.QUIET_SECONDS + 8 * 0.5)
     with pytest.raises(RuntimeError, match="still stops containers after 10 s"):
         wait(Kubelet(ends=10**6), 10.0)
+
+
+def test_without_a_cluster_the_report_gets_the_reason_and_no_path_of_this_machine(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kube", "--json", str(figures)],
+        cwd=ROOT,
+        env={**os.environ, "KUBELAB": str(ROOT / "nowhere" / "kubelab")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    reason = json.loads(figures.read_text())["skipped"]
+    assert reason.startswith("no kubelab script at nowhere/kubelab; set KUBELAB=path")
+    assert ran.stdout == f"not measured: {reason}\n"
