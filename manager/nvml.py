@@ -180,11 +180,9 @@ class NvmlDriver:
         for peer, other in handles.items():
             if peer == uuid:
                 continue
-            rank = _TOPOLOGY_RANKS.get(
-                _optional(pynvml.nvmlDeviceGetTopologyCommonAncestor, handle, other) or 0, 0
-            )
-            if _optional(pynvml.nvmlDeviceGetTopologyCommonAncestor, handle, other) is None:
-                rank = 0  # no common ancestor is an ordinary machine, not an error
+            # No common ancestor is an ordinary machine, not an error.
+            ancestor = _optional(pynvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
+            rank = _TOPOLOGY_RANKS.get(ancestor, 0)
             nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
             if active and _optional(pynvml.nvmlDeviceGetP2PStatus, handle, other, nvlink) == 0:
                 rank = _NVLINK_RANK + active

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from manager import doctor, main
+from manager.cards import DriverError, NodeCard, NullDriver, Probe
 from manager.doctor import Verdict
 from manager.settings import Settings
 from manager.settings_reader import parse
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine
+from vcuda.spec.inventory import Card
 
 
 def settings(node: Node, *more: str) -> Settings:
@@ -74,3 +79,136 @@ def test_the_command(node: Node, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "FAIL  driver" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["gpu-manager", "doctor", "--no-such-flag"])
     assert main.main() == 2
+
+
+class Probed(NullDriver):
+    """A driver that found a card and lost another one, or that does not answer."""
+
+    def __init__(self, probe: Probe | DriverError) -> None:
+        super().__init__("played")
+        self._probe = probe
+
+    def probe(self) -> Probe:
+        if isinstance(self._probe, DriverError):
+            raise self._probe
+        return self._probe
+
+
+def test_a_driver_that_does_not_answer_and_a_card_that_is_lost_are_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Probe | DriverError] = [DriverError("nvmlInit: Driver Not Loaded")]
+    monkeypatch.setattr("manager.nvml.open_driver", lambda _: Probed(answers[0]))
+    assert verdicts(node)["driver"] == (Verdict.FAIL, "it does not answer: nvmlInit: Driver Not Loaded")
+    monkeypatch.setattr(doctor, "NullDriver", type("Other", (), {}))
+    card = NodeCard(Card("GPU-1", 1, "A", 2**30), 1)
+    answers[0] = Probe("550.1", (card,), (("GPU-0", "GPU is lost"),))
+    found = verdicts(node)
+    assert found["card GPU-0"] == (Verdict.FAIL, "GPU is lost")
+    assert found["card 1"] == (Verdict.OK, "GPU-1  A")
+    assert "/dev/nvidia1" in found and "/dev/nvidia0" not in found
+
+
+Spoil = Callable[[Path, int, int], None]
+
+
+def wrong_number(path: Path, major: int, minor: int) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor + 100))
+
+
+def right_without_link(path: Path, major: int, minor: int) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+
+
+def right_with_link(path: Path, major: int, minor: int) -> None:
+    right_without_link(path, major, minor)
+    link = path.parent / f"char/{major}:{minor}"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(f"../{path.name}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "verdict", "message"),
+    [
+        (lambda path, *_: path.mkdir(), Verdict.FAIL, "is no character device; remove it"),
+        (
+            wrong_number,
+            Verdict.WARN,
+            "it is .*:10., /proc/devices says .*; the daemon makes it anew if it may",
+        ),
+        (
+            right_without_link,
+            Verdict.WARN,
+            "without .*/dev/char/.*: some versions of runc drop it at daemon-reload",
+        ),
+        (right_with_link, Verdict.OK, "^[0-9]+:1$"),
+    ],
+)
+def test_a_device_node_that_is_not_as_it_should_be_is_named_with_what_becomes_of_it(
+    node: Node, machine: Machine, spoil: Spoil, verdict: Verdict, message: str
+) -> None:
+    path = machine.root / "dev/nvidia-uvm-tools"
+    devices = (machine.root / "proc/devices").read_text().splitlines()
+    major = next(int(line.split()[0]) for line in devices if line.split()[1:] == ["nvidia-uvm"])
+    path.unlink()
+    try:
+        spoil(path, major, 1)
+    except PermissionError:
+        pytest.skip("making device nodes is not permitted here")
+    found = verdicts(node)["/dev/nvidia-uvm-tools"]
+    assert found[0] is verdict and re.search(message, found[1]), found
+
+
+def test_what_our_own_part_lacks_is_named_with_how_to_make_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("vcuda.__file__", str(tmp_path / "vcuda/__init__.py"))
+    verdict, details = verdicts(node)["shims"]
+    assert verdict is Verdict.FAIL and "no libcuda.so.1, libnvidia-ml.so.1 in" in details
+    assert details.endswith("python -m vcuda._build makes them")
+
+
+def test_an_api_server_that_refuses_and_settings_that_can_not_work_are_named(
+    make_node: Callable[..., Node], machine: Machine
+) -> None:
+    node = make_node(machine.root, with_api=True)
+    assert node.api is not None
+    assert verdicts(node)["API server"] == (Verdict.OK, f"0 pods on node node-1 at {node.api.url}")
+    node.api.failing = True
+    verdict, details = verdicts(node)["API server"]
+    assert verdict is Verdict.FAIL and "500 the store is away" in details
+    verdict, details = verdicts(node, "--kubelet-url=nowhere")["API server"]
+    assert verdict is Verdict.FAIL and "--kubelet-url: 'nowhere' is no http:// or https:// URL" in details
+    node.with_kubelet_url = False
+    verdict, details = verdicts(node)["kubelet's pods"]
+    assert verdict is Verdict.WARN and "--kubelet-url is not set" in details
+
+
+def test_sockets_control_groups_and_folders_of_a_host(
+    node: Node, short_directory: Path, tmp_path: Path
+) -> None:
+    resources = short_directory / "r.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(resources))
+        found = verdicts(node, f"--pod-resources-socket={resources}", f"--cgroup-root={tmp_path}")
+    assert found["PodResources"] == (Verdict.OK, str(resources))
+    assert (
+        found["device cgroups"][1]
+        == f"not watched: there are none at {tmp_path}; mount the host's, or set --cgroup-root"
+    )
+    (tmp_path / "cgroup.controllers").touch()
+    found = verdicts(node, f"--cgroup-root={tmp_path}")
+    assert found["device cgroups"] == (
+        Verdict.WARN,
+        "not watched: control groups v2 do not show a container's devices",
+    )
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices/cgroup.procs").touch()
+    found = verdicts(node, f"--cgroup-root={tmp_path}", "--virtual-manager-path=/proc/none")
+    assert found["device cgroups"] == (Verdict.OK, f"{tmp_path}/devices")
+    verdict, details = found["regions"]
+    assert (
+        verdict is Verdict.FAIL
+        and "cannot write to /proc/none" in details
+        and "--virtual-manager-path" in details
+    )

@@ -1,0 +1,141 @@
+"""What is rebuilt from kubelet's records when state and regions are gone, and what is left out because its cards can't be told."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manager import mirror, rebuild, regions
+from manager.kubelet_records import Entry
+from manager.proto import deviceplugin_pb2 as api
+from manager.state import Allocation, Held
+from tests.manager.manager_pods import NAMES, container, pod
+from vcuda.spec import placement
+from vcuda.spec.placement import CardShare
+from vcuda.spec.units import BLOCK_BYTES
+
+KEY = ("u", "c")
+MINORS = {"GPU-0": 4, "GPU-1": 5}
+
+
+def answer(
+    cards: str | None = "GPU-0", nodes: Sequence[int] = (4,), memory: object = 10 * BLOCK_BYTES
+) -> str:
+    """What Allocate answered, as kubelet's checkpoint keeps it."""
+    made = api.ContainerAllocateResponse()
+    if cards is not None:
+        made.annotations.update({NAMES.core: "30", NAMES.memory: str(memory), NAMES.device: cards})
+    for path in ("/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in nodes)):
+        made.devices.add(container_path=path, host_path=path, permissions="rw")
+    made.mounts.add(container_path=regions.CONTAINER_PATH, host_path="/kept/region")
+    made.mounts.add(container_path=mirror.CONTAINER_PATH, host_path="/kept/mirror")
+    return base64.b64encode(made.SerializeToString()).decode()
+
+
+def entry(resource: str, count: int, text: str = "", **more: Any) -> Entry:
+    return Entry("c", resource, Held.of(map(str, range(count))), **{"pod_uid": "u", **more}, answer=text)
+
+
+def complete(
+    entries: Sequence[Entry], *pods: dict[str, Any], known: Mapping[tuple[str, str], Allocation] | None = None
+) -> dict[tuple[str, str], Allocation]:
+    return rebuild.complete(known or {}, entries, pods, NAMES, Path("/none"), MINORS)
+
+
+def written(**shares: CardShare) -> dict[str, str]:
+    chosen = placement.Placement({name: (share,) for name, share in shares.items()})
+    return {NAMES.placement: placement.encode(chosen)}
+
+
+def test_the_answer_that_kubelet_keeps_says_cards_amounts_and_folders() -> None:
+    found = complete([entry("core", 30, answer()), entry("memory", 10, answer())])
+    item = found[KEY]
+    assert (item.cores, item.memory_blocks, item.shares) == (30, 10, (CardShare("GPU-0", 30, 10),))
+    assert (item.region, item.mirror, item.minors) == ("/kept/region", "/kept/mirror", {"GPU-0": 4})
+    assert set(item.held) == {"core", "memory"}
+
+
+def test_a_card_that_had_another_minor_at_admission_keeps_that_one() -> None:
+    """The container's nodes are the old ones: `prestart` compares and refuses."""
+    assert complete([entry("core", 30, answer(nodes=[9]))])[KEY].minors == {"GPU-0": 9}
+
+
+def test_of_several_cards_todays_minors_count_if_they_are_the_answered_nodes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    two = answer("GPU-1,GPU-0", [5, 4], 0)
+    assert complete([entry("core", 200, two)])[KEY].minors == MINORS
+    moved = answer("GPU-1,GPU-0", [5, 9], 0)
+    assert complete([entry("core", 200, moved)]) == {}
+    assert "its cards can't be told; recreate the pod" in caplog.text
+
+
+def test_a_pod_that_the_extender_placed_is_rebuilt_from_its_annotation() -> None:
+    """PodResources knows neither UID nor answer: the pod of that name says the rest."""
+    share = CardShare("GPU-0", 30, 10)
+    placed = pod("p", container("c", 30, 10), annotations=written(c=share), uid="u")
+    entries = [
+        entry("core", 30, pod_uid="", pod=("default", "p")),
+        entry("memory", 10, pod_uid="", pod=("default", "p")),
+    ]
+    # Without an answer no node tells the minor: only a card that was answered for, or a region, does.
+    assert complete(entries, placed) == {}
+    entries.append(entry("core", 30, answer(None)))
+    found = complete(entries, placed)
+    assert (found[KEY].shares, found[KEY].minors) == ((share,), {"GPU-0": 4})
+    assert found[KEY].name == "default/p/c"
+
+
+UNTOLD = {
+    "no answer and nothing else": ([entry("core", 30)], []),
+    "an answer that is no base64": ([entry("core", 30, "abcde")], []),
+    "an answer that is no message": ([entry("core", 30, base64.b64encode(b"\xff\xff").decode())], []),
+    "an answer without cards": ([entry("core", 30, answer(""))], []),
+    "amounts that are no numbers": ([entry("core", 30, answer(memory="much"))], []),
+    "memory without cores": ([entry("memory", 10, answer())], []),
+    "a placement of another container": (
+        [entry("core", 30, answer(None))],
+        [pod("p", container("c", 30, 10), annotations=written(d=CardShare("GPU-0", 30, 10)), uid="u")],
+    ),
+    "a placement that is none": (
+        [entry("core", 30, answer(None))],
+        [pod("p", container("c", 30, 10), annotations={NAMES.placement: "nonsense"}, uid="u")],
+    ),
+    "a card that this node does not have": (
+        [entry("core", 30)],
+        [pod("p", container("c", 30, 10), annotations=written(c=CardShare("GPU-9", 30, 10)), uid="u")],
+    ),
+    "a pod that asks for half a share and was not placed": (
+        [entry("core", 30, answer(None))],
+        [pod("p", container("c", 30), uid="u")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNTOLD)
+def test_what_can_not_be_told_is_named_and_left_out(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    entries, pods = UNTOLD[what]
+    assert complete(entries, *pods) == {}
+    assert (
+        "container c of pod u holds devices by kubelet's records, but its cards can't be told" in caplog.text
+    )
+    assert "recreate the pod" in caplog.text
+
+
+def test_devices_of_a_pod_that_nobody_knows_by_name_and_of_one_that_has_ended_stay_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = pod("p", container("c", 30, 10), uid="u") | {"status": {"phase": "Failed"}}
+    stranger = entry("core", 30, answer(), pod_uid="", pod=("default", "gone"))
+    assert complete([stranger, entry("core", 30, answer())], ended) == {}
+    assert caplog.text == ""
+
+
+def test_what_is_known_only_learns_of_calls_that_kubelet_saved_and_we_did_not() -> None:
+    (before,) = complete([entry("core", 30, answer())]).values()
+    after = complete([entry("memory", 10, answer("GPU-1"))], known={KEY: before})[KEY]
+    assert after.shares == before.shares and set(after.held) == {"core", "memory"}
