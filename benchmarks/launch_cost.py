@@ -18,7 +18,7 @@ from benchmarks._card import Options
 from benchmarks._throttle_bench import HERE, SHIM, Bench, Load, about_machine, answer_of, compile_c
 
 # What an unlimited launch passes, and what a limited one within its permit does.
-FUNCTIONS = ("cuLaunchKernel",)
+FUNCTIONS = ("cuLaunchKernel", "limited_cuLaunchKernel")
 
 
 def launch_cost(bench: Bench, launches: int) -> dict[str, dict[str, float]]:

@@ -124,7 +124,7 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def rows(folder: Path) -> set[str]:
     text = "".join(path.read_text() for path in folder.glob("*.def"))
-    return set(re.findall(r"^VC_(?:HOOK|HOOK_WORK|REAL)\((\w+)", text, re.MULTILINE))
+    return set(re.findall(r"^VC_(?:HOOK|HOOK_WORK|HOOK_LAUNCH|REAL)\((\w+)", text, re.MULTILINE))
 
 
 def preprocessed(source: str, *flags: str) -> str:

@@ -35,8 +35,18 @@ static void publish_launches(struct vc_lane *lane)
     lane->launches = 0;
 }
 
+/* What the fast path left to be added up: all that was used of a permit belongs to the interval under way. */
+static void add_passed(struct vc_lane *lane)
+{
+    lane->estimate_ns += lane->used_ns;
+    lane->operations += (uint32_t)lane->passed;
+    lane->launches += lane->passed;
+    lane->passed = 0;
+}
+
 void vc_lane_fold(struct vc_lane *lane)
 {
+    add_passed(lane);
     publish_launches(lane);
     assume(lane, lane->finish_ns, lane->used_ns);
     lane->finish_ns += lane->used_ns;
@@ -50,6 +60,7 @@ static void forget_interval(struct vc_lane *lane)
     lane->estimate_ns = 0;
     lane->operations = 0;
     lane->distinct = 0;
+    lane->last = NULL;
 }
 
 static bool due(const struct vc_estimate *estimate, uint64_t cost_ns)
@@ -107,6 +118,9 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     uint64_t cost = step->cost_ns;
     bool own_mark = due(estimate, cost) || step->closing || step->concurrent;
     vc_lane__note(lane, estimate, cost);
+    lane->estimate_ns += cost;
+    lane->operations++;
+    lane->launches++;
     publish_launches(lane);
     /* A busy lane without an interval opens one behind this operation: the mark begins the next and proves the end of this. */
     step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS : !step->mark_before && (own_mark || !answer->from_idle);

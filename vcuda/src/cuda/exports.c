@@ -1,6 +1,7 @@
 /* The exported functions: each finds the driver's own, passes through without a share, else asks our hook. */
 #include "gate.h"
 #include "hooks.h"
+#include "work.h"
 
 /* Declared first: -Wmissing-prototypes users and the compiler agree on one signature per name. */
 #define VC_HOOK(name, parameters, arguments) VC_EXPORT CUresult name parameters;
@@ -20,7 +21,7 @@
     }
 #define VC_HOOK(name, parameters, arguments) CUresult name parameters VC__BODY(name, arguments)
 
-/* No call but two jumps, so that no argument is ever saved: `python -m benchmarks.launch_cost` shows what it compiles to. */
+/* No call but jumps, so that no argument is ever saved: `python -m benchmarks.launch_cost` shows what it compiles to. */
 #define VC_HOOK_WORK(name, parameters, arguments)                                                        \
     static __attribute__((noinline)) CUresult asked_##name parameters VC__BODY(name, arguments)          \
     CUresult name parameters                                                                             \
@@ -30,4 +31,34 @@
             return vc_real.name arguments;                                                               \
         return asked_##name arguments;                                                                   \
     }
+
+/* And a launch within its permit: one more. Only in a share of one card: in a forked child its limit is NULL until what belonged
+ * to the parent is forgotten. */
+#define VC_HOOK_LAUNCH(name, parameters, arguments)                                                      \
+    static __attribute__((noinline)) CUresult asked_##name parameters VC__BODY(name, arguments)          \
+    static __attribute__((noinline)) CUresult limited_##name parameters                                  \
+    {                                                                                                    \
+        if (VC_LIKELY(VC__PASSES_##name))                                                                \
+            return vc_real.name arguments;                                                               \
+        return asked_##name arguments;                                                                   \
+    }                                                                                                    \
+    CUresult name parameters                                                                             \
+    {                                                                                                    \
+        const struct vc_card_limit *limit = vc_region_only_limit();                                      \
+        if (VC_UNLIKELY(!limit) || VC_UNLIKELY(vc_load_relaxed(&vc_real.name) == NULL))                  \
+            return asked_##name arguments;                                                               \
+        if (VC_LIKELY(!vc_gate_needed(limit)))                                                           \
+            return vc_real.name arguments;                                                               \
+        return limited_##name arguments;                                                                 \
+    }
+#define VC__PASSES_cuLaunchKernel \
+    vc_work_passes(stream, function, (uint64_t)grid_x * grid_y * grid_z, (uint64_t)block_x * block_y * block_z)
+#define VC__PASSES_cuLaunchKernel_ptsz VC__PASSES_cuLaunchKernel
+#define VC__PASSES_cuLaunchCooperativeKernel VC__PASSES_cuLaunchKernel
+#define VC__PASSES_cuLaunchCooperativeKernel_ptsz VC__PASSES_cuLaunchKernel
+#define VC__PASSES_cuLaunchKernelEx                                                                        \
+    (config && vc_work_passes(config->hStream, function,                                                   \
+                              (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ,            \
+                              (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ))
+#define VC__PASSES_cuLaunchKernelEx_ptsz VC__PASSES_cuLaunchKernelEx
 #include "hooks.def"

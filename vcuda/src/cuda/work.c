@@ -8,7 +8,7 @@
 #include "vc_clock.h"
 #include "vc_log.h"
 
-enum { LANES = 32, FUNCTIONS = 64 };
+enum { LANES = 32, CACHE_LINE = 64 };
 
 struct vc_stream_lane {
     struct vc_lane lane; /* first: the fast path touches nothing else */
@@ -18,23 +18,25 @@ struct vc_stream_lane {
     struct vc_mark *open; /* where the interval under way began */
 };
 
-/* What one thread remembers. Only a pointer to it lives in static TLS, which is scarce in libraries loaded late. */
+_Static_assert(sizeof(struct vc_known_launch) == CACHE_LINE, "a launch that is known is one cache line");
+
+/* What one thread remembers; `known` is in front, so that one pointer leads to all of it. */
 struct thread_work {
-    uint32_t epoch, generation;
+    struct vc_known_launch known[VC_KNOWN_LAUNCHES];
     struct vc_stream_lane *lanes[LANES];
-    struct {
-        uint64_t function, blocks, threads;
-        struct vc_estimate *estimate;
-    } functions[FUNCTIONS];
+    uint32_t epoch, generation;
 };
 
-static __thread struct thread_work *my_work __attribute__((tls_model("initial-exec")));
+__thread struct vc_known_launch *vc__known_launches __attribute__((tls_model("initial-exec")));
 static pthread_key_t thread_end;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static uint32_t epoch = 1;      /* changes when handles may have changed their meaning */
+enum { EPOCH_SHIFT = 32 };
+static const uint64_t CAPTURES = UINT32_MAX;
+/* On the legacy or a thread's own stream: good in one context only. As many captures there never are. */
+static const uint64_t OF_CONTEXT = UINT64_C(1) << 31;
+uint64_t vc__work_state = UINT64_C(1) << EPOCH_SHIFT;
 static uint32_t generation = 1; /* changes in a forked child, where the lanes' gates do not exist any more */
-static uint32_t captures;       /* under way anywhere in the process */
 
 static struct vc_gate gates[VC_MAX_CARDS];
 static uint32_t gates_ready[VC_MAX_CARDS];
@@ -43,12 +45,23 @@ static struct vc_slot_card nobodys_slot; /* for a process that found no free slo
 
 /* --- gates --- */
 
+static void new_epoch(void)
+{
+    vc_add(&vc__work_state, UINT64_C(1) << EPOCH_SHIFT);
+}
+
+static inline bool capturing_somewhere(void)
+{
+    return (vc_load_relaxed(&vc__work_state) & CAPTURES) != 0;
+}
+
 static void forked(void)
 {
     memset(gates_ready, 0, sizeof gates_ready);
     pthread_mutex_init(&gates_mutex, NULL);
     vc_add(&generation, 1);
-    vc_store(&captures, 0);
+    new_epoch();
+    __atomic_and_fetch(&vc__work_state, ~CAPTURES, __ATOMIC_SEQ_CST);
     vc_event_forked();
 }
 
@@ -105,14 +118,14 @@ static void drop_lanes(struct thread_work *work)
             drop_lane(work->lanes[i], fold);
         work->lanes[i] = NULL;
     }
-    memset(work->functions, 0, sizeof work->functions);
+    memset(work->known, 0, sizeof work->known);
 }
 
 static void thread_ends(void *argument)
 {
     struct thread_work *work = argument;
     drop_lanes(work);
-    my_work = NULL;
+    vc__known_launches = NULL;
     free(work);
 }
 
@@ -122,27 +135,39 @@ static void prepare(void)
     vc_region_on_fork(forked);
 }
 
+static uint32_t epoch_now(void)
+{
+    return (uint32_t)(vc_load_acquire(&vc__work_state) >> EPOCH_SHIFT);
+}
+
+static void *make_aligned(size_t bytes)
+{
+    size_t lines = (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    void *memory = aligned_alloc(CACHE_LINE, lines);
+    return memory ? memset(memory, 0, lines) : NULL;
+}
+
 static struct thread_work *make_thread_work(void)
 {
     pthread_once(&once, prepare);
-    struct thread_work *work = calloc(1, sizeof *work);
+    struct thread_work *work = make_aligned(sizeof *work);
     if (!work)
         return NULL;
-    work->epoch = vc_load_relaxed(&epoch);
+    work->epoch = epoch_now();
     work->generation = vc_load_relaxed(&generation);
     pthread_setspecific(thread_end, work);
-    my_work = work;
+    vc__known_launches = work->known;
     return work;
 }
 
 static inline struct thread_work *thread_work(void)
 {
-    struct thread_work *work = my_work;
+    struct thread_work *work = (struct thread_work *)vc__known_launches;
     if (VC_UNLIKELY(!work))
         return make_thread_work();
-    if (VC_UNLIKELY(work->epoch != vc_load_acquire(&epoch) || work->generation != vc_load_relaxed(&generation))) {
+    if (VC_UNLIKELY(work->epoch != epoch_now())) {
         drop_lanes(work);
-        work->epoch = vc_load_acquire(&epoch);
+        work->epoch = epoch_now();
         work->generation = vc_load_relaxed(&generation);
     }
     return work;
@@ -156,11 +181,13 @@ static inline unsigned hash_of(uint64_t value, unsigned size)
 static struct vc_stream_lane *make_lane(struct thread_work *work, unsigned index, struct vc_region *region, int card,
                                         CUcontext context, CUstream stream)
 {
-    struct vc_stream_lane *lane = calloc(1, sizeof *lane);
+    struct vc_stream_lane *lane = make_aligned(sizeof *lane);
     if (!lane)
         return NULL;
-    if (work->lanes[index])
+    if (work->lanes[index]) {
         drop_lane(work->lanes[index], true);
+        memset(work->known, 0, sizeof work->known);
+    }
     vc_lane_init(&lane->lane, gate_of(region, card));
     lane->context = context;
     lane->stream = stream;
@@ -188,20 +215,21 @@ static inline struct vc_stream_lane *lane_of(struct thread_work *work, CUstream 
 
 void vc_work_capture_began(void)
 {
-    vc_add(&captures, 1);
+    vc_add(&vc__work_state, 1);
 }
 
 void vc_work_capture_ended(void)
 {
-    uint32_t count = vc_load(&captures);
-    while (count != 0 && !__atomic_compare_exchange_n(&captures, &count, count - 1, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    uint64_t state = vc_load(&vc__work_state);
+    while ((state & CAPTURES) != 0 &&
+           !__atomic_compare_exchange_n(&vc__work_state, &state, state - 1, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         ;
 }
 
 /* A stream may also join a capture by waiting for an event, so while any is under way the driver is asked. */
 static bool is_capturing(CUstream stream)
 {
-    if (VC_LIKELY(vc_load_relaxed(&captures) == 0))
+    if (VC_LIKELY(!capturing_somewhere()))
         return false;
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (!vc_real.cuStreamIsCapturing || vc_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS)
@@ -247,7 +275,7 @@ static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
         lane->open = NULL;
     }
     if (work->step.mark_before) {
-        bool may_create = vc_load_relaxed(&captures) == 0;
+        bool may_create = !capturing_somewhere();
         lane->open = vc_mark_record(lane->tracker, work->stream, may_create, work->step.from_idle);
         vc_lane_opened(&lane->lane, lane->open != NULL);
     }
@@ -256,6 +284,7 @@ static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
 
 static inline __attribute__((always_inline)) bool begin(struct vc_work *work, struct thread_work *mine, CUstream stream, struct vc_estimate *estimate)
 {
+    work->lane = NULL;
     if (VC_UNLIKELY(is_capturing(stream)))
         return false;
     work->lane = lane_of(mine, stream);
@@ -266,19 +295,16 @@ static inline __attribute__((always_inline)) bool begin(struct vc_work *work, st
     return begin_slowly(work);
 }
 
-static inline struct vc_estimate *kernel_estimate(struct thread_work *mine, CUfunction function, uint64_t blocks,
-                                                  uint64_t threads)
+static inline bool of_context(CUstream stream)
 {
-    unsigned index = hash_of((uintptr_t)function ^ blocks << 20 ^ threads, FUNCTIONS);
-    if (VC_LIKELY(mine->functions[index].function == (uintptr_t)function && mine->functions[index].blocks == blocks &&
-                  mine->functions[index].threads == threads))
-        return mine->functions[index].estimate;
-    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key((uintptr_t)function, blocks, threads));
-    mine->functions[index].function = (uintptr_t)function;
-    mine->functions[index].blocks = blocks;
-    mine->functions[index].threads = threads;
-    mine->functions[index].estimate = estimate;
-    return estimate;
+    return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+/* Whose stream is of whatever context is current: the driver tells which. */
+static inline bool context_is(CUcontext context)
+{
+    CUcontext now = NULL;
+    return vc_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context;
 }
 
 bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction function, uint64_t blocks, uint64_t threads)
@@ -286,7 +312,21 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
     if (!any_gate_needed(vc_region_get()))
         return false;
     struct thread_work *mine = thread_work();
-    return mine && begin(work, mine, stream, kernel_estimate(mine, function, blocks, threads));
+    if (VC_UNLIKELY(!mine))
+        return false;
+    uint64_t shape = vc_launch_shape(blocks, threads);
+    uint64_t state = (uint64_t)mine->epoch << EPOCH_SHIFT | (of_context(stream) ? OF_CONTEXT : 0);
+    struct vc_known_launch *known = vc__known_launch(mine->known, function, shape, stream);
+    bool is_known = known->state == state && known->function == function && known->shape == shape && known->stream == stream;
+    if (is_known && !capturing_somewhere() && (!of_context(stream) || context_is(known->context)) &&
+        VC_LIKELY(vc_lane_pass(known->lane, known->estimate)))
+        return false;
+    struct vc_estimate *estimate =
+        is_known ? known->estimate : vc_estimate_find(vc_estimate_function_key((uintptr_t)function, blocks, threads));
+    bool asked = begin(work, mine, stream, estimate);
+    if (work->lane)
+        *known = (struct vc_known_launch){state, function, shape, stream, work->lane->context, &work->lane->lane, estimate};
+    return asked;
 }
 
 bool vc_work_begin(struct vc_work *work, CUstream stream, uint64_t key)
@@ -309,7 +349,7 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
     vc_lane_launched(&lane->lane, work->estimate, &work->answer, &work->step);
     if (!work->step.mark_after)
         return result;
-    struct vc_mark *end = vc_mark_record(lane->tracker, work->stream, vc_load_relaxed(&captures) == 0, false);
+    struct vc_mark *end = vc_mark_record(lane->tracker, work->stream, !capturing_somewhere(), false);
     if (end) {
         vc_mark_submit(lane->open, end, work->stream, &work->step);
     } else {
@@ -340,7 +380,7 @@ void vc_work_synchronized(bool whole_context)
 
 void vc_work_stream_gone(void)
 {
-    vc_add(&epoch, 1);
+    new_epoch();
 }
 
 struct vc_tracker *vc_work_context_ending(CUcontext context)
@@ -352,5 +392,5 @@ void vc_work_context_ended(struct vc_tracker *tracker, bool gone)
 {
     vc_event_context_resume(tracker, gone);
     if (gone)
-        vc_add(&epoch, 1);
+        new_epoch();
 }

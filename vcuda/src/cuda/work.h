@@ -23,6 +23,53 @@ struct vc_work {
     struct vc_lane_step step;
 };
 
+/* A launch that a thread made before, with what was found out about it: one cache line. */
+struct vc_known_launch {
+    _Alignas(64) uint64_t state; /* of the process then, so that what changes there makes it unknown */
+    CUfunction function;
+    uint64_t shape;
+    CUstream stream;
+    CUcontext context;
+    struct vc_lane *lane;
+    struct vc_estimate *estimate;
+};
+
+enum { VC_KNOWN_LAUNCHES = 64 };
+
+/* Of the calling thread; NULL until it passed the gate once. Only a pointer lives in static TLS, which is scarce in libraries
+ * loaded late. */
+extern __thread struct vc_known_launch *vc__known_launches __attribute__((tls_model("initial-exec"), visibility("hidden")));
+/* Captures under way in its low half; the high one changes when handles may have changed their meaning, and in a forked child. */
+extern uint64_t vc__work_state __attribute__((visibility("hidden")));
+
+/* Exact for every launch that a card accepts. */
+static inline uint64_t vc_launch_shape(uint64_t blocks, uint64_t threads)
+{
+    return blocks << 11 ^ threads;
+}
+
+static inline struct vc_known_launch *vc__known_launch(struct vc_known_launch *known, CUfunction function, uint64_t shape,
+                                                       CUstream stream)
+{
+    uint64_t hash = ((uintptr_t)function ^ (uintptr_t)stream << 7 ^ shape << 20) * UINT64_C(0x9e3779b97f4a7c15);
+    return &known[hash >> 58];
+}
+
+/* Whether the kernel may go at once: known, on a stream that is nobody else's, and within the permit. False says nothing; without
+ * a share nothing is known. A stream's context needs no look: the driver refuses a launch from another one. */
+static inline __attribute__((always_inline)) bool vc_work_passes(CUstream stream, CUfunction function, uint64_t blocks, uint64_t threads)
+{
+    struct vc_known_launch *known = vc__known_launches;
+    if (VC_UNLIKELY(!known))
+        return false;
+    uint64_t shape = vc_launch_shape(blocks, threads);
+    known = vc__known_launch(known, function, shape, stream);
+    if (VC_UNLIKELY((known->state ^ vc_load_acquire(&vc__work_state)) | ((uintptr_t)known->function ^ (uintptr_t)function) |
+                    (known->shape ^ shape) | ((uintptr_t)known->stream ^ (uintptr_t)stream)))
+        return false;
+    return vc_lane_pass(known->lane, known->estimate);
+}
+
 /* Kinds of keys beside functions (vc_estimate_key). */
 enum {
     VC_WORK_GRAPH = 1 << 20,

@@ -1,0 +1,58 @@
+"""A launch that was made before passes within its permit without a question to the driver, until something changes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import share
+from vcuda import region
+
+CARD = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+LAUNCHES = 1000
+
+CLIENT = """
+context = begin()
+asked = C.c_uint64.in_dll(cu, "gate_questions")
+module, function, stream, other = C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_void_p()
+ok("cuModuleLoadData", C.byref(module), b"k")
+ok("cuModuleGetFunction", C.byref(function), module, b"k")
+ok("cuStreamCreate", C.byref(stream), 0)
+ok("cuStreamCreate", C.byref(other), 0)
+def launches(count, *where):
+    before = asked.value
+    for each in range(count):
+        ok("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, *where, None, None)
+        if each % 100 == 99:
+            ok("cuCtxSynchronize")
+    return asked.value - before
+count = int(sys.argv[1])
+launches(3 * count, stream)
+found = {"own": launches(count, stream), "legacy": launches(count, None)}
+launches(250, stream)
+ok("cuStreamDestroy_v2", other)
+found["destroyed"] = launches(1, stream)
+answer(found)
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    source = Path(__file__).with_name("gate_launch_driver.c")
+    flags = ("-O1", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f'-DCARD_UUID="{CARD}"')
+    subprocess.run(["gcc", *flags, str(source), "-o", str(path)], check=True, timeout=60)
+    return path
+
+
+def test_only_who_must_asks_the_driver(driver: Path, tmp_path: Path) -> None:
+    container = share.lay_out(tmp_path, driver, None)
+    container.region_directory.mkdir()
+    region.create(container.region_directory, [region.CardLimit(CARD, 0, 1 << 30, 90, 90)])
+    asked = container.run(CLIENT, str(LAUNCHES))
+    assert asked["own"] < LAUNCHES / 2  # outside a permit, and around each wait for the card
+    assert asked["legacy"] >= LAUNCHES  # that stream is another one in each context
+    assert asked["destroyed"] >= 1  # its handle may come back as another stream's
+    assert container.usage().cards[0].launches >= 4 * LAUNCHES
