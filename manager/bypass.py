@@ -80,11 +80,13 @@ class BypassWatch:
         owner: Owner,
         held: Mapping[str, Iterable[CardProcess]],
     ) -> Iterator[tuple[At, int]]:
+        listed: set[tuple[int, int]] = set()  # PID, minor
         for uuid, processes in held.items():
             for process in processes:
                 key = owner.container(process.pid)
                 if key is not None and key in by_key:
                     yield (key, uuid), process.pid
+                    listed.add((process.pid, by_key[key].minors.get(uuid, -1)))
         if not by_key:
             return
         for pid in self._pids():
@@ -92,6 +94,8 @@ class BypassWatch:
             if key is None or key not in by_key:
                 continue
             for minor in self._open_cards(pid):
+                if (pid, minor) in listed:
+                    continue  # MIG instances share their card's node, and the driver has said which one it is
                 for uuid, known in by_key[key].minors.items():
                     if known == minor:
                         yield (key, uuid), pid

@@ -88,7 +88,7 @@ class Driver(Protocol):
         """None if this card does not say."""
 
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
-        """Who computes on a card; None if it does not say (MIG instances do not: the driver lists them by parent)."""
+        """Who computes on a card or MIG instance, for a card in MIG mode on all its instances; None if it does not say."""
 
     def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:
         """Samples newer than `since_us` (Unix time); idle processes may be left out. None if the card does not say (MIG)."""

@@ -123,7 +123,7 @@ class Housekeeper:
         self._cdi.refresh(snapshot, self._settings)
         self._inventory.block(self._coexistence.blocked(snapshot.cards))
         allocations = self._allocator.allocations
-        cards = [item.card.uuid for item in snapshot.cards if not item.parent_uuid]
+        cards = [item.card.uuid for item in snapshot.cards]
         self._overhead.sample(allocations, cards)
         self._drift.looked()
         self._auditor.audit(allocations, cards, self._settings.audit_tolerance << 20)

@@ -13,17 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from manager import nodes
-from manager.cards import (
-    CardProcess,
-    CardSample,
-    Driver,
-    DriverError,
-    NodeCard,
-    NullDriver,
-    Probe,
-    ProcessUtilization,
-    XidEvent,
-)
+from manager.card_use import CardUse
+from manager.cards import Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
 from manager.hostroot import HostRoot
 from manager.logs import Conditions
 from manager.nodes import NodeProblem
@@ -48,7 +39,7 @@ class Snapshot:
         return next((item for item in self.cards if item.card.uuid == uuid), None)
 
 
-class Inventory:
+class Inventory(CardUse):
     """Owns the driver. `on_change` is called, from the watching thread, whenever the snapshot differs."""
 
     def __init__(
@@ -90,27 +81,9 @@ class Inventory:
         """Seconds since the last probe ended: far above the interval means that the driver is stuck."""
         return time.monotonic() - self._last_probe
 
-    def sample(self, uuid: str) -> CardSample | None:
-        try:
-            return self._driver.sample(uuid)
-        except DriverError:
-            return None
-
     def block(self, reasons: Mapping[str, str]) -> None:
         """Cards, by UUID, that others have, and why; they count as unhealthy from the next probe on."""
         self._blocked = dict(reasons)
-
-    def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
-        try:
-            return self._driver.processes(uuid)
-        except DriverError:
-            return None
-
-    def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:
-        try:
-            return self._driver.utilization(uuid, since_us)
-        except DriverError:
-            return None
 
     def start(self) -> None:
         """Watch in a thread, after a first `probe`."""

@@ -25,8 +25,8 @@ def enabled(handle: Any) -> bool:
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def instances(root: HostRoot, handle: Any, parent: Card) -> list[NodeCard]:
-    """The instances of a card in MIG mode; without any, the card offers nothing. Raises DriverError."""
+def instances(root: HostRoot, handle: Any, parent: Card) -> list[tuple[NodeCard, Any]]:
+    """The instances of a card in MIG mode with their handles; without any, the card offers nothing. Raises DriverError."""
     try:
         count = int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
     except pynvml.NVMLError as error:
@@ -51,7 +51,7 @@ def instances(root: HostRoot, handle: Any, parent: Card) -> list[NodeCard]:
             _capability(root, f"{base}/ci{compute_instance}/access"),
         )
         card = Card(uuid, parent.minor, name, memory, parent.numa_node)
-        found.append(NodeCard(card, parent.minor, parent.uuid, minors))
+        found.append((NodeCard(card, parent.minor, parent.uuid, minors), instance))
     return found
 
 

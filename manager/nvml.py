@@ -76,7 +76,8 @@ class NvmlDriver:
         self._events: Any = None
         self._watched: tuple[str, ...] = ()
         self._links: dict[tuple[str, ...], dict[str, tuple[tuple[str, int], ...]]] = {}
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, Any] = {}  # of the physical cards
+        self._instances: dict[str, Any] = {}  # of MIG instances
         self._numa_nodes: dict[str, int] = {}  # by PCI address; they don't change
         self._open = False
         try:
@@ -109,6 +110,7 @@ class NvmlDriver:
             cards: list[NodeCard] = []
             failed: list[tuple[str, str]] = []
             handles: dict[str, Any] = {}
+            instances: dict[str, Any] = {}
             for index in range(_call(pynvml.nvmlDeviceGetCount)):
                 name = f"index {index}"
                 try:
@@ -119,19 +121,21 @@ class NvmlDriver:
                     failed.append((name, str(error)))
                     continue
                 handles[name] = handle
-                cards += found
-            self._handles = handles
+                instances.update({item.card.uuid: own for item, own in found if item.parent_uuid})
+                cards += [item for item, _ in found]
+            self._handles, self._instances = handles, instances
             self._register_events(handles)
             return Probe(version, self._with_links(cards, handles), tuple(failed))
 
-    def _cards_of(self, handle: Any, uuid: str) -> list[NodeCard]:
+    def _cards_of(self, handle: Any, uuid: str) -> list[tuple[NodeCard, Any]]:
+        """What the physical card offers, itself or its instances, with their handles."""
         minor = int(_call(pynvml.nvmlDeviceGetMinorNumber, handle))
         model = str(_call(pynvml.nvmlDeviceGetName, handle))
         numa = self._numa_node(handle)
         memory = int(_call(pynvml.nvmlDeviceGetMemoryInfo, handle).total)
         if mig.enabled(handle):
             return mig.instances(self._root, handle, Card(uuid, minor, model, memory, numa))
-        return [NodeCard(Card(uuid, minor, model, memory, numa), minor)]
+        return [(NodeCard(Card(uuid, minor, model, memory, numa), minor), handle)]
 
     def _numa_node(self, handle: Any) -> int | None:
         info = _optional(pynvml.nvmlDeviceGetPciInfo, handle)
@@ -249,8 +253,9 @@ class NvmlDriver:
         return CardSample(int(rates.gpu) if rates is not None else 0, int(memory.used))
 
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
+        """By an instance's handle NVML lists that instance, by its card's all of them (nvml.h)."""
         with self._lock:
-            handle = self._handles.get(uuid)
+            handle = self._handles.get(uuid) or self._instances.get(uuid)
             if handle is None or not self._open:
                 return None
             found = _optional(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)

@@ -194,10 +194,9 @@ def test_lost_state_is_rebuilt_from_every_format_of_kubelets_checkpoint(node: No
     node.kubelet.start_containers(pods[0])
 
 
-def test_instances_are_left_out_of_the_audit_and_ordinary_cards_beside_them_are_not(
+def test_instances_are_audited_like_ordinary_cards_and_their_parents_are_not(
     make_machine: Callable[..., Machine], make_node: Callable[..., Node]
 ) -> None:
-    """The driver lists their processes by the parent: no figure is told for them, least of all 0."""
     machine = make_machine(SimCard(mig=("3g", "2g")), SimCard())
     node = make_node(machine.root)
     node.kubelet.start()
@@ -211,9 +210,9 @@ def test_instances_are_left_out_of_the_audit_and_ordinary_cards_beside_them_are_
         report = json.loads(node.get("/usage")[1])
         return {item["pod_name"]: item["cards"][0]["unaccounted_bytes"] for item in report["containers"]}
 
-    eventually(lambda: figures()["o"] == 0, "an audit")
-    assert figures() == {"i": None, "o": 0}
-    assert daemon.auditor.finding.others.keys() == {machine.cards[1].uuid}
+    eventually(lambda: figures() == {"i": 0, "o": 0}, "an audit")
+    instances = {instance.uuid for instance in machine.cards[0].mig}
+    assert daemon.auditor.finding.others.keys() == {*instances, machine.cards[1].uuid}
     usage = {card["uuid"]: card["booked_cores"] for card in json.loads(node.get("/usage")[1])["cards"]}
     first, second = (instance.uuid for instance in machine.cards[0].mig)
     assert usage == {first: 30, second: 0, machine.cards[1].uuid: 30}

@@ -1,0 +1,162 @@
+"""MIG instances in the bypass audit: who is on which instance, by the driver and by what its processes have open."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from manager.bypass import BypassWatch
+from manager.cards import CardProcess
+from manager.hostroot import HostRoot
+from manager.nvml import open_driver
+from manager.state import Allocation
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
+from vcuda.sim import Machine, SimCard
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import Kind
+
+MIB = 2**20
+CLIENT = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+print(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(600 << 20)), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def machine(make_machine: Callable[..., Machine]) -> Machine:
+    return make_machine(SimCard(mig=("3g", "2g")), SimCard())
+
+
+@contextmanager
+def client_on(machine: Machine, uuid: str) -> Iterator[int]:
+    """A process that holds 600 MiB of an instance by the driver itself, without a shim."""
+    environment = {**os.environ, **machine.environment(), "CUDA_VISIBLE_DEVICES": uuid}
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "0\n"
+        yield client.pid
+    finally:
+        client.communicate("", timeout=60)
+
+
+def test_each_instance_lists_its_own_processes_and_the_card_all_of_them(machine: Machine) -> None:
+    first, second = (instance.uuid for instance in machine.cards[0].mig)
+    driver = open_driver(HostRoot(machine.root))
+    try:
+        with client_on(machine, first) as one, client_on(machine, second) as two:
+            driver.probe()
+            on = {
+                uuid: {item.pid: item.memory_bytes or 0 for item in driver.processes(uuid) or ()}
+                for uuid in (first, second, machine.cards[0].uuid, machine.cards[1].uuid)
+            }
+    finally:
+        driver.close()
+    assert [set(pids) for pids in on.values()] == [{one}, {two}, {one, two}, set()]
+    assert on[first][one] >= 600 * MIB
+
+
+def test_a_process_on_an_instance_without_our_library_is_told_to_the_instances_pod(
+    machine: Machine, make_node: Callable[..., Node]
+) -> None:
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    daemon = node.start("--audit-tolerance=500", wait=300)
+    assert node.api is not None
+    events = node.api.events
+    first, second = (instance.uuid for instance in machine.cards[0].mig)
+    pods = [pod(name, container("c", 30, 10), annotations={NAMES.card_uuid: first}) for name in ("a", "b")]
+    for item in pods:
+        node.api.pods.append(item)
+        node.kubelet.admit(item)
+    with client_on(machine, first) as pid:
+        stand_in = node.directory / "proc" / str(pid)
+        (stand_in / "root/etc").mkdir(parents=True)
+        (stand_in / "root/etc/vcuda").symlink_to(node.region(pods[0], "c"))
+        for name in ("maps", "map_files", "comm"):
+            (stand_in / name).symlink_to(f"/proc/{pid}/{name}")
+        assert daemon.auditor._bypass is not None
+        daemon.auditor._proc = daemon.overhead.proc = node.directory / "proc"
+        daemon.auditor._bypass._proc = str(node.directory / "proc")
+        told = eventually(
+            lambda: [
+                item["involvedObject"]["name"]
+                for item in events
+                if item.get("reason") in ("DriverWithoutShim", "MemoryUnaccounted")
+            ][:2],
+            "an event",
+        )
+
+        def figures() -> dict[str, tuple[int, bool]]:
+            report = json.loads(node.get("/usage")[1])
+            cards = {item["pod_name"]: item["cards"][0] for item in report["containers"]}
+            return {
+                name: (card["bypassing_processes"], card["unaccounted_bytes"] >= 600 * MIB)
+                for name, card in cards.items()
+            }
+
+        eventually(lambda: figures() == {"a": (1, True), "b": (0, False)}, "the figures")
+        assert daemon.auditor.finding.others == {first: 0, second: 0, machine.cards[1].uuid: 0}
+    assert set(told) == {"a"}
+
+
+def test_a_process_counts_on_the_instance_that_the_driver_names_and_else_on_all_that_share_its_node(
+    tmp_path: Path,
+) -> None:
+    uuids = ("MIG-1", "MIG-2")
+    shares = tuple(CardShare(uuid, 10, 4) for uuid in uuids)
+    driver = tmp_path / "driver"
+    (driver / "lib64").mkdir(parents=True)
+    (driver / "lib64/libcuda.so.1").touch()
+    item = Allocation(
+        "u",
+        "n",
+        "p",
+        "c",
+        Kind.APP,
+        10,
+        4,
+        10,
+        "normal",
+        shares,
+        dict.fromkeys(uuids, 3),
+        "/none",
+        str(driver),
+    )
+    process = tmp_path / "proc/5"
+    (process / "fd").mkdir(parents=True)
+    (process / "fd/3").symlink_to("/dev/nvidia3")
+    (process / "maps").write_text("1000-2000 r--p 00000000 00:2a 7   /lib/libcuda.so.550\n")
+    (process / "comm").write_text("guest\n")
+
+    class Owner:
+        def container(self, _: int) -> tuple[str, str]:
+            return item.key
+
+    watch = BypassWatch(lambda *_: None, tmp_path / "proc")
+    listed = {"MIG-1": (), "MIG-2": (CardProcess(5, MIB),)}
+    for _ in range(2):
+        counts = watch.look([item], Owner(), listed)
+    assert counts == {(item.key, "MIG-1"): 0, (item.key, "MIG-2"): 1}
+    for _ in range(2):
+        counts = watch.look([item], Owner(), {})
+    assert counts == {(item.key, "MIG-1"): 1, (item.key, "MIG-2"): 1}
