@@ -1,10 +1,8 @@
-"""The extender over HTTP: filter, bind, forged annotations, restarts, faults of the API server, malformed requests."""
+"""The extender over HTTP: filter, bind, forged annotations, restarts, faults of the API server."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -320,87 +318,6 @@ def test_prioritize_and_the_route_for_pods_without_cards(api: FakeApi, start: St
     chosen = extender.filter(wanted, names)["NodeNames"]
     answer = extender.post("/scheduler/prioritize", {"Pod": wanted, "NodeNames": names})
     assert [entry["Host"] for entry in answer if entry["Score"] == 10] == chosen
-
-
-BAD = [
-    (b"", "not JSON"),
-    (b"{", "not JSON"),
-    (b"\xff\xfe", "not JSON"),
-    (b"[]", "list"),
-    (b"{}", "Pod"),
-    (b'{"Pod":3,"NodeNames":[]}', "Pod"),
-    (b'{"Pod":{"metadata":{}},"NodeNames":[]}', "Pod.spec"),
-    (b'{"Pod":{"metadata":{},"spec":{"containers":7}},"NodeNames":[]}', "containers"),
-    (b'{"Pod":{"metadata":{},"spec":{"containers":[7]}},"NodeNames":[]}', "containers"),
-    (b'{"Pod":{"metadata":{},"spec":{}}}', "NodeNames"),
-    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":"abc"}', "NodeNames"),
-    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":{"a":1}}', "NodeNames"),
-    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":["a",1]}', "NodeNames"),
-    (b'{"Pod":{"metadata":{},"spec":{}},"NodeNames":7}', "NodeNames"),
-    (b'{"Pod":{"metadata":{},"spec":{}},"Nodes":{"items":[{}]}}', "items[0]"),
-    (b'{"Pod":{"metadata":{},"spec":{}},"Nodes":[]}', "Nodes"),
-    (
-        b'{"Pod":{"metadata":{},"spec":{"containers":[{"resources":{"limits":{"tencent.com/vcuda-core":1}}}]}},"NodeNames":[]}',
-        "uid",
-    ),
-    (b"[" * 100_000, "not JSON"),
-]
-
-
-@pytest.mark.parametrize(("body", "names"), BAD, ids=range(len(BAD)))
-def test_malformed_filter_bodies_get_400_with_the_reason(
-    api: FakeApi, start: Start, body: bytes, names: str
-) -> None:
-    extender = start(follow=False)
-    for path in ("filter", "prioritize", "cpu/prioritize", "predicates"):
-        answer = extender.client.post(f"/scheduler/{path}", content=body)
-        assert answer.status_code == 400 and names in answer.json()["Error"], answer.text
-
-
-def test_malformed_bind_bodies_get_400(api: FakeApi, start: Start) -> None:
-    extender = start()
-    good = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
-    for field in good:
-        for value in (None, "", 3, "../../nodes", "x" * 300):
-            answer = extender.client.post("/scheduler/bind", json=good | {field: value})
-            assert answer.status_code == 400 and field in answer.json()["Error"]
-    assert extender.client.get("/scheduler/bind").status_code == 405
-    assert extender.client.post("/scheduler/nonsense").status_code == 404
-
-
-def test_bodies_are_bounded_in_size_and_time(api: FakeApi, start: Start) -> None:
-    extender = start(body_bytes=1000)
-    answer = extender.client.post("/scheduler/filter", content=b"x" * 2000)
-    assert answer.status_code == 400 and "2000 bytes" in answer.text
-    answer = extender.client.post("/scheduler/filter", content=(b"x" * 500 for _ in range(3)))
-    assert answer.status_code == 400 and "more than 1000" in answer.text
-    with socket.create_connection(extender.address, timeout=10) as slow:
-        slow.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
-        received = b""
-        while b"did not arrive" not in received:
-            part = slow.recv(4096)
-            assert part, received
-            received += part
-        assert received.startswith(b"HTTP/1.1 400")
-    with socket.create_connection(extender.address, timeout=10) as rude:
-        rude.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
-    assert extender.client.get("/healthz").text == "ok\n"
-
-
-def test_a_body_of_64_mib_is_not_taken_in(api: FakeApi, start: Start) -> None:
-    extender = start(body_bytes=32 * 2**20)
-    with socket.create_connection(extender.address, timeout=10) as big:
-        big.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n{")
-        assert big.recv(4096).startswith(b"HTTP/1.1 400"), "refused before it was sent"
-    with socket.create_connection(extender.address, timeout=10) as big:
-        big.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        sent, mib = 0, b"100000\r\n" + b"x" * 2**20 + b"\r\n"
-        with contextlib.suppress(ConnectionError):
-            while sent < 64:
-                big.sendall(mib)
-                sent += 1
-        assert sent < 64, "it went on listening"
-    assert extender.client.get("/healthz").text == "ok\n" and extender.engine.figures()["assumed"] == 0
 
 
 def test_pages(api: FakeApi, start: Start) -> None:
