@@ -23,7 +23,7 @@ SOURCES = ("vcuda/src/", "vcuda/sim/src/")
 # What an instrumented library can't have: only the exports that were asked for, small sections, silence where it can't write its counts.
 OF_THE_FILE = (
     "tests/vcuda/test_shim_exports.py::test_exactly_the_hooks_are_exported",
-    "tests/vcuda/test_preload.py::test_the_file_needs_libc_only_and_runs_nothing_when_it_is_loaded",
+    "tests/vcuda/test_preload_library.py::test_the_file_needs_libc_only_and_runs_nothing_when_it_is_loaded",
     "tests/vcuda/test_shim_places.py::test_on_a_read_only_root_file_system_the_limit_holds_and_nothing_is_said",
     "tests/vcuda/test_shim_places.py::"
     "test_an_ordinary_user_without_any_capability_is_held_to_the_limit_beside_root_and_nothing_is_said",
