@@ -1,0 +1,80 @@
+"""The cards of a node as the daemon knows them and tells of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from manager import node_description
+from manager.cards import DriverError, NodeCard, Probe
+from manager.hostroot import HostRoot
+from manager.inventory import Inventory, Snapshot
+from vcuda.spec.inventory import Card
+from vcuda.spec.names import Names
+
+NAMES = Names()
+GIB = 2**30
+
+
+def test_a_nodes_label_is_a_valid_value() -> None:
+    odd = Card("GPU-1", 0, "NVIDIA A100 (80GB) " + "x" * 80, GIB)
+    value = node_description.labels([odd], NAMES, ())[NAMES.model_label]
+    assert value is not None and re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", value)
+    assert node_description.labels([], NAMES, ())[NAMES.model_label] is None
+    whole = Snapshot("nvml", "1", (), (("", "no uvm"),))
+    assert '"cards":[]' in node_description.inventory_of(whole, NAMES)[NAMES.inventory]
+
+
+class PlayedDriver:
+    """A driver that keeps a lost card lost until it is opened again, as NVML does."""
+
+    name = "played"
+    has_events = False
+
+    def __init__(self, world: dict[str, bool]) -> None:
+        self.world = world
+        self.seen = dict(world)
+
+    def probe(self) -> Probe:
+        if self.world["gone"]:
+            raise DriverError("nvmlDeviceGetCount: Driver Not Loaded")
+        cards = tuple(
+            NodeCard(Card(f"GPU-{number}", number, "m", GIB), number)
+            for number in range(2)
+            if number == 0 or not self.seen["lost"]
+        )
+        return Probe("1", cards, (("GPU-1", "GPU is lost"),) if self.seen["lost"] else ())
+
+    def wait_xid(self, _: float) -> None:
+        raise AssertionError("it has no events")
+
+    def sample(self, _: str) -> None:
+        return None
+
+    def close(self) -> None:
+        return
+
+
+def test_a_lost_card_is_looked_for_in_a_driver_opened_anew(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc/devices").write_text("195 nvidia\n237 nvidia-uvm\n")
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).touch()
+    world = {"lost": False, "gone": False}
+    watched = Inventory(HostRoot(tmp_path), lambda _: PlayedDriver(world), 60.0, frozenset())
+
+    def healthy() -> list[bool]:
+        return [item.card.healthy for item in watched.probe().cards]
+
+    assert healthy() == [True, True]
+    world["lost"] = True
+    watched._reopen()
+    assert healthy() == [True, False]
+    assert dict(watched.snapshot.problems) == {"GPU-1": "GPU is lost"}
+    world["lost"] = False
+    assert healthy() == [True, True]
+    world["gone"] = True
+    assert healthy() == [False, False]
+    world["gone"] = False
+    assert healthy() == [True, True]

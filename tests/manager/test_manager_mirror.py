@@ -1,0 +1,91 @@
+"""The driver directory that containers mount: what lies in it, and what becomes of earlier ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manager import mirror
+from manager.hostroot import HostRoot
+
+
+def host(tmp_path: Path, version: str) -> HostRoot:
+    folder = tmp_path / "root/usr/lib64"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*"):
+        old.unlink()
+    for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):
+        (folder / f"{name}.so.{version}").write_text(f"{name} {version}")
+        (folder / f"{name}.so.1").symlink_to(f"{name}.so.{version}")
+    (folder / "libnvidia-nvvm.so.4").symlink_to("libnvidia-nvvm.so.1.0")  # dangling: left over
+    return HostRoot(tmp_path / "root")
+
+
+def our_shims(tmp_path: Path, text: str = "ours") -> Path:
+    folder = tmp_path / "shims"
+    folder.mkdir(exist_ok=True)
+    for name in mirror.SHIMS:
+        (folder / name).write_text(text)
+    preload = tmp_path / "preload" / mirror.PRELOAD
+    preload.parent.mkdir(exist_ok=True)
+    preload.write_text(text)
+    return folder
+
+
+def test_upgrades_make_new_directories_and_leave_the_old_ones(tmp_path: Path) -> None:
+    """I3: running pods map the old files; they are neither overwritten nor removed while a container mounts them."""
+    base = tmp_path / "vm"
+    first = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    kept = (first.lib64 / "libcuda.so.1").stat()
+    assert mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path)) == first
+    assert (first.lib64 / "libcuda.so.1").stat() == kept
+    ours = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path, "newer"))
+    driver = mirror.make(base, host(tmp_path, "550.1.2"), our_shims(tmp_path, "newer"))
+    assert len({first.directory, ours.directory, driver.directory}) == 3
+    assert (first.lib64 / "libcuda.so.1").read_text() == "ours"
+    assert (base / "driver/current").resolve() == driver.directory
+    assert mirror.remove_unused(base, [first.directory]) == [ours.directory]
+    assert first.directory.exists() and driver.directory.exists()
+
+
+def test_the_mirrors_layout(tmp_path: Path) -> None:
+    made = mirror.make(tmp_path / "vm", host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    names = {str(path.relative_to(made.directory)) for path in made.directory.rglob("*") if not path.is_dir()}
+    assert names == {
+        ".complete",
+        "preload/ld.so.preload",
+        "preload/libvcuda-preload.so",
+        "lib64/libcuda.so",
+        "lib64/libcuda.so.1",
+        "lib64/libnvidia-ml.so",
+        "lib64/libnvidia-ml.so.1",
+        "lib64/libnvidia-ptxjitcompiler.so.1",
+        "lib64/libnvidia-ptxjitcompiler.so.535.1.2",
+        "lib64/drv/libcuda.so.535.1.2",
+        "lib64/drv/libcuda-driver.so.1",
+        "lib64/drv/libnvidia-ml.so.535.1.2",
+        "lib64/drv/libnvidia-ml-driver.so.1",
+    }
+    assert (made.lib64 / "drv/libcuda-driver.so.1").read_text() == "libcuda 535.1.2"
+    assert "libnvidia-ptxjitcompiler.so.1" in made.loader_files
+
+
+def test_an_interrupted_build_of_the_mirror_is_made_anew(tmp_path: Path) -> None:
+    base = tmp_path / "vm"
+    made = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    (made.directory / mirror.MANIFEST).unlink()
+    (made.lib64 / "libcuda.so.1").unlink()
+    again = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    assert again == made and (made.lib64 / "libcuda.so.1").exists()
+
+
+def test_a_missing_driver_or_shim_is_named(tmp_path: Path) -> None:
+    root = host(tmp_path, "535.1.2")
+    with pytest.raises(
+        mirror.MirrorError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"
+    ):
+        mirror.make(tmp_path / "vm", root, tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(mirror.MirrorError, match=r"no libcuda.so.1 below .* --driver-root right"):
+        mirror.make(tmp_path / "vm", HostRoot(tmp_path / "empty"), our_shims(tmp_path))
