@@ -23,8 +23,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
 _FINAL = (400, 403, 404, 409, 422)
 _NODE = "node"
-# Kubelet creates its node seconds after its start, and maybe after us.
-_NODE_PAUSE_S = 1.0
+# Kubelet creates its node seconds after its start, and maybe after us; a wrong --hostname-override never gets one.
+_FIRST_NODE_PAUSE_S, _LONGEST_NODE_PAUSE_S = 1.0, 30.0
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 class Outbox:
     """A queue of named messages; a newer one of the same name replaces the older. Without `kube` all is dropped."""
 
-    def __init__(self, kube: Kube | None) -> None:
+    def __init__(self, kube: Kube | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
+        self._clock = clock
         self._pending: OrderedDict[str, Callable[[Kube], None]] = OrderedDict()
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -41,7 +42,8 @@ class Outbox:
         self._conditions = Conditions(log)
         self._node = Conditions(log)
         self._labels: dict[str, str | None] = {}  # all that were ever said of the node
-        self._node_at = 0.0  # of the monotonic clock: what is said of the node waits until then
+        self._node_at = float("-inf")  # of the clock: what is said of the node waits until then
+        self._node_pause = _FIRST_NODE_PAUSE_S
         self._thread: threading.Thread | None = None
 
     @property
@@ -66,6 +68,8 @@ class Outbox:
         if self._kube is None:
             return
         with self._lock:
+            if name == _NODE:  # kubelet may have started, and our node be there now
+                self._node_at, self._node_pause = float("-inf"), _FIRST_NODE_PAUSE_S
             self._pending[name] = message
             while len(self._pending) > _KEPT:
                 self._pending.popitem(last=False)
@@ -75,7 +79,7 @@ class Outbox:
         self._put(f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S))
 
     def describe_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
-        """A label that was said before and is not given any more is taken away."""
+        """Tried at once. A label that was said before and is not given any more is taken away."""
         self._labels = said = {**dict.fromkeys(self._labels), **labels}
         self._put(_NODE, lambda kube: kube.patch_node(annotations, said, TIMEOUT_S))
 
@@ -110,14 +114,14 @@ class Outbox:
         """The oldest message that may be sent now."""
         with self._lock:
             for name, message in self._pending.items():
-                if name != _NODE or time.monotonic() >= self._node_at:
+                if name != _NODE or self._clock() >= self._node_at:
                     return name, message
             return None
 
     def _rest(self) -> None:
         """Until there is something to send."""
         with self._lock:
-            left = max(self._node_at - time.monotonic(), 0.0) if _NODE in self._pending else None
+            left = max(self._node_at - self._clock(), 0.0) if _NODE in self._pending else None
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=left)
 
@@ -127,32 +131,42 @@ class Outbox:
             entry = self._next()
             if entry is None or self._kube is None:
                 self._rest()
-                continue
-            name, message = entry
-            try:
-                message(self._kube)
-            except HttpError as error:
-                if error.status == 404 and name == _NODE:
-                    self._node.set(
-                        "node",
-                        f"the API server does not have our node: {error}; trying on until kubelet has made it (is --hostname-override its name?)",
-                    )
-                    self._node_at = time.monotonic() + _NODE_PAUSE_S
-                    continue
-                if error.status in _FINAL:
-                    log.warning("the API server refused %s: %s", name.split(" ")[0], error)
-                else:
-                    self._conditions.set("api", f"the API server can't be reached: {error}; trying on")
-                    self._stop.wait(pause)
-                    pause = min(pause * 2, _LONGEST_PAUSE_S)
-                    continue
-            self._conditions.clear("api", "the API server answers again")
-            if name == _NODE:
-                self._node.clear("node", "the API server has the node now")
-            pause = _FIRST_PAUSE_S
-            with self._lock:
-                if self._pending.get(name) is message:
-                    del self._pending[name]
+            elif self._send(self._kube, *entry):
+                pause = _FIRST_PAUSE_S
+            else:
+                self._stop.wait(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _send(self, kube: Kube, name: str, message: Callable[[Kube], None]) -> bool:
+        """Whether the API server answered, be it with a refusal."""
+        try:
+            message(kube)
+        except HttpError as error:
+            if error.status not in _FINAL:
+                self._conditions.set("api", f"the API server can't be reached: {error}; trying on")
+                return False
+            if error.status == 404 and name == _NODE:
+                self._node.set(
+                    "node",
+                    f"the API server does not have our node: {error}; trying on until kubelet has made it (is --hostname-override its name?)",
+                )
+                self._await_node(message)
+                return True
+            log.warning("the API server refused %s: %s", name.partition(" ")[0], error)
+        self._conditions.clear("api", "the API server answers again")
+        if name == _NODE:
+            self._node.clear("node", "the API server has the node now")
+        with self._lock:
+            if self._pending.get(name) is message:
+                del self._pending[name]
+        return True
+
+    def _await_node(self, message: Callable[[Kube], None]) -> None:
+        with self._lock:
+            if self._pending.get(_NODE) is not message:
+                return  # something newer was said meanwhile: tried at once
+            self._node_at = self._clock() + self._node_pause
+            self._node_pause = min(self._node_pause * 2, _LONGEST_NODE_PAUSE_S)
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Whether everything was sent in time; for tests and shutdown."""

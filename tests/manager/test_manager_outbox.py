@@ -62,6 +62,41 @@ def test_what_is_said_of_a_node_waits_until_kubelet_has_made_it(api: Api, outbox
     assert api.refused < 5, "it does not spin"
 
 
+def test_a_node_that_is_not_there_is_tried_ever_more_rarely_until_something_new_is_said(api: Api) -> None:
+    now = 0.0
+    outbox = Outbox(cast(Kube, api), lambda: now)
+
+    def tried_at(seconds: int) -> list[float]:
+        """When it was tried within the next seconds."""
+        nonlocal now
+        until, found = now + seconds, []
+        while now < until:
+            for _ in range(5):
+                if (entry := outbox._next()) is not None:
+                    found.append(now)
+                    assert outbox._send(cast(Kube, api), *entry)
+            now += 1
+        return found
+
+    outbox.describe_node({"cards": "1"}, {})
+    assert tried_at(130) == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+    outbox.describe_node({"cards": "2"}, {})
+    assert tried_at(5) == [130, 131, 133]
+    api.has_node = True
+    assert tried_at(60) == [137]
+    assert api.node == [{"cards": "2"}]
+
+
+def test_what_is_said_of_a_node_while_it_is_looked_for_in_vain_does_not_wait(api: Api) -> None:
+    outbox = Outbox(cast(Kube, api), lambda: 0.0)
+    outbox.describe_node({"cards": "1"}, {})
+    entry = outbox._next()
+    assert entry is not None
+    outbox.describe_node({"cards": "2"}, {})
+    assert outbox._send(cast(Kube, api), *entry)
+    assert outbox._next() is not None
+
+
 def test_a_label_that_is_not_given_any_more_is_taken_away_whenever_it_arrives(
     api: Api, outbox: Outbox
 ) -> None:
