@@ -65,28 +65,26 @@ nvmlReturn_t vc_hook_nvmlDeviceGetCount(unsigned int *count)
     return vc_nvml_real.nvmlDeviceGetCount_v2 ? vc_hook_nvmlDeviceGetCount_v2(count) : vc_nvml_real.nvmlDeviceGetCount(count);
 }
 
-static nvmlReturn_t by_index(unsigned int index, nvmlDevice_t *device, nvmlReturn_t (*call)(unsigned int, nvmlDevice_t *))
+nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     unsigned int indices[VC__MAX_DEVICES], visible;
     nvmlReturn_t result = visible_devices(vc_region_get(), indices, &visible);
     if (result != NVML_SUCCESS)
         return result;
-    return index < visible ? call(indices[index], device) : NVML_ERROR_INVALID_ARGUMENT;
+    return index < visible ? vc_nvml_real.nvmlDeviceGetHandleByIndex_v2(indices[index], device) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
-{
-    return by_index(index, device, vc_nvml_real.nvmlDeviceGetHandleByIndex_v2);
-}
-
+/* Not by the driver's own old call, which asks the newer one by its exported name: ours, that would count among the visible again. */
 nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
 {
-    return by_index(index, device, vc_nvml_real.nvmlDeviceGetHandleByIndex);
+    return vc_hook_nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
 nvmlReturn_t vc_hook_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
     unsigned int indices[VC__MAX_DEVICES], visible, really;
+    if (!index)
+        return vc_nvml_real.nvmlDeviceGetIndex(device, index);
     nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetIndex(device, &really);
     if (result != NVML_SUCCESS || vc_card_of_handle(vc_region_get(), device) < 0) {
         if (result == NVML_SUCCESS)

@@ -41,7 +41,8 @@ typedef struct cu_device {
 
 struct CUctx_st {
     int magic, alive, primary;
-    int device; /* ordinal */
+    int attached; /* how often, beside its creation */
+    int device;   /* ordinal */
     int card;
     int32_t index; /* on the card */
     unsigned flags, api_version;

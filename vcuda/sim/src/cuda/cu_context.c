@@ -165,12 +165,18 @@ CU_EXPORT CUresult cuCtxAttach(CUcontext *ctx, unsigned int flags)
 {
     if (!ctx || flags)
         return CUDA_ERROR_INVALID_VALUE;
-    return cu_current(ctx);
+    const CUresult bad = cu_current(ctx);
+    if (!bad)
+        (*ctx)->attached++;
+    return bad;
 }
 
 CU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
-    return cuCtxDestroy_v2(ctx);
+    if (!ctx || ctx->magic != CU_MAGIC_CONTEXT || !ctx->alive || !ctx->attached)
+        return cuCtxDestroy_v2(ctx);
+    ctx->attached--;
+    return CUDA_SUCCESS;
 }
 
 /* ---- the thread's stack ---- */
