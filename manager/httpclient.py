@@ -11,7 +11,6 @@ import io
 import json
 import socket
 import ssl
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +62,9 @@ class _Response(http.client.HTTPResponse):
 
 
 class Endpoint:
-    """One server. Connections are kept per thread; every call has its own deadline in seconds."""
+    """One server. Every call has its own deadline in seconds, and no more connections are kept than there were calls at a time:
+    threads come and go, and each with a connection of its own would be as many for the server.
+    """
 
     def __init__(
         self, url: str, context: ssl.SSLContext | None = None, token: Callable[[], str] | None = None
@@ -77,7 +78,7 @@ class Endpoint:
         self._prefix = parts.path.rstrip("/")
         self._context = (context or ssl.create_default_context()) if parts.scheme == "https" else None
         self._token = token
-        self._local = threading.local()
+        self._kept: list[http.client.HTTPConnection] = []  # idle ones
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
         if self._context is not None:
@@ -126,30 +127,41 @@ class Endpoint:
         target = self._prefix + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         payload = None if body is None else json.dumps(body).encode()
         deadline = time.monotonic() + timeout
-        reused = getattr(self._local, "connection", None) is not None
+        kept = self._take()
         while True:
+            connection = kept
             try:
-                status, data = self._exchange(method, target, payload, content_type, deadline)
+                if connection is None:
+                    connection = self._connect(_remaining(deadline))
+                status, data = self._exchange(connection, method, target, payload, content_type, deadline)
                 break
-            except _STALE as error:
-                self._drop()
-                if not reused:  # only a kept connection may have been closed by the server meanwhile
-                    raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
-                reused = False
             except (OSError, http.client.HTTPException) as error:
-                self._drop()
-                raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
+                if connection is not None:
+                    connection.close()
+                # Only a kept connection may have been closed by the server meanwhile.
+                if kept is None or not isinstance(error, _STALE):
+                    raise HttpError(f"{self.url}: {error or type(error).__name__}") from error
+                kept = None
         if status >= 300:
             raise HttpError(f"{method} {self.url}{path}: {status} {_words(data)}", status)
         return status, data
 
+    def _take(self) -> http.client.HTTPConnection | None:
+        try:
+            return self._kept.pop()
+        except IndexError:
+            return None
+
     def _exchange(
-        self, method: str, target: str, payload: bytes | None, content_type: str, deadline: float
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        payload: bytes | None,
+        content_type: str,
+        deadline: float,
     ) -> tuple[int, bytes]:
-        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = self._connect(_remaining(deadline))
-        elif connection.sock is not None:
+        if connection.sock is not None:
             connection.sock.settimeout(_remaining(deadline))
         connection.response_class = functools.partial(_Response, deadline)  # type: ignore[assignment]
         connection.request(method, target, payload, self._headers(content_type if payload else None))
@@ -157,14 +169,10 @@ class Endpoint:
         data = _body(response)
         response.close()  # one that was not read to its end makes the connection unusable
         if response.will_close:
-            self._drop()
-        return response.status, data
-
-    def _drop(self) -> None:
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
             connection.close()
-            self._local.connection = None
+        else:
+            self._kept.append(connection)
+        return response.status, data
 
     def lines(
         self, path: str, query: Mapping[str, str], silence: float, opened: Callable[[socket.socket], None]

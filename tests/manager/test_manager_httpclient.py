@@ -53,6 +53,48 @@ def test_answers_of_every_form(form: str) -> None:
             assert data == (b"" if form == "nothing" else b"[1, 2]")
 
 
+def test_threads_that_call_one_after_another_share_a_connection() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections = 0
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while connection.recv(65536):
+                connection.sendall(FORMS["its length"])
+
+    def accept() -> None:
+        nonlocal connections
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections += 1
+                threading.Thread(target=serve, args=[connection], daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    answers: list[bytes] = []
+    with listener:
+        for _ in range(5):
+            caller = threading.Thread(target=lambda: answers.append(endpoint.raw("GET", "/", timeout=10)[1]))
+            caller.start()
+            caller.join()
+    assert answers == [b"[1, 2]"] * 5
+    assert connections == 1
+
+
+def test_a_kept_connection_that_the_server_has_closed_is_made_anew_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with server([FORMS["its length"]]) as endpoint:
+        made = []
+        connect = endpoint._connect
+        monkeypatch.setattr(endpoint, "_connect", lambda timeout: made.append(timeout) or connect(timeout))
+        for calls in range(1, 4):
+            endpoint.raw("GET", "/", timeout=10)
+            assert len(made) == calls
+            assert len(endpoint._kept) == 1
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_an_answer_that_drips_ends_at_the_deadline(form: str) -> None:
     """A time-out for each byte would let it go on for as long as it is long."""
