@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -13,7 +14,7 @@ from typing import Any
 
 from deploy.local import api as apis
 from deploy.local.kubelet import containers
-from deploy.local.kubelet.devices import AdmissionFailure, DeviceManager, limits_of
+from deploy.local.kubelet.devices import AdmissionFailure, DeviceManager
 from deploy.local.kubelet.http import KubeletHttp
 from deploy.local.kubelet.plugins import RegistrationServer
 from deploy.local.kubelet.podresources import PodResourcesServer
@@ -115,7 +116,8 @@ class Kubelet:
                 found = [c for c in self._runtime.containers(pod["metadata"]["uid"]) if c.name == container]
                 wanted = found[:-1] if previous else found
                 if wanted:
-                    return wanted[-1].config.log_path.read_text(encoding="utf-8", errors="replace")
+                    with contextlib.suppress(FileNotFoundError):  # just being started, or just removed
+                        return wanted[-1].config.log_path.read_text(encoding="utf-8", errors="replace")
         return None
 
     # --- the node ---
@@ -185,7 +187,7 @@ class Kubelet:
                 self._remove(payload["metadata"]["uid"])
             elif kind == "over":
                 self.devices.release({active["metadata"]["uid"] for active in self.active_pods()})
-            elif kind == _NODE_CHANGED:
+            else:
                 heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
                 try:
                     self._write_node()
@@ -228,7 +230,6 @@ class Kubelet:
         self.devices.release({active["metadata"]["uid"] for active in self.active_pods()})
         try:
             self.devices.allocate(pod)
-            self._check_fit(pod)
         except AdmissionFailure as error:
             _log.info("pod %s is refused: %s: %s", pod["metadata"]["name"], error.reason, error.message)
             self._refuse(pod, error)
@@ -242,24 +243,6 @@ class Kubelet:
             self._api.event(pod, "Warning", "Unsupported", message, "kubelet")
         worker.start()
         worker.update(pod)
-
-    def _check_fit(self, pod: JsonObject) -> None:
-        """Kubelet's own predicate for what the node has; resources that it lacks entirely are not looked at."""
-        capacity = self.devices.capacity()
-        others = [other for other in self.active_pods() if other["metadata"]["uid"] != pod["metadata"]["uid"]]
-        for resource, wanted in pod_total(pod).items():
-            if resource not in capacity or any(
-                resource in self.devices.held(pod["metadata"]["uid"], c["name"])
-                for c in pod["spec"]["containers"]
-            ):
-                continue
-            used = sum(pod_total(other).get(resource, 0) for other in others)
-            if used + wanted > capacity[resource][1]:
-                raise AdmissionFailure(
-                    f"OutOf{resource}",
-                    f"Node didn't have enough resource: {resource}, requested: {wanted}, used: {used}, "
-                    f"capacity: {capacity[resource][1]}",
-                )
 
     def _refuse(self, pod: JsonObject, error: AdmissionFailure) -> None:
         self._api.event(pod, "Warning", error.reason, error.message, "kubelet")
@@ -299,15 +282,3 @@ class Kubelet:
     def _pod_over(self, uid: str) -> None:
         """A worker's last word: the sync loop frees the devices."""
         self._queue.put(("over", uid))
-
-
-def pod_total(pod: JsonObject) -> dict[str, int]:
-    """The extended resources of a whole pod: app containers together, or its greatest init container."""
-    total: dict[str, int] = {}
-    for container in pod["spec"]["containers"]:
-        for resource, count in limits_of(container).items():
-            total[resource] = total.get(resource, 0) + count
-    for container in pod["spec"].get("initContainers") or []:
-        for resource, count in limits_of(container).items():
-            total[resource] = max(total.get(resource, 0), count)
-    return total

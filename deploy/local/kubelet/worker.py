@@ -187,19 +187,29 @@ class PodWorker:
             thread.join()
 
     def _finish_deletion(self) -> None:
-        """SIGTERM, grace, SIGKILL; sidecars after the others; then the object goes, and with it the pod's files."""
+        """SIGTERM, grace, SIGKILL; sidecars after the others; then the pod's files go, and at last the object."""
         self._stop_all(self._apps, self._grace or 0.0)
         self._stop_all(self._inits, min(self._grace or 0.0, 5.0))
         for record in [*self._apps, *self._inits]:
             record.waiting_reason = ""
         self._write(True, self._ended_phase())
+        self._services.runtime.remove(self.uid)
+        while not self._delete():
+            self._wake.clear()
+            if self._abandoned:
+                return  # the next kubelet finds it without containers
+            self._wake.wait(_BACKOFF_FIRST_SECONDS)
+
+    def _delete(self) -> bool:
+        """Whether the object is gone, or another pod has its name by now."""
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}}
         try:
             self._services.api.call("DELETE", apis.pod_path(self.pod), options)
         except apis.ApiFailure as error:
-            if error.code != 404:
+            if error.code not in (404, 409):
                 _log.warning("pod %s could not be deleted: %s", self.pod["metadata"]["name"], error)
-        self._services.runtime.remove(self.uid)
+                return False
+        return True
 
     def _ended_phase(self) -> str:
         states = [record.state() for record in self._apps]
