@@ -116,3 +116,33 @@ def test_a_limit_that_shrinks_below_use_frees_nothing_in_any_process(share: Shar
     assert share.machine.report().cards[0].used_bytes == 248 * MIB
     for process in processes:
         process.communicate(timeout=60)
+
+
+def test_what_a_pool_is_told_to_give_back_is_there_for_the_others_at_once(share: Share) -> None:
+    """Without another call of the process whose pool it was: a trim, and the end of a pool with memory still in use."""
+    process = share.start("""
+        begin()
+        class PoolProperties(C.Structure):
+            _fields_ = [("type", C.c_int), ("handles", C.c_int), ("location", Location), ("security", C.c_void_p),
+                        ("most", size), ("rest", C.c_ubyte * 56)]
+        pool, kept, freed = C.c_void_p(), u64(), u64()
+        ok("cuMemPoolCreate", C.byref(pool), C.byref(PoolProperties(1, 0, Location(1, 0))))
+        ok("cuMemPoolSetAttribute", pool, 4, C.byref(u64(1 << 40)))
+        ok("cuMemAllocFromPoolAsync", C.byref(kept), size(10 * MIB), pool, None)
+        ok("cuMemAllocFromPoolAsync", C.byref(freed), size(80 * MIB), pool, None)
+        ok("cuMemFreeAsync", freed, None)
+        ok("cuStreamSynchronize", None)
+        for step in (lambda: None, lambda: ok("cuMemPoolTrimTo", pool, size(32 * MIB)), lambda: ok("cuMemPoolDestroy", pool)):
+            step()
+            answer("done")
+            sys.stdin.readline()
+    """)
+    assert process.stdin and process.stdout
+    booked = []
+    for _ in range(3):
+        assert process.stdout.readline() == '"done"\n', process.communicate(timeout=60)[1]
+        booked.append(share.usage().cards[0].ledger_bytes // MIB - 64)
+        process.stdin.write("\n")
+        process.stdin.flush()
+    process.communicate(timeout=60)
+    assert booked == [96, 32, 10]
