@@ -27,8 +27,9 @@ from manager.state_file import StateFile
 
 SHAPES = ((3, 1), (5, 4), (10, 8), (20, 16), (25, 2))
 _FAST = ("--allocation-check-period=0.5", "--health-check-interval=2")
-# Kubelet lists an ended pod for a while.
+# Kubelet lists an ended pod for a while; until the daemon has seen its end its share is held, and the next pod needs room.
 ENDED_LISTED = 60
+ROOM_CORES = 8 * 100 * 3 // 4
 # What must not grow; memory is judged by eye: an allocator keeps what it once had.
 COUNTED = ("descriptors", "threads", "mounts", "regions", "files")
 # gRPC makes the threads of its two pools of eight when a call finds none that rests, at any time: never more than these.
@@ -61,6 +62,7 @@ class Churn:
         self._dice = random.Random(seed)
         self._live = live
         self._running: list[dict[str, Any]] = []
+        self._cores: dict[str, int] = {}  # of those that kubelet lists
         self._ended: list[dict[str, Any]] = []
         self._started = time.monotonic()
 
@@ -68,8 +70,11 @@ class Churn:
         """A pod comes and, when enough run, another one goes."""
         kubelet = self._bench.kubelet
         cores, blocks = self._dice.choice(SHAPES)
+        if self._ended and sum(self._cores.values()) + cores > ROOM_CORES:
+            self.settle()
         item = pod(f"pod-{number}", cores, blocks, 3000)
         kubelet.add(item)
+        self._cores[item["metadata"]["uid"]] = cores
         for resource, count in ((NAMES.core, cores), (NAMES.memory, blocks)):
             kubelet.allocate(item, resource, kubelet.preferred(resource, kubelet.preference(resource, count)))
         kubelet.write_checkpoint()
@@ -93,6 +98,7 @@ class Churn:
         )
         for item in self._ended:
             self._bench.kubelet.forget(item)
+            del self._cores[item["metadata"]["uid"]]
         self._ended.clear()
 
     def drain(self) -> None:
