@@ -165,13 +165,15 @@ class Watcher:
         unknown = [item for item in allocations if item.key not in self._folders]
         if not unknown:
             return
+        folders = list(_pod_folders(base, {item.pod_uid.replace("-", "") for item in unknown}))
+        if not folders:  # admitted, and not started yet
+            return
         regions = {
             found: item.key
             for item in unknown
             if (found := file_identity(f"{item.region}/limits")) is not None
         }
-        pods = {item.pod_uid.replace("-", "") for item in unknown}
-        for folder in _pod_folders(base, pods):
+        for folder in folders:
             for container in _folders_in(folder):
                 key = self._key_of(container, regions)
                 if key is not None:

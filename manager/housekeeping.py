@@ -135,7 +135,8 @@ class Housekeeper:
         except Refusal as refusal:
             log.warning("looking for pods that are gone: %s", refusal)
         self._recycle()
-        self._mirror.remove_unused({Path(item.mirror) for item in self._allocator.allocations if item.mirror})
+        used = {item.mirror for item in self._allocator.allocations}
+        self._mirror.remove_unused({Path(directory) for directory in used if directory})
 
     def _recycle(self) -> None:
         grace = self._settings.failed_admission_grace
