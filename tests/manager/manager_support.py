@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from manager.daemon import Daemon
 from manager.settings_reader import parse
+from manager.state import Allocation
+from manager.state_file import StateFile
 from tests.manager.manager_api import FakeApi
 from tests.manager.manager_kubelet import FakeKubelet
 
@@ -116,3 +119,10 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def save_state(file: StateFile, items: Sequence[Allocation]) -> None:
+    """Append what differs from what the file says."""
+    known, now = file.load(), {item.key: item for item in items}
+    put = [item for key, item in now.items() if known.get(key) != item]
+    file.append(put, [key for key in known if key not in now], now.values)
