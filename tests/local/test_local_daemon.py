@@ -63,6 +63,22 @@ def test_a_daemon_that_is_never_ready_says_what_it_answered(make: Any) -> None:
         daemon.wait_ready(f"http://127.0.0.1:{port}/no-such-file", 0.3)
 
 
+def test_what_a_daemon_did_not_say_is_asked_for_in_vain(make: Any, tmp_path: Path) -> None:
+    silent = Daemon("silent", "http.server", [], tmp_path / "no-log", PATHS)
+    assert (silent.output(), silent.tail(), silent.pid) == ("", "    (it wrote nothing)", 0)
+    silent.check()  # not started is not ended
+    silent.kill()
+    daemon = make("--bind", "127.0.0.1", "0")
+    assert daemon.wait_output(r"port (\d+)", 30)[1] != "0"
+    with pytest.raises(
+        DaemonFailure, match="httpd did not say 'Bye' within 0 s; its last lines:\n    Serving"
+    ):
+        daemon.wait_output("Bye", 0.2)
+    daemon.kill()
+    with pytest.raises(DaemonFailure, match="httpd ended with status -9"):
+        daemon.wait_output("Bye", 30)
+
+
 def test_daemons_end_with_a_deployment_that_is_killed(tmp_path: Path, wait_for: Any) -> None:
     code = (
         "import sys, time; from pathlib import Path; from deploy.local.daemon import Daemon; "
@@ -96,8 +112,13 @@ def test_what_a_killed_deployment_left_is_removed_and_what_is_in_use_is_not(
     (left / "lock").touch()
     foreign = tmp_path / "vcuda-local-without-lock"
     foreign.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "lock").touch()
+    link = tmp_path / "vcuda-local-link"
+    link.symlink_to(tmp_path / "elsewhere")
     used = cluster.Cluster()
     assert not left.exists() and foreign.exists()
+    assert link.is_symlink() and (tmp_path / "elsewhere" / "lock").exists()
     cluster.remove_leftovers()
     assert used.directory.exists()
     used.stop()

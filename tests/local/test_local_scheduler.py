@@ -161,3 +161,37 @@ def test_a_pending_pod_is_tried_at_once_when_another_ends(
     api.call("DELETE", "/api/v1/namespaces/default/pods/other")
     # The third failure means 4 s of back-off.
     assert wait_for(bound(api, "a"), "the binding", 3) == "n1"
+
+
+def unschedulable(api: apis.Api, name: str) -> Callable[[], Any]:
+    """The message with which the pod waits, once it has one."""
+
+    def told() -> Any:
+        conditions = api.call("GET", f"/api/v1/namespaces/default/pods/{name}")["status"].get(
+            "conditions", []
+        )
+        return next((one["message"] for one in conditions if one["type"] == "PodScheduled"), None)
+
+    return told
+
+
+def test_nodes_that_are_out_of_question_are_counted_by_their_reason(
+    api: apis.Api, extender: FakeExtender, scheduler: Scheduler, make_pod: Any, wait_for: Any
+) -> None:
+    api.patch("/api/v1/nodes/n1", {"spec": {"unschedulable": True}})
+    create(api, make_pod("a", nodeSelector={"disk": "ssd"}))
+    assert wait_for(unschedulable(api, "a"), "the reasons") == (
+        "0/3 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, 1 node(s) were not ready, "
+        "1 node(s) were unschedulable."
+    )
+    api.patch("/api/v1/nodes/n2", {"metadata": {"labels": {"disk": "ssd"}}})
+    assert wait_for(bound(api, "a"), "the binding") == "n2"
+
+
+def test_what_the_extender_says_of_its_own_failure_is_what_the_pod_waits_for(
+    api: apis.Api, extender: FakeExtender, scheduler: Scheduler, make_pod: Any, wait_for: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(extender, "answer", lambda *_: {"Error": "no node is known yet"})
+    create(api, make_pod("a", core=30, memory=4))
+    assert wait_for(unschedulable(api, "a"), "the reason") == "0 nodes are available: no node is known yet"

@@ -77,8 +77,7 @@ class Meter:
     def _processes(self, uid: str) -> list[int]:
         pids: list[int] = []
         for container in self._cluster.runtime.containers(uid):
-            if container.process is not None:
-                pids += descendants(container.process.pid)
+            pids += descendants(container.process.pid)
         return pids
 
     def _truth(self, name: str, memory_bytes: int) -> Truth:

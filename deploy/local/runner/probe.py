@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from deploy.local.runner.config import ContainerConfig, Isolation, Mount
 from deploy.local.runner.runtime import Runtime, RuntimeFailure
 
+_TRIAL_SECONDS = 20.0
 _DESCRIPTION = {
     Isolation.USER_AND_MOUNT: "pods get real mounts, each in its own user and mount namespace",
     Isolation.MOUNT: "pods get real mounts, each in its own mount namespace",
@@ -45,9 +47,8 @@ def try_isolation(isolation: Isolation, *, pid_namespace: bool = False) -> str:
         runtime = Runtime(Path(scratch), isolation, pid_namespace=pid_namespace)
         try:
             container = runtime.start("probe", "probe", 0, config)
-            if container.process is not None:
-                container.process.wait(timeout=20)
-        except (RuntimeFailure, TimeoutError) as error:
+            container.process.wait(timeout=_TRIAL_SECONDS)
+        except (RuntimeFailure, subprocess.TimeoutExpired) as error:
             return str(error)
         finally:
             runtime.close()

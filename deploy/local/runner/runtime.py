@@ -32,7 +32,7 @@ class Container:
     pod_uid: str
     name: str
     attempt: int
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes]
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -41,19 +41,19 @@ class Container:
 
     def state(self) -> configs.ContainerState:
         """The monitor's last report; a monitor that vanished without one counts as killed."""
-        alive = self.process is not None and self.process.poll() is None
+        alive = self.process.poll() is None
         try:
             state = configs.ContainerState(**json.loads(self.config.state_path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             state = configs.ContainerState()
-        if self.process is not None and not alive and not state.over:
+        if not alive and not state.over:
             state.phase, state.exit_code, state.signal = "exited", 137, 9
             state.error, state.finished_at = "the container's monitor ended unexpectedly", time.time()
         return state
 
     def tell(self, command: str) -> None:
         with self.lock:
-            if self.process is None or self.process.stdin is None or self.process.poll() is not None:
+            if self.process.stdin is None or self.process.poll() is not None:
                 return
             try:
                 self.process.stdin.write(f"{command}\n".encode())
@@ -103,8 +103,7 @@ class Runtime:
             (directory / "config.json").write_text(effective.dump(), encoding="utf-8")
         except OSError as error:
             raise RuntimeFailure(f"container {name}: its directory can't be prepared: {error}") from error
-        container = Container(effective, pod_uid, name, attempt)
-        container.process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _BOOT, str(_PACKAGE_ROOT), str(directory / "config.json")],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -112,6 +111,7 @@ class Runtime:
             start_new_session=True,
             env={"PATH": os.environ.get("PATH", os.defpath)},
         )
+        container = Container(effective, pod_uid, name, attempt, process)
         with self._lock:
             self._containers[(pod_uid, name, attempt)] = container
         deadline = time.monotonic() + _START_SECONDS
@@ -136,7 +136,7 @@ class Runtime:
         if not container.state().over:
             container.tell("KILL")
             _wait(container, 10.0)
-        if container.process is not None and container.process.poll() is None:
+        if container.process.poll() is None:
             container.process.kill()
             container.process.wait(timeout=10)
 
@@ -146,7 +146,7 @@ class Runtime:
             gone = [key for key in self._containers if key[0] == pod_uid]
             for key in gone:
                 container = self._containers.pop(key)
-                if container.process is not None and container.process.stdin is not None:
+                if container.process.stdin is not None:
                     container.process.stdin.close()
         shutil.rmtree(self._directory / pod_uid, ignore_errors=True)
 
@@ -159,10 +159,7 @@ class Runtime:
 
 
 def _wait(container: Container, seconds: float) -> None:
-    process = container.process
-    if process is None:
-        return
     try:
-        process.wait(timeout=seconds)
+        container.process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         return  # the caller goes on to SIGKILL
