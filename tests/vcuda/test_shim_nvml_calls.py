@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import share as shares
-from tests.support.share import MIB, Share
+from tests.support.share import MIB, PRELUDE, SECONDS, Share
 from vcuda.sim import Machine, SimCard
 
 NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED, MISSING = 6, 2, 3, 13
@@ -105,3 +107,27 @@ answer([call("nvmlUnitGetDevices", None, C.byref(count), room), call("nvmlDevice
 """,
     )
     assert all(result in (INVALID_ARGUMENT, NOT_SUPPORTED, MISSING) for result in got), got
+
+
+def test_a_process_in_a_pid_namespace_below_is_listed_by_its_pid_here(share: Share) -> None:
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no PID namespace")
+    tenant = subprocess.Popen(
+        [*unshare, sys.executable, "-c", PRELUDE + "begin(1)\nanswer(os.getpid())\nsys.stdin.read()"],
+        env=share.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert tenant.stdout and tenant.stdout.readline() == "1\n"
+        children = Path(f"/proc/{tenant.pid}/task/{tenant.pid}/children").read_text().split()
+        pids = share.run("""
+from pynvml import *
+nvmlInit()
+answer([process.pid for process in nvmlDeviceGetComputeRunningProcesses(nvmlDeviceGetHandleByIndex(0))])
+""")
+        assert [str(pid) for pid in pids] == children
+    finally:
+        tenant.communicate("", timeout=SECONDS)

@@ -22,7 +22,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("driver")
     simulated = LIB / "sim" / f"libcuda.so.{native.SIM_DRIVER_VERSION}"
     by_path, made = folder / "by_path.so", folder / "libcuda-old.so.1"
-    build = ["gcc", "-O1", "-w", "-shared", "-fPIC"]
+    build = ["gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run(
         [*build, "-x", "c", "/dev/null", f"-Wl,-soname,{simulated}", "-o", str(by_path)],
         check=True,

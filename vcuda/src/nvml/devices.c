@@ -74,7 +74,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevic
     return index < visible ? vc_nvml_real.nvmlDeviceGetHandleByIndex_v2(indices[index], device) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* Not by the driver's own old call, which asks the newer one by its exported name: ours, that would count among the visible again. */
+/* Not by the driver's own old call: where that jumps to the newer one's exported name, ours would count among the visible again. */
 nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
 {
     return vc_hook_nvmlDeviceGetHandleByIndex_v2(index, device);
