@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from manager import housekeeping
 
 
+class Wake(threading.Event):
+    """Waiting for it is what makes the time pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.now += timeout
+        return self.is_set()
+
+
 def test_what_can_wait_waits_until_kubelet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "QUIET_S", 0.1)
-    monkeypatch.setattr(housekeeping, "PATIENCE_S", 0.4)
-    wake = threading.Event()
+    wake = Wake()
+    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: wake.now))
 
     def waited(quiet_s: Callable[[], float]) -> float:
-        started = time.monotonic()
+        started = wake.now
         housekeeping.await_quiet(quiet_s, wake)
-        return time.monotonic() - started
+        return wake.now - started
 
-    called = time.monotonic()
-    assert 0.09 < waited(lambda: time.monotonic() - called) < 0.35
-    assert waited(lambda: 60.0) < 0.05
-    assert 0.4 <= waited(lambda: 0.0) < 2  # a burst without an end
+    called = wake.now
+    assert waited(lambda: wake.now - called) == pytest.approx(housekeeping.QUIET_S)
+    assert waited(lambda: 60.0) == 0
+    assert waited(lambda: 0.0) == pytest.approx(housekeeping.PATIENCE_S)  # a burst without an end
     wake.set()
-    assert waited(lambda: 0.0) < 0.05
+    assert waited(lambda: 0.0) == 0
