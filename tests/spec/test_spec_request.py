@@ -115,6 +115,25 @@ def test_init_containers_sidecars_and_indices() -> None:
     assert parsed.container("plain") is None
 
 
+@pytest.mark.parametrize("containers", ["main", {"name": "main"}, ["main"]])
+def test_containers_that_are_no_list_of_objects_are_refused(containers: object) -> None:
+    manifest = pod(container("a", 10, 1))
+    manifest["spec"]["initContainers"] = containers
+    with pytest.raises(InvalidRequest, match=r"spec\.initContainers is not a list of containers") as caught:
+        request.parse_pod(manifest)
+    assert caught.value.reason is Reason.INVALID_POD
+
+
+def test_one_pod_has_only_so_many_shares() -> None:
+    most = request.MAX_CONTAINERS_PER_POD
+    many = [container(f"c{number}", 1, 1) for number in range(most + 1)]
+    assert len(request.parse_pod(pod(*many[:most])).containers) == most
+    with pytest.raises(
+        InvalidRequest, match=f"{most + 1} containers ask for a share; one pod may have {most}"
+    ):
+        request.parse_pod(pod(*many))
+
+
 def test_two_containers_of_one_name_are_refused() -> None:
     assert reason_for(pod(container("a", 10, 1), init=(container("a", 10, 1),))) is Reason.INVALID_POD
 
@@ -129,6 +148,9 @@ def test_two_containers_of_one_name_are_refused() -> None:
         ("vcuda-core-limit", "half"),
         ("vcuda-priority", "urgent"),
         ("vcuda-policy", "random"),
+        ("vcuda-policy", "node=spread"),
+        ("vcuda-policy", "node=spread,card=random"),
+        ("vcuda-policy", "node=spread,card=binpack,"),
         ("vcuda-oversell", "maybe"),
         ("vcuda-oversell", "1"),
         ("vcuda-oversell", "-8"),
@@ -159,6 +181,11 @@ def test_good_annotations() -> None:
     assert parsed.models.allows("T4")
     assert not parsed.models.allows("A100") and not parsed.models.allows("V100")
     assert parsed.uuids.allows("GPU-2") and not parsed.uuids.allows("GPU-1")
+
+
+def test_node_and_card_may_be_chosen_by_different_policies() -> None:
+    parsed = request.parse_pod(annotated(30, **{"vcuda-policy": "card=binpack, node=spread"}))
+    assert (parsed.policy, parsed.card_policy) == (request.Policy.SPREAD, request.Policy.BINPACK)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""`python -m deploy.local up`: runs until it is told to end or one of its programs dies, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.local.runner.stage import descendants
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+UP = [sys.executable, "-m", "deploy.local", "up", "--cards", "1", "--isolation", "host-paths"]
+
+
+@pytest.fixture
+def up() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """The running deployment and its kubeconfig, which it has printed."""
+    process = subprocess.Popen(UP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert process.stdout is not None
+    told = ""
+    while "Ctrl-C ends everything" not in told:
+        line = process.stdout.readline()
+        assert line, told + process.communicate()[1]
+        told += line
+    kubeconfig = re.search(r"export KUBECONFIG=(\S+)", told)
+    assert kubeconfig is not None
+    yield process, Path(kubeconfig[1])
+    process.kill()
+    process.communicate()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(
+    up: tuple[subprocess.Popen[str], Path], number: signal.Signals
+) -> None:
+    process, kubeconfig = up
+    words = [sys.executable, "-m", "deploy.local", "get"]
+    found = subprocess.run(
+        words, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, cwd=REPOSITORY, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+    below = descendants(process.pid)
+    process.send_signal(number)
+    assert end(process) == (0, "")
+    assert not kubeconfig.parent.exists()
+    assert not [pid for pid in below if Path(f"/proc/{pid}/exe").exists()]
+
+
+def test_a_program_of_it_that_dies_ends_it_and_is_named(up: tuple[subprocess.Popen[str], Path]) -> None:
+    process, kubeconfig = up
+    manager = next(
+        pid
+        for pid in descendants(process.pid)
+        if b"manager.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(manager, signal.SIGKILL)
+    status, errors = end(process)
+    assert status == 1
+    assert errors.startswith("deploy.local: gpu-manager ended with status -9; its last lines:\n")
+    assert not kubeconfig.parent.exists()
