@@ -215,6 +215,57 @@ static void start_contended(uint32_t holder, uint32_t first, uint32_t second)
     CHECK(plan.holder == 0);
 }
 
+/* Whose next operation is too long for the rest of its lease says so; once what it launched is done the lease is the next one's. */
+static void test_a_holder_that_nothing_fits_any_more_gives_up_its_lease(void)
+{
+    for (unsigned says = 0; says < 2; says++) {
+        start(2);
+        waits(0, T);
+        vc_plan_decide(&plan, T);
+        works(0, T, 2 * MS, T + 2 * MS);
+        vc_plan_decide(&plan, T);
+        waits(1, T);
+        tenants[0].virtual_ns = 0; /* no returner interrupts it */
+        tenants[1].virtual_ns = 1e9;
+        tenants[1].was_idle = false;
+        waits(0, T + MS);
+        tenants[0].seen.refill_ns = says ? VC_NOTHING_FITS : 0;
+        uint64_t next = vc_plan_decide(&plan, T + MS);
+        CHECK(plan.holder == 0);
+        CHECK(!says || next <= T + 2 * MS - VC_LEASE_LEAD_NS);
+        tenants[0].virtual_ns = 2e9;
+        vc_plan_decide(&plan, T + 2 * MS - VC_LEASE_LEAD_NS);
+        CHECK(plan.holder == (int)says);
+    }
+}
+
+/* Longer than others' slices take nobody waits on a card that slices: where somebody does, who has begun has the card. */
+static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
+{
+    for (unsigned queued = 0; queued < 2; queued++) {
+        start(2);
+        waits(0, T);
+        waits(1, T);
+        vc_plan_decide(&plan, T);
+        works(0, T, 20 * MS, T + 20 * MS);
+        works(1, T, 20 * MS, T + 40 * MS);
+        tenants[0].seen.began_ns = T;
+        tenants[1].seen.began_ns = queued ? VC_NOT_BEGUN : T + 2 * MS;
+        for (unsigned ms = 1; ms <= 4; ms++)
+            vc_plan_decide(&plan, T + ms * MS);
+        uint64_t before = tenants[0].others_gpu_ns;
+        vc_plan_decide(&plan, T + 6 * MS);
+        CHECK(tenants[0].others_gpu_ns - before == (queued ? 0 : MS)); /* slices: half of it */
+        CHECK(!queued || plan.uncut_until_ns > T + 6 * MS);
+        if (!queued)
+            continue;
+        before = tenants[1].others_gpu_ns;
+        tenants[1].seen.began_ns = T - MS; /* an operation of before; what is queued behind it waits for the one that began last */
+        vc_plan_decide(&plan, T + 8 * MS);
+        CHECK(tenants[1].others_gpu_ns - before == 2 * MS);
+    }
+}
+
 static void test_a_returner_of_high_priority_interrupts_whoever_was_served_less(void)
 {
     for (uint32_t priority = VC_PRIORITY_LOW; priority <= VC_PRIORITY_HIGH; priority++) {
@@ -309,6 +360,8 @@ static void test_an_unknown_priority_is_normal(void)
 
 int main(void)
 {
+    test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
+    test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_a_returner_of_high_priority_interrupts_whoever_was_served_less();
     test_high_priority_waits_for_one_lease_at_most();
     test_a_low_returner_does_not_interrupt_a_high_holder();

@@ -13,6 +13,7 @@ extern uint64_t vc_test_ticks;
 
 struct kernel {
     uint64_t left_ns;
+    bool begun;
     int start_mark, end_mark; /* -1: none */
 };
 
@@ -74,6 +75,7 @@ struct model {
     struct vc_card_plan plan;
     uint64_t decide_at;
     int on_card; /* process whose context is on the card */
+    bool run_to_completion;
     uint64_t slice_end, switched_at;
 };
 
@@ -164,7 +166,9 @@ static void choose(struct model *model)
 static void card_step(struct model *model)
 {
     struct process *process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
-    if (!process || process->count == 0 || model->now >= model->slice_end) {
+    bool may_switch = model->now >= model->slice_end &&
+                      !(model->run_to_completion && process && process->count && process->queue[process->head].begun);
+    if (!process || process->count == 0 || may_switch) {
         choose(model);
         process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
     }
@@ -179,6 +183,7 @@ static void card_step(struct model *model)
     if (bin < MODEL_BINS)
         model->tenants[process->tenant].bins[bin] += (uint32_t)STEP;
     process->worked_ns += STEP;
+    kernel->begun = true;
     kernel->left_ns -= STEP < kernel->left_ns ? STEP : kernel->left_ns;
     if (kernel->left_ns == 0)
         finish_kernel(model, process);
@@ -203,7 +208,7 @@ static void push_kernel(struct model *model, struct process *process, int start,
 {
     unsigned slot = (process->head + process->count++) % MODEL_QUEUE;
     double noise = 0.9 + 0.2 * uniform(model);
-    process->queue[slot] = (struct kernel){(uint64_t)((double)process->load.kernel_ns * noise), start, end};
+    process->queue[slot] = (struct kernel){(uint64_t)((double)process->load.kernel_ns * noise), false, start, end};
 }
 
 static void call_siblings(struct model *model, const struct process *caller)
@@ -306,7 +311,10 @@ static void helper_step(struct model *model, struct process *process)
         if (begin && !begin->noticed && begin->reached_ns != 0 && model->now >= begin->reached_ns + SEE) {
             begin->noticed = true;
             begin->others = vc_gate_others(&process->gate);
+            vc_gate_began(&process->gate, begin->reached_ns);
         }
+        if (begin && !begin->noticed)
+            vc_gate_began(&process->gate, VC_NOT_BEGUN);
         if (to->reached_ns == 0 || model->now < to->reached_ns + SEE)
             break;
         struct vc_interval interval = next->step.interval;
@@ -341,7 +349,7 @@ static void arbiter_step(struct model *model)
         vc_tenant_prioritise(&model->plan_tenants[i], limit->priority);
         model->plan_tenants[i].seen =
             (struct vc_observation){usage->gpu_ns,    usage->credit_ns,        usage->credit_updated_ns,
-                                    usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns};
+                                    usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns, usage->began_ns};
     }
     model->decide_at = vc_plan_decide(&model->plan, model->now);
     for (unsigned i = 0; i < model->tenant_count; i++) {
@@ -428,6 +436,11 @@ struct vc_card_usage *model_usage(struct model *model, unsigned tenant)
 struct vc_card_limit *model_limit(struct model *model, unsigned tenant)
 {
     return &model->limits.cards[tenant];
+}
+
+void model_run_to_completion(struct model *model)
+{
+    model->run_to_completion = true;
 }
 
 void model_arbiter(struct model *model, bool alive)

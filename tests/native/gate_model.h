@@ -44,5 +44,7 @@ uint64_t model_burst_percentile(const struct model *model, unsigned tenant, doub
 struct vc_card_usage *model_usage(struct model *model, unsigned tenant);
 struct vc_card_limit *model_limit(struct model *model, unsigned tenant);
 void model_arbiter(struct model *model, bool alive);
+/* From now on the card runs every kernel that has begun to its end; the switch comes then. */
+void model_run_to_completion(struct model *model);
 
 #endif

@@ -288,6 +288,7 @@ OFFSETS = {
     ("vc_card_usage", "learnt_context_bytes"): 88,
     ("vc_card_usage", "oversold_allocations"): 112,
     ("vc_card_usage", "turn"): 120,
+    ("vc_card_usage", "began_ns"): 128,
     ("vc_slot", "pid"): 4,
     ("vc_slot", "flags"): 48,
     ("vc_slot", "cards"): 128,

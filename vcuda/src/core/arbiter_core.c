@@ -180,12 +180,20 @@ static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
     }
 }
 
+/* It used the lease, and what it would launch next is too long for the rest: that would be idle time. */
+static bool gives_up(const struct vc_tenant *holder)
+{
+    return holder->waiting && holder->seen.refill_ns == VC_NOTHING_FITS && holder->lease_charged_ns > 0;
+}
+
 static bool lease_is_over(const struct vc_card_plan *plan, uint64_t now_ns)
 {
     const struct vc_tenant *holder = &plan->tenants[plan->holder];
     if (now_ns >= plan->lease_end_ns)
         return true;
     bool nearly_done = holder->finish_ns <= now_ns + VC_LEASE_LEAD_NS;
+    if (nearly_done && gives_up(holder))
+        return true;
     if (nearly_done && now_ns + VC_LEASE_LEAD_NS >= plan->lease_end_ns)
         return true;
     return nearly_done && !holder->in_credit;
@@ -276,6 +284,8 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
         if (plan->contended) {
             uint64_t lead = later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
             next = earlier(next, earlier(plan->lease_end_ns, later(lead, now_ns)));
+            if (gives_up(&plan->tenants[plan->holder]))
+                next = earlier(next, later(finish - earlier(finish, VC_LEASE_LEAD_NS), now_ns));
         }
         if (finish + VC_LEASE_IDLE_NS >= now_ns)
             next = earlier(next, finish + VC_LEASE_IDLE_NS + 5000);

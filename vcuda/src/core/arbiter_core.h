@@ -18,6 +18,7 @@ enum {
     VC_LEASE_MAX_NS = 8000000,    /* … nor more than this */
     VC_LEASE_LEAD_NS = 300000,    /* the next lease may open so long before the end, if so little is outstanding */
     VC_LEASE_IDLE_NS = 200000,    /* a holder with nothing outstanding for so long passes the lease on */
+    VC_CARD_SLICE_NS = 2100000,   /* the longest that a card which slices gives one tenant while others wait, and the switch */
     VC_ARBITER_TICK_NS = 1000000, /* while anything is going on, decide at least so often … */
     VC_ARBITER_REST_NS = 100000000 /* … and otherwise so often: limits may change */
 };
@@ -30,6 +31,7 @@ struct vc_observation {
     int64_t refill_ns;
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
+    uint64_t began_ns; /* VC_NOT_BEGUN: its work waits for others' on the card */
 };
 
 /* One container on the card. The caller fills the first part; the rest belongs to these rules. */
@@ -46,6 +48,8 @@ struct vc_tenant {
     uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
     int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
     uint64_t finish_ns;  /* bounded predicted finish */
+    uint64_t queued_since_ns; /* its work has not begun since then; 0: it has */
+    unsigned queued_behind;   /* the most others that had work on the card meanwhile */
     bool waiting, active, was_idle, returned, in_credit;
     uint64_t credit_at_ns; /* when a waiting tenant in debt will have credit again */
 
@@ -70,6 +74,7 @@ struct vc_card_plan {
     uint64_t held_from_ns; /* when the holder's work could first run; renewals keep it */
     uint64_t sequence;
     uint64_t looked_ns;
+    uint64_t uncut_until_ns; /* lately somebody waited longer than slices explain: the card runs kernels to their end */
 };
 
 void vc_plan_init(struct vc_card_plan *plan);

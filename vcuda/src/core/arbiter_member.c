@@ -135,6 +135,7 @@ void vc_member_observation(const struct vc_member *member, uint32_t card, struct
         .refill_ns = usage->refill_ns,
         .waiting_until_ns = usage->waiting_until_ns,
         .predicted_finish_ns = usage->predicted_finish_ns,
+        .began_ns = usage->began_ns,
     };
 }
 

@@ -8,6 +8,9 @@ static const uint64_t CHARGE_BOUND_NS = UINT64_C(10000000000);
 static const uint64_t REFUND_BOUND_NS = UINT64_C(1000000000);
 static const uint64_t FINISH_BOUND_NS = UINT64_C(2000000000);
 static const uint64_t FINISH_SLACK_NS = 1000000;
+/* Waiting for so much longer than others' slices says that the card does not slice; it is remembered for a while. */
+static const uint64_t UNCUT_SLACK_NS = 1500000;
+static const uint64_t UNCUT_MEMORY_NS = UINT64_C(10000000000);
 
 static int64_t charge_since_last_look(struct vc_tenant *tenant)
 {
@@ -54,26 +57,70 @@ static uint64_t believed_finish(const struct vc_tenant *tenant, uint64_t now_ns,
     return earlier(tenant->seen.predicted_finish_ns, earlier(paid, now_ns + FINISH_BOUND_NS));
 }
 
-/* How long since the last look the tenant had work on the card, as it predicted. */
-static uint64_t busy_since(const struct vc_tenant *tenant, uint64_t last_ns, uint64_t now_ns)
+static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
 {
+    return plan->uncut_until_ns > now_ns;
+}
+
+/* How long since the last look the tenant had work on the card, as it predicted. On a card that runs every kernel to its end only from
+ * when it began: while it waits for a neighbour's kernel neither has anything of the other's time. */
+static uint64_t busy_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    uint64_t from = uncut(plan, now_ns) ? later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
     uint64_t until = earlier(tenant->finish_ns, now_ns);
-    return until > last_ns ? until - last_ns : 0;
+    return until > from ? until - from : 0;
+}
+
+/* Where no kernel is cut, whoever began last runs, and whoever began before it and is not done waits behind it. */
+static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    const struct vc_tenant *runner = NULL;
+    for (unsigned i = 0; i < plan->count; i++) {
+        const struct vc_tenant *tenant = &plan->tenants[i];
+        if (busy_since(plan, tenant, now_ns) != 0 && (!runner || tenant->seen.began_ns > runner->seen.began_ns))
+            runner = tenant;
+    }
+    for (unsigned i = 0; runner && i < plan->count; i++)
+        if (&plan->tenants[i] != runner)
+            plan->tenants[i].others_gpu_ns +=
+                earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
 }
 
 /* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
-static void split_overlaps(struct vc_card_plan *plan, uint64_t last_ns, uint64_t now_ns)
+static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
 {
     unsigned present = 0;
     for (unsigned i = 0; i < plan->count; i++)
-        present += busy_since(&plan->tenants[i], last_ns, now_ns) != 0;
+        present += busy_since(plan, &plan->tenants[i], now_ns) != 0;
     if (present < 2)
         return;
     for (unsigned i = 0; i < plan->count; i++) {
-        uint64_t own = busy_since(&plan->tenants[i], last_ns, now_ns);
+        uint64_t own = busy_since(plan, &plan->tenants[i], now_ns);
         for (unsigned j = 0; own != 0 && j < plan->count; j++)
             if (j != i)
-                plan->tenants[i].others_gpu_ns += earlier(own, busy_since(&plan->tenants[j], last_ns, now_ns)) / present;
+                plan->tenants[i].others_gpu_ns += earlier(own, busy_since(plan, &plan->tenants[j], now_ns)) / present;
+    }
+}
+
+/* A card that slices lets everybody begin after one slice of each of the others, whatever they run. */
+static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned present = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        present += plan->tenants[i].finish_ns > now_ns;
+    for (unsigned i = 0; i < plan->count; i++) {
+        struct vc_tenant *tenant = &plan->tenants[i];
+        if (tenant->seen.began_ns != VC_NOT_BEGUN || tenant->finish_ns <= now_ns) {
+            tenant->queued_since_ns = 0;
+            tenant->queued_behind = 0;
+            continue;
+        }
+        if (tenant->queued_since_ns == 0)
+            tenant->queued_since_ns = now_ns;
+        tenant->queued_behind = present - 1 > tenant->queued_behind ? present - 1 : tenant->queued_behind;
+        uint64_t slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
+        if (slices != 0 && now_ns - tenant->queued_since_ns > slices + UNCUT_SLACK_NS)
+            plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
     }
 }
 
@@ -97,7 +144,10 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         if (busy > on_card(tenant, now_ns))
             tenant->others_active_ns = now_ns;
     }
-    if (plan->looked_ns != 0)
-        split_overlaps(plan, plan->looked_ns, now_ns);
+    look_for_uncut_kernels(plan, now_ns);
+    if (plan->looked_ns != 0 && uncut(plan, now_ns))
+        split_by_turns(plan, now_ns);
+    else if (plan->looked_ns != 0)
+        split_overlaps(plan, now_ns);
     plan->looked_ns = now_ns;
 }

@@ -128,6 +128,7 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
         bool turn = policy->turn_ends_first;
         refuse(answer, turn ? VC_GATE_TURN : VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
         answer->call_next = turn && vc_turn_shorten(&gate->turns, now_ns, gate->finish_ns);
+        answer->refill_ns = turn ? 0 : VC_NOTHING_FITS;
         return true;
     }
     uint64_t outstanding = gate->finish_ns > now_ns ? gate->finish_ns - now_ns : 0;
@@ -265,6 +266,11 @@ void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns)
     pthread_mutex_lock(&gate->mutex);
     vc_busy_add(&gate->busy, from_ns, from_ns + cost_ns);
     pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
+{
+    vc_store_relaxed(&gate->usage->began_ns, began_ns);
 }
 
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns)

@@ -144,6 +144,9 @@ uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const st
  * measured beside it does not pay for it again. */
 void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns);
 
+/* When the work under way began, as its mark tells; VC_NOT_BEGUN: it still waits for others' on the card. */
+void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
+
 /* An end mark is still on its way past the predicted finish: the card is busy, not idle. */
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns);
 

@@ -13,6 +13,11 @@
 /* First eight bytes of both files, not NUL-terminated. */
 #define VC_MAGIC "VCUDARGN"
 
+/* In vc_card_usage.began_ns: not yet, as far as is known. */
+#define VC_NOT_BEGUN UINT64_MAX
+/* In vc_card_usage.refill_ns, of a lease holder that waits: its next operation does not fit into what is left of the lease. */
+#define VC_NOTHING_FITS INT64_C(-1)
+
 #define VC__OFFSET(type, field, offset) \
     _Static_assert(offsetof(struct type, field) == (offset), "ABI: " #type "." #field " moved")
 #define VC__SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), "ABI: size of " #type " changed")
@@ -43,6 +48,7 @@ VC__OFFSET(vc_card_usage, unknown_symbols, 80);
 VC__OFFSET(vc_card_usage, waiting_until_ns, 96);
 VC__OFFSET(vc_card_usage, oversold_allocations, 112);
 VC__OFFSET(vc_card_usage, turn, 120);
+VC__OFFSET(vc_card_usage, began_ns, 128);
 
 VC__SIZE(vc_slot_card, 128);
 VC__OFFSET(vc_slot_card, gpu_ns, 32);

@@ -178,6 +178,7 @@ static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
         return false;
     from->noticed = true;
     from->others = vc_gate_others(tracker->gate);
+    vc_gate_began(tracker->gate, when(tracker, from->event, vc_now_ns()));
     return true;
 }
 
@@ -196,12 +197,13 @@ static uint64_t work_off(struct vc_tracker *tracker)
         return next;
     /* Only this thread takes entries out; others append, under the mutex. */
     struct vc_under_way **link = &tracker->first;
+    bool any = false, begun = false;
     for (;;) {
         pthread_mutex_lock(&tracker->mutex);
         struct vc_under_way *entry = *link;
         pthread_mutex_unlock(&tracker->mutex);
         if (!entry)
-            return next;
+            break;
         bool behind = behind_another(tracker->first, entry);
         if (!behind && reached(entry->to->event)) {
             unlink_entry(tracker, link);
@@ -212,14 +214,20 @@ static uint64_t work_off(struct vc_tracker *tracker)
         uint64_t now = vc_now_ns();
         if (!behind) {
             uint64_t poll = next_poll(entry, now);
-            if (!notice_begin(tracker, entry->from) && poll > now + POLL_LONG_NS)
+            bool has_begun = notice_begin(tracker, entry->from);
+            if (!has_begun && poll > now + POLL_LONG_NS)
                 poll = now + POLL_LONG_NS;
+            any = true;
+            begun = begun || has_begun;
             next = poll < next ? poll : next;
             if (entry->expected_ns < now)
                 vc_gate_overdue(tracker->gate, now);
         }
         link = &entry->next;
     }
+    if (any && !begun)
+        vc_gate_began(tracker->gate, VC_NOT_BEGUN);
+    return next;
 }
 
 /* --- the thread --- */
