@@ -68,7 +68,7 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
             "state": "released",
             "summary": f"node {last.node} was chosen, but the pod was not bound in time, has ended or was deleted",
         }
-    if ground is None or last.asked is None:
+    if ground is None or not ground.nodes or last.asked is None:
         return {"state": "waiting", "summary": "kube-scheduler offered no node that is known here"}
     codes = ground.codes(np.arange(len(ground.nodes)))
     counts = counted(codes)
