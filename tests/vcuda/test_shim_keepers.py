@@ -304,3 +304,45 @@ for number in range(300):
 """,
     )
     assert len(found) == 300 and max(steps[-1] for steps in found) > 10
+
+
+MAPPED = """
+def tile(array, handle, operation=1, kind=0):
+    box = (C.c_uint * 8)(0, 0, 0, 0, 0, 1024, 512, 1)
+    return (Tile * 1)(Tile(0, array.value if array else None, kind, 0, box, operation, 0, handle, 0, 1, 0))
+context, array = C.c_void_p(), sparse()
+ok("cuCtxGetCurrent", C.byref(context))
+memory = create(2)
+ok("cuMemMapArrayAsync", tile(array, memory.value), 1, None)
+ok("cuMemRelease", memory); step(); show()
+"""
+
+
+def test_memory_that_leaves_a_sparse_array_stays_charged_until_its_stream_got_there(share: Share) -> None:
+    found = steps_and_truth(
+        share,
+        MAPPED
+        + """
+stream, module, function = C.c_void_p(), C.c_void_p(), C.c_void_p()
+ok("cuStreamCreate", C.byref(stream), 1)
+text = b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry spin_900s() { ret; }\\n"
+ok("cuModuleLoadData", C.byref(module), text); ok("cuModuleGetFunction", C.byref(function), module, b"spin_900s"); step()
+ok("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+ok("cuMemMapArrayAsync", tile(array, 0, operation=2), 1, stream); step(); show()
+""",
+    )
+    assert [line[:-1] for line in found] == [[2], [2, 3, 3]]  # the kernel's code takes a part of the third
+
+
+def test_memory_in_a_sparse_array_goes_with_the_arrays_context(share: Share) -> None:
+    found = steps_and_truth(
+        share,
+        MAPPED
+        + """
+wrong = call("cuMemMapArrayAsync", tile(array, 12345), 1, None); step()
+assert wrong != 0
+ok("cuCtxDestroy_v2", context)
+begin(); step(); show()
+""",
+    )
+    assert [line[:-1] for line in found] == [[2], [2, 2, 0]]
