@@ -38,12 +38,14 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Tenants:
-    """So many greedy tenants with equal shares: the worst one's error over the time, the sum, the arbiter's part of a core."""
+    """So many greedy tenants with equal shares: the worst one's error over the time, the sum, what the same programs keep busy
+    together without any share, the arbiter's part of a core."""
 
     tenants: int
     each: float
     worst_error: float
     sum: float
+    native_sum: float
     arbiter_percent: float
 
 
@@ -87,7 +89,8 @@ def tenants(bench: Bench, counts: Sequence[int], seconds: float) -> list[Tenants
                 answer_of(process)
         means = [statistics.fmean(mine) for mine in samples]
         worst = max(abs(mean - each) for mean in means)
-        found.append(Tenants(count, each, worst, sum(means), max(0.0, used.percent - alone.percent)))
+        native = bench.native_share([KERNEL] * count, seconds)
+        found.append(Tenants(count, each, worst, sum(means), native, max(0.0, used.percent - alone.percent)))
     return found
 
 
@@ -126,9 +129,9 @@ def show(result: dict[str, Any]) -> None:
     print("\nstreams with work in flight, cap 50   got   |err| 100 ms")
     for row in result["in_flight"]:
         print(f"{row['streams']:34}{row['achieved']:8.2f}{row['error']:12.2f}")
-    print("\ngreedy tenants   each   worst error      sum   arbiter, % of a core")
+    print("\ngreedy tenants   each   worst error      sum   native   arbiter, % of a core")
     for row in result["tenants"]:
-        line = f"{row['tenants']:14}{row['each']:7.0f}{row['worst_error']:14.2f}{row['sum']:9.2f}"
+        line = f"{row['tenants']:14}{row['each']:7.0f}{row['worst_error']:14.2f}{row['sum']:9.2f}{row['native_sum']:9.2f}"
         print(f"{line}{row['arbiter_percent']:23.2f}")
     print("\nprocesses of one container, cap 50   got   least of mean")
     for row in result["processes"]:
