@@ -49,9 +49,9 @@ class XidEvent:
 
 @dataclass(frozen=True)
 class CardSample:
-    """What a card does now. `gpu_percent` is the driver's utilization over its own sample window, 0 to 100."""
+    """What a card does now. `gpu_percent` is the driver's utilization over its own sample window, 0 to 100; None if it says none (MIG)."""
 
-    gpu_percent: int
+    gpu_percent: int | None
     memory_used_bytes: int
 
 

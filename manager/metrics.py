@@ -192,7 +192,7 @@ def _cards(report: NodeReport) -> Iterator[Metric]:
         (
             "vcuda_card_utilization_ratio",
             "The driver's utilization, 0 to 1",
-            lambda card: card.gpu_percent / 100,
+            lambda card: None if card.gpu_percent is None else card.gpu_percent / 100,
         ),
         ("vcuda_card_booked_cores", "Hundredths of the card that are booked", lambda card: card.booked_cores),
         ("vcuda_card_booked_memory_bytes", "Memory that is booked", lambda card: card.booked_memory_bytes),

@@ -243,14 +243,14 @@ class NvmlDriver:
 
     def sample(self, uuid: str) -> CardSample | None:
         with self._lock:
-            handle = self._handles.get(uuid)
+            handle = self._handles.get(uuid) or self._instances.get(uuid)
             if handle is None or not self._open:
                 return None
             memory = _optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
             rates = _optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
         if memory is None:
             return None
-        return CardSample(int(rates.gpu) if rates is not None else 0, int(memory.used))
+        return CardSample(int(rates.gpu) if rates is not None else None, int(memory.used))
 
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
         """By an instance's handle NVML lists that instance, by its card's all of them (nvml.h)."""

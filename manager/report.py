@@ -21,15 +21,15 @@ from vcuda.spec.units import BLOCK_BYTES, format_bytes
 
 @dataclass(frozen=True)
 class CardReport:
-    """A card of the node. `other_memory_bytes`: of processes of no container with a share; None if the card does not say."""
+    """A card of the node. `other_memory_bytes`: of processes of no container with a share. None: the card does not say."""
 
     uuid: str
     minor: int
     model: str
     numa_node: int | None
     memory_bytes: int
-    memory_used_bytes: int
-    gpu_percent: int
+    memory_used_bytes: int | None
+    gpu_percent: int | None
     booked_cores: int
     booked_memory_bytes: int
     healthy: bool
@@ -153,7 +153,7 @@ class Reporter:
         for item in snapshot.cards:
             card = item.card
             sample = self._inventory.sample(card.uuid)
-            if sample is not None:
+            if sample is not None and sample.gpu_percent is not None:
                 percents[card.uuid] = sample.gpu_percent
             cores, blocks = booked.get(card.uuid, (0, 0))
             cards.append(
@@ -163,8 +163,8 @@ class Reporter:
                     card.model,
                     card.numa_node,
                     card.memory_bytes,
-                    sample.memory_used_bytes if sample else 0,
-                    sample.gpu_percent if sample else 0,
+                    sample.memory_used_bytes if sample else None,
+                    sample.gpu_percent if sample else None,
                     cores,
                     blocks * BLOCK_BYTES,
                     card.healthy and not snapshot.node_problem,
@@ -245,10 +245,12 @@ def graph(report: NodeReport) -> str:
 
 def _card_lines(report: NodeReport, card: CardReport) -> list[str]:
     state = "" if card.healthy else f"  UNHEALTHY: {card.problem}"
+    busy = "?" if card.gpu_percent is None else card.gpu_percent
+    used = "?" if card.memory_used_bytes is None else format_bytes(card.memory_used_bytes)
     lines = [
         f"    card {card.minor}  {card.model}  {card.uuid}{state}",
         f"      booked {card.booked_cores}/100 cores, {format_bytes(card.booked_memory_bytes)} of "
-        f"{format_bytes(card.memory_bytes)}; in use {card.gpu_percent} %, {format_bytes(card.memory_used_bytes)}",
+        f"{format_bytes(card.memory_bytes)}; in use {busy} %, {used}",
     ]
     for item in report.containers:
         for share in item.cards:

@@ -75,6 +75,27 @@ def test_each_instance_lists_its_own_processes_and_the_card_all_of_them(machine:
     assert on[first][one] >= 600 * MIB
 
 
+def test_an_instance_tells_its_memory_and_leaves_its_utilization_open(
+    machine: Machine, make_node: Callable[..., Node]
+) -> None:
+    first, second = (instance.uuid for instance in machine.cards[0].mig)
+    node = make_node(machine.root)
+    node.start()
+
+    def used() -> dict[str, float]:
+        lines = node.get("/metrics")[1].splitlines()
+        rows = [line for line in lines if line.startswith("vcuda_card_memory_used_bytes{")]
+        return {line.split('uuid="')[1].split('"')[0]: float(line.split()[-1]) for line in rows}
+
+    with client_on(machine, first):
+        eventually(lambda: used()[first] >= 600 * MIB, "the memory of the instance")
+        metrics, graph = node.get("/metrics")[1], node.get("/graph")[1]
+    assert used()[second] < 600 * MIB
+    utilization = [line for line in metrics.splitlines() if line.startswith("vcuda_card_utilization_ratio{")]
+    assert len(utilization) == 1 and machine.cards[1].uuid in utilization[0]
+    assert "in use ? %, " in graph and "in use 0 %, " in graph
+
+
 def test_a_process_on_an_instance_without_our_library_is_told_to_the_instances_pod(
     machine: Machine, make_node: Callable[..., Node]
 ) -> None:
