@@ -45,8 +45,11 @@ def pod_requests(pod: Mapping[str, Any]) -> tuple[int, int]:
         return 0, 0
     standing, peak = (0, 0), (0, 0)
     for key in ("initContainers", "containers"):
-        for container in spec.get(key) or ():
-            resources = container.get("resources") if isinstance(container, Mapping) else None
+        listed = spec.get(key)
+        for container in listed if isinstance(listed, list) else ():
+            if not isinstance(container, Mapping):
+                continue
+            resources = container.get("resources")
             wanted = cpu_and_memory(resources.get("requests")) if isinstance(resources, Mapping) else (0, 0)
             total = (standing[0] + wanted[0], standing[1] + wanted[1])
             if key == "initContainers" and container.get("restartPolicy") != "Always":

@@ -70,6 +70,14 @@ def test_a_pod_without_a_specification_asks_for_no_cpu(spec: object) -> None:
     assert quantities.pod_requests({"spec": spec}) == (0, 0)
 
 
+@pytest.mark.parametrize("odd", [[None, "x", 5], [{"resources": 3}], {"a": 1}, "abc", 5])
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_what_is_no_container_asks_for_no_cpu(where: str, odd: object) -> None:
+    right = {"resources": {"requests": {"cpu": "2", "memory": "1Mi"}}}
+    other = {"containers": "initContainers", "initContainers": "containers"}[where]
+    assert quantities.pod_requests({"spec": {where: odd, other: [right]}}) == (2000, 2**20)
+
+
 def test_links_to_cards_that_the_node_does_not_have_are_left_out() -> None:
     linked = Card("GPU-0", 0, "A100", 2**33, links=(("GPU-9", 50), ("GPU-1", 50)))
     engine, _ = engine_with(node("a", (linked, Card("GPU-1", 1, "A100", 2**33))))
