@@ -251,12 +251,18 @@ static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
         works(1, T, 20 * MS, T + 40 * MS);
         tenants[0].seen.began_ns = T;
         tenants[1].seen.began_ns = queued ? VC_NOT_BEGUN : T + 2 * MS;
-        for (unsigned ms = 1; ms <= 4; ms++)
+        for (unsigned ms = 1; ms <= 5; ms++)
             vc_plan_decide(&plan, T + ms * MS);
+        CHECK(plan.uncut_until_ns == 0); /* its helper may be late to see that it began */
+        if (queued) {
+            tenants[1].seen.began_ns = T + 5 * MS;
+            vc_plan_decide(&plan, T + 5 * MS);
+            CHECK(plan.uncut_until_ns > T + 6 * MS);
+            tenants[1].seen.began_ns = VC_NOT_BEGUN;
+        }
         uint64_t before = tenants[0].others_gpu_ns;
         vc_plan_decide(&plan, T + 6 * MS);
-        CHECK(tenants[0].others_gpu_ns - before == (queued ? 0 : MS)); /* slices: half of it */
-        CHECK(!queued || plan.uncut_until_ns > T + 6 * MS);
+        CHECK(tenants[0].others_gpu_ns - before == (queued ? 0 : MS / 2)); /* slices: half of it */
         if (!queued)
             continue;
         before = tenants[1].others_gpu_ns;

@@ -102,7 +102,8 @@ static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
     }
 }
 
-/* A card that slices lets everybody begin after one slice of each of the others, whatever they run. */
+/* A card that slices lets everybody begin after one slice of each of the others, whatever they run. Judged by when the work began, not
+ * by when its helper looked: that may be late on a busy machine. */
 static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
 {
     unsigned present = 0;
@@ -111,6 +112,10 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         if (tenant->seen.began_ns != VC_NOT_BEGUN || tenant->finish_ns <= now_ns) {
+            uint64_t began = earlier(tenant->seen.began_ns, now_ns), slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
+            if (tenant->queued_since_ns != 0 && tenant->seen.began_ns != VC_NOT_BEGUN && slices != 0 &&
+                began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
+                plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
             tenant->queued_since_ns = 0;
             tenant->queued_behind = 0;
             continue;
@@ -118,9 +123,6 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
         if (tenant->queued_since_ns == 0)
             tenant->queued_since_ns = now_ns;
         tenant->queued_behind = present - 1 > tenant->queued_behind ? present - 1 : tenant->queued_behind;
-        uint64_t slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
-        if (slices != 0 && now_ns - tenant->queued_since_ns > slices + UNCUT_SLACK_NS)
-            plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
     }
 }
 
