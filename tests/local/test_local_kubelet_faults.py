@@ -279,3 +279,6 @@ def test_a_node_that_the_server_does_not_take_is_the_end_of_the_start(node: Node
     )
     with pytest.raises(apis.ApiFailure, match=f"metadata.name: Invalid value: '{name}'"):
         refused.start()
+    # It serves already; what is left running would disturb who forks after it.
+    for part in (refused._registration, refused._pod_resources, refused._http):
+        part.stop()
