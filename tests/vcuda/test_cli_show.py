@@ -12,9 +12,10 @@ import pytest
 
 from vcuda import region, sim
 from vcuda.cli import main
-from vcuda.runs import ledger, view
+from vcuda.runs import cards, ledger, view
 from vcuda.runs.booking import Booking, Share
 from vcuda.runs.view import RunView, ShareView
+from vcuda.spec.inventory import Card
 
 GIB = 2**30
 
@@ -38,6 +39,12 @@ def a_run(name: str, limit_in_force: int, *, known: bool, impossible: int = 0) -
     )
     processes = (region.ProcessUsage(1, 4711, True, {uuid: GIB}, "train.py"),) if known else ()
     return RunView(booking, (share,), processes, impossible)
+
+
+@pytest.fixture(autouse=True)
+def one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process can ask one NVML only, and in this one another file of tests may have: `vcuda show` as a program is in test_cli_usage.py."""
+    monkeypatch.setattr(cards, "discover", lambda _: (Card("GPU-1", 0, "Simulated", 8 * GIB),))
 
 
 @pytest.fixture
