@@ -72,7 +72,8 @@ def run(name: str, quick: bool, limit_s: float, images: Path | None = None) -> _
             problem = f"was stopped after {limit_s:.0f} s"
         print(output, flush=True)
         written = json.loads(figures.read_text()) if figures.exists() else None
-    return _report.Run(shown, _report.now(), output, problem, written, round(elsewhere.percent(), 1))
+    taken = round(elsewhere.percent(), 1), round(elsewhere.stolen_percent(), 1)
+    return _report.Run(shown, _report.now(), output, problem, written, *taken)
 
 
 def main() -> int:

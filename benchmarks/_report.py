@@ -36,7 +36,7 @@ a short stress run, loading time (`memory`); the whole card against native in al
 class Run:
     """One program's last run: when, how, what it printed, what went wrong (empty: nothing), its figures.
 
-    `others_percent`: what other programs took of the processors meanwhile; None: not known.
+    `others_percent`: what other programs took of the processors meanwhile; `stolen_percent`: what the host took. None: not known.
     """
 
     command: str
@@ -45,6 +45,7 @@ class Run:
     problem: str
     figures: dict[str, Any] | None
     others_percent: float | None = None
+    stolen_percent: float | None = None
 
     def why_none(self) -> str:
         """Why there are no figures: what went wrong, else the program's last words."""
@@ -53,9 +54,12 @@ class Run:
 
     def busy(self) -> str:
         """A clause that says that the machine was not ours alone; empty if it was, or if nobody knows."""
-        if self.others_percent is None or self.others_percent < _elsewhere.NOTABLE_PERCENT:
-            return ""
-        return f"other programs took {self.others_percent:.0f} % of the processors meanwhile"
+        said = []
+        if (self.others_percent or 0) >= _elsewhere.NOTABLE_PERCENT:
+            said.append(f"other programs took {self.others_percent:.0f} % of the processors meanwhile")
+        if (self.stolen_percent or 0) >= _elsewhere.NOTABLE_STOLEN_PERCENT:
+            said.append(f"the host took {self.stolen_percent:.1f} % of the processors away")
+        return ", ".join(said)
 
 
 class Damaged(Exception):

@@ -233,6 +233,25 @@ def test_work_of_others_is_told_from_our_own(monkeypatch: pytest.MonkeyPatch) ->
     assert _elsewhere.Elsewhere().percent() == 100 * (15 - 5) / (10 * 2)
 
 
+def test_what_the_host_took_is_said_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ticks = iter([0.0, 10.0]), [[0] * 7 + [stolen] for stolen in (100, 220)]
+    monkeypatch.setattr(_elsewhere.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(_elsewhere.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(_elsewhere.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(_elsewhere, "_ticks", lambda: ticks[0])
+    since = _elsewhere.Elsewhere()
+    monkeypatch.setattr(_elsewhere, "_ticks", lambda: ticks[1])
+    assert since.stolen_percent() == pytest.approx(100 * 1.2 / 20)
+    run = _report.Run("c", "d", "", "", None, others_percent=4.0, stolen_percent=6.0)
+    assert run.busy() == "the host took 6.0 % of the processors away"
+    both = dataclasses.replace(run, others_percent=12.0)
+    assert (
+        both.busy()
+        == "other programs took 12 % of the processors meanwhile, the host took 6.0 % of the processors away"
+    )
+    assert dataclasses.replace(run, stolen_percent=0.4).busy() == ""
+
+
 def test_what_a_child_computes_is_ours_once_it_has_ended() -> None:
     spin = "import time\nwhile time.process_time() < 0.5: pass"
     busy, own = _elsewhere._busy_seconds(), _elsewhere._own_seconds()
