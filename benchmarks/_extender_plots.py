@@ -10,7 +10,7 @@ from scheduler_ext import plots
 
 
 def draw(folder: Path, rows: Sequence[Any], packing: Mapping[str, Any]) -> None:
-    """Write extender-latency.png and, if there is any packing, extender-packing.png. Raises NoPlot."""
+    """Write extender-latency.png and, if there is any packing, extender-trace.png. Raises NoPlot."""
     plt = plots.pyplot()
     folder.mkdir(parents=True, exist_ok=True)
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -50,5 +50,5 @@ def draw(folder: Path, rows: Sequence[Any], packing: Mapping[str, Any]) -> None:
         )
         axes.set_xticks([place + 0.36 for place in range(len(packing))], list(packing))
         axes.legend(fontsize=7, ncols=2)
-        plots.save(figure, folder / "extender-packing.png")
+        plots.save(figure, folder / "extender-trace.png")
         plt.close(figure)

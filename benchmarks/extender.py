@@ -330,7 +330,7 @@ def main() -> int:
         "--plots",
         type=Path,
         metavar="FOLDER",
-        help="draw extender-latency.png and extender-packing.png there",
+        help="draw extender-latency.png and extender-trace.png there",
     )
     parser.add_argument("--quick", action="store_true", help="small clusters, one seed of one variant")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")

@@ -370,8 +370,6 @@ def main() -> int:
         result = measure(options)
     except kubelab.Unavailable as error:
         print(f"not measured: {error}")
-        if options.json:
-            options.json.write_text(json.dumps({"skipped": str(error)}, indent=1) + "\n")
         return 0
     print(", ".join(f"{key} {value}" for key, value in result["machine"].items()) + "\n")
     show("kube-scheduler's throughput: pods bound per second (T33: with / without at least 0.9)", result["throughput"])  # fmt: skip
