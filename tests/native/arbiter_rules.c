@@ -1,7 +1,7 @@
 /* The arbiter's rules one by one, and what a lying tenant can do to the others: exact, on a clock that the test sets. */
 #include <string.h>
 
-#include "arbiter_core.h"
+#include "arbiter/plan.h"
 #include "gate_check.h"
 
 static struct vc_tenant tenants[4];

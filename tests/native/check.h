@@ -8,9 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "vc_clock.h"
-#include "vc_file.h"
-#include "vc_quota.h"
+#include "base/clock.h"
+#include "region/file.h"
+#include "region/quota.h"
 
 #ifdef VC_COVERAGE /* else what forked children ran would not be counted */
 void __gcov_dump(void);

@@ -1,9 +1,9 @@
 /* The bucket of GPU time and the estimates: exact, on a clock that the test sets. */
 #include <string.h>
 
-#include "bucket.h"
-#include "estimate.h"
-#include "gate_busy.h"
+#include "gate/bucket.h"
+#include "gate/estimate.h"
+#include "gate/busy.h"
 #include "gate_check.h"
 
 static void test_fills_at_the_rate_and_not_beyond_the_bucket(void)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vc_atomic.h"
+#include "base/atomic.h"
 
 enum { MODEL_BINS = 100000, MODEL_BURSTS = 4096 }; /* bins of 100 us: 10 s */
 static const uint64_t STEP = 1000, SLICE = 2000000, SWITCH = 75000, SEE = 60000, WAKE = 30000, LAUNCH = 4000;

@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "arbiter_core.h"
-#include "gate_lane.h"
+#include "arbiter/plan.h"
+#include "gate/lane.h"
 
 enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 16, MODEL_QUEUE = 4096, MODEL_MARKS = 1024 };
 

@@ -1,8 +1,8 @@
 /* The gate's rules one by one: what is let through, what waits for what, what is settled. */
 #include <string.h>
 
-#include "bucket.h"
-#include "gate.h"
+#include "gate/bucket.h"
+#include "gate/gate.h"
 #include "gate_check.h"
 
 static struct vc_limits limits;

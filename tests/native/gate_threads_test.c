@@ -6,10 +6,10 @@
 #include <sys/mman.h>
 
 #include "check.h"
-#include "gate.h"
-#include "gate_lane.h"
-#include "vc_atomic.h"
-#include "vc_native.h"
+#include "gate/gate.h"
+#include "gate/lane.h"
+#include "base/atomic.h"
+#include "arbiter/native.h"
 
 enum {
     CONTAINERS = 2,

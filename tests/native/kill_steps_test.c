@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 #include "check.h"
-#include "vc_slot.h"
+#include "region/slot.h"
 
 #define LIMIT 1000u
 #define MINE 100u

@@ -2,7 +2,7 @@
 #include <pthread.h>
 
 #include "check.h"
-#include "vc_ledger.h"
+#include "base/ledger.h"
 
 #define LIVE 20000
 #define THREADS 4

@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 
 #include "check.h"
-#include "vc_clock.h"
+#include "base/clock.h"
 
 #define LIMIT 1000u
 #define PROCESSES 4

@@ -17,8 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "native"
-CORE = ROOT / "vcuda" / "src" / "core"
-INCLUDES = (HERE, CORE, ROOT / "vcuda" / "abi", ROOT / "vcuda" / "src" / "include")
+SOURCES = ROOT / "vcuda" / "src"
+INCLUDES = (HERE, SOURCES, ROOT / "vcuda" / "abi", ROOT / "vcuda" / "src" / "include")
 SECONDS = 120
 
 SANITIZERS = {
@@ -32,31 +32,31 @@ SANITIZERS = {
 ALL = ("address,undefined", "thread")
 
 _RULES = (
-    "bucket",
-    "estimate",
-    "gate",
-    "gate_busy",
-    "gate_lane",
-    "gate_time",
-    "gate_turn",
-    "vc_share",
-    "arbiter_core",
-    "arbiter_observe",
+    "gate/bucket",
+    "gate/estimate",
+    "gate/gate",
+    "gate/busy",
+    "gate/lane",
+    "gate/ticks",
+    "gate/turn",
+    "region/share",
+    "arbiter/decide",
+    "arbiter/observe",
 )
 _TICKS = ("-DVC_TICKS_OF_TEST=1",)
 
 
 @dataclass(frozen=True)
 class Program:
-    """One test program: its own sources, and which part of the core it is about (names without .c, or a pattern)."""
+    """One test program: its own sources, and the sources that it is about (below vcuda/src, without .c, or a pattern)."""
 
     sources: tuple[str, ...]
-    core: tuple[str, ...] = ("vc_*",)
+    tested: tuple[str, ...] = ("base/*", "region/*")
     flags: tuple[str, ...] = ()
 
     def files(self) -> list[Path]:
-        core = [path for pattern in self.core for path in sorted(CORE.glob(f"{pattern}.c"))]
-        return [HERE / name for name in self.sources] + core
+        tested = [path for pattern in self.tested for path in sorted(SOURCES.glob(f"{pattern}.c"))]
+        return [HERE / name for name in self.sources] + tested
 
 
 PROGRAMS = {
@@ -72,7 +72,7 @@ PROGRAMS = {
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS),
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS),
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS),
-    "gate_threads": Program(("gate_threads_test.c",), ("*",)),
+    "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "gate/*", "arbiter/*")),
     "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2")),
 }
 

@@ -8,8 +8,8 @@
 #include <sys/resource.h>
 
 #include "check.h"
-#include "vc_clock.h"
-#include "vc_slot.h"
+#include "base/clock.h"
+#include "region/slot.h"
 
 #define FILES 30000 /* so many to close that the end takes a while */
 #define FEWEST 2000

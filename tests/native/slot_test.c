@@ -8,8 +8,8 @@
 #include <sys/syscall.h>
 
 #include "check.h"
-#include "vc_clock.h"
-#include "vc_slot.h"
+#include "base/clock.h"
+#include "region/slot.h"
 
 #define LIMIT 1000u
 

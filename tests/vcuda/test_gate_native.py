@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = ROOT / "vcuda" / "src" / "core"
+SOURCES = ROOT / "vcuda" / "src"
 RULES = (
-    "bucket",
-    "estimate",
-    "gate",
-    "gate_busy",
-    "gate_lane",
-    "gate_time",
-    "gate_turn",
-    "vc_share",
-    "arbiter_core",
-    "arbiter_observe",
+    "gate/bucket",
+    "gate/estimate",
+    "gate/gate",
+    "gate/busy",
+    "gate/lane",
+    "gate/ticks",
+    "gate/turn",
+    "region/share",
+    "arbiter/decide",
+    "arbiter/observe",
 )
 
 
@@ -32,10 +32,10 @@ def compile_and_run(folder: Path, sources: list[str], *flags: str) -> None:
         *("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror"),
         *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DVC_TICKS_OF_TEST=1"),
         *flags,
-        *(f"-I{path}" for path in (ROOT / "tests" / "native", CORE, ROOT / "vcuda" / "abi")),
+        *(f"-I{path}" for path in (ROOT / "tests" / "native", SOURCES, ROOT / "vcuda" / "abi")),
         *("-o", str(program)),
         *(str(ROOT / "tests" / "native" / source) for source in sources),
-        *(str(CORE / f"{name}.c") for name in RULES),
+        *(str(SOURCES / f"{name}.c") for name in RULES),
         "-lpthread",
     ]
     built = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -12,7 +12,7 @@ from tests.support.share import LIB
 
 SOURCES = LIB.parent / "src"
 SHIMS = {
-    "libcuda.so.1": (SOURCES / "cuda", "libcuda-driver.so.1"),
+    "libcuda.so.1": (SOURCES / "cuda" / "driver", "libcuda-driver.so.1"),
     "libnvidia-ml.so.1": (SOURCES / "nvml", "libnvidia-ml-driver.so.1"),
 }
 

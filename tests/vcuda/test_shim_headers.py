@@ -176,7 +176,7 @@ def test_hooks_and_structures_have_the_shape_of_the_genuine_header(
     headers: dict[str, Path], label: str, tmp_path: Path
 ) -> None:
     header = label.partition(" ")[0]
-    part, prefix = {"cuda.h": ("cuda", "cu"), "nvml.h": ("nvml", "nvml")}[header]
+    part, prefix = {"cuda.h": ("cuda/driver", "cu"), "nvml.h": ("nvml", "nvml")}[header]
     ours = rows(SOURCES / part)
     names = "".join(
         (
@@ -187,12 +187,12 @@ def test_hooks_and_structures_have_the_shape_of_the_genuine_header(
             f'#include "{SOURCES}/{part}/hooks.def"\n',
         )
     )
-    include = f'#include "{SOURCES}/include/vc_{part}.h"\n#include <stdint.h>\nextern "C" {{\n{preprocessed(names)}\n}}\n'
+    include = f'#include "{SOURCES}/include/vc_{header}"\n#include <stdint.h>\nextern "C" {{\n{preprocessed(names)}\n}}\n'
     structs = {**STRUCTS[header], **NEWER_STRUCTS.get(label, {})}
     mine = sizes(include, ours, structs, tmp_path)
 
     checked = set()
-    for variant in VARIANTS if part == "cuda" else ("",):
+    for variant in VARIANTS if prefix == "cu" else ("",):
         flags = [f"-I{headers[label]}", *([variant] if variant else [])]
         text = preprocessed(f'#include "{header}"\n', *flags)
         declared = set(re.findall(rf"\b({prefix}[A-Z]\w*)\s*\(", text)) & ours

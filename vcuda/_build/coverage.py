@@ -43,7 +43,7 @@ INTERFACES = (
         "cuda.h",
         "nvidia-cuda-runtime",
         "cu[A-Z]",
-        native.ROOT / "vcuda/src/cuda",
+        native.ROOT / "vcuda/src/cuda/driver",
         native.ROOT / "docs/hook-coverage.md",
         ("", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM", "-D__CUDA_API_VERSION_INTERNAL"),
     ),

@@ -22,8 +22,8 @@ CDEF_FILES = ("vcuda/abi/region.abi", "vcuda/abi/native.abi")
 
 def core_sources() -> list[str]:
     """Paths relative to the project's root, as setuptools wants them."""
-    folder = ROOT / native.CORE_SOURCE_FOLDER
-    return [str(path.relative_to(ROOT)) for path in sorted(folder.glob("*.c"))]
+    folders = [ROOT / folder for folder in native.NATIVE_FOLDERS]
+    return [str(path.relative_to(ROOT)) for folder in folders for path in sorted(folder.glob("*.c"))]
 
 
 def make_builder() -> cffi.FFI:
@@ -32,9 +32,9 @@ def make_builder() -> cffi.FFI:
         builder.cdef((ROOT / name).read_text())
     builder.set_source(
         "vcuda._native",
-        '#include "vc_native.h"\n',
+        '#include "arbiter/native.h"\n',
         sources=core_sources(),
-        include_dirs=[str(ROOT / folder) for folder in native.CORE_INCLUDES],
+        include_dirs=[str(ROOT / folder) for folder in native.INCLUDES],
         extra_compile_args=list(FLAGS),
         libraries=["pthread"],
     )
@@ -46,10 +46,10 @@ ffibuilder = make_builder()
 
 def fingerprint() -> str:
     """Hash of everything that the module is made of."""
-    folders = [ROOT / folder for folder in native.CORE_INCLUDES]
+    folders = [ROOT / folder for folder in native.INCLUDES]
     patterns = ("*.c", "*.h", "*.abi", "*.def")
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    for path in sorted({path for folder in folders for pattern in patterns for path in folder.glob(pattern)}):
+    for path in sorted({path for folder in folders for pattern in patterns for path in folder.rglob(pattern)}):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -77,7 +77,7 @@ def build_in_place(package: Path) -> list[str]:
             ffibuilder.emit_c_code(str(generated))
         includes = [
             sysconfig.get_paths()["include"],
-            *(str(ROOT / include) for include in native.CORE_INCLUDES),
+            *(str(ROOT / include) for include in native.INCLUDES),
         ]
         flags = [*FLAGS, "-fPIC", *(f"-I{include}" for include in includes)]
         what = "cannot build vcuda._native (are Python's headers there? Debian: python3-dev)"

@@ -1,7 +1,7 @@
 """Compile every shared library of the project with gcc into one folder.
 
 The list `LIBRARIES` is the only place that says which C sources make up which library; the cffi module takes
-its sources from `CORE_SOURCES` here. Run `python -m vcuda._build` to rebuild what changed in a checkout.
+its sources from `NATIVE_FOLDERS` here. Run `python -m vcuda._build` to rebuild what changed in a checkout.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Library:
         """Everything whose change makes the library stale."""
         folders = {*self.source_folders, *self.include_folders}
         patterns = ("*.c", "*.h", "*.def", "*.abi", "*.map")
-        found = {path for folder in folders for pattern in patterns for path in (ROOT / folder).glob(pattern)}
+        found = {path for folder in folders for pattern in patterns for path in (ROOT / folder).rglob(pattern)}
         return sorted(found | {Path(__file__)})
 
 
@@ -74,7 +74,18 @@ class Library:
 GLIBC_HEADER = "vcuda/src/include/vc_glibc.h"
 OLD_LIBC = ("-Wl,--no-as-needed", "-l:libdl.so.2", "-l:libpthread.so.0")
 
-CORE_INCLUDES = ("vcuda/src/include", "vcuda/src/core", "vcuda/abi")
+# Every header is included by its path below vcuda/src, so that an include shows which folder it reaches into.
+INCLUDES = ("vcuda/src", "vcuda/src/include", "vcuda/abi")
+# What a tenant's process needs of its region; the CUDA shim also has the gate.
+TENANT_FOLDERS = ("vcuda/src/base", "vcuda/src/region")
+CUDA_FOLDERS = (
+    "vcuda/src/gate",
+    "vcuda/src/cuda/driver",
+    "vcuda/src/cuda/memory",
+    "vcuda/src/cuda/work",
+    "vcuda/src/cuda/context",
+    "vcuda/src/cuda",
+)
 SIM_INCLUDES = ("vcuda/sim/src/include", "vcuda/sim/src/core")
 
 LIBRARIES: tuple[Library, ...] = (
@@ -98,8 +109,8 @@ LIBRARIES: tuple[Library, ...] = (
     Library(
         "cuda-shim",
         "shim/libcuda.so.1",
-        ("vcuda/src/core", "vcuda/src/cuda"),
-        CORE_INCLUDES,
+        (*TENANT_FOLDERS, *CUDA_FOLDERS),
+        INCLUDES,
         "libcuda.so.1",
         link=(
             "-Wl,--no-as-needed",
@@ -115,8 +126,8 @@ LIBRARIES: tuple[Library, ...] = (
     Library(
         "nvml-shim",
         "shim/libnvidia-ml.so.1",
-        ("vcuda/src/core", "vcuda/src/nvml"),
-        CORE_INCLUDES,
+        (*TENANT_FOLDERS, "vcuda/src/nvml"),
+        INCLUDES,
         "libnvidia-ml.so.1",
         link=(
             "-Wl,--no-as-needed",
@@ -133,8 +144,8 @@ LIBRARIES: tuple[Library, ...] = (
     Library(
         "preload",
         "preload/libvcuda-preload.so",
-        ("vcuda/src/core", "vcuda/src/cuda", "vcuda/src/nvml", "vcuda/src/preload"),
-        (*CORE_INCLUDES, "vcuda/src/preload"),
+        (*TENANT_FOLDERS, *CUDA_FOLDERS, "vcuda/src/nvml", "vcuda/src/preload"),
+        INCLUDES,
         "libvcuda-preload.so",
         link=(f"-Wl,--version-script={ROOT / 'vcuda/src/preload/preload.map'}", *OLD_LIBC),
         prelude="vcuda/src/preload/names.h",
@@ -176,8 +187,8 @@ LIBRARIES: tuple[Library, ...] = (
     ),
 )
 
-# The same C code that tenants run, for the cffi module and for the native tests.
-CORE_SOURCE_FOLDER = "vcuda/src/core"
+# The cffi module: the same C code that tenants run, and the arbiter, which no tenant loads.
+NATIVE_FOLDERS = (*TENANT_FOLDERS, "vcuda/src/gate", "vcuda/src/arbiter")
 
 
 def compile_flags(library: Library) -> list[str]:
@@ -272,7 +283,7 @@ def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
 
     All cores compile. Raises BuildError with the compiler's words, KeyError for an unknown name.
     """
-    if not (ROOT / CORE_SOURCE_FOLDER).is_dir():
+    if not (ROOT / NATIVE_FOLDERS[0]).is_dir():
         raise gcc.BuildError(
             f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it"
         )

@@ -1,12 +1,12 @@
 /* The exported functions: each finds the driver's own, passes through without a share, else asks our hook. */
-#include "gate.h"
-#include "hooks.h"
-#include "work.h"
+#include "gate/gate.h"
+#include "cuda/driver/hooks.h"
+#include "cuda/work/work.h"
 
 /* Declared first: -Wmissing-prototypes users and the compiler agree on one signature per name. */
 #define VC_HOOK(name, parameters, arguments) VC_EXPORT CUresult name parameters;
 #define VC_REAL(name, parameters)
-#include "hooks.def"
+#include "cuda/driver/hooks.def"
 #undef VC_HOOK
 
 #define VC__BODY(name, arguments)                                 \
@@ -61,4 +61,4 @@
                               (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ,            \
                               (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ))
 #define VC__PASSES_cuLaunchKernelEx_ptsz VC__PASSES_cuLaunchKernelEx
-#include "hooks.def"
+#include "cuda/driver/hooks.def"

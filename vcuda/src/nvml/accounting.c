@@ -1,7 +1,7 @@
 /* Accounting mode: the container's running processes. The driver's records name host PIDs, of all containers. */
-#include "devices.h"
-#include "tenants.h"
-#include "vc_clock.h"
+#include "nvml/devices.h"
+#include "nvml/tenants.h"
+#include "base/clock.h"
 
 /* NVML_SUCCESS if the card keeps accounts and is the share's; *card is then its index. */
 static nvmlReturn_t accounts(nvmlDevice_t device, int *card)

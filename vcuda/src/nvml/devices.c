@@ -2,7 +2,7 @@
  *
  * In a container the device nodes already hide the others, so this changes nothing there; on a bare machine
  * (`vcuda run`) the driver shows every card. The driver's list is read at each question: cards may fall off. */
-#include "devices.h"
+#include "nvml/devices.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #ifndef VC_DEVICES_H
 #define VC_DEVICES_H
 
-#include "hooks.h"
+#include "nvml/hooks.h"
 
 /* Card of the share that this handle is (a GPU or a MIG instance), or -1. */
 int vc_card_of_handle(struct vc_region *region, nvmlDevice_t device);

@@ -1,5 +1,5 @@
 /* The exported NVML functions: pass through without a share or for the driver itself, else ask our hook. */
-#include "hooks.h"
+#include "nvml/hooks.h"
 
 #define VC_HOOK(name, parameters, arguments) VC_EXPORT nvmlReturn_t name parameters;
 #define VC_REAL(name, parameters)

@@ -2,9 +2,9 @@
 #ifndef VC_NVML_HOOKS_H
 #define VC_NVML_HOOKS_H
 
-#include "vc_atomic.h"
+#include "base/atomic.h"
 #include "vc_nvml.h"
-#include "vc_region.h"
+#include "region/region.h"
 
 #define VC_EXPORT __attribute__((visibility("default")))
 

@@ -1,6 +1,6 @@
 /* Memory of the share: its limit as the total, the container's own use as used. */
-#include "devices.h"
-#include "vc_quota.h"
+#include "nvml/devices.h"
+#include "region/quota.h"
 
 /* Whether the card is limited, and by how much. */
 static bool share_of(nvmlDevice_t device, unsigned long long really_total, unsigned long long *total, unsigned long long *used)

@@ -1,6 +1,6 @@
 /* Utilization per process, in the two forms that NVML has: the container's processes only, by its own PIDs. */
-#include "devices.h"
-#include "utilization.h"
+#include "nvml/devices.h"
+#include "nvml/utilization.h"
 
 /* Both forms: a call without room tells the number, and "not found" means nothing is newer. */
 static nvmlReturn_t sampled(unsigned int found, unsigned int *count, const void *array)

@@ -1,6 +1,6 @@
 /* Process lists: the container's own processes, by the PIDs that they know each other by, with the bytes of the ledger. */
-#include "devices.h"
-#include "tenants.h"
+#include "nvml/devices.h"
+#include "nvml/tenants.h"
 
 enum list_kind { LIST_COMPUTE, LIST_OTHER };
 

@@ -3,8 +3,8 @@
 #include <link.h>
 #include <pthread.h>
 
-#include "hooks.h"
-#include "vc_log.h"
+#include "nvml/hooks.h"
+#include "base/log.h"
 
 #ifndef VC_NVML_ALIAS /* the preload library has another */
 #define VC_NVML_ALIAS "libnvidia-ml-driver.so.1"

@@ -2,7 +2,7 @@
  *
  * NVML lists host PIDs, which cannot be translated from inside a container: neighbours are left out and our own are known
  * by what they wrote into their slots. */
-#include "tenants.h"
+#include "nvml/tenants.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "vc_process.h"
-#include "vc_quota.h"
+#include "base/process.h"
+#include "region/quota.h"
 
 /* The last number of "NSpid:\t12\t3\n", the PID in the innermost namespace; 0 if there is none. */
 static int innermost_pid(const char *pid)

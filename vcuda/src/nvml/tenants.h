@@ -2,7 +2,7 @@
 #ifndef VC_TENANTS_H
 #define VC_TENANTS_H
 
-#include "hooks.h"
+#include "nvml/hooks.h"
 
 struct vc_tenant {
     unsigned int pid;   /* as the asking process's PID namespace counts */

@@ -4,14 +4,14 @@
  * between two readings of the region: the previous question's and this one's, at least NVML's sample period apart. The first
  * question of a process about a card that is in use takes both readings itself, 100 ms apart. A share without a gate has the card
  * for itself: there the driver's figures are the tenant's. */
-#include "utilization.h"
+#include "nvml/utilization.h"
 
 #include <pthread.h>
 #include <string.h>
 
-#include "devices.h"
-#include "gate.h"
-#include "vc_clock.h"
+#include "nvml/devices.h"
+#include "region/share.h"
+#include "base/clock.h"
 
 #define VC__PERIOD_NS 166666667u /* NVML's shortest sample period, 1/6 s */
 #define VC__FIRST_NS 100000000u

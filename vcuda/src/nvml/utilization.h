@@ -2,8 +2,8 @@
 #ifndef VC_UTILIZATION_H
 #define VC_UTILIZATION_H
 
-#include "tenants.h"
-#include "vc_process.h"
+#include "nvml/tenants.h"
+#include "base/process.h"
 
 struct vc_utilization {
     unsigned int gpu;                 /* percent of the share's limit of GPU time, at most 100 */

@@ -1,17 +1,17 @@
 /* Which look-ups get a hook: those that would find a function of the real driver that we hook; nothing else changes.
  *
  * Nothing is loaded for it, no thread waits, and a process without CUDA never gets past the first comparison of names. */
-#include "choose.h"
+#include "preload/choose.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "libc.h"
-#include "names.h"
-#include "preload.h"
-#include "vc_atomic.h"
+#include "preload/libc.h"
+#include "preload/names.h"
+#include "preload/preload.h"
+#include "base/atomic.h"
 
 void *vc_libc_dlsym(void *handle, const char *name);
 void *vc_libc_dlopen(const char *file, int flags);
@@ -26,8 +26,8 @@ enum driver { DRIVER_CUDA, DRIVER_NVML };
 #define VC_HOOK(name, parameters, arguments) extern void name(void);
 #define VC_REAL(name, parameters)
 #define VC_SETTER(name) extern void name(void);
-#include "../cuda/hooks.def"
-#include "../nvml/hooks.def"
+#include "cuda/driver/hooks.def"
+#include "nvml/hooks.def"
 #undef VC_HOOK
 #undef VC_SETTER
 
@@ -37,8 +37,8 @@ static const struct export {
 } exports[] = {
 #define VC_HOOK(name, parameters, arguments) {#name, (void *)name},
 #define VC_SETTER(name) {#name, (void *)name},
-#include "../cuda/hooks.def"
-#include "../nvml/hooks.def"
+#include "cuda/driver/hooks.def"
+#include "nvml/hooks.def"
 #undef VC_HOOK
 #undef VC_SETTER
 };

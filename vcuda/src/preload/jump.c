@@ -3,10 +3,10 @@
  *
  * RTLD_DEEPBIND is taken out of dlopen's and dlmopen's flags: a library that is opened with it finds the real driver, and libc's
  * dlsym, before us. (The sanitizers of gcc and clang do not allow it for the same reason.) */
-#include "choose.h"
-#include "libc.h"
-#include "preload.h"
-#include "reals.h"
+#include "preload/choose.h"
+#include "preload/libc.h"
+#include "preload/preload.h"
+#include "preload/reals.h"
 
 /* Not the names that names.h gives them. */
 #undef dlsym

@@ -1,5 +1,5 @@
 /* Looking libc's functions up in its tables. The loader can't be asked: whatever it is asked for, it finds ours first. */
-#include "libc.h"
+#include "preload/libc.h"
 
 #include <elf.h>
 #include <link.h>
@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "vc_atomic.h"
+#include "base/atomic.h"
 
 #undef dlsym
 #undef dlopen

@@ -1,8 +1,8 @@
 /* The CUDA side of preload.h: whether the driver has a hooked function. */
 #include <string.h>
 
-#include "../cuda/hooks.h"
-#include "reals.h"
+#include "cuda/driver/hooks.h"
+#include "preload/reals.h"
 
 bool vc_preload_cuda_has(const char *name)
 {
@@ -10,7 +10,7 @@ bool vc_preload_cuda_has(const char *name)
     if (strcmp(name, #hooked) == 0)            \
         return vc_real.hooked != NULL;
 #define VC_REAL(hooked, parameters)
-#include "../cuda/hooks.def"
+#include "cuda/driver/hooks.def"
     return false;
 }
 

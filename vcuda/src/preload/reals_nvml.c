@@ -1,8 +1,8 @@
 /* The NVML side of preload.h: whether the library has a hooked function. */
 #include <string.h>
 
-#include "../nvml/hooks.h"
-#include "reals.h"
+#include "nvml/hooks.h"
+#include "preload/reals.h"
 
 bool vc_preload_nvml_has(const char *name)
 {
@@ -13,7 +13,7 @@ bool vc_preload_nvml_has(const char *name)
 #define VC_SETTER(hooked)           \
     if (strcmp(name, #hooked) == 0) \
         return vc_nvml_real.hooked != NULL;
-#include "../nvml/hooks.def"
+#include "nvml/hooks.def"
     return false;
 }
 

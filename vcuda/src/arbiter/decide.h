@@ -1,0 +1,30 @@
+/* What the two halves of the arbiter's rules share: observing tenants, and deciding about them. */
+#ifndef VC_ARBITER_PLAN_H
+#define VC_ARBITER_PLAN_H
+
+#include "arbiter/plan.h"
+
+static inline uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline double share(const struct vc_tenant *tenant)
+{
+    return (double)tenant->cores / 100.0;
+}
+
+static inline bool on_card(const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    return tenant->finish_ns + VC_LEASE_IDLE_NS > now_ns;
+}
+
+/* Turn every tenant's observation into charges, credit and a believed finish. */
+void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns);
+
+#endif

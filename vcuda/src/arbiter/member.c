@@ -1,0 +1,165 @@
+/* Reading a tenant's usage without trusting it, and writing its grants word by word. */
+#include "arbiter/member.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/atomic.h"
+
+static const uint64_t RING_WINDOW_NS = 10000000;
+static const uint32_t RINGS_PER_WINDOW = 100;
+static const uint64_t BEAT_NS = 5000000;
+/* Whose bell is heard needs no looking at; but a tenant that saw no heartbeat started without ringing it. */
+static const uint64_t LISTENED_AGE_NS = 1000000000;
+/* A tenant that can't be heard is looked at: often after it did something, else rarely, because many cost much. */
+static const uint64_t RECENTLY_NS = 1000000000;
+static const uint64_t LOOK_OFTEN_NS = 500000;
+static const uint64_t LOOK_RARELY_NS = 20000000;
+
+static void withdraw(struct vc_member *member)
+{
+    vc_store_release(&member->limits->arbiter_heartbeat_ns, 0);
+    for (uint32_t card = 0; card < member->card_count; card++) {
+        struct vc_card_limit *limit = &member->limits->cards[card];
+        vc_store_release(&limit->lease_end_ns, 0);
+        vc_store_release(&limit->lease_sequence, 0);
+        vc_store_release(&limit->granted_ppm, 0);
+        vc_add(&limit->grant_futex, 1);
+        syscall(SYS_futex, &limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    }
+}
+
+struct vc_member *vc_member_open(const char *name, const char *limits_path, const char *usage_path,
+                                 struct vc_error *error)
+{
+    struct vc_header header;
+    if (strlen(name) >= VC_MEMBER_NAME_BYTES) {
+        vc_fail(error, "the name of a region has at most %d bytes: %.40s…", VC_MEMBER_NAME_BYTES - 1, name);
+        return NULL;
+    }
+    struct vc_member *member = calloc(1, sizeof *member);
+    if (!member) {
+        vc_fail(error, "no memory for region %s", name);
+        return NULL;
+    }
+    member->usage_descriptor = -1;
+    snprintf(member->name, sizeof member->name, "%s", name);
+    member->limits = vc_limits_map_writable(limits_path, error);
+    if (member->limits && vc_limits_valid(member->limits, error))
+        member->usage_descriptor = vc_file_open(usage_path, VC_KIND_USAGE, O_RDONLY | O_NOFOLLOW, &header, error);
+    if (member->usage_descriptor < 0) {
+        if (member->limits)
+            munmap(member->limits, VC_LIMITS_FILE_BYTES);
+        free(member);
+        return NULL;
+    }
+    member->card_count = member->limits->card_count;
+    void *mapping = mmap(NULL, VC_USAGE_FILE_BYTES, PROT_READ, MAP_SHARED, member->usage_descriptor, 0);
+    member->usage_mapping = mapping == MAP_FAILED ? NULL : mapping;
+    withdraw(member);
+    return member;
+}
+
+void vc_member_close(struct vc_member *member)
+{
+    withdraw(member);
+    munmap(member->limits, VC_LIMITS_FILE_BYTES);
+    if (member->usage_mapping)
+        munmap(member->usage_mapping, VC_USAGE_FILE_BYTES);
+    close(member->usage_descriptor);
+    free(member);
+}
+
+uint64_t vc_member_age_limit(const struct vc_member *member, uint64_t now_ns)
+{
+    if (member->listened || member->watched)
+        return LISTENED_AGE_NS;
+    return now_ns - member->active_ns < RECENTLY_NS ? LOOK_OFTEN_NS : LOOK_RARELY_NS;
+}
+
+bool vc_member_due(const struct vc_member *member, uint64_t now_ns)
+{
+    return member->rang || member->active_ns >= member->read_ns ||
+           now_ns - member->read_ns >= vc_member_age_limit(member, now_ns);
+}
+
+void vc_member_read(struct vc_member *member, uint64_t now_ns)
+{
+    size_t bytes = member->card_count * sizeof member->cards[0];
+    struct vc_card_usage before[VC_MAX_CARDS];
+    memcpy(before, member->cards, bytes);
+    ssize_t got = pread(member->usage_descriptor, member->cards, bytes, offsetof(struct vc_usage, cards));
+    member->read_ns = now_ns;
+    member->rang = false;
+    member->short_file = got != (ssize_t)bytes;
+    if (member->short_file)
+        memset(member->cards, 0, bytes);
+    member->news += memcmp(before, member->cards, bytes) != 0;
+    if (now_ns - member->ring_window_ns > RING_WINDOW_NS) {
+        member->ring_window_ns = now_ns;
+        member->rings = 0;
+    }
+    for (uint32_t card = 0; card < member->card_count; card++) {
+        if (member->cards[card].wake_futex != member->last_ring[card])
+            member->rings++;
+        member->last_ring[card] = member->cards[card].wake_futex;
+    }
+}
+
+bool vc_member_heard(const struct vc_member *member)
+{
+    return member->usage_mapping && !member->short_file && member->rings < RINGS_PER_WINDOW;
+}
+
+const uint32_t *vc_member_bell(const struct vc_member *member, uint32_t card)
+{
+    const char *base = member->usage_mapping;
+    return (const uint32_t *)(base + offsetof(struct vc_usage, cards) + card * sizeof(struct vc_card_usage) +
+                              offsetof(struct vc_card_usage, wake_futex));
+}
+
+void vc_member_observation(const struct vc_member *member, uint32_t card, struct vc_observation *seen)
+{
+    const struct vc_card_usage *usage = &member->cards[card];
+    *seen = (struct vc_observation){
+        .gpu_ns = usage->gpu_ns,
+        .credit_ns = usage->credit_ns,
+        .credit_updated_ns = usage->credit_updated_ns,
+        .refill_ns = usage->refill_ns,
+        .waiting_until_ns = usage->waiting_until_ns,
+        .predicted_finish_ns = usage->predicted_finish_ns,
+        .began_ns = usage->began_ns,
+    };
+}
+
+void vc_member_beat(struct vc_member *member, uint64_t now_ns)
+{
+    if (now_ns - member->heartbeat_ns < BEAT_NS)
+        return;
+    member->heartbeat_ns = now_ns;
+    vc_store_release(&member->limits->arbiter_heartbeat_ns, now_ns);
+}
+
+void vc_member_write(struct vc_member *member, uint32_t card, const struct vc_tenant *tenant)
+{
+    struct vc_card_limit *limit = &member->limits->cards[card];
+    vc_store_relaxed(&limit->granted_ppm, tenant->granted_ppm);
+    vc_store_relaxed(&limit->others_gpu_ns, tenant->others_gpu_ns);
+    vc_store_relaxed(&limit->others_active_ns, tenant->others_active_ns);
+    vc_store_relaxed(&limit->lease_start_ns, tenant->lease_start_ns);
+    vc_store_relaxed(&limit->lease_clock_ns, tenant->lease_clock_ns);
+    /* The end last but one: it says who holds the card. The sequence makes the tenant look at it at all. */
+    vc_store_release(&limit->lease_end_ns, tenant->lease_end_ns);
+    vc_store_release(&limit->lease_sequence, tenant->lease_sequence);
+    if (!tenant->wake)
+        return;
+    vc_add(&limit->grant_futex, 1);
+    syscall(SYS_futex, &limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}

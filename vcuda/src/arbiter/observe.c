@@ -1,0 +1,155 @@
+/* What tenants say, bounded: charges, credit, predicted finishes, and how the card was divided meanwhile. */
+#include "arbiter/decide.h"
+#include "gate/bucket.h"
+
+/* No tenant can have been charged, nor have predicted, more than this between two looks. */
+static const uint64_t CHARGE_BOUND_NS = UINT64_C(10000000000);
+/* Refunds correct estimates: never more than was charged before, so that a counter that runs backwards gains nothing. */
+static const uint64_t REFUND_BOUND_NS = UINT64_C(1000000000);
+static const uint64_t FINISH_BOUND_NS = UINT64_C(2000000000);
+static const uint64_t FINISH_SLACK_NS = 1000000;
+/* Waiting for so much longer than others' slices says that the card does not slice; it is remembered for a while. */
+static const uint64_t UNCUT_SLACK_NS = 1500000;
+static const uint64_t UNCUT_MEMORY_NS = UINT64_C(10000000000);
+
+static int64_t charge_since_last_look(struct vc_tenant *tenant)
+{
+    if (!tenant->known) {
+        tenant->known = true;
+        tenant->last_gpu_ns = tenant->seen.gpu_ns;
+        return 0;
+    }
+    int64_t delta = (int64_t)(tenant->seen.gpu_ns - tenant->last_gpu_ns);
+    tenant->last_gpu_ns = tenant->seen.gpu_ns;
+    if (delta > (int64_t)CHARGE_BOUND_NS)
+        delta = (int64_t)CHARGE_BOUND_NS;
+    if (delta < -tenant->refundable_ns)
+        delta = -tenant->refundable_ns;
+    tenant->refundable_ns += delta;
+    if (tenant->refundable_ns > (int64_t)REFUND_BOUND_NS)
+        tenant->refundable_ns = (int64_t)REFUND_BOUND_NS;
+    return delta;
+}
+
+/* The bucket as the tenant will see it at its next look; in debt, also when it will have refilled. */
+static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
+{
+    const struct vc_observation *seen = &tenant->seen;
+    uint32_t rate = tenant->core_limit * VC_PPM_PER_CORE;
+    int64_t credit = seen->credit_ns;
+    if (credit < -VC_CHARGE_LIMIT_NS)
+        credit = -VC_CHARGE_LIMIT_NS;
+    uint64_t elapsed = now_ns > seen->credit_updated_ns ? now_ns - seen->credit_updated_ns : 0;
+    elapsed = earlier(elapsed, CHARGE_BOUND_NS);
+    credit += (int64_t)(elapsed * rate / VC_PPM);
+    int64_t needed = seen->refill_ns < 1 ? 1 : seen->refill_ns > VC_CHUNK_NS ? VC_CHUNK_NS : seen->refill_ns;
+    if (!tenant->waiting)
+        needed = 1;
+    uint64_t wait = vc_bucket_wait_ns(credit, needed, rate);
+    tenant->in_credit = wait == 0;
+    tenant->credit_at_ns = now_ns + wait;
+}
+
+/* What a tenant predicts is believed as far as it was charged for it: who claims more work than that pays for it. */
+static uint64_t believed_finish(const struct vc_tenant *tenant, uint64_t now_ns, int64_t charged)
+{
+    uint64_t paid = later(now_ns, tenant->finish_ns) + (charged > 0 ? (uint64_t)charged : 0) + FINISH_SLACK_NS;
+    return earlier(tenant->seen.predicted_finish_ns, earlier(paid, now_ns + FINISH_BOUND_NS));
+}
+
+static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
+{
+    return plan->uncut_until_ns > now_ns;
+}
+
+/* How long since the last look the tenant had work on the card, as it predicted. On a card that runs every kernel to its end only from
+ * when it began: while it waits for a neighbour's kernel neither has anything of the other's time. */
+static uint64_t busy_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    uint64_t from = uncut(plan, now_ns) ? later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
+    uint64_t until = earlier(tenant->finish_ns, now_ns);
+    return until > from ? until - from : 0;
+}
+
+/* Where no kernel is cut, whoever began last runs, and whoever began before it and is not done waits behind it. */
+static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    const struct vc_tenant *runner = NULL;
+    for (unsigned i = 0; i < plan->count; i++) {
+        const struct vc_tenant *tenant = &plan->tenants[i];
+        if (busy_since(plan, tenant, now_ns) != 0 && (!runner || tenant->seen.began_ns > runner->seen.began_ns))
+            runner = tenant;
+    }
+    for (unsigned i = 0; runner && i < plan->count; i++)
+        if (&plan->tenants[i] != runner)
+            plan->tenants[i].others_gpu_ns +=
+                earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
+}
+
+/* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
+static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned present = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        present += busy_since(plan, &plan->tenants[i], now_ns) != 0;
+    if (present < 2)
+        return;
+    for (unsigned i = 0; i < plan->count; i++) {
+        uint64_t own = busy_since(plan, &plan->tenants[i], now_ns);
+        for (unsigned j = 0; own != 0 && j < plan->count; j++)
+            if (j != i)
+                plan->tenants[i].others_gpu_ns += earlier(own, busy_since(plan, &plan->tenants[j], now_ns)) / present;
+    }
+}
+
+/* A card that slices lets everybody begin after one slice of each of the others, whatever they run. Judged by when the work began, not
+ * by when its helper looked: that may be late on a busy machine. */
+static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned present = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        present += plan->tenants[i].finish_ns > now_ns;
+    for (unsigned i = 0; i < plan->count; i++) {
+        struct vc_tenant *tenant = &plan->tenants[i];
+        if (tenant->seen.began_ns != VC_NOT_BEGUN || tenant->finish_ns <= now_ns) {
+            uint64_t began = earlier(tenant->seen.began_ns, now_ns), slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
+            if (tenant->queued_since_ns != 0 && tenant->seen.began_ns != VC_NOT_BEGUN && slices != 0 &&
+                began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
+                plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
+            tenant->queued_since_ns = 0;
+            tenant->queued_behind = 0;
+            continue;
+        }
+        if (tenant->queued_since_ns == 0)
+            tenant->queued_since_ns = now_ns;
+        tenant->queued_behind = present - 1 > tenant->queued_behind ? present - 1 : tenant->queued_behind;
+    }
+}
+
+void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
+{
+    unsigned busy = 0;
+    for (unsigned i = 0; i < plan->count; i++) {
+        struct vc_tenant *tenant = &plan->tenants[i];
+        int64_t charged = charge_since_last_look(tenant);
+        tenant->virtual_ns += (double)charged / share(tenant);
+        tenant->lease_charged_ns += charged;
+        tenant->look_charged_ns = charged;
+        tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
+        tenant->finish_ns = believed_finish(tenant, now_ns, charged);
+        tenant->active = tenant->waiting || on_card(tenant, now_ns);
+        busy += on_card(tenant, now_ns);
+        judge_credit(tenant, now_ns);
+    }
+    for (unsigned i = 0; i < plan->count; i++) {
+        struct vc_tenant *tenant = &plan->tenants[i];
+        if (busy > on_card(tenant, now_ns))
+            tenant->others_active_ns = now_ns;
+    }
+    look_for_uncut_kernels(plan, now_ns);
+    if (plan->looked_ns != 0 && uncut(plan, now_ns))
+        split_by_turns(plan, now_ns);
+    else if (plan->looked_ns != 0)
+        split_overlaps(plan, now_ns);
+    plan->looked_ns = now_ns;
+}

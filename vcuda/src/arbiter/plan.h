@@ -1,0 +1,93 @@
+/* Who may use a card next: the arbiter's rules for one card, pure arithmetic on what was observed and the time.
+ *
+ * Leases go to the waiting tenant with the least virtual time (GPU time charged / share); nothing is banked while idle.
+ * Priority is about order, never about amounts: who is within its guaranteed share goes before tenants of lower priority.
+ * All observations come from tenants and may be lies: they are bounded here, and a liar only shortens its own turn.
+ */
+#ifndef VC_ARBITER_CORE_H
+#define VC_ARBITER_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "region/abi.h"
+
+enum {
+    VC_LEASE_SCALE_NS = 24000000, /* a lease lasts share × this … */
+    VC_LEASE_MIN_NS = 3000000,    /* … but not less than this … */
+    VC_LEASE_MAX_NS = 8000000,    /* … nor more than this */
+    VC_LEASE_LEAD_NS = 300000,    /* the next lease may open so long before the end, if so little is outstanding */
+    VC_LEASE_IDLE_NS = 200000,    /* a holder with nothing outstanding for so long passes the lease on */
+    VC_CARD_SLICE_NS = 2100000,   /* the longest that a card which slices gives one tenant while others wait, and the switch */
+    VC_ARBITER_TICK_NS = 1000000, /* while anything is going on, decide at least so often … */
+    VC_ARBITER_REST_NS = 100000000 /* … and otherwise so often: limits may change */
+};
+
+/* What one tenant's usage file said, as read. */
+struct vc_observation {
+    uint64_t gpu_ns;
+    int64_t credit_ns;
+    uint64_t credit_updated_ns;
+    int64_t refill_ns;
+    uint64_t waiting_until_ns;
+    uint64_t predicted_finish_ns;
+    uint64_t began_ns; /* VC_NOT_BEGUN: its work waits for others' on the card */
+};
+
+/* One container on the card. The caller fills the first part; the rest belongs to these rules. */
+struct vc_tenant {
+    uint32_t cores, core_limit; /* bounded to 1…100 and cores…100 */
+    uint32_t priority;          /* VC_PRIORITY_… */
+    struct vc_observation seen;
+
+    bool known;          /* observed before: deltas make sense */
+    uint64_t last_gpu_ns;
+    int64_t refundable_ns; /* charged lately, so that much may be taken back */
+    double virtual_ns;
+    double entitled_ns;  /* what is left of the guaranteed share: flows in at `cores`, is charged while others wait */
+    uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
+    int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
+    uint64_t finish_ns;  /* bounded predicted finish */
+    uint64_t queued_since_ns; /* its work has not begun since then; 0: it has */
+    unsigned queued_behind;   /* the most others that had work on the card meanwhile */
+    bool waiting, active, was_idle, returned, in_credit;
+    uint64_t credit_at_ns; /* when a waiting tenant in debt will have credit again */
+
+    /* What to write into its limits file. */
+    uint32_t granted_ppm;
+    uint64_t lease_start_ns;
+    uint64_t lease_end_ns; /* 0: not the holder; UINT64_MAX: nobody else waits */
+    uint64_t lease_clock_ns;
+    uint64_t lease_sequence;
+    uint64_t others_gpu_ns;    /* a clock: others' parts of the card while this tenant had work on it */
+    uint64_t others_active_ns; /* when others last had work on the card */
+    bool wake; /* the grant changed: wake its waiting threads */
+};
+
+struct vc_card_plan {
+    struct vc_tenant *tenants;
+    unsigned count;
+    int holder; /* index, or -1 */
+    bool contended;        /* somebody else waits: the lease ends */
+    bool occupancy_counts; /* somebody waited from its beginning: the holder answers for all of its time */
+    uint64_t lease_start_ns, lease_end_ns, lease_clock_ns;
+    uint64_t held_from_ns; /* when the holder's work could first run; renewals keep it */
+    uint64_t sequence;
+    uint64_t looked_ns;
+    uint64_t uncut_until_ns; /* lately somebody waited longer than slices explain: the card runs kernels to their end */
+};
+
+void vc_plan_init(struct vc_card_plan *plan);
+void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit);
+/* The limits as they are now (live changes); bounds them. */
+void vc_tenant_resize(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limit);
+/* An unknown priority counts as normal. */
+void vc_tenant_prioritise(struct vc_tenant *tenant, uint32_t priority);
+
+/* Decide from the tenants' observations; fills what to write and returns when to decide again at the latest. */
+uint64_t vc_plan_decide(struct vc_card_plan *plan, uint64_t now_ns);
+
+/* Tenant `index` is about to be taken out of `plan->tenants` (the last one moves into its place). */
+void vc_plan_remove(struct vc_card_plan *plan, unsigned index);
+
+#endif

@@ -1,0 +1,85 @@
+/* Green contexts: parts of their card's primary context, which they keep. */
+#include "cuda/driver/owner.h"
+#include "cuda/context/context.h"
+#include "base/ledger.h"
+
+/* Green context → its device, in `bytes`, and the primary context, in `owner`. */
+static struct vc_ledger greens = VC_LEDGER_INITIALIZER;
+
+static void forget(void)
+{
+    vc_ledger_reset(&greens);
+}
+
+struct creation {
+    CUgreenCtx *green;
+    CUdevResourceDesc resources;
+    CUdevice device;
+    unsigned int flags;
+};
+
+static CUresult create(void *argument, CUcontext *primary)
+{
+    const struct creation *creation = argument;
+    CUresult result =
+        vc_real.cuGreenCtxCreate(creation->green, creation->resources, creation->device, creation->flags);
+    *primary = NULL;
+    if (result == CUDA_SUCCESS && vc_real.cuDevicePrimaryCtxRetain(primary, creation->device) == CUDA_SUCCESS)
+        vc_real.cuDevicePrimaryCtxRelease_v2(creation->device); /* the green context keeps it: only its handle is wanted */
+    return result;
+}
+
+static void destroy(void *argument, CUdevice device)
+{
+    const struct creation *creation = argument;
+    (void)device;
+    vc_real.cuGreenCtxDestroy(*creation->green);
+    *creation->green = NULL;
+}
+
+CUresult vc_hook_cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
+{
+    static uint32_t watching;
+    struct creation creation = {context, resources, device, flags};
+    if (!context)
+        return vc_real.cuGreenCtxCreate(context, resources, device, flags);
+    vc_region_get();
+    if (VC_UNLIKELY(!vc_load_relaxed(&watching)) && __atomic_exchange_n(&watching, 1, __ATOMIC_RELAXED) == 0)
+        vc_region_on_fork(forget);
+    CUcontext primary = NULL;
+    CUresult result = vc_primary_keep(device, &(struct vc_keeper){create, destroy, &creation}, &primary);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct vc_entry entry = {.key = (uint64_t)(uintptr_t)*context, .bytes = (uint64_t)device,
+                             .owner = (uint64_t)(uintptr_t)primary};
+    if (!vc_ledger_put(&greens, &entry)) {
+        destroy(&creation, device);
+        vc_primary_ended(device);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return result;
+}
+
+CUresult vc_hook_cuGreenCtxDestroy(CUgreenCtx context)
+{
+    struct vc_entry entry;
+    vc_region_get();
+    bool known = vc_ledger_take(&greens, (uint64_t)(uintptr_t)context, &entry);
+    CUresult result = vc_real.cuGreenCtxDestroy(context);
+    if (known && result == CUDA_SUCCESS)
+        vc_primary_ended((CUdevice)entry.bytes);
+    else if (known)
+        vc_ledger_put(&greens, &entry);
+    return result;
+}
+
+/* Contexts made of green ones are distinct handles, in which applications allocate; their memory is the primary context's. */
+CUresult vc_hook_cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    CUresult result = vc_real.cuCtxFromGreenCtx(context, green);
+    struct vc_entry entry;
+    vc_region_get();
+    if (result == CUDA_SUCCESS && vc_ledger_get(&greens, (uint64_t)(uintptr_t)green, &entry))
+        vc_owner_set(*context, (CUcontext)(uintptr_t)entry.owner);
+    return result;
+}

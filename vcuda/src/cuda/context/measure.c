@@ -1,0 +1,93 @@
+/* Context cost by NVML. The real library is asked, not our shim of it: its figures are the card's, not the share's. */
+#include "cuda/context/measure.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+
+#define VC__NVML "libnvidia-ml.so.1"
+#define VC__NVML_ALIAS "libnvidia-ml-driver.so.1"
+
+struct memory_info { /* nvmlMemory_t */
+    unsigned long long total, free, used;
+};
+
+struct process_info { /* nvmlProcessInfo_t of the _v2 and _v3 calls */
+    unsigned int pid;
+    unsigned long long used_bytes;
+    unsigned int gpu_instance, compute_instance;
+};
+
+static struct {
+    int (*init)(void);
+    int (*by_uuid)(const char *, void **);
+    int (*memory)(void *, struct memory_info *);
+    int (*processes)(void *, unsigned int *, struct process_info *);
+    bool usable;
+} nvml;
+
+static void load(void)
+{
+    /* By its usual name first, so that our shim comes before the real one that it needs: both have the same SONAME, and an
+     * application that asks for NVML later gets whichever was loaded first. Where that is no shim, it is the real one. */
+    void *usual = dlopen(VC__NVML, RTLD_NOW | RTLD_LOCAL);
+    void *library = usual ? dlopen(VC__NVML_ALIAS, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    library = library ? library : usual;
+    if (!library)
+        return;
+    nvml.init = (int (*)(void))dlsym(library, "nvmlInit_v2");
+    nvml.by_uuid = (int (*)(const char *, void **))dlsym(library, "nvmlDeviceGetHandleByUUID");
+    nvml.memory = (int (*)(void *, struct memory_info *))dlsym(library, "nvmlDeviceGetMemoryInfo");
+    nvml.processes =
+        (int (*)(void *, unsigned int *, struct process_info *))dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+    if (!nvml.processes)
+        nvml.processes =
+            (int (*)(void *, unsigned int *, struct process_info *))dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v2");
+    nvml.usable = nvml.init && nvml.by_uuid && nvml.memory && nvml.processes && nvml.init() == 0;
+}
+
+static bool sample(struct vc_measure *measure)
+{
+    struct memory_info memory;
+    struct process_info processes[VC_MEASURE_PROCESSES];
+    unsigned int count = VC_MEASURE_PROCESSES;
+    if (nvml.memory(measure->device, &memory) != 0 || nvml.processes(measure->device, &count, processes) != 0)
+        return false;
+    measure->used_bytes = memory.used;
+    measure->own_bytes = measure->others_bytes = 0;
+    measure->processes = 0;
+    for (unsigned int index = 0; index < count; index++) {
+        if (processes[index].pid == (unsigned int)getpid()) {
+            measure->own_bytes = processes[index].used_bytes;
+        } else {
+            measure->others_bytes += processes[index].used_bytes;
+            measure->processes++;
+        }
+    }
+    return true;
+}
+
+void vc_measure_begin(struct vc_measure *measure, const char *uuid)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load);
+    memset(measure, 0, sizeof *measure);
+    if (!nvml.usable || nvml.by_uuid(uuid, &measure->device) != 0 || !sample(measure))
+        measure->device = NULL;
+}
+
+uint64_t vc_measure_end(const struct vc_measure *measure)
+{
+    struct vc_measure now = *measure;
+    if (!measure->device || !sample(&now))
+        return 0;
+    if (now.own_bytes > measure->own_bytes)
+        return now.own_bytes - measure->own_bytes;
+    bool others_kept_still = now.processes == measure->processes && now.others_bytes == measure->others_bytes;
+    bool only_we_came = now.processes == measure->processes + 1;
+    if (now.own_bytes == 0 && (others_kept_still || only_we_came) && now.used_bytes > measure->used_bytes)
+        return now.used_bytes - measure->used_bytes;
+    return 0;
+}

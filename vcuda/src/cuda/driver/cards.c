@@ -1,0 +1,105 @@
+/* CUDA devices → cards of the share, by UUID. */
+#include "cuda/driver/cards.h"
+
+#include <stdio.h>
+
+#include "base/log.h"
+
+#define VC__MAX_DEVICES 64
+#define VC__NOT_ASKED 0
+#define VC__STORED(card) ((card) + 3) /* so that zeroed memory means "not asked" */
+
+static int32_t cards[VC__MAX_DEVICES];
+static uint32_t context_epoch = 1;
+/* 16 bytes of the static TLS that is scarce in libraries loaded late: read at every launch, without a call. */
+static __thread struct {
+    CUcontext context;
+    int card;
+    uint32_t epoch; /* 0: nothing remembered */
+} current __attribute__((tls_model("initial-exec")));
+
+/* NVIDIA's text form; the driver gives 16 bytes, and says not whether they name a card or a MIG instance. */
+static void format_uuid(const CUuuid *uuid, const char *prefix, char *text, size_t bytes)
+{
+    const unsigned char *b = (const unsigned char *)uuid->bytes;
+    snprintf(text, bytes, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, b[0], b[1], b[2],
+             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
+static int ask_card(struct vc_region *region, CUdevice device)
+{
+    CUuuid uuid;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    if (vc_real.cuDeviceGetUuid_v2) /* names MIG instances, the older one their parent */
+        result = vc_real.cuDeviceGetUuid_v2(&uuid, device);
+    else if (vc_real.cuDeviceGetUuid)
+        result = vc_real.cuDeviceGetUuid(&uuid, device);
+    if (result != CUDA_SUCCESS)
+        return VC_CARD_UNKNOWN;
+    char text[VC_UUID_BYTES];
+    format_uuid(&uuid, "GPU", text, sizeof text);
+    int card = vc_region_card(region, text);
+    if (card < 0) {
+        format_uuid(&uuid, "MIG", text, sizeof text);
+        card = vc_region_card(region, text);
+    }
+    return card < 0 ? VC_CARD_NONE : card;
+}
+
+static int find_card(struct vc_region *region, CUdevice device)
+{
+    if (region->card_count == 0)
+        return VC_CARD_NONE;
+    if (device < 0 || device >= VC__MAX_DEVICES)
+        return VC_CARD_UNKNOWN;
+    int32_t stored = vc_load_relaxed(&cards[device]);
+    if (stored == VC__NOT_ASKED) {
+        int card = ask_card(region, device);
+        if (card == VC_CARD_UNKNOWN)
+            return card; /* not initialised yet, perhaps: ask again next time */
+        stored = VC__STORED(card);
+        vc_store_relaxed(&cards[device], stored);
+    }
+    return stored - VC__STORED(0);
+}
+
+int vc_card_of_device(struct vc_region *region, CUdevice device)
+{
+    int card = find_card(region, device);
+    if (VC_UNLIKELY(card == VC_CARD_NONE) && region->card_count > 0)
+        vc_log_once(VC_NOTICE_UNKNOWN_CARD, "device %d is not a card of this share: its memory is refused", device);
+    return card;
+}
+
+bool vc_card_is_visible(struct vc_region *region, CUdevice device)
+{
+    return region->card_count == 0 || find_card(region, device) != VC_CARD_NONE;
+}
+
+int vc_card_of_current(struct vc_region *region, CUcontext *context)
+{
+    CUcontext now = NULL;
+    if (vc_real.cuCtxGetCurrent(&now) != CUDA_SUCCESS || !now)
+        return VC_CARD_UNKNOWN;
+    if (context)
+        *context = now;
+    uint32_t epoch = vc_load_acquire(&context_epoch);
+    if (VC_LIKELY(current.context == now && current.epoch == epoch))
+        return current.card;
+    CUdevice device;
+    if (vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS)
+        return VC_CARD_UNKNOWN;
+    int card = vc_card_of_device(region, device);
+    if (card != VC_CARD_UNKNOWN) {
+        current.context = now;
+        current.card = card;
+        current.epoch = epoch;
+    }
+    return card;
+}
+
+void vc_cards_forget_contexts(void)
+{
+    if (vc_add(&context_epoch, 1) == 0)
+        vc_add(&context_epoch, 1); /* 0 means: nothing remembered */
+}

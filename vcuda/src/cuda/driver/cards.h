@@ -1,0 +1,24 @@
+/* Which card of the share a CUDA device or the current context is. */
+#ifndef VC_CARDS_H
+#define VC_CARDS_H
+
+#include "cuda/driver/hooks.h"
+
+#define VC_CARD_NONE (-1)    /* the device is not part of the share */
+#define VC_CARD_UNKNOWN (-2) /* no current context, or an invalid device: the driver's own error will say so */
+
+/* Card of a device, by its UUID; asked of the driver once per device. Pre: vc_real is loaded. */
+int vc_card_of_device(struct vc_region *region, CUdevice device);
+
+/* Whether the tenant may see this device: not if it is another one's card. With unreadable limits we know of no cards: then
+ * all are seen. */
+bool vc_card_is_visible(struct vc_region *region, CUdevice device);
+
+/* Card and handle of the calling thread's current context; *context may be NULL to ask for the card only. Remembered per
+ * thread. */
+int vc_card_of_current(struct vc_region *region, CUcontext *context);
+
+/* A context was destroyed: its handle may come back for another device. */
+void vc_cards_forget_contexts(void);
+
+#endif

@@ -1,0 +1,82 @@
+/* What the tenant sees of the card's memory: its limit as the total, what is left of it as free. */
+#include "cuda/memory/binding.h"
+#include "cuda/memory/charge.h"
+#include "cuda/memory/pool.h"
+#include "region/overhead.h"
+
+/* The share's total on a card; `really` if the card is not limited. */
+static uint64_t share_total(struct vc_region *region, int card, uint64_t really)
+{
+    if (card < 0)
+        return really;
+    uint64_t limit = vc_quota_limit(region, (uint32_t)card);
+    return limit < really || vc_quota_oversells(region, (uint32_t)card) ? limit : really;
+}
+
+/* Narrow the driver's answer to the share. Never more free than there really is, except in an oversold share, where the
+ * rest lies on the host. */
+static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    struct vc_region *region = vc_region_get();
+    int card = vc_card_of_current(region, NULL);
+    if (card == VC_CARD_NONE)
+        *free_bytes = 0; /* every allocation on it is refused */
+    if (card < 0)
+        return;
+    vc_pools_settle();
+    vc_bindings_settle();
+    uint64_t limit = vc_quota_limit(region, (uint32_t)card);
+    if (limit == UINT64_MAX)
+        return;
+    vc_slots_reap(region); /* what the dead held is free */
+    vc_overhead_refresh(region, (uint32_t)card);
+    uint64_t used = vc_quota_used(region, (uint32_t)card);
+    uint64_t left = limit > used ? limit - used : 0;
+    *free_bytes = left < *free_bytes || vc_quota_oversells(region, (uint32_t)card) ? left : *free_bytes;
+    *total_bytes = share_total(region, card, *total_bytes);
+}
+
+CUresult vc_hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    size_t really_free, really_total;
+    CUresult result = vc_real.cuMemGetInfo_v2(&really_free, &really_total);
+    if (result != CUDA_SUCCESS || !free_bytes || !total_bytes)
+        return result != CUDA_SUCCESS ? result : vc_real.cuMemGetInfo_v2(free_bytes, total_bytes);
+    uint64_t free_now = really_free, total = really_total;
+    narrow(&free_now, &total);
+    *free_bytes = free_now;
+    *total_bytes = total;
+    return result;
+}
+
+CUresult vc_hook_cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
+{
+    CUresult result = vc_real.cuMemGetInfo(free_bytes, total_bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    uint64_t free_now = *free_bytes, total = *total_bytes;
+    narrow(&free_now, &total);
+    *free_bytes = (unsigned int)free_now; /* never more than the driver's own 32-bit answer */
+    *total_bytes = (unsigned int)total;
+    return result;
+}
+
+CUresult vc_hook_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    CUresult result = vc_real.cuDeviceTotalMem_v2(bytes, device);
+    if (result == CUDA_SUCCESS) {
+        struct vc_region *region = vc_region_get();
+        *bytes = share_total(region, vc_card_of_device(region, device), *bytes);
+    }
+    return result;
+}
+
+CUresult vc_hook_cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+    CUresult result = vc_real.cuDeviceTotalMem(bytes, device);
+    if (result == CUDA_SUCCESS) {
+        struct vc_region *region = vc_region_get();
+        *bytes = (unsigned int)share_total(region, vc_card_of_device(region, device), *bytes);
+    }
+    return result;
+}

@@ -1,0 +1,135 @@
+/* Hooks of copies within the card and of sets: the large ones occupy it like a kernel does. */
+#include "cuda/work/work.h"
+
+bool vc_work_on_device(CUdeviceptr pointer)
+{
+    unsigned int type = 0;
+    return vc_real.cuPointerGetAttribute &&
+           vc_real.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) == CUDA_SUCCESS &&
+           type == CU_MEMORYTYPE_DEVICE;
+}
+
+bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread, uint64_t kind, uint64_t bytes)
+{
+    return bytes >= VC_WORK_LARGE_BYTES && vc_work_begin(work, vc_work_stream(stream, per_thread), vc_estimate_key(kind, 0, bytes));
+}
+
+/* A copy whose direction only its pointers tell. */
+static bool begin_copy(struct vc_work *work, CUstream stream, bool per_thread, CUdeviceptr destination, CUdeviceptr source,
+                       uint64_t bytes)
+{
+    if (bytes < VC_WORK_LARGE_BYTES || !vc_work_gated() || !vc_work_on_device(destination) || !vc_work_on_device(source))
+        return false;
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
+}
+
+#define VC__COPY(name, per_thread)                                                                          \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes), (destination, source, bytes), \
+             begin_copy(&work, NULL, per_thread, destination, source, bytes))
+#define VC__COPY_ASYNC(name, per_thread)                                                                     \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, CUdeviceptr source, size_t bytes, CUstream stream),             \
+             (destination, source, bytes, stream), begin_copy(&work, stream, per_thread, destination, source, bytes))
+#define VC__SET(name, per_thread, value_type)                                                                \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, value_type value, size_t count), (destination, value, count),   \
+             vc_work_begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
+#define VC__SET_ASYNC(name, per_thread, value_type)                                                          \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, value_type value, size_t count, CUstream stream),               \
+             (destination, value, count, stream),                                                            \
+             vc_work_begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)count * sizeof value))
+#define VC__SET_2D(name, per_thread, value_type)                                                             \
+    VC_WORK_HOOK(name, (CUdeviceptr destination, size_t pitch, value_type value, size_t width, size_t height),   \
+             (destination, pitch, value, width, height),                                                     \
+             vc_work_begin_sized(&work, NULL, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+#define VC__SET_2D_ASYNC(name, per_thread, value_type)                                                       \
+    VC_WORK_HOOK(name,                                                                                           \
+             (CUdeviceptr destination, size_t pitch, value_type value, size_t width, size_t height, CUstream stream), \
+             (destination, pitch, value, width, height, stream),                                             \
+             vc_work_begin_sized(&work, stream, per_thread, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+
+VC__COPY(cuMemcpy, false)
+VC__COPY(cuMemcpy_ptds, true)
+VC__COPY(cuMemcpyDtoD_v2, false)
+VC__COPY(cuMemcpyDtoD_v2_ptds, true)
+VC__COPY_ASYNC(cuMemcpyAsync, false)
+VC__COPY_ASYNC(cuMemcpyAsync_ptsz, true)
+VC__COPY_ASYNC(cuMemcpyDtoDAsync_v2, false)
+VC__COPY_ASYNC(cuMemcpyDtoDAsync_v2_ptsz, true)
+
+#define VC__SETS(bits, value_type)                            \
+    VC__SET(cuMemsetD##bits##_v2, false, value_type)          \
+    VC__SET(cuMemsetD##bits##_v2_ptds, true, value_type)      \
+    VC__SET_ASYNC(cuMemsetD##bits##Async, false, value_type)  \
+    VC__SET_ASYNC(cuMemsetD##bits##Async_ptsz, true, value_type) \
+    VC__SET_2D(cuMemsetD2D##bits##_v2, false, value_type)     \
+    VC__SET_2D(cuMemsetD2D##bits##_v2_ptds, true, value_type) \
+    VC__SET_2D_ASYNC(cuMemsetD2D##bits##Async, false, value_type) \
+    VC__SET_2D_ASYNC(cuMemsetD2D##bits##Async_ptsz, true, value_type)
+
+VC__SETS(8, unsigned char)
+VC__SETS(16, unsigned short)
+VC__SETS(32, unsigned int)
+
+/* Before CUDA 3.2: 32-bit pointers and sizes. */
+VC_WORK_HOOK(cuMemcpyDtoD, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes), (destination, source, bytes),
+         begin_copy(&work, NULL, false, destination, source, bytes))
+VC_WORK_HOOK(cuMemcpyDtoDAsync, (CUdeviceptr_v1 destination, CUdeviceptr_v1 source, unsigned int bytes, CUstream stream),
+         (destination, source, bytes, stream), begin_copy(&work, stream, false, destination, source, bytes))
+
+#define VC__SET_V1(name, value_type)                                                                               \
+    VC_WORK_HOOK(name, (CUdeviceptr_v1 destination, value_type value, unsigned int count), (destination, value, count), \
+             vc_work_begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)count * sizeof value))
+#define VC__SET_2D_V1(name, value_type)                                                                            \
+    VC_WORK_HOOK(name,                                                                                                 \
+             (CUdeviceptr_v1 destination, unsigned int pitch, value_type value, unsigned int width, unsigned int height), \
+             (destination, pitch, value, width, height),                                                           \
+             vc_work_begin_sized(&work, NULL, false, VC_WORK_SET, (uint64_t)width * height * sizeof value))
+
+VC__SET_V1(cuMemsetD8, unsigned char)
+VC__SET_V1(cuMemsetD16, unsigned short)
+VC__SET_V1(cuMemsetD32, unsigned int)
+VC__SET_2D_V1(cuMemsetD2D8, unsigned char)
+VC__SET_2D_V1(cuMemsetD2D16, unsigned short)
+VC__SET_2D_V1(cuMemsetD2D32, unsigned int)
+
+/* --- copies with extents --- */
+
+static bool side_on_device(unsigned int type, CUdeviceptr pointer)
+{
+    return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY ||
+           (type == CU_MEMORYTYPE_UNIFIED && vc_work_on_device(pointer));
+}
+
+static bool begin_2d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY2D *copy)
+{
+    if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
+        !side_on_device(copy->dstMemoryType, copy->dstDevice))
+        return false;
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height);
+}
+
+static bool begin_3d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY3D *copy)
+{
+    if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
+        !side_on_device(copy->dstMemoryType, copy->dstDevice))
+        return false;
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height * copy->Depth);
+}
+
+#define VC__EXTENT(name, dimensions, per_thread)                              \
+    VC_WORK_HOOK(name, (const CUDA_MEMCPY##dimensions *copy), (copy), VC__BEGIN_##dimensions(&work, NULL, per_thread, copy))
+#define VC__EXTENT_ASYNC(name, dimensions, per_thread)                        \
+    VC_WORK_HOOK(name, (const CUDA_MEMCPY##dimensions *copy, CUstream stream), (copy, stream), \
+             VC__BEGIN_##dimensions(&work, stream, per_thread, copy))
+#define VC__BEGIN_2D begin_2d
+#define VC__BEGIN_3D begin_3d
+
+VC__EXTENT(cuMemcpy2D_v2, 2D, false)
+VC__EXTENT(cuMemcpy2D_v2_ptds, 2D, true)
+VC__EXTENT(cuMemcpy2DUnaligned_v2, 2D, false)
+VC__EXTENT(cuMemcpy2DUnaligned_v2_ptds, 2D, true)
+VC__EXTENT_ASYNC(cuMemcpy2DAsync_v2, 2D, false)
+VC__EXTENT_ASYNC(cuMemcpy2DAsync_v2_ptsz, 2D, true)
+VC__EXTENT(cuMemcpy3D_v2, 3D, false)
+VC__EXTENT(cuMemcpy3D_v2_ptds, 3D, true)
+VC__EXTENT_ASYNC(cuMemcpy3DAsync_v2, 3D, false)
+VC__EXTENT_ASYNC(cuMemcpy3DAsync_v2_ptsz, 3D, true)

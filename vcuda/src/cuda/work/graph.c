@@ -1,0 +1,56 @@
+/* Hooks of executable graphs: a launch is one operation of the graph's own cost; a changed graph has an unknown one. */
+#include "cuda/memory/graph_memory.h"
+#include "cuda/work/work.h"
+
+static uint64_t key_of(CUgraphExec graph)
+{
+    return vc_estimate_key(VC_WORK_GRAPH, (uintptr_t)graph, 0);
+}
+
+static CUresult changed(CUgraphExec graph, CUresult result)
+{
+    vc_estimate_reset(vc_estimate_find(key_of(graph)));
+    return result;
+}
+
+CUresult vc_hook_cuGraphLaunch(CUgraphExec graph, CUstream stream)
+{
+    struct vc_work work;
+    if (!vc_work_begin(&work, vc_work_stream(stream, false), key_of(graph)))
+        return vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch);
+    return vc_work_end(&work, vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch));
+}
+
+CUresult vc_hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
+{
+    struct vc_work work;
+    if (!vc_work_begin(&work, vc_work_stream(stream, true), key_of(graph)))
+        return vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch_ptsz);
+    return vc_work_end(&work, vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch_ptsz));
+}
+
+#define VC__CHANGES(name, parameters, arguments)          \
+    CUresult vc_hook_##name parameters                    \
+    {                                                     \
+        return changed(graph, vc_real.name arguments);    \
+    }
+
+VC__CHANGES(cuGraphExecUpdate, (CUgraphExec graph, CUgraph source, CUgraphNode *error_node, int *update_result),
+            (graph, source, error_node, update_result))
+VC__CHANGES(cuGraphExecUpdate_v2, (CUgraphExec graph, CUgraph source, CUgraphExecUpdateResultInfo *result_info),
+            (graph, source, result_info))
+VC__CHANGES(cuGraphExecKernelNodeSetParams,
+            (CUgraphExec graph, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters), (graph, node, parameters))
+VC__CHANGES(cuGraphExecKernelNodeSetParams_v2,
+            (CUgraphExec graph, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters), (graph, node, parameters))
+VC__CHANGES(cuGraphExecMemcpyNodeSetParams,
+            (CUgraphExec graph, CUgraphNode node, const CUDA_MEMCPY3D *parameters, CUcontext context),
+            (graph, node, parameters, context))
+VC__CHANGES(cuGraphExecMemsetNodeSetParams,
+            (CUgraphExec graph, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext context),
+            (graph, node, parameters, context))
+VC__CHANGES(cuGraphExecChildGraphNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraph child), (graph, node, child))
+VC__CHANGES(cuGraphExecNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraphNodeParams *parameters),
+            (graph, node, parameters))
+VC__CHANGES(cuGraphNodeSetEnabled, (CUgraphExec graph, CUgraphNode node, unsigned int enabled), (graph, node, enabled))
+VC__CHANGES(cuGraphExecDestroy, (CUgraphExec graph), (graph))

@@ -1,0 +1,33 @@
+/* The container's bucket of GPU time: one per card, in the usage file, shared by all processes without a lock.
+ *
+ * It fills with wall time at the container's rate, up to VC_BUCKET_NS; whoever puts work on the card takes the estimate
+ * out first and settles the difference to what was measured later. It may become negative (debt): nothing starts until
+ * it is positive again. A process that is killed in the middle can only lose what it had taken itself, or one fill.
+ */
+#ifndef VC_BUCKET_H
+#define VC_BUCKET_H
+
+#include <stdint.h>
+
+#include "region/abi.h"
+#include "region/share.h"
+
+enum {
+    VC_BUCKET_NS = 10000000,      /* GPU time that an idle container may save up: its burst */
+    VC_CHUNK_NS = 1000000,        /* the most that one process takes in advance */
+};
+
+/* One interval or debt longer than this is a broken clock, not work. */
+#define VC_CHARGE_LIMIT_NS INT64_C(60000000000)
+
+/* Add what flowed in since the last fill at `rate_ppm` (GPU ns per million wall ns); returns the credit now.
+ * A clock that is ahead of `now_ns` by more than a second (damaged file) is set back and adds nothing. */
+int64_t vc_bucket_fill(struct vc_card_usage *usage, uint64_t now_ns, uint32_t rate_ppm);
+
+/* Take `ns` of GPU time (negative: give back); returns the credit that is left, negative for debt. */
+int64_t vc_bucket_take(struct vc_card_usage *usage, int64_t ns);
+
+/* Wall time until `credit_ns` has grown to `wanted_ns` at `rate_ppm`; 0 if it has already. Rate 0 counts as 1. */
+uint64_t vc_bucket_wait_ns(int64_t credit_ns, int64_t wanted_ns, uint32_t rate_ppm);
+
+#endif

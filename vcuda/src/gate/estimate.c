@@ -1,0 +1,82 @@
+/* The table of estimates: open addressing in static memory, keys claimed by compare-and-swap. */
+#include "gate/estimate.h"
+
+enum { TABLE_ENTRIES = 8192, PROBES = 32 };
+
+static struct vc_estimate table[TABLE_ENTRIES];
+
+static uint64_t mix(uint64_t value)
+{
+    value ^= value >> 33;
+    value *= UINT64_C(0xff51afd7ed558ccd);
+    value ^= value >> 33;
+    value *= UINT64_C(0xc4ceb9fe1a85ec53);
+    return value ^ (value >> 33);
+}
+
+/* Four steps per doubling: 4 × log2, rounded down. */
+static uint64_t quarter_octave(uint64_t value)
+{
+    if (value < 4)
+        return value;
+    unsigned top = 63 - (unsigned)__builtin_clzll(value);
+    return (uint64_t)top * 4 + ((value >> (top - 2)) & 3);
+}
+
+uint64_t vc_estimate_key(uint64_t kind, uint64_t handle, uint64_t size)
+{
+    uint64_t key = mix(handle ^ mix(kind << 32 ^ quarter_octave(size)));
+    return key ? key : 1;
+}
+
+uint64_t vc_estimate_function_key(uint64_t function, uint64_t blocks, uint64_t threads)
+{
+    return vc_estimate_key(quarter_octave(threads) + 1, function, blocks);
+}
+
+struct vc_estimate *vc_estimate_find(uint64_t key)
+{
+    struct vc_estimate *entry = &table[key % TABLE_ENTRIES];
+    for (unsigned probe = 0; probe < PROBES; probe++) {
+        entry = &table[(key + probe) % TABLE_ENTRIES];
+        uint64_t found = __atomic_load_n(&entry->key, __ATOMIC_RELAXED);
+        if (found == key)
+            return entry;
+        if (found == 0 && __atomic_compare_exchange_n(&entry->key, &found, key, false, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED))
+            return entry;
+        if (found == key) /* another thread was faster */
+            return entry;
+    }
+    return entry;
+}
+
+void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns)
+{
+    __atomic_store_n(&estimate->cost_ns, cost_ns ? cost_ns : 1, __ATOMIC_RELAXED);
+}
+
+void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
+                       enum vc_evidence evidence)
+{
+    uint64_t cost = vc_estimate_cost(estimate);
+    if (cost == 0 || cost_then_ns == 0 || expected_ns == 0)
+        return;
+    double implied = (double)cost_then_ns * ((double)measured_ns / (double)expected_ns);
+    double ratio = implied / (double)cost;
+    /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth. */
+    double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.9 ? 0.15
+                    : evidence == VC_EVIDENCE_LONG_OVERLAP       ? 0.10
+                                                                 : 0.02;
+    if (ratio < 0.5)
+        ratio = 0.5;
+    if (ratio > 2.0)
+        ratio = 2.0;
+    double learnt = (double)cost * (1.0 + weight * (ratio - 1.0));
+    __atomic_store_n(&estimate->cost_ns, learnt < 1.0 ? 1 : (uint64_t)(learnt + 0.5), __ATOMIC_RELAXED);
+}
+
+void vc_estimate_reset(struct vc_estimate *estimate)
+{
+    __atomic_store_n(&estimate->cost_ns, 0, __ATOMIC_RELAXED);
+}

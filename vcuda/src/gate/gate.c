@@ -1,0 +1,376 @@
+/* Rules of the gate: the bucket, the lease, how much work may be outstanding, and what is settled when its end is seen. */
+#include "gate/gate.h"
+
+#include <string.h>
+
+#include "gate/bucket.h"
+#include "base/atomic.h"
+#include "region/share.h"
+
+static const uint64_t OVERDUE_STEP_NS = 200000;
+
+void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const struct vc_card_limit *limit,
+                  struct vc_card_usage *usage, struct vc_slot_card *slot)
+{
+    memset(gate, 0, sizeof *gate);
+    pthread_mutex_init(&gate->mutex, NULL);
+    gate->limits = limits;
+    gate->limit = limit;
+    gate->usage = usage;
+    gate->slot = slot;
+}
+
+/* --- policy --- */
+
+struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
+{
+    const struct vc_card_limit *limit = gate->limit;
+    struct vc_policy policy = {
+        .gated = vc_gate_needed(limit),
+        .impossible = !vc_share_possible(gate->limits, limit),
+        .shared = vc_load_relaxed(&limit->flags) & VC_CARD_SHARED,
+        .arbitrated = !gate->alone && vc_share_arbitrated(gate->limits, now_ns),
+        .lease_end_ns = UINT64_MAX,
+    };
+    policy.rate_ppm = vc_share_rate_ppm(limit, policy.arbitrated, policy.impossible);
+    if (!policy.arbitrated)
+        return policy;
+    policy.lease_sequence = vc_load_acquire(&limit->lease_sequence);
+    policy.leased = policy.shared && policy.lease_sequence != 0;
+    if (policy.leased) {
+        policy.lease_end_ns = vc_load_acquire(&limit->lease_end_ns);
+        policy.lease_start_ns = vc_load_relaxed(&limit->lease_start_ns);
+        policy.lease_clock_ns = vc_load_relaxed(&limit->lease_clock_ns);
+        policy.holder = policy.lease_end_ns != 0;
+    }
+    return policy;
+}
+
+/* --- may it start? --- */
+
+static uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void refuse(struct vc_gate_answer *answer, enum vc_gate_reason reason, uint64_t until_ns)
+{
+    answer->reason = reason;
+    answer->until_ns = until_ns;
+}
+
+/* Nothing has been seen to end for so long that waiting for it could be a dead-lock: the work on the card may itself be
+ * waiting for what we hold back. Then one more operation goes, and the next one waits longer. */
+static bool stalled(const struct vc_gate *gate, uint64_t now_ns)
+{
+    return now_ns >= gate->progress_ns + VC_STALL_NS * (uint64_t)(1 + gate->unseen);
+}
+
+/* After the bucket ran dry, resume with a whole chunk instead of one operation at a time. */
+static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
+                           int64_t *credit, struct vc_gate_answer *answer)
+{
+    *credit = vc_bucket_fill(gate->usage, now_ns, policy->rate_ppm);
+    if (*credit > 0 && *credit >= gate->refill_ns) {
+        gate->refill_ns = 0;
+        return false;
+    }
+    if (gate->refill_ns == 0) {
+        uint64_t chunk = later(cost_ns, 100000) * 20;
+        gate->refill_ns = (int64_t)earlier(chunk, VC_CHUNK_NS);
+    }
+    answer->refill_ns = gate->refill_ns;
+    refuse(answer, VC_GATE_CREDIT, now_ns + vc_bucket_wait_ns(*credit, gate->refill_ns, policy->rate_ppm) + 1);
+    return true;
+}
+
+/* How much work may be outstanding. A tenant that just came from idle runs its request without sleeping in between, as long
+ * as nobody waits for the card: every sleep would be a chance to be woken late. A greedy one is never idle. */
+static uint64_t ahead_of(const struct vc_gate *gate, const struct vc_policy *policy)
+{
+    uint64_t burst = gate->launched_ns - gate->idle_ns;
+    return policy->lease_end_ns == UINT64_MAX && burst < VC_BURST_NS ? VC_BURST_NS : VC_AHEAD_NS;
+}
+
+/* Of several active processes one uses the lease; its turn ends like a lease, if a sibling waits for it. */
+static bool turn_refused(struct vc_gate *gate, uint64_t now_ns, struct vc_policy *policy, struct vc_gate_answer *answer)
+{
+    struct vc_turn turn = vc_turn_take(&gate->turns, now_ns, policy->lease_start_ns, policy->lease_end_ns);
+    if (!turn.mine) {
+        refuse(answer, VC_GATE_TURN, turn.end_ns);
+        answer->call_next = turn.call_next;
+        return true;
+    }
+    policy->turn_ends_first = turn.siblings_wait && turn.end_ns < policy->lease_end_ns;
+    if (policy->turn_ends_first)
+        policy->lease_end_ns = turn.end_ns;
+    policy->queue_end_ns = turn.clock_ns;
+    return false;
+}
+
+/* The lease holder keeps the card fed, but never so full that it runs far into the next tenant's time. */
+static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
+                          bool nothing_outstanding, struct vc_gate_answer *answer)
+{
+    if (!policy->holder) {
+        refuse(answer, VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
+        return true;
+    }
+    if (nothing_outstanding)
+        return false;
+    uint64_t half = cost_ns / 2;
+    if (policy->lease_end_ns != UINT64_MAX && gate->finish_ns + half > policy->lease_end_ns) {
+        bool turn = policy->turn_ends_first;
+        refuse(answer, turn ? VC_GATE_TURN : VC_GATE_LEASE, now_ns + VC_RECHECK_NS);
+        answer->call_next = turn && vc_turn_shorten(&gate->turns, now_ns, gate->finish_ns);
+        answer->refill_ns = turn ? 0 : VC_NOTHING_FITS;
+        return true;
+    }
+    uint64_t outstanding = gate->finish_ns > now_ns ? gate->finish_ns - now_ns : 0;
+    uint64_t ahead = ahead_of(gate, policy);
+    if (outstanding + half > ahead && outstanding > VC_AHEAD_LOW_NS) {
+        uint64_t keep = half < VC_AHEAD_NS / 2 ? VC_AHEAD_NS / 2 : half < VC_AHEAD_NS ? VC_AHEAD_NS - half : 0;
+        refuse(answer, VC_GATE_OUTSTANDING, gate->finish_ns - later(keep, VC_AHEAD_LOW_NS));
+        return true;
+    }
+    uint64_t unseen = gate->launched_ns - gate->seen_ns;
+    if (gate->unseen != 0 && unseen > later(VC_UNSEEN_NS, ahead) && unseen > cost_ns && !stalled(gate, now_ns)) {
+        refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
+        return true;
+    }
+    return false;
+}
+
+static void account(struct vc_gate *gate, int64_t ns)
+{
+    vc_bucket_take(gate->usage, ns);
+    __atomic_add_fetch(&gate->usage->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED); /* two's complement: also refunds */
+    __atomic_add_fetch(&gate->slot->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&gate->slot->served_ns, (uint64_t)ns, __ATOMIC_RELAXED);
+}
+
+/* The container's predicted finish is the latest of its processes': lowered only by the process that set it. */
+static void publish(struct vc_gate *gate)
+{
+    vc_store_relaxed(&gate->slot->predicted_finish_ns, gate->finish_ns);
+    uint64_t current = vc_load_relaxed(&gate->usage->predicted_finish_ns);
+    if (gate->finish_ns > current || current == gate->published_ns) {
+        vc_store_release(&gate->usage->predicted_finish_ns, gate->finish_ns);
+        gate->published_ns = gate->finish_ns;
+    }
+}
+
+static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, int64_t credit, const struct vc_policy *policy)
+{
+    if (credit <= 0)
+        return 0;
+    uint64_t most = earlier(VC_CHUNK_NS, (uint64_t)credit / 2);
+    if (!policy->leased)
+        return most;
+    most = earlier(most, VC_CHUNK_NS / 4);
+    uint64_t limit = now_ns + ahead_of(gate, policy);
+    if (policy->lease_end_ns < limit)
+        limit = policy->lease_end_ns;
+    return gate->finish_ns < limit ? earlier(most, limit - gate->finish_ns) : 0;
+}
+
+static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int64_t credit, bool nothing_outstanding,
+                   const struct vc_policy *policy, struct vc_gate_answer *answer)
+{
+    uint64_t start = now_ns + VC_LAUNCH_GAP_NS;
+    /* A new holder's work queues behind what its predecessor left on the card. */
+    if (policy->leased && policy->lease_end_ns != UINT64_MAX)
+        start = later(start, earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
+    start = later(start, earlier(policy->queue_end_ns, now_ns + VC_AHEAD_NS));
+    if (nothing_outstanding || stalled(gate, now_ns))
+        gate->progress_ns = now_ns;
+    if (nothing_outstanding)
+        gate->idle_ns = gate->launched_ns;
+    answer->joins = gate->finish_ns > now_ns;
+    gate->finish_ns = later(gate->finish_ns, start) + cost_ns;
+    account(gate, (int64_t)cost_ns);
+    credit -= (int64_t)cost_ns;
+    uint64_t more = allowance(gate, now_ns, credit, policy);
+    answer->reason = VC_GATE_GO;
+    answer->allowance_ns = more;
+    answer->permit_until_ns = policy->lease_end_ns;
+    answer->sequence = policy->lease_sequence;
+    answer->from_idle = nothing_outstanding;
+    answer->closing = credit <= 0 || (policy->leased && more == 0);
+    account(gate, (int64_t)more);
+    gate->finish_ns += more;
+    gate->launched_ns += cost_ns + more;
+    vc_store_relaxed(&gate->usage->last_active_ns, now_ns);
+    publish(gate);
+}
+
+void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, struct vc_gate_answer *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    answer->impossible = policy.impossible;
+    bool nothing_outstanding = gate->finish_ns <= now_ns && gate->unseen == 0;
+    int64_t credit = 0;
+    bool refused = false;
+    if (cost_ns == 0 && !nothing_outstanding && !stalled(gate, now_ns)) {
+        /* One operation of unknown cost at a time, alone, so that its interval is its own. */
+        refuse(answer, VC_GATE_OUTSTANDING, gate->unseen ? now_ns + VC_RECHECK_NS : gate->finish_ns);
+        refused = true;
+    }
+    /* Before the credit: else whoever is awake spends what its siblings wait for. */
+    refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
+    refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
+    refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, &policy, nothing_outstanding, answer));
+    if (!refused)
+        launch(gate, now_ns, cost_ns, credit, nothing_outstanding, &policy, answer);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
+{
+    if (used_ns >= allowance_ns)
+        return;
+    uint64_t rest = allowance_ns - used_ns;
+    pthread_mutex_lock(&gate->mutex);
+    account(gate, -(int64_t)rest);
+    gate->launched_ns -= rest;
+    gate->finish_ns -= earlier(rest, gate->finish_ns);
+    publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns)
+{
+    vc_gate_fold(gate, cost_ns, 0);
+}
+
+/* --- what it really cost --- */
+
+uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->unseen++;
+    uint64_t launched = gate->launched_ns - earlier(unused_ns, gate->launched_ns);
+    pthread_mutex_unlock(&gate->mutex);
+    return launched;
+}
+
+void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    vc_busy_add(&gate->busy, from_ns, from_ns + cost_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
+{
+    vc_store_relaxed(&gate->usage->began_ns, began_ns);
+}
+
+void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    if (gate->unseen != 0 && gate->finish_ns < now_ns + OVERDUE_STEP_NS / 2) {
+        gate->finish_ns = now_ns + OVERDUE_STEP_NS;
+        publish(gate);
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
+{
+    return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns),
+                                   vc_load_relaxed(&gate->usage->gpu_ns) - vc_load_relaxed(&gate->slot->gpu_ns)};
+}
+
+/* Refunds may set a clock back a little. */
+static uint64_t grown(uint64_t from, uint64_t to)
+{
+    return (int64_t)(to - from) > 0 ? to - from : 0;
+}
+
+uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
+                           const struct vc_gate_others *to)
+{
+    bool turns = gate->turns.slots && vc_gate_policy(gate, now_ns).leased;
+    return grown(from->tenants_ns, to->tenants_ns) + (turns ? 0 : grown(from->siblings_ns, to->siblings_ns));
+}
+
+/* Whether slices of other tenants, or of other processes of this container, may be inside the interval. */
+static bool overlapped(const struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval)
+{
+    if (interval->others_gpu_ns != 0)
+        return true;
+    if (!policy->shared)
+        return false;
+    if (!policy->arbitrated)
+        return true;
+    if (policy->leased && policy->holder && policy->lease_sequence == interval->sequence &&
+        interval->from_ns >= policy->lease_clock_ns)
+        return false;
+    return vc_load_relaxed(&gate->limit->others_active_ns) > interval->from_ns;
+}
+
+static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy *policy,
+                                   const struct vc_interval *interval)
+{
+    uint64_t uncovered = vc_busy_add(&gate->busy, interval->from_ns, interval->to_ns);
+    uint64_t mean = interval->operations ? interval->estimate_ns / interval->operations : interval->estimate_ns;
+    struct vc_settlement settlement = {uncovered, uncovered, VC_EVIDENCE_CLEAN};
+    if (!overlapped(gate, policy, interval))
+        return settlement;
+    bool long_operation = mean >= VC_LONG_OPERATION_NS || (interval->unknown && uncovered >= VC_LONG_OPERATION_NS);
+    if (!long_operation) {
+        settlement.evidence = VC_EVIDENCE_SHORT_OVERLAP;
+        if (!interval->unknown)
+            settlement.charged_ns = interval->estimate_ns;
+        return settlement;
+    }
+    /* Others' slices are inside: take out their part, as far as it is known, but never nearly everything. */
+    settlement.evidence = VC_EVIDENCE_LONG_OVERLAP;
+    uint64_t least = uncovered / 5;
+    settlement.charged_ns = uncovered > interval->others_gpu_ns ? later(uncovered - interval->others_gpu_ns, least) : least;
+    settlement.measured_ns = settlement.charged_ns;
+    return settlement;
+}
+
+struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, const struct vc_interval *interval)
+{
+    struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_SHORT_OVERLAP};
+    uint64_t launched = interval->launched_ns;
+    pthread_mutex_lock(&gate->mutex);
+    struct vc_policy policy = vc_gate_policy(gate, now_ns);
+    if (gate->unseen != 0)
+        gate->unseen--;
+    gate->progress_ns = now_ns;
+    if (interval->measurable) {
+        settlement = settle(gate, &policy, interval);
+        account(gate, (int64_t)settlement.charged_ns - (int64_t)interval->estimate_ns);
+        if (interval->unknown) { /* it counted nothing when it was launched */
+            gate->launched_ns += settlement.charged_ns;
+            launched += settlement.charged_ns;
+        }
+    }
+    gate->seen_ns = later(gate->seen_ns, earlier(launched, gate->launched_ns));
+    uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
+    uint64_t ended = interval->to_ns ? earlier(interval->to_ns, now_ns) : now_ns;
+    gate->finish_ns = behind ? later(ended + behind, gate->unseen ? now_ns : 0) : ended;
+    publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+    return settlement;
+}
+
+void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->finish_ns = earlier(gate->finish_ns, now_ns);
+    gate->progress_ns = now_ns;
+    publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+}

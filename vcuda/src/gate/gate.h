@@ -1,0 +1,172 @@
+/* The gate of one process before one card: may this operation start now, and what did it really cost?
+ *
+ * Pure arithmetic on a clock that is passed in, plus the shared bucket; it knows no CUDA and waits nowhere (vc_gate_wait is
+ * in gate_wait.c). One mutex per process and card guards the prediction; it is held for arithmetic only.
+ */
+#ifndef VC_GATE_H
+#define VC_GATE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gate/estimate.h"
+#include "gate/busy.h"
+#include "gate/turn.h"
+#include "region/abi.h"
+#include "region/share.h"
+
+enum {
+    VC_AHEAD_NS = 2000000,            /* work that a lease holder may have outstanding */
+    VC_AHEAD_LOW_NS = 500000,         /* … and below which it may always add one more operation */
+    VC_BURST_NS = 6000000,            /* … and while nobody waits, what begins on an idle card: a short request never sleeps */
+    VC_UNSEEN_NS = 5000000,           /* work launched but not yet seen to end */
+    VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
+    VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
+    VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
+    VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
+    VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card, at most */
+};
+
+/* What the region says about this container and card at one moment. */
+struct vc_policy {
+    bool gated;          /* false: alone and uncapped; no gate, no events */
+    bool impossible;     /* the limits make no sense: the guaranteed share, as far as there is one */
+    bool shared;         /* other containers are placed on the card */
+    bool arbitrated;     /* the arbiter is alive */
+    bool leased;         /* … and hands out leases on this card */
+    bool holder;         /* … and we hold it */
+    uint32_t rate_ppm;   /* GPU ns per million wall ns */
+    uint64_t lease_start_ns;
+    uint64_t lease_end_ns; /* UINT64_MAX: nobody else waits */
+    uint64_t lease_clock_ns;
+    uint64_t lease_sequence;
+    bool turn_ends_first;  /* `lease_end_ns` is that of our turn: a sibling process waits */
+    uint64_t queue_end_ns; /* when work of a sibling process is predicted to end that runs before ours */
+};
+
+enum vc_gate_reason {
+    VC_GATE_GO,
+    VC_GATE_CREDIT,      /* the bucket is in debt: wait for the deadline (or a new grant) */
+    VC_GATE_LEASE,       /* another tenant's turn: wait for a grant */
+    VC_GATE_TURN,        /* our lease, but a sibling process's turn in it: wait for the deadline */
+    VC_GATE_OUTSTANDING, /* enough work is under way: wait for the deadline or for an event */
+};
+
+struct vc_gate_answer {
+    enum vc_gate_reason reason;
+    uint64_t until_ns;     /* when to ask again at the latest; unless GO */
+    int64_t refill_ns;     /* CREDIT: the credit at which the gate opens again */
+    uint64_t allowance_ns; /* GO: further work that may be launched without asking, already paid for */
+    uint64_t permit_until_ns; /* … and until when; UINT64_MAX: no limit */
+    uint64_t sequence;     /* GO: the lease under which the work starts */
+    bool impossible;       /* the limits make no sense; somebody should say so */
+    bool from_idle;        /* GO: nothing of this process was on the card */
+    bool joins;            /* GO: work of this process is predicted to be running on the card still */
+    bool call_next;        /* TURN: siblings should look at once */
+    bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */
+};
+
+struct vc_gate {
+    /* Of the region; usage and slot may be private memory when the region's can't be used. */
+    const struct vc_limits *limits;
+    const struct vc_card_limit *limit;
+    struct vc_card_usage *usage;
+    struct vc_slot_card *slot;
+    struct vc_turns turns; /* set by whoever has the whole region; zero: no siblings */
+    bool alone; /* usage is this process's own: guaranteed share, no lending */
+
+    pthread_mutex_t mutex;
+    uint64_t finish_ns;    /* when the card is predicted to have done all that was launched */
+    uint64_t launched_ns;  /* estimated work ever launched … */
+    uint64_t seen_ns;      /* … and the part of it whose end was seen */
+    uint64_t idle_ns;      /* … and what of it had been launched when the card was last idle */
+    uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
+    uint32_t unseen;       /* end marks on their way */
+    int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
+    uint64_t published_ns; /* the predicted finish that this process wrote into the region */
+    struct vc_busy busy;
+    uint32_t lanes; /* ways of this process onto the card: streams and threads */
+    uint32_t waiting_threads;
+    uint32_t events_futex; /* private: changes whenever waiting threads should look again */
+};
+
+/* An interval between two events on one stream, as seen by the helper. Times in CLOCK_MONOTONIC ns. */
+struct vc_interval {
+    uint64_t from_ns, to_ns;
+    uint64_t estimate_ns;  /* what was charged for its operations at launch; 0 if unknown */
+    uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
+    uint64_t sequence;     /* lease under which it was launched */
+    uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
+    uint32_t operations;
+    bool unknown;          /* its (only) operation had no estimate */
+    bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
+};
+
+/* What became of it: how the estimates of its operations should follow. */
+struct vc_settlement {
+    uint64_t charged_ns;
+    uint64_t measured_ns; /* what the estimates should have summed up to */
+    enum vc_evidence evidence;
+};
+
+void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const struct vc_card_limit *limit,
+                  struct vc_card_usage *usage, struct vc_slot_card *slot);
+
+/* Read the policy; every value of the file is bounded, an impossible one falls back to the guaranteed share. */
+struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
+
+/* May an operation of `cost_ns` (0: unknown) start? If so it is charged at once and counted as launched. */
+void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, struct vc_gate_answer *answer);
+
+/* Give back what is left of an allowance; `used_ns` of `allowance_ns` was launched. */
+void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns);
+
+/* The driver refused the operation: nothing was launched. */
+void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns);
+
+/* An end mark was recorded behind what has been launched, which is all but the `unused_ns` of the caller's allowance;
+ * returns the value for vc_interval.launched_ns. */
+uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns);
+
+/* Clocks of what others had of the card, to be read at both ends of an interval: other tenants while we had work on it, as
+ * the arbiter saw it, and what other processes of the container were charged. */
+struct vc_gate_others {
+    uint64_t tenants_ns, siblings_ns;
+};
+struct vc_gate_others vc_gate_others(const struct vc_gate *gate);
+
+/* What they had in between. Siblings that take turns are not on the card at the same time: nothing is theirs then. */
+uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
+                           const struct vc_gate_others *to);
+
+/* Work that no interval measures is expected on the card from `from_ns` on: its estimate pays for that time, so what is
+ * measured beside it does not pay for it again. */
+void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns);
+
+/* When the work under way began, as its mark tells; VC_NOT_BEGUN: it still waits for others' on the card. */
+void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
+
+/* An end mark is still on its way past the predicted finish: the card is busy, not idle. */
+void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns);
+
+/* An end mark was reached (or lost: measurable = false). Settles the charge and renews the prediction. */
+struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, const struct vc_interval *interval);
+
+/* The application waited for all of its work on the card. */
+void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns);
+
+/* Sleep until the answer's deadline or until something changes; counts the time as waited. Returns the time now.
+ * `seen_events` and `seen_grant` are the futex words read before vc_gate_enter. */
+struct vc_gate_words {
+    uint32_t events, grant;
+};
+struct vc_gate_words vc_gate_words(const struct vc_gate *gate);
+uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const struct vc_gate_answer *answer);
+
+/* Wake all threads of this process that wait in vc_gate_wait for an event. */
+void vc_gate_notify(struct vc_gate *gate);
+/* Tell the arbiter that something changed (a waiter, an early end). */
+void vc_gate_call_arbiter(struct vc_gate *gate);
+
+#endif

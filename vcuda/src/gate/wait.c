@@ -1,0 +1,67 @@
+/* Where a thread of the tenant sleeps: futexes with a deadline, so that neither a dead arbiter nor a dead peer can hold it. */
+#include <linux/futex.h>
+#include <limits.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "gate/gate.h"
+#include "base/atomic.h"
+#include "base/clock.h"
+
+static void futex_wait(const uint32_t *word, uint32_t expected, uint64_t for_ns, int flag)
+{
+    struct timespec timeout = {.tv_sec = (time_t)(for_ns / 1000000000u), .tv_nsec = (long)(for_ns % 1000000000u)};
+    /* Woken, changed meanwhile, timed out, interrupted: all mean "ask the gate again". */
+    syscall(SYS_futex, word, FUTEX_WAIT | flag, expected, &timeout, NULL, 0);
+}
+
+struct vc_gate_words vc_gate_words(const struct vc_gate *gate)
+{
+    return (struct vc_gate_words){vc_load_acquire(&gate->events_futex), vc_load_acquire(&gate->limit->grant_futex)};
+}
+
+uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const struct vc_gate_answer *answer)
+{
+    uint64_t from = vc_now_ns();
+    if (answer->until_ns <= from)
+        return from;
+    uint64_t sleep = answer->until_ns - from;
+    if (sleep > VC_RECHECK_NS)
+        sleep = VC_RECHECK_NS;
+    /* A stamp, not a count: a killed process stops being a waiter by itself. */
+    vc_add_relaxed(&gate->waiting_threads, 1);
+    if (answer->reason != VC_GATE_TURN) /* a sibling may be waiting for credit */
+        vc_store_release(&gate->usage->refill_ns, answer->refill_ns);
+    vc_store_release(&gate->slot->waiting_until_ns, from + 2 * VC_RECHECK_NS);
+    vc_store_release(&gate->usage->waiting_until_ns, from + 2 * VC_RECHECK_NS);
+    if (answer->call_next) /* whoever looked for it waits for the same word, as everybody in the container */
+        syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    if (answer->reason == VC_GATE_OUTSTANDING) {
+        futex_wait(&gate->events_futex, words.events, sleep, FUTEX_PRIVATE_FLAG);
+    } else {
+        if (answer->reason != VC_GATE_TURN)
+            vc_gate_call_arbiter(gate);
+        futex_wait(&gate->limit->grant_futex, words.grant, sleep, 0);
+    }
+    /* Waiters of other processes renew their stamp before the arbiter could miss them for long. */
+    if (vc_sub(&gate->waiting_threads, 1) == 0) {
+        vc_store_release(&gate->slot->waiting_until_ns, 0);
+        vc_store_release(&gate->usage->waiting_until_ns, 0);
+    }
+    uint64_t now = vc_now_ns();
+    vc_add_relaxed(&gate->usage->waited_ns, now - from);
+    vc_add_relaxed(&gate->slot->waited_ns, now - from);
+    return now;
+}
+
+void vc_gate_notify(struct vc_gate *gate)
+{
+    vc_add(&gate->events_futex, 1);
+    syscall(SYS_futex, &gate->events_futex, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, NULL, NULL, 0);
+}
+
+void vc_gate_call_arbiter(struct vc_gate *gate)
+{
+    vc_add(&gate->usage->wake_futex, 1);
+    syscall(SYS_futex, &gate->usage->wake_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}

@@ -1,0 +1,171 @@
+/* Claiming, judging and freeing slots. */
+#include "region/slot.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "region/quota.h"
+
+#define VC__OVERLAYFS_MAGIC 0x794c7630 /* <linux/magic.h> */
+
+static struct flock lock_of(uint32_t index, short type)
+{
+    /* Beyond the data: the lock needs no bytes of the file. */
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES + index, .l_len = 1};
+}
+
+static bool try_lock(int descriptor, uint32_t index)
+{
+    struct flock lock = lock_of(index, F_WRLCK);
+    return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
+}
+
+static void unlock(int descriptor, uint32_t index)
+{
+    struct flock lock = lock_of(index, F_UNLCK);
+    fcntl(descriptor, F_OFD_SETLK, &lock);
+}
+
+bool vc_slot_locked(int descriptor, uint32_t index)
+{
+    struct flock lock = lock_of(index, F_WRLCK);
+    return fcntl(descriptor, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, bool locked)
+{
+    if (locked)
+        return true;
+    struct vc_identity owner = {
+        .pid = vc_load_relaxed(&slot->pid),
+        .start_ticks = vc_load_relaxed(&slot->start_ticks),
+        .pid_namespace = vc_load_relaxed(&slot->pid_namespace),
+    };
+    enum vc_presence presence = vc_process_presence(self, &owner);
+    if (presence == VC_EXITING)
+        return true;
+    /* Present, not ending, without its lock: it has called exec (its memory went with the old image), unless it could
+     * lose the lock. */
+    return presence == VC_PRESENT && !(vc_load_relaxed(&slot->flags) & VC_SLOT_LOCK_MAPPED);
+}
+
+/* A descriptor of the usage file that is surely still that file, or -1. */
+static int usage_descriptor(struct vc_region *region)
+{
+    struct stat status;
+    if (region->usage_descriptor >= 0 && fstat(region->usage_descriptor, &status) == 0 &&
+        status.st_dev == region->usage_device && status.st_ino == region->usage_inode)
+        return region->usage_descriptor;
+    /* The application closed it (the mapping keeps our lock): open the file again, if it is still there for us. */
+    region->usage_descriptor = -1;
+    int descriptor = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor < 0)
+        return -1;
+    if (fstat(descriptor, &status) != 0 || status.st_dev != region->usage_device || status.st_ino != region->usage_inode) {
+        close(descriptor);
+        return -1;
+    }
+    return region->usage_descriptor = descriptor;
+}
+
+/* Let the slot's lock live in a mapping too, which applications do not close and forked children do not get. A mapping of
+ * its own: the one of the whole file may belong to a descriptor that was closed. It is kept for the process's life. */
+static bool pin(int descriptor)
+{
+    size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
+    void *page = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, descriptor, 0);
+    if (page == MAP_FAILED)
+        return false;
+    if (madvise(page, bytes, MADV_DONTFORK) == 0)
+        return true;
+    munmap(page, bytes);
+    return false;
+}
+
+/* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere. What is committed goes first: half done it
+ * is a reservation, which the next one whom it hinders clears away; the other way round nobody would be hindered, and the
+ * container would see too little free memory for ever. */
+static void clear_slot(struct vc_slot *slot)
+{
+    for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
+        vc_store(&slot->cards[card].committed_bytes, 0);
+        vc_store(&slot->cards[card].reserved_bytes, 0);
+        memset(&slot->cards[card], 0, sizeof slot->cards[card]);
+    }
+    vc_store(&slot->state, VC_SLOT_FREE);
+}
+
+static void fill_slot(struct vc_slot *slot, const struct vc_identity *self, uint64_t flags)
+{
+    vc_store_relaxed(&slot->pid, self->pid);
+    vc_store_relaxed(&slot->start_ticks, self->start_ticks);
+    vc_store_relaxed(&slot->pid_namespace, self->pid_namespace);
+    memcpy(slot->comm, self->comm, sizeof slot->comm);
+    vc_store_relaxed(&slot->claimed_ns, vc_now_ns());
+    vc_store_relaxed(&slot->flags, flags);
+    vc_store(&slot->state, VC_SLOT_CLAIMED);
+}
+
+struct vc_slot *vc_slot_claim(struct vc_region *region)
+{
+    int descriptor = usage_descriptor(region);
+    if (descriptor < 0)
+        return NULL;
+    struct vc_identity self;
+    vc_identify_self(&self);
+    struct statfs filesystem;
+    uint64_t flags = fstatfs(descriptor, &filesystem) == 0 && filesystem.f_type != VC__OVERLAYFS_MAGIC && pin(descriptor)
+                         ? VC_SLOT_LOCK_MAPPED
+                         : 0;
+
+    for (uint32_t index = 0; index < VC_MAX_SLOTS; index++) {
+        struct vc_slot *slot = &region->usage->slots[index];
+        if (!try_lock(descriptor, index))
+            continue;
+        if (vc_load(&slot->state) != VC_SLOT_FREE && vc_slot_alive(&self, slot, false)) {
+            unlock(descriptor, index);
+            continue;
+        }
+        clear_slot(slot);
+        /* Before the first reservation: who sums later sees this slot, and who summed before is seen by us. */
+        uint32_t high_water = vc_load(&region->usage->slot_high_water);
+        while (high_water < index + 1 && !__atomic_compare_exchange_n(&region->usage->slot_high_water, &high_water, index + 1,
+                                                                      true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            ;
+        fill_slot(slot, &self, flags);
+        return slot;
+    }
+    return NULL;
+}
+
+uint32_t vc_slots_reap(struct vc_region *region)
+{
+    if (region->state != VC_REGION_ENFORCED)
+        return 0;
+    uint32_t reaped = 0;
+    pthread_mutex_lock(&region->slow_mutex);
+    int descriptor = usage_descriptor(region);
+    struct vc_identity self = {0};
+    for (uint32_t index = 0; descriptor >= 0 && index < vc_region_slots(region); index++) {
+        struct vc_slot *slot = &region->usage->slots[index];
+        if (slot == vc_load_relaxed(&region->slot) || vc_load(&slot->state) == VC_SLOT_FREE)
+            continue;
+        if (!try_lock(descriptor, index))
+            continue;
+        if (self.pid == 0)
+            vc_identify_self(&self);
+        if (vc_load(&slot->state) != VC_SLOT_FREE && !vc_slot_alive(&self, slot, false)) {
+            clear_slot(slot);
+            reaped++;
+        }
+        unlock(descriptor, index);
+    }
+    pthread_mutex_unlock(&region->slow_mutex);
+    return reaped;
+}

@@ -1,0 +1,24 @@
+/* Slots: claiming one by an OFD lock, telling whether another's owner lives, freeing those of the dead. */
+#ifndef VC_SLOT_H
+#define VC_SLOT_H
+
+#include "base/process.h"
+#include "region/region.h"
+
+/* Whether the owner of a slot still holds memory. `locked`: someone holds the slot's lock.
+ *
+ * The lock lives in a mapping of the file and in its descriptor, so it ends with exit and with exec, not with close. Forked
+ * children inherit the descriptor, as they inherit the card's files: both keep what they hold until the last child has
+ * ended, called exec or closed them. Where the slot says that its mapping can't hold the lock (overlayfs maps another file
+ * than it locks), an application that closes all descriptors loses it while it lives: then only a process that is gone
+ * makes the slot dead. */
+bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, bool locked);
+
+/* Claim a free or dead slot, lowest first, and fill in who we are. Pre: region->slow_mutex held, region->usage shared,
+ * no slot claimed. Returns it, or NULL: all are taken. */
+struct vc_slot *vc_slot_claim(struct vc_region *region);
+
+/* Whether another process holds the lock of this slot; usable with a read-only descriptor. Errors count as held. */
+bool vc_slot_locked(int descriptor, uint32_t index);
+
+#endif
