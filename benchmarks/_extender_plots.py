@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler_ext import plots
+from scheduler_ext.lab import plots
 
 
 def draw(folder: Path, rows: Sequence[Any], packing: Mapping[str, Any]) -> None:

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 
 import scheduler_ext
-from scheduler_ext import defrag_command, explain_command, serve, settings, simulate_command
-from scheduler_ext.apiserver import ApiServer, NoConfiguration
-from scheduler_ext.certificate import BadCertificate
-from scheduler_ext.plots import NoPlot
-from scheduler_ext.replay import RecordingError
-from scheduler_ext.trace import TraceError
+from scheduler_ext import settings
+from scheduler_ext.commands import defrag, explain, serve, simulate
+from scheduler_ext.http.certificate import BadCertificate
+from scheduler_ext.lab.plots import NoPlot
+from scheduler_ext.lab.replay import RecordingError
+from scheduler_ext.lab.trace import TraceError
+from scheduler_ext.sync.apiserver import ApiServer, NoConfiguration
 
 _COMMANDS = ("serve", "explain", "simulate", "defrag")
 
@@ -26,16 +27,16 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argpars
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="answer kube-scheduler (the default)")
     settings.add_options(serving)
-    explain_command.add_options(
+    explain.add_options(
         commands.add_parser("explain", help="say why a pod waits, or where it is, and what would let it in")
     )
-    defrag_command.add_options(
+    defrag.add_options(
         commands.add_parser("defrag", help="plan which moves would free whole cards; nothing is moved")
     )
     simulating = commands.add_parser(
         "simulate", help="replay a trace or a recording under the placement policies"
     )
-    simulate_command.add_options(simulating)
+    simulate.add_options(simulating)
     return parser, serving, simulating
 
 
@@ -48,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     try:
         if options.command == "simulate":
-            return simulate_command.run(options, simulating)
+            return simulate.run(options, simulating)
         if options.command == "defrag":
-            return defrag_command.run(options)
+            return defrag.run(options)
         if options.command == "explain":
-            return explain_command.run(options)
+            return explain.run(options)
         chosen = settings.from_arguments(options, serving)
         logging.basicConfig(
             level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 2
-    except (explain_command.CannotExplain, defrag_command.CannotPlan, serve.LostLease) as error:
+    except (explain.CannotExplain, defrag.CannotPlan, serve.LostLease) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -15,8 +15,8 @@ import vcuda
 from deploy import manifests
 from manager import settings as manager_settings
 from manager import settings_reader
-from scheduler_ext import quotas
 from scheduler_ext import settings as extender_settings
+from scheduler_ext.scoring import quotas
 
 helm_python = pytest.importorskip(
     "helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine"

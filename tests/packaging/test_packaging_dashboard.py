@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deploy import manifests
-from scheduler_ext.metrics import Metrics as ExtenderMetrics
+from scheduler_ext.engine.metrics import Metrics as ExtenderMetrics
 
 DASHBOARD = manifests.CHART / "dashboards/vcuda.json"
 METRICS_PAGE = Path(__file__).resolve().parents[2] / "docs/metrics.md"

@@ -10,7 +10,7 @@ import yaml
 
 from deploy import manifests
 from manager.errors import Reason as ManagerReason
-from scheduler_ext.reasons import ExtenderReason
+from scheduler_ext.protocol.reasons import ExtenderReason
 from vcuda.spec.errors import Reason
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,10 +14,11 @@ import httpx
 import pytest
 import uvicorn
 
-from scheduler_ext import app, watch
-from scheduler_ext.apiserver import ApiServer
-from scheduler_ext.binding import Binder
-from scheduler_ext.engine import Engine
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.http import app
+from scheduler_ext.sync import watch
+from scheduler_ext.sync.apiserver import ApiServer
+from scheduler_ext.sync.binder import Binder
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, eventually
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scheduler_ext import simulate, trace
+from scheduler_ext.lab import simulate, trace
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
 from vcuda.spec.request import Policy

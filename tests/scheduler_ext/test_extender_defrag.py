@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_ext import defrag
-from scheduler_ext.engine import Engine
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.lab.recorded_engine import RecordedEngine
+from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.main import main
-from scheduler_ext.recorded import RecordedEngine
-from scheduler_ext.recording import Recorder
+from scheduler_ext.planning import defrag
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node, pod
 from vcuda.spec.request import Policy
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext import app, defrag
+from scheduler_ext.http import app
+from scheduler_ext.lab.recorded_engine import RecordedEngine
+from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.main import main
-from scheduler_ext.recorded import RecordedEngine
-from scheduler_ext.recording import Recorder
+from scheduler_ext.planning import defrag
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node
 from tests.scheduler_ext.test_extender_defrag import engine_of, placed
 from vcuda.spec.request import Policy

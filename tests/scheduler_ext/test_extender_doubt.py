@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
-from scheduler_ext.binding import Binder
-from scheduler_ext.engine import Engine
-from scheduler_ext.ledger import State
-from scheduler_ext.outcomes import Refused, Write
-from scheduler_ext.protocol import BindingArgs
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.outcomes import Refused, Write
+from scheduler_ext.protocol.extender_v1 import BindingArgs
+from scheduler_ext.state.pods import State
+from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.binder import Binder
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import cards, node, plain_pod, pod
 

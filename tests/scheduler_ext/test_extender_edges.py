@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_ext import decisions, explain, grades, quantities, quotas, settings, trace
-from scheduler_ext.apiserver import ApiError
+from scheduler_ext import settings
+from scheduler_ext.lab import trace
+from scheduler_ext.lab.trace import TraceError
 from scheduler_ext.main import main
-from scheduler_ext.protocol import Victims
-from scheduler_ext.trace import TraceError
+from scheduler_ext.planning import explain
+from scheduler_ext.protocol import quantities
+from scheduler_ext.protocol.extender_v1 import Victims
+from scheduler_ext.scoring import grades, quotas
+from scheduler_ext.state import decisions
+from scheduler_ext.sync.apiserver import ApiError
 from tests.scheduler_ext.extender_engine import engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, node, plain_pod, pod
 from tests.scheduler_ext.test_extender_election import Replica, World

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
-from scheduler_ext.binding import Binder
-from scheduler_ext.election import Election, Place
+from scheduler_ext.engine.outcomes import Refused
 from scheduler_ext.main import main
-from scheduler_ext.outcomes import Refused
-from scheduler_ext.protocol import BindingArgs
+from scheduler_ext.protocol.extender_v1 import BindingArgs
+from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.binder import Binder
+from scheduler_ext.sync.election import Election, Place
 from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_command import Served
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_ext.ledger import State
-from scheduler_ext.outcomes import AlreadyBound, Refused, Write
-from scheduler_ext.protocol import EXPLAINED_NODES
-from scheduler_ext.reasons import CODE_OF, ExtenderReason
+from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
+from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
+from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
+from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, cards, node, plain_pod, pod
 from vcuda.spec import placement

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_ext import decisions, explain, main
-from scheduler_ext.engine import Engine
-from scheduler_ext.outcomes import Write
+from scheduler_ext import main
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.outcomes import Write
+from scheduler_ext.planning import explain
+from scheduler_ext.state import decisions
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, node, pod
 
 Start = Callable[..., Any]

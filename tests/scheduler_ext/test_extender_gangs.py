@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext import explain
-from scheduler_ext.engine import Engine
-from scheduler_ext.ledger import State
-from scheduler_ext.outcomes import Refused, Write
-from scheduler_ext.protocol import Victims
-from scheduler_ext.reasons import ExtenderReason
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.outcomes import Refused, Write
+from scheduler_ext.planning import explain
+from scheduler_ext.protocol.extender_v1 import Victims
+from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.state.pods import State
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_preemption import Clock, engine_with, holding, important

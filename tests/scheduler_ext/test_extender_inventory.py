@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext.engine import Engine
-from scheduler_ext.ledger import State
-from scheduler_ext.outcomes import Refused, Write
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.outcomes import Refused, Write
+from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from tests.scheduler_ext.test_extender_gangs import chosen, held, member
 from tests.scheduler_ext.test_extender_preemption import (

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler_ext.ledger import State
-from scheduler_ext.outcomes import Write
-from scheduler_ext.protocol import Victims
+from scheduler_ext.engine.outcomes import Write
+from scheduler_ext.protocol.extender_v1 import Victims
+from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import BLOCKS, NAMES, cards, container, node, pod
 from vcuda.spec import placement, request
@@ -191,7 +191,7 @@ json_values = st.recursive(
 def test_any_json_as_pod_or_node_raises_nothing_unforeseen(one: Any, two: Any) -> None:
     import orjson
 
-    from scheduler_ext import protocol
+    from scheduler_ext.protocol import extender_v1
 
     engine, _ = engine_with(node("a", cards("a", 1)))
     containers = one if isinstance(one, list) else [one]
@@ -205,10 +205,10 @@ def test_any_json_as_pod_or_node_raises_nothing_unforeseen(one: Any, two: Any) -
     except TypeError:
         return  # an integer beyond 64 bits is no JSON for orjson
     try:
-        args = protocol.read_args(body)
-    except protocol.BadInput:
+        args = extender_v1.read_args(body)
+    except extender_v1.BadInput:
         return
     if request.asks_for_share(args.pod, NAMES):
-        protocol.filter_answer(args, engine.filter(args.pod, args.names))
+        extender_v1.filter_answer(args, engine.filter(args.pod, args.names))
         engine.prioritize(args.pod, args.names)
     assert engine.overbooked() == []

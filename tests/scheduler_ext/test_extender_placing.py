@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_ext import placing, scores
-from scheduler_ext.cluster import Cluster, Usage, View
-from scheduler_ext.engine import Engine
-from scheduler_ext.policies import SCORERS, fgd
-from scheduler_ext.policies.base import Rest
-from scheduler_ext.quantities import amount, pod_requests
-from scheduler_ext.scores import Scores, Table, cheapest
-from scheduler_ext.shape import Shape, shape_of
-from scheduler_ext.workload import Typical, Workload
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.protocol.quantities import amount, pod_requests
+from scheduler_ext.scoring import placing, scores
+from scheduler_ext.scoring.policies import SCORERS, fgd
+from scheduler_ext.scoring.policies.base import Rest
+from scheduler_ext.scoring.scores import Scores, Table, cheapest
+from scheduler_ext.scoring.typical_pods import Typical, Workload
+from scheduler_ext.state.cluster import Cluster, Usage, View
+from scheduler_ext.state.shape import Shape, shape_of
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext import explain, protocol
-from scheduler_ext.engine import Engine
-from scheduler_ext.protocol import Victims
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.planning import explain
+from scheduler_ext.protocol import extender_v1
+from scheduler_ext.protocol.extender_v1 import Victims
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import (
     BLOCKS,
@@ -362,8 +363,8 @@ def test_malformed_proposals_get_400(api: FakeApi, start: Start, victims_: Any, 
         "/scheduler/preempt", json={"Pod": pod("p"), "NodeNameToMetaVictims": victims_}
     )
     assert answer.status_code == 400 and problem in answer.json()["Error"]
-    with pytest.raises(protocol.BadInput):
-        protocol.read_preemption(b"[]")
+    with pytest.raises(extender_v1.BadInput):
+        extender_v1.read_preemption(b"[]")
 
 
 def test_containers_of_all_kinds_count() -> None:

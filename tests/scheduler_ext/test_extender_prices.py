@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_ext import prices
-from scheduler_ext.cluster import Cluster, Usage
-from scheduler_ext.scores import Scores, cheapest
-from scheduler_ext.shape import Shape, shape_of
-from scheduler_ext.workload import Workload
+from scheduler_ext.scoring import prices
+from scheduler_ext.scoring.scores import Scores, cheapest
+from scheduler_ext.scoring.typical_pods import Workload
+from scheduler_ext.state.cluster import Cluster, Usage
+from scheduler_ext.state.shape import Shape, shape_of
 from tests.scheduler_ext.extender_support import NAMES, cards, pod
 from vcuda.spec import request
 from vcuda.spec.request import Policy

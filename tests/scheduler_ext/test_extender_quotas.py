@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext import explain, quotas, watch
-from scheduler_ext.apiserver import ApiServer
-from scheduler_ext.engine import Engine
-from scheduler_ext.protocol import EXPLAINED_NODES
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.planning import explain
+from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
+from scheduler_ext.scoring import quotas
+from scheduler_ext.sync import watch
+from scheduler_ext.sync.apiserver import ApiServer
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
 
 Start = Callable[..., Any]

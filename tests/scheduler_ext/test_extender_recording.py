@@ -11,11 +11,11 @@ from typing import IO, Any
 import httpx
 import pytest
 
-from scheduler_ext import replay
+from scheduler_ext.lab import replay
+from scheduler_ext.lab.recorded_engine import RecordedEngine
+from scheduler_ext.lab.recording import Recorder
+from scheduler_ext.lab.replay import RecordingError, Replay
 from scheduler_ext.main import main
-from scheduler_ext.recorded import RecordedEngine
-from scheduler_ext.recording import Recorder
-from scheduler_ext.replay import RecordingError, Replay
 from tests.scheduler_ext.extender_support import (
     NAMES,
     FakeApi,

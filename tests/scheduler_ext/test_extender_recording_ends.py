@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext import recording, replay
-from scheduler_ext.ledger import State
-from scheduler_ext.replay import RecordingError, Replay
+from scheduler_ext.lab import recording, replay
+from scheduler_ext.lab.replay import RecordingError, Replay
+from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_support import cards, node, pod
 from tests.scheduler_ext.test_extender_recording import bound, events, recorded
 from vcuda.spec.request import Policy

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_ext import apiserver, watch
-from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
-from scheduler_ext.engine import Engine
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.sync import apiserver, watch
+from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
 from tests.scheduler_ext.extender_engine import free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node
 from tests.scheduler_ext.test_extender_writing import certificate, kubeconfig

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext.apiserver import ApiError, ApiServer, ApiUnreachable
-from scheduler_ext.binding import Binder
-from scheduler_ext.protocol import BindingArgs
-from scheduler_ext.writing import Writer
+from scheduler_ext.protocol.extender_v1 import BindingArgs
+from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.binder import Binder
+from scheduler_ext.sync.bindings import Writer
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import FakeApi, cards, node, pod
 

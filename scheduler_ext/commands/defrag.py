@@ -1,0 +1,102 @@
+"""`gpu-scheduler-extender defrag`: a plan from a serving extender or from a recording, for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from scheduler_ext.lab import replay
+from scheduler_ext.planning import defrag
+
+
+class CannotPlan(Exception):
+    """No plan came; the message says why."""
+
+
+def _moves(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= defrag.MOST_MOVES:
+        raise ValueError
+    return number
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--url", default="http://127.0.0.1:3456", help="the extender (default %(default)s)")
+    source.add_argument(
+        "--recording", type=Path, metavar="FILE", help="plan on the end of a recording instead"
+    )
+    parser.add_argument(
+        "--ca", metavar="FILE", help="certificates to trust, for https (default: the system's)"
+    )
+    parser.add_argument(
+        "--moves", type=_moves, default=defrag.DEFAULT_MOVES, help="at most so many (default %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def _fetch(options: argparse.Namespace) -> dict[str, Any]:
+    url = f"{options.url.rstrip('/')}/scheduler/defrag?moves={options.moves}"
+    try:
+        with urllib3.PoolManager(ca_certs=options.ca) as pool:
+            answer = pool.request("GET", url, timeout=120.0, retries=False)
+        data = json.loads(answer.data)
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise CannotPlan(
+            f"no answer from {options.url}: {error!s:.200}; name the extender by --url"
+        ) from error
+    if answer.status != 200 or not isinstance(data, dict):
+        problem = data.get("Error") if isinstance(data, dict) else None
+        raise CannotPlan(str(problem or f"{options.url} answered {answer.status}"))
+    return data
+
+
+def lines(data: dict[str, Any]) -> list[str]:
+    """A plan's JSON as text."""
+    before, after = data["before"], data["after"]
+    shown = [
+        f"defragmentation plan (a dry run, nothing is moved): {data['moves']} moves free {len(data['freed'])} cards",
+        f"  untouched cards {before['untouched']} → {after['untouched']}, "
+        f"fragmented {100 * before['fragmented']:.2f} % → {100 * after['fragmented']:.2f} % of all cards",
+    ]
+    room = ", ".join(
+        f"{size} card{'s' if int(size) > 1 else ''}: {before['pods'][size]} → {after['pods'][size]}"
+        for size in before["pods"]
+    )
+    shown.append(f"  room for pods of {room}")
+    for one in data["freed"]:
+        shown.append(f"  node {one['node']} card {one['card']} becomes free:")
+        for move in one["moves"]:
+            target = ", ".join(
+                f"{uuid} ({cores} cores, {blocks} blocks)" for uuid, (cores, blocks) in move["cards"].items()
+            )
+            shown.append(f"    {move['pod']}: to node {move['target']} card {target}")
+    if data["stay"]:
+        shown.append(f"  {data['stay']} pods on shared cards may not be moved")
+    if data["stopped"]:
+        shown.append(f"  {data['stopped']}")
+    return shown
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a plan. Raises CannotPlan and RecordingError."""
+    if options.recording is not None:
+        recording = replay.read(options.recording)
+        if recording.cut:
+            print(f"{options.recording}: {recording.cut}", file=sys.stderr)
+        state = replay.Replay(recording, None)
+        state.run()
+        data = json.loads(json.dumps(defrag.plan(state.engine.snapshot(), options.moves).as_json()))
+    else:
+        data = _fetch(options)
+    if options.json:
+        json.dump(data, sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(lines(data)))
+    return 0

@@ -1,0 +1,1 @@
+"""Recordings, replays and simulations of the engine; nothing that decides imports it."""

@@ -1,0 +1,84 @@
+"""Replays a trace through the very code that serves filter requests, and measures how many cards get allocated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_ext.lab.replay import percentiles
+from scheduler_ext.lab.trace import TraceNode, TracePod, drawn
+from scheduler_ext.scoring import cpu_only, scores, stats
+from scheduler_ext.scoring.scores import Scores
+from scheduler_ext.scoring.typical_pods import Workload
+from scheduler_ext.state.cluster import Cluster, Ints, Usage
+from scheduler_ext.state.shape import placement_of, shape_of
+from vcuda.spec import placement
+from vcuda.spec.request import Policy
+
+_STEP = 0.02  # of the curve
+ARRIVED = 1.0  # the published metric: cards allocated when the arrived demand equals all cards
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run. `allocated`, `fragmented`: parts of all cards; `decision_seconds`: median and 99th percentile.
+
+    `curve`: (arrived demand, allocated, fragmented) as parts of all cards, every 2 % of arrived demand.
+    """
+
+    policy: Policy
+    seed: int
+    allocated: float
+    fragmented: float
+    refused: int
+    decision_seconds: tuple[float, float]
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
+
+
+def _feasible(cluster: Cluster, rows: Ints, pod: TracePod) -> Ints:
+    """kube-scheduler's part: nodes with enough cpu and memory."""
+    enough = (cluster.free_cpu[rows] >= pod.cpu_milli) & (cluster.free_memory[rows] >= pod.memory_bytes)
+    return rows[enough]
+
+
+def run(
+    nodes: Sequence[TraceNode], pods: Sequence[TracePod], policy: Policy, seed: int, arrived: float = ARRIVED
+) -> Result:
+    """Let pods arrive one by one until their demand reaches `arrived` × all cards; none leaves."""
+    cluster, tables = Cluster(), Scores(most=4096)
+    for node in nodes:
+        cluster.set_node(node.name, node.cards, node.cpu_milli, node.memory_bytes)
+    cards = sum(len(node.cards) for node in nodes)
+    workload = Workload([shape_of(pod.request, policy, pod.cpu_milli, pod.memory_bytes) for pod in pods])
+    typical = workload.typical(cluster, 0.0)
+    rows = np.arange(len(cluster))
+    allocated, demand, refused = 0.0, 0.0, 0
+    seconds = []
+    curve = [(0.0, 0.0, 0.0)]
+    for number, pod in enumerate(drawn(pods, arrived * cards, seed)):
+        demand += pod.cards
+        feasible = _feasible(cluster, rows, pod)
+        cards_used = {}
+        if pod.request:
+            start = time.perf_counter()
+            shape = shape_of(pod.request, policy, pod.cpu_milli, pod.memory_bytes)
+            table = tables.table(shape, cluster, typical)
+            row = scores.cheapest(table, cluster, feasible)
+            if row is not None:
+                chosen = placement_of(pod.request, cluster.cards[row], table.picks[row].tolist())
+                cards_used = placement.peak_use(pod.request, chosen)
+            seconds.append(time.perf_counter() - start)
+        else:
+            row = cpu_only.emptiest_of_cards(cluster, feasible)
+        if row is None:
+            refused += 1
+        else:
+            cluster.book(str(number), cluster.names[row], Usage(cards_used, pod.cpu_milli, pod.memory_bytes))
+            allocated += pod.cards
+        if demand / cards >= curve[-1][0] + _STEP:
+            curve.append((demand / cards, allocated / cards, stats.use(cluster, typical)[1]))
+    fragmented = stats.use(cluster, typical)[1]
+    return Result(policy, seed, allocated / cards, fragmented, refused, percentiles(seconds), curve)

@@ -1,0 +1,1 @@
+"""Answers that take long, worked out on copies of the state: explanations, victims, defragmentation."""

@@ -1,0 +1,125 @@
+"""Says why a pod waits or where it is, from evidence: as data for programs, each part with a sentence for people."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from scheduler_ext.planning import remedies
+from scheduler_ext.planning.evidence import Evidence
+from scheduler_ext.planning.remedies import Remedy
+from scheduler_ext.protocol.reasons import FITS, ExtenderReason
+from scheduler_ext.state.decisions import Decision, counted
+from scheduler_ext.state.pods import State
+from vcuda.spec.request import PodRequest
+
+_MOST_NAMES = 5
+
+
+def _when(nanoseconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(nanoseconds / 1e9))
+
+
+def _asked(asked: PodRequest) -> list[dict[str, Any]]:
+    return [
+        {"container": one.name, "kind": str(one.kind), "cores": one.cores, "memory_blocks": one.memory_blocks}
+        for one in asked.containers
+    ]
+
+
+def _decision(one: Decision) -> dict[str, Any]:
+    data: dict[str, Any] = {"at": _when(one.at_ns), "candidates": one.candidates, "node": one.node}
+    if one.refusal is not None:
+        data |= {"reason": str(one.refusal[0]), "message": one.refusal[1]}
+    if one.asked is not None and one.shape is not None:
+        shape = one.shape
+        data |= {
+            "asked": _asked(one.asked), "policy": str(shape.policy), "priority": str(one.asked.priority),
+            "cpu_milli": shape.cpu_milli, "memory_bytes": shape.memory_bytes,
+        }  # fmt: skip
+        if shape.card_policy is not None:
+            data["card_policy"] = str(shape.card_policy)
+        for key, cards in (("models", shape.models), ("uuids", shape.uuids)):
+            if cards.include or cards.exclude:
+                data[key] = {"include": sorted(cards.include), "exclude": sorted(cards.exclude)}
+    if one.counts is not None:
+        data["reasons"] = {str(reason): count for reason, count in one.counts.items()}
+    return data
+
+
+def _remedy(one: Remedy) -> dict[str, Any]:
+    data: dict[str, Any] = {"text": one.text, "node": one.node}
+    if one.container is not None:
+        data |= {"container": one.container, "less": dict(one.less)}
+    if one.pods:
+        data["pods"] = list(one.pods)
+    return data
+
+
+def _waiting(evidence: Evidence) -> dict[str, Any]:
+    last, ground = evidence.decisions[0], evidence.ground
+    if last.refusal is not None:
+        return {"state": "refused", "summary": f"{last.refusal[0]}: {last.refusal[1]}"}
+    if last.node is not None:
+        return {
+            "state": "released",
+            "summary": f"node {last.node} was chosen, but the pod was not bound in time, has ended or was deleted",
+        }
+    if ground is None or not ground.nodes or last.asked is None:
+        return {"state": "waiting", "summary": "kube-scheduler offered no node that is known here"}
+    codes = ground.codes(np.arange(len(ground.nodes)))
+    counts = counted(codes)
+    fitting = [ground.nodes[position] for position in np.flatnonzero(codes == FITS).tolist()]
+    data: dict[str, Any] = {"state": "waiting", "would_fit": []}
+    if fitting and last.quota:
+        # The quota is of the time of the decision; kube-scheduler asks again when pods end.
+        data["summary"] = f"{ExtenderReason.QUOTA_EXCEEDED}: {last.quota}"
+        return data
+    if fitting:
+        data["fits_now_on"] = fitting[:_MOST_NAMES]
+        data["summary"] = f"fits now on node {fitting[0]}; kube-scheduler will ask again"
+        return data
+    data["reasons_now"] = {str(reason): count for reason, count in counts.items()}
+    ways = remedies.by_asking_less(ground, last.asked, codes) + remedies.by_ends(ground, codes)
+    data["would_fit"] = [_remedy(way) for way in ways]
+    of = f"0 of {len(ground.nodes)} nodes that kube-scheduler offered fit"
+    why = ", ".join(f"{reason} on {count}" for reason, count in counts.items())
+    data["summary"] = f"{of}: {why}" if why else of
+    return data
+
+
+def explanation(evidence: Evidence) -> dict[str, Any] | None:
+    """What is known about a pod; None if nothing is."""
+    record, decisions = evidence.record, evidence.decisions
+    if record is not None:
+        identity = (record.uid, record.namespace, record.name)
+        cards = {
+            uuid: {"cores": cores, "memory_blocks": blocks}
+            for uuid, (cores, blocks) in record.usage.cards.items()
+        }
+        if evidence.waits_for:
+            summary = f"cards of node {record.node} are kept for it until the end of {', '.join(evidence.waits_for)}"
+        elif record.state is State.NOMINATED:
+            summary = f"cards of node {record.node} are kept for it; kube-scheduler will ask again"
+        else:
+            what = "runs" if record.state is State.CONFIRMED else f"is {record.state.value}"
+            summary = f"{what} on node {record.node}"
+        found: dict[str, Any] = {
+            "state": record.state.value, "node": record.node, "cards": cards, "summary": summary,
+        }  # fmt: skip
+    elif decisions:
+        identity = (decisions[0].uid, decisions[0].namespace, decisions[0].name)
+        found = _waiting(evidence)
+    else:
+        return None
+    if evidence.gang is not None:
+        found["gang"] = asdict(evidence.gang)
+        if record is None or record.state is not State.CONFIRMED:
+            found["summary"] += f"; {evidence.gang}"
+    if evidence.waits_for:
+        found["waits_for"] = list(evidence.waits_for)
+    pod = dict(zip(("uid", "namespace", "name"), identity, strict=True))
+    return {"pod": pod} | found | {"decisions": [_decision(one) for one in decisions]}

@@ -1,0 +1,185 @@
+"""Whom to evict so that a pod fits on a node's cards: the lowest priorities, then the fewest pods. Works on a copy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_ext.planning.evidence import Ground, Holder
+from scheduler_ext.protocol.reasons import FITS
+from scheduler_ext.state.cluster import Bools
+
+_MOST_SETS = 300  # of one size, on one node: beyond that the search is greedy
+_MOST_SETS_IN_ALL = 30_000  # half a second
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What kube-scheduler proposes to evict from a node.
+
+    `shares`: UIDs of pods with a share. `others`: how many pods without one; they go in any case, freeing
+    `cpu_milli` and `memory_bytes`.
+    """
+
+    shares: frozenset[str] = frozenset()
+    others: int = 0
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+
+Set = tuple[Holder, ...]
+
+
+class _Search:
+    def __init__(self, ground: Ground, priority: int, proposals: Sequence[Proposal]) -> None:
+        self._ground, self._proposals = ground, proposals
+        # What is being deleted goes without us; the rest, those who should stay first.
+        self._leaving = [tuple(one for one in held if one.leaving) for held in ground.holders]
+        self._may = [
+            self._ordered(position, [one for one in held if one.bound and not one.leaving and one.priority < priority])
+            for position, held in enumerate(ground.holders)
+        ]  # fmt: skip
+        self._least = [self._needed(position) for position in range(len(proposals))]
+
+    def _ordered(self, position: int, held: list[Holder]) -> list[Holder]:
+        """High priorities stay first; among equals those on cards with many pods, so that few have to go elsewhere."""
+        crowd: dict[str, int] = {}
+        for one in held:
+            for uuid in one.usage.cards:
+                crowd[uuid] = crowd.get(uuid, 0) + 1
+        proposed = self._proposals[position].shares
+
+        def key(one: Holder) -> tuple[int, int, bool, str]:
+            most = max((crowd[uuid] for uuid in one.usage.cards), default=0)
+            return -one.priority, -most, one.uid in proposed, one.uid
+
+        return sorted(held, key=key)
+
+    def _needed(self, position: int) -> tuple[int, int]:
+        """The cpu and memory that evicted shares must free: what lacks, but never more than the proposal frees."""
+        ground, proposal = self._ground, self._proposals[position]
+        named = [one for one in ground.holders[position] if one.uid in proposal.shares and not one.leaving]
+        gone = self._leaving[position]
+        lacks = (
+            ground.shape.cpu_milli - int(ground.view.free_cpu[position]) - proposal.cpu_milli - sum(one.usage.cpu_milli for one in gone),
+            ground.shape.memory_bytes - int(ground.view.free_memory[position]) - proposal.memory_bytes - sum(one.usage.memory_bytes for one in gone),
+        )  # fmt: skip
+        frees = (sum(one.usage.cpu_milli for one in named), sum(one.usage.memory_bytes for one in named))
+        return min(lacks[0], frees[0]), min(lacks[1], frees[1])
+
+    def fits(self, pairs: Sequence[tuple[int, Set]]) -> Bools:
+        """Whether the pod fits on each position when those pods, and those that leave anyway, are gone."""
+        if not pairs:
+            return np.zeros(0, np.bool_)
+        positions = np.array([position for position, _ in pairs])
+        freed = [(*self._leaving[position], *gone) for position, gone in pairs]
+        enough = np.array(
+            [
+                sum(one.usage.cpu_milli for one in gone) >= self._least[position][0]
+                and sum(one.usage.memory_bytes for one in gone) >= self._least[position][1]
+                for position, gone in pairs
+            ],
+            np.bool_,
+        )
+        fitting: Bools = enough & (self._ground.codes(positions, freed=freed) == FITS)
+        return fitting
+
+    def highest(self) -> dict[int, int]:
+        """Positions that can be freed → how high the highest priority among the victims has to be, at least."""
+        levels = {position: sorted({one.priority for one in may}) for position, may in enumerate(self._may)}
+        able = self.fits([(position, tuple(may)) for position, may in enumerate(self._may)])
+        spans = {position: [-1, len(levels[position]) - 1] for position in np.flatnonzero(able).tolist()}
+        none = self.fits([(position, ()) for position in spans])
+        for position, free in zip(list(spans), none.tolist(), strict=True):
+            if free:
+                spans[position][1] = -1
+        while busy := [position for position, (low, high) in spans.items() if high - low > 1]:
+            middles = [sum(spans[position]) // 2 for position in busy]
+            tried = self.fits(
+                [
+                    (position, self.up_to(position, levels[position][middle]))
+                    for position, middle in zip(busy, middles, strict=True)
+                ]
+            )
+            for position, middle, enough in zip(busy, middles, tried.tolist(), strict=True):
+                spans[position][1 if enough else 0] = middle
+        return {
+            position: levels[position][high] if high >= 0 else -(2**31) - 1
+            for position, (_, high) in spans.items()
+        }
+
+    def up_to(self, position: int, level: int) -> Set:
+        return tuple(one for one in self._may[position] if one.priority <= level)
+
+    def cost(self, position: int, gone: Set) -> tuple[int, int, int, int, list[str]]:
+        """Fewest pods, then lowest priorities, then those proposed, then the smallest shares."""
+        proposed = self._proposals[position].shares
+        return (
+            len(gone), sum(one.priority for one in gone), sum(one.uid not in proposed for one in gone),
+            sum(cores for one in gone for cores, _ in one.usage.cards.values()), sorted(one.uid for one in gone),
+        )  # fmt: skip
+
+    def smallest(self, levels: dict[int, int]) -> dict[int, Set]:
+        """Per position a smallest set; the exact one where there are few enough sets to try, else one that can't shrink."""
+        found: dict[int, Set] = {position: () for position, level in levels.items() if level < -(2**31)}
+        open_ = {
+            position: self.up_to(position, level)
+            for position, level in levels.items()
+            if position not in found
+        }
+        tried, here = 0, open_
+        for size in itertools.count(1):
+            here = {
+                position: may
+                for position, may in here.items()
+                if position not in found and size < len(may) and math.comb(len(may), size) <= _MOST_SETS
+            }
+            pairs = [
+                (position, some)
+                for position, may in here.items()
+                for some in itertools.combinations(may, size)
+            ]
+            tried += len(pairs)
+            if not pairs or tried > _MOST_SETS_IN_ALL:
+                break
+            fitting = [pair for pair, fits in zip(pairs, self.fits(pairs).tolist(), strict=True) if fits]
+            for position, some in fitting:
+                if position not in found or self.cost(position, some) < self.cost(position, found[position]):
+                    found[position] = some
+        rest = {position: list(may) for position, may in open_.items() if position not in found}
+        for step in range(max(map(len, rest.values()), default=0)):
+            pairs = [
+                (position, tuple(one for one in rest[position] if one is not open_[position][step]))
+                for position in rest
+                if step < len(open_[position])
+            ]
+            for (position, fewer), fits in zip(pairs, self.fits(pairs).tolist(), strict=True):
+                if fits:
+                    rest[position] = list(fewer)
+        return found | {position: tuple(gone) for position, gone in rest.items()}
+
+
+def choose(ground: Ground, priority: int, proposals: Sequence[Proposal]) -> list[tuple[Set, Set] | None]:
+    """Per node: (the shares to evict, who is leaving anyway); None where no eviction below `priority` lets the pod in.
+
+    The highest priority among the victims is as low as it can be; then their number, then the sum of their priorities.
+    Nobody of `priority` or above, and nobody whom the API server has not shown on the node, is chosen. Where the
+    pod would fit without any eviction that we know of, the proposal stands: kube-scheduler has its reasons.
+    """
+    search = _Search(ground, priority, proposals)
+    chosen = search.smallest(search.highest())
+    answers: list[tuple[Set, Set] | None] = [None] * len(proposals)
+    for position, gone in chosen.items():
+        named = proposals[position].shares
+        going = gone or tuple(
+            one
+            for one in ground.holders[position]
+            if one.uid in named and one.bound and (one.priority < priority or one.leaving)
+        )
+        leaving = tuple(one for one in ground.holders[position] if one.leaving and one.bound)
+        answers[position] = (going, leaving)
+    return answers

@@ -1,0 +1,250 @@
+"""kube-scheduler's extender v1 types: reads its requests strictly, writes its answers with Go's field names.
+
+Source: k8s.io/kube-scheduler/extender/v1. The types carry no JSON tags, so Go writes `NodeNames` and reads any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
+
+MAX_PRIORITY = 10  # MaxExtenderPriority
+EXPLAINED_NODES = (
+    1000  # a success with more candidates does not list those that were not chosen: nobody reads them
+)
+
+_LABELS = ["" if reason is None else str(reason) for reason in ROW_CODES]
+_LABELS[FITS] = str(ExtenderReason.NOT_CHOSEN)
+
+
+class BadInput(Exception):
+    """A request can't be understood; the message names the field and what is wrong. Nothing was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderArgs:
+    """A filter or prioritize request. `nodes` holds the Node objects by name if whole objects were sent, else None."""
+
+    pod: Mapping[str, Any]
+    names: Sequence[str]
+    nodes: Mapping[str, Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BindingArgs:
+    name: str
+    namespace: str
+    uid: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Pods to evict from one node, by UID; how many of them violate a disruption budget."""
+
+    uids: tuple[str, ...]
+    violations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionArgs:
+    """A preempt request: the preemptor and, per node, the victims that kube-scheduler proposes."""
+
+    pod: Mapping[str, Any]
+    victims: Mapping[str, Victims]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision on a filter request.
+
+    `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
+    `quota`: which quota closes the nodes that would fit. `refusal`: one reason and message for all nodes; `curable`: whether evicting other pods might help.
+    """
+
+    chosen: str | None = None
+    codes: Sequence[int] | None = None
+    refusal: tuple[AnyReason, str] | None = None
+    curable: bool = False
+    quota: str = ""
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"the body is a JSON {type(data).__name__}, not an object")
+    return {key.lower(): value for key, value in data.items()}
+
+
+def _whole_nodes(value: object) -> dict[str, Mapping[str, Any]]:
+    items = value.get("items", value.get("Items")) if isinstance(value, dict) else None
+    if not isinstance(items, list):
+        raise BadInput("Nodes is not a NodeList with items")
+    nodes = {}
+    for position, node in enumerate(items):
+        metadata = node.get("metadata") if isinstance(node, dict) else None
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        if not isinstance(name, str) or not name:
+            raise BadInput(f"Nodes.items[{position}] has no metadata.name")
+        nodes[name] = node
+    return nodes
+
+
+def _pod(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    pod = data.get("pod")
+    if not isinstance(pod, dict):
+        raise BadInput("Pod is missing or not an object")
+    for field in ("metadata", "spec"):
+        if not isinstance(pod.get(field), dict):
+            raise BadInput(f"Pod.{field} is missing or not an object")
+    for field in ("containers", "initContainers"):
+        containers = pod["spec"].get(field)
+        if not isinstance(containers, list | None) or not all(
+            isinstance(one, dict) for one in containers or ()
+        ):
+            raise BadInput(f"Pod.spec.{field} is not a list of containers")
+    return pod
+
+
+def read_args(body: bytes) -> ExtenderArgs:
+    """Read ExtenderArgs. Raises BadInput."""
+    data = _object(body)
+    pod = _pod(data)
+    names, nodes = data.get("nodenames"), data.get("nodes")
+    if names is None and nodes is None:
+        raise BadInput("neither NodeNames nor Nodes is given")
+    if names is None:
+        whole = _whole_nodes(nodes)
+        return ExtenderArgs(pod, list(whole), whole)
+    # str.join is the fastest check that a list holds nothing but strings.
+    try:
+        "".join(names)
+    except TypeError:
+        raise BadInput("NodeNames is not a list of strings") from None
+    if not isinstance(names, list):
+        raise BadInput("NodeNames is not a list of strings")
+    return ExtenderArgs(pod, names, None)
+
+
+def read_binding(body: bytes) -> BindingArgs:
+    """Read ExtenderBindingArgs. Raises BadInput."""
+    data = _object(body)
+    values = []
+    for field in ("PodName", "PodNamespace", "PodUID", "Node"):
+        value = data.get(field.lower())
+        if not isinstance(value, str) or not value or len(value) > 253 or "/" in value:
+            raise BadInput(f"{field} is missing or not a name")
+        values.append(value)
+    return BindingArgs(*values)
+
+
+def _victims(where: str, value: object) -> Victims:
+    if value is None:
+        return Victims(())
+    if not isinstance(value, dict):
+        raise BadInput(f"{where} is not an object")
+    fields = {str(key).lower(): one for key, one in value.items()}
+    uids = []
+    for position, pod in (
+        enumerate(fields.get("pods") or ()) if isinstance(fields.get("pods"), list | None) else [(0, None)]
+    ):
+        place = f"{where}.Pods[{position}]"
+        if not isinstance(pod, dict):
+            raise BadInput(f"{place} is not an object")
+        # A MetaPod has the UID itself; a whole pod has it in its metadata.
+        uid = next((one for key, one in pod.items() if key.lower() == "uid"), None)
+        if uid is None and isinstance(pod.get("metadata"), dict):
+            uid = pod["metadata"].get("uid")
+        if not isinstance(uid, str) or not uid:
+            raise BadInput(f"{place} has no UID")
+        uids.append(uid)
+    violations = fields.get("numpdbviolations") or 0
+    if isinstance(violations, bool) or not isinstance(violations, int) or violations < 0:
+        raise BadInput(f"{where}.NumPDBViolations is not a number from 0")
+    return Victims(tuple(dict.fromkeys(uids)), violations)
+
+
+def read_preemption(body: bytes) -> PreemptionArgs:
+    """Read ExtenderPreemptionArgs, with whole pods or with UIDs only. Raises BadInput."""
+    data = _object(body)
+    pod = _pod(data)
+    found: dict[str, Victims] = {}
+    for field in ("NodeNameToVictims", "NodeNameToMetaVictims"):
+        value = data.get(field.lower())
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise BadInput(f"{field} is not a map of nodes to victims")
+        found |= {name: _victims(f"{field}[{name:.60}]", one) for name, one in value.items()}
+    return PreemptionArgs(pod, found)
+
+
+def preemption_answer(victims: Mapping[str, Victims]) -> bytes:
+    """ExtenderPreemptionResult: always UIDs only."""
+    answer = {
+        name: {"Pods": [{"UID": uid} for uid in one.uids], "NumPDBViolations": one.violations}
+        for name, one in victims.items()
+    }
+    return orjson.dumps({"NodeNameToMetaVictims": answer})
+
+
+def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
+    """ExtenderFilterResult. On success exactly the chosen node; the others with their reasons."""
+    failed: dict[str, str] = {}
+    hopeless: dict[str, str] = {}
+    if verdict.refusal is not None:
+        (failed if verdict.curable else hopeless).update(
+            dict.fromkeys(args.names, f"{verdict.refusal[0]}: {verdict.refusal[1]}")
+        )
+    elif verdict.codes is not None:
+        labels = _LABELS
+        if verdict.quota and verdict.chosen is None:
+            labels = _LABELS.copy()
+            labels[CODE_OF[ExtenderReason.QUOTA_EXCEEDED]] += f": {verdict.quota}"
+        if UNRESOLVABLE.isdisjoint(verdict.codes):
+            failed = dict(zip(args.names, map(labels.__getitem__, verdict.codes), strict=True))
+        else:
+            for name, code in zip(args.names, verdict.codes, strict=True):
+                (hopeless if code in UNRESOLVABLE else failed)[name] = labels[code]
+        if verdict.chosen is not None:
+            failed.pop(verdict.chosen, None)
+    return _result(args, [] if verdict.chosen is None else [verdict.chosen], failed, hopeless)
+
+
+def untouched(args: ExtenderArgs) -> bytes:
+    """The answer for a pod that is none of our business: all nodes pass."""
+    return _result(args, args.names, {}, {})
+
+
+def _result(
+    args: ExtenderArgs, passed: Sequence[str], failed: dict[str, str], hopeless: dict[str, str]
+) -> bytes:
+    nodes = None if args.nodes is None else {"metadata": {}, "items": [args.nodes[name] for name in passed]}
+    return orjson.dumps(
+        {
+            "Nodes": nodes,
+            "NodeNames": None if args.nodes is not None else passed,
+            # Schedulers before 1.21 know FailedNodes only; from 1.21 on a node in both counts as unresolvable.
+            "FailedNodes": {**failed, **hopeless} if hopeless else failed,
+            "FailedAndUnresolvableNodes": hopeless,
+            "Error": "",
+        }
+    )
+
+
+def priorities(scores: Sequence[tuple[str, int]]) -> bytes:
+    """HostPriorityList."""
+    return orjson.dumps([{"Host": name, "Score": score} for name, score in scores])
+
+
+def binding_answer(error: str) -> bytes:
+    """ExtenderBindingResult; empty means bound."""
+    return orjson.dumps({"Error": error})

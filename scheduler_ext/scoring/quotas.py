@@ -1,0 +1,214 @@
+"""Quotas: what a namespace may hold, in all or on some card models and some nodes; read from a ConfigMap, checked per node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import yaml
+
+from scheduler_ext.scoring.scores import Table
+from scheduler_ext.state.cluster import Bools, Cluster, Ints
+from scheduler_ext.state.pods import Record
+from scheduler_ext.state.shape import Shape
+from vcuda.spec.units import CORES_PER_CARD
+
+KEY = "quotas"  # of the ConfigMap's data
+AMOUNTS = ("cores", "memoryBlocks", "cards")
+_FIELDS = {"namespace", "models", "nodes", *AMOUNTS}
+_MOST = 2**40
+
+
+class InvalidQuotas(ValueError):
+    """The ConfigMap can't be understood; the message names the entry."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """Limits of one namespace: at most `limits` (hundredths of a card, 256 MiB blocks, whole cards; None: no limit).
+
+    `models` (empty: all) and `nodes` (labels, all of which a node must have) say which cards count.
+    """
+
+    namespace: str
+    limits: tuple[int | None, int | None, int | None]
+    models: frozenset[str] = frozenset()
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        scope = [f"models {', '.join(sorted(self.models))}"] if self.models else []
+        scope += [f"nodes with {key}={value}" for key, value in sorted(self.nodes.items())]
+        return f"namespace {self.namespace}" + (f" on {' and '.join(scope)}" if scope else "")
+
+
+def _quota(position: int, entry: object) -> Quota:
+    where = f"{KEY}[{position}]"
+    if not isinstance(entry, dict) or not isinstance(entry.get("namespace"), str) or not entry["namespace"]:
+        raise InvalidQuotas(f"{where} has no namespace")
+    unknown = set(entry) - _FIELDS
+    if unknown:
+        raise InvalidQuotas(f"{where} has unknown fields: {', '.join(sorted(map(str, unknown)))}")
+    for name in AMOUNTS:
+        value = entry.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+            raise InvalidQuotas(f"{where}.{name} is {value!r:.40}, not a whole number from 0")
+    if not any(name in entry for name in AMOUNTS):
+        raise InvalidQuotas(f"{where} limits nothing; give {', '.join(AMOUNTS[:-1])} or {AMOUNTS[-1]}")
+    models, nodes = entry.get("models", []), entry.get("nodes", {})
+    if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
+        raise InvalidQuotas(f"{where}.models is not a list of card models")
+    if not isinstance(nodes, dict) or not all(
+        isinstance(text, str) for pair in nodes.items() for text in pair
+    ):
+        raise InvalidQuotas(f"{where}.nodes is not a map of labels to texts")
+    cores, blocks, cards = (entry.get(name) for name in AMOUNTS)
+    return Quota(entry["namespace"], (cores, blocks, cards), frozenset(models), nodes)
+
+
+def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
+    """Quotas by namespace; none if there is no ConfigMap or it has no such key. Raises InvalidQuotas."""
+    data = (config_map or {}).get("data")
+    text = data.get(KEY) if isinstance(data, dict) else None
+    try:
+        entries = yaml.safe_load(text) if isinstance(text, str) else None
+    except yaml.YAMLError as error:
+        raise InvalidQuotas(f"{KEY} is not YAML: {str(error).splitlines()[0]:.100}") from None
+    if entries is None:
+        return {}
+    if not isinstance(entries, list):
+        raise InvalidQuotas(f"{KEY} is not a list")
+    found: dict[str, list[Quota]] = {}
+    for position, entry in enumerate(entries):
+        quota = _quota(position, entry)
+        found.setdefault(quota.namespace, []).append(quota)
+    return found
+
+
+def peaks(shape: Shape, totals: Ints, picks: Ints) -> tuple[Ints, Ints]:
+    """(cores, blocks) that a shape books per card, [k, cards], with these picks: the peak over its phases."""
+    rows = np.arange(len(picks))[:, None]
+    zero = np.zeros_like(totals)
+    peak_cores, peak_blocks = zero.copy(), zero.copy()
+    phases = [(zero, zero)]
+    column = 0
+    for step in shape.steps:
+        taken = picks[:, column : column + step.cards]
+        column += step.cards
+        standing = phases[step.sidecars_before] if step.init else phases[-1]
+        cores, blocks = standing[0].copy(), standing[1].copy()
+        cores[rows, taken] += step.cores
+        blocks[rows, taken] += totals[rows, taken] if step.whole else step.blocks
+        peak_cores, peak_blocks = np.maximum(peak_cores, cores), np.maximum(peak_blocks, blocks)
+        if not step.init:
+            phases.append((cores, blocks))
+    return peak_cores, peak_blocks
+
+
+class Quotas:
+    """The quotas in force. Not locked: the engine's lock covers it."""
+
+    def __init__(self) -> None:
+        self._quotas: dict[str, list[Quota]] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
+
+    def set(self, quotas: dict[str, list[Quota]]) -> None:
+        self._quotas = quotas
+
+    def of(self, namespace: str) -> bool:
+        """Whether a namespace has any."""
+        return namespace in self._quotas
+
+    def set_labels(self, node: str, labels: Mapping[str, str]) -> None:
+        self._labels[node] = labels
+
+    def copy(self) -> Quotas:
+        """One that later changes do not reach."""
+        other = Quotas()
+        other._quotas, other._labels = self._quotas, dict(self._labels)
+        return other
+
+    def forget_node(self, node: str) -> None:
+        self._labels.pop(node, None)
+
+    def _covers(self, quota: Quota, node: str) -> bool:
+        labels = self._labels.get(node, {})
+        return all(labels.get(key) == value for key, value in quota.nodes.items())
+
+    def _used(self, quota: Quota, cluster: Cluster, records: Iterable[Record]) -> Ints:
+        used = np.zeros(3, np.int64)
+        for record in records:
+            if quota.nodes and not self._covers(quota, record.node):
+                continue
+            models: dict[str, str] = {}
+            if quota.models and record.node in cluster.index:
+                models = {card.uuid: card.model for card in cluster.cards[cluster.index[record.node]]}
+            for uuid, (cores, blocks) in record.usage.cards.items():
+                if not quota.models or models.get(uuid) in quota.models:
+                    used += (cores, blocks, cores >= CORES_PER_CARD)
+        return used
+
+    def over(
+        self,
+        namespace: str,
+        records: Sequence[Record],
+        cluster: Cluster,
+        node: str,
+        cards: Mapping[str, tuple[int, int]],
+    ) -> bool:
+        """Whether a pod with this use of a node's cards would exceed a quota, beside `records`."""
+        quotas = self._quotas.get(namespace, ())
+        if not quotas:
+            return False
+        models = (
+            {card.uuid: card.model for card in cluster.cards[cluster.index[node]]}
+            if node in cluster.index
+            else {}
+        )
+        for quota in quotas:
+            if quota.nodes and not self._covers(quota, node):
+                continue
+            used = self._used(quota, cluster, records)
+            for uuid, (cores, blocks) in cards.items():
+                if not quota.models or models.get(uuid) in quota.models:
+                    used += (cores, blocks, cores >= CORES_PER_CARD)
+            if any(limit is not None and used[at] > limit for at, limit in enumerate(quota.limits)):
+                return True
+        return False
+
+    def closed(
+        self, namespace: str, records: Sequence[Record], table: Table, cluster: Cluster, rows: Ints
+    ) -> tuple[Bools, str]:
+        """Which rows, where the pod would fit, a quota closes to it; and which quota, for people.
+
+        `records`: what the namespace holds.
+        """
+        closed, said = np.zeros(len(rows), np.bool_), ""
+        quotas = self._quotas.get(namespace, ())
+        fitting = np.flatnonzero(np.isfinite(table.cost[rows])) if quotas else np.zeros(0, np.int64)
+        if not len(fitting):
+            return closed, said
+        there = rows[fitting]
+        cores, blocks = peaks(table.shape, cluster.total_blocks[there], table.picks[there])
+        amounts = np.stack((cores, blocks, (cores >= CORES_PER_CARD).astype(np.int64)))
+        for quota in quotas:
+            counts = cores > 0
+            if quota.models:
+                known = np.array([model in quota.models for model in cluster.models] or [False], np.bool_)
+                counts &= known[cluster.model[there]]
+            if quota.nodes:
+                counts &= np.array(
+                    [self._covers(quota, cluster.names[row]) for row in there.tolist()], np.bool_
+                )[:, None]
+            wanted = np.where(counts, amounts, 0).sum(axis=2)
+            used = self._used(quota, cluster, records)
+            for index, limit in enumerate(quota.limits):
+                if limit is None:
+                    continue
+                over = (wanted[index] > 0) & (used[index] + wanted[index] > limit)
+                closed[fitting[over]] = True
+                if over.any() and not said:
+                    least = int(wanted[index][over].min())
+                    said = f"{quota} may hold {limit} {AMOUNTS[index]}, holds {used[index]}, and the pod would add {least}"
+        return closed, said

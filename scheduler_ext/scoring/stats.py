@@ -1,0 +1,56 @@
+"""Figures of the engine's state, for metrics and checks. The caller holds the engine's lock."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scheduler_ext.scoring.policies import fgd
+from scheduler_ext.scoring.policies.base import Rest
+from scheduler_ext.scoring.typical_pods import Typical
+from scheduler_ext.state.cluster import Cluster
+from scheduler_ext.state.pods import Ledger, State
+from vcuda.spec.units import CORES_PER_CARD
+
+
+def gauges(cluster: Cluster, ledger: Ledger) -> dict[str, float]:
+    """Gauges for the metrics."""
+    rows = np.arange(len(cluster))
+    usable = cluster.usable[rows]
+    return {
+        "nodes": len(cluster.index),
+        "cards": int(usable.sum()),
+        "free_cores": int(np.where(usable, np.maximum(cluster.free_cores[rows], 0), 0).sum()),
+        **{state.value: ledger.count(state) for state in State},
+    }
+
+
+def use(cluster: Cluster, typical: Typical) -> tuple[float, float]:
+    """The parts of all usable cards that are allocated, and that are free but of no use to the expected typical pod."""
+    rows = np.arange(len(cluster))
+    view = cluster.view(rows)
+    cards = max(int(view.usable.sum()), 1)
+    free = float(np.where(view.usable, view.free_cores, 0).sum()) / CORES_PER_CARD
+    rest = Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
+    return 1.0 - free / cards, float(fgd.fragmentation(view, rest, typical).sum()) / cards
+
+
+def overbooked(cluster: Cluster, ledger: Ledger) -> list[str]:
+    """Cards on which more is booked than there is; empty unless somebody placed pods past us.
+
+    What is kept for nominated pods does not count: its present holders are still there.
+    """
+    kept: dict[str, list[int]] = {}
+    for record in ledger.nominated():
+        for uuid, (cores, blocks) in record.usage.cards.items():
+            sums = kept.setdefault(uuid, [0, 0])
+            sums[0] += cores
+            sums[1] += blocks
+    count = len(cluster)
+    low = cluster.present[:count] & ((cluster.free_cores[:count] < 0) | (cluster.free_blocks[:count] < 0))
+    found = []
+    for row, column in np.argwhere(low).tolist():
+        uuid = cluster.cards[row][column].uuid
+        cores, blocks = kept.get(uuid, (0, 0))
+        if cluster.free_cores[row, column] + cores < 0 or cluster.free_blocks[row, column] + blocks < 0:
+            found.append(uuid)
+    return found

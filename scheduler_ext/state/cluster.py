@@ -1,0 +1,295 @@
+"""The cluster as numpy arrays: one row per node, one column per card, kept exact by integer bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
+from vcuda.spec.errors import Reason
+from vcuda.spec.inventory import Card
+from vcuda.spec.units import CORES_PER_CARD
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+_GONE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
+_UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one pod books on its node: UUID → (cores, memory blocks), milli-cpu, bytes.
+
+    `unplaced`: it has a share of cards that no annotation names, so the node takes no further share until it does.
+    """
+
+    cards: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    unplaced: bool = False
+
+
+class View(NamedTuple):
+    """Some rows of the cluster, gathered: [k] per node, [k, cards] per card. Free amounts are never negative."""
+
+    rows: Ints
+    usable: Bools  # present and healthy
+    free_cores: Ints
+    free_blocks: Ints
+    total_blocks: Ints
+    model: Ints
+    free_cpu: Ints
+    free_memory: Ints
+    links: Ints  # [k, cards, cards]
+
+
+class Described(NamedTuple):
+    """A node as it was described to the cluster. `problem`: a code of ROW_CODES."""
+
+    name: str
+    cards: tuple[Card, ...]
+    cpu_milli: int
+    memory_bytes: int
+    problem: int
+
+
+class Cluster:
+    """Rows of nodes and the bookings on them. Not locked: its owner holds one lock around every call."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.index: dict[str, int] = {}
+        self.cards: list[tuple[Card, ...]] = []
+        self.models: list[str] = []
+        self.clock = 0
+        self._columns: list[dict[str, int]] = []
+        self._unused: list[int] = []
+        self._order: Ints | None = None
+        self._bookings: dict[str, dict[str, Usage]] = {}
+        self._capacity_cpu: list[tuple[int, int]] = []
+        self._problem: list[int] = []
+        self._model_ids: dict[str, int] = {}
+        self._allocate(64, 8)
+
+    def _allocate(self, rows: int, columns: int) -> None:
+        def grown(name: str, shape: tuple[int, ...], dtype: Any) -> None:
+            new = np.zeros(shape, dtype)
+            old = getattr(self, name, None)
+            if old is not None:
+                new[tuple(slice(0, size) for size in old.shape)] = old
+            setattr(self, name, new)
+
+        for name in ("free_cores", "free_blocks", "total_blocks", "model"):
+            grown(name, (rows, columns), np.int64)
+        grown("present", (rows, columns), np.bool_)
+        grown("usable", (rows, columns), np.bool_)
+        grown("links", (rows, columns, columns), np.int64)
+        for name in ("free_cpu", "free_memory", "code", "changed", "born"):
+            grown(name, (rows,), np.int64)
+
+    free_cores: Ints
+    free_blocks: Ints
+    total_blocks: Ints
+    model: Ints
+    present: Bools
+    usable: Bools
+    links: Ints
+    free_cpu: Ints
+    free_memory: Ints
+    code: Ints
+    changed: Ints
+    born: Ints  # the clock when the row got the name that it has
+
+    def __len__(self) -> int:
+        """How many rows are in use, those of deleted nodes included."""
+        return len(self.names)
+
+    def _row(self, name: str) -> int:
+        row = self.index.get(name)
+        if row is not None:
+            return row
+        if self._unused:
+            row = self._unused.pop()
+            self.names[row] = name
+        else:
+            row = len(self.names)
+            self.names.append(name)
+            self.cards.append(())
+            self._columns.append({})
+            self._capacity_cpu.append((0, 0))
+            self._problem.append(FITS)
+            if row >= len(self.code):
+                self._allocate(2 * len(self.code), self.free_cores.shape[1])
+        self.index[name] = row
+        self.born[row] = self.clock
+        self._order = None
+        return row
+
+    @property
+    def order(self) -> Ints:
+        """Per row the position of its name in the alphabet, for ties that must not depend on anything else."""
+        if self._order is None:
+            self._order = np.zeros(len(self.names), np.int64)
+            self._order[sorted(range(len(self.names)), key=self.names.__getitem__)] = np.arange(
+                len(self.names)
+            )
+        return self._order
+
+    def _touch(self, row: int) -> None:
+        self.clock += 1
+        self.changed[row] = self.clock
+
+    def set_node(
+        self,
+        name: str,
+        cards: tuple[Card, ...],
+        cpu_milli: int,
+        memory_bytes: int,
+        problem: Reason | ExtenderReason | None = None,
+    ) -> None:
+        """Add a node, or bring it up to date. `problem` says why its cards are not known (then `cards` is empty)."""
+        known = self.index.get(name)
+        code = CODE_OF[problem] if problem else (FITS if cards else CODE_OF[Reason.NO_CARDS])
+        if (
+            known is not None
+            and self.cards[known] == cards
+            and self._capacity_cpu[known] == (cpu_milli, memory_bytes)
+            and self._problem[known] == code
+        ):
+            return
+        row = self._row(name)
+        self.cards[row] = cards
+        self._capacity_cpu[row] = (cpu_milli, memory_bytes)
+        self._problem[row] = code
+        self._rebuild(row)
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node; the bookings on it stay until their pods are released."""
+        row = self.index.pop(name, None)
+        if row is None:
+            return
+        self.cards[row], self._capacity_cpu[row], self._problem[row] = (), (0, 0), _GONE
+        self._rebuild(row)
+        self.names[row] = ""
+        self._unused.append(row)
+
+    def _rebuild(self, row: int) -> None:
+        cards = self.cards[row]
+        if len(cards) > self.free_cores.shape[1]:
+            self._allocate(len(self.code), max(len(cards), 2 * self.free_cores.shape[1]))
+        self._columns[row] = {card.uuid: column for column, card in enumerate(cards)}
+        for array in (
+            self.free_cores,
+            self.free_blocks,
+            self.total_blocks,
+            self.model,
+            self.present,
+            self.usable,
+            self.links,
+        ):
+            array[row] = 0
+        for column, card in enumerate(cards):
+            self.present[row, column] = True
+            self.usable[row, column] = card.healthy
+            self.free_cores[row, column] = CORES_PER_CARD
+            self.free_blocks[row, column] = self.total_blocks[row, column] = card.memory_blocks
+            self.model[row, column] = self.model_id(card.model)
+            for peer, rank in card.links:
+                if peer in self._columns[row]:
+                    self.links[row, column, self._columns[row][peer]] = min(max(rank, 0), 1000)
+        self.free_cpu[row], self.free_memory[row] = self._capacity_cpu[row]
+        for usage in self._bookings.get(self.names[row], {}).values():
+            self._apply(row, usage, -1)
+        self._settle(row)
+
+    def _apply(self, row: int, usage: Usage, sign: int) -> None:
+        columns = self._columns[row]
+        for uuid, (cores, blocks) in usage.cards.items():
+            column = columns.get(uuid)
+            if column is not None:
+                self.free_cores[row, column] += sign * cores
+                self.free_blocks[row, column] += sign * blocks
+        self.free_cpu[row] += sign * usage.cpu_milli
+        self.free_memory[row] += sign * usage.memory_bytes
+
+    def _settle(self, row: int) -> None:
+        code = self._problem[row]
+        if code == FITS and any(usage.unplaced for usage in self._bookings.get(self.names[row], {}).values()):
+            code = _UNPLACED
+        self.code[row] = code
+        self._touch(row)
+
+    def book(self, uid: str, node: str, usage: Usage) -> None:
+        """Book a pod on a node (which need not be known yet). A second booking of the same UID there replaces the first."""
+        self.release(uid, node)
+        bookings = self._bookings.setdefault(node, {})
+        bookings[uid] = usage
+        row = self.index.get(node)
+        if row is not None:
+            self._apply(row, usage, -1)
+            if usage.unplaced:
+                self._settle(row)
+            else:
+                self._touch(row)
+
+    def release(self, uid: str, node: str) -> None:
+        """Take a booking back; nothing happens if there is none."""
+        bookings = self._bookings.get(node)
+        usage = bookings.pop(uid, None) if bookings else None
+        if usage is None:
+            return
+        if not bookings:
+            del self._bookings[node]
+        row = self.index.get(node)
+        if row is not None:
+            self._apply(row, usage, 1)
+            if usage.unplaced:
+                self._settle(row)
+            else:
+                self._touch(row)
+
+    def described(self) -> list[Described]:
+        """Every node as `set_node` took it."""
+        return [
+            Described(name, self.cards[row], *self._capacity_cpu[row], self._problem[row])
+            for name, row in self.index.items()
+        ]
+
+    def bookings(self, node: str) -> dict[str, Usage]:
+        """What is booked on a node, by UID."""
+        return dict(self._bookings.get(node, {}))
+
+    def model_id(self, model: str) -> int:
+        """The small integer that stands for a card model in the `model` array."""
+        number = self._model_ids.setdefault(model, len(self.models))
+        if number == len(self.models):
+            self.models.append(model)
+        return number
+
+    def supply(self) -> tuple[Ints, Ints]:
+        """Per card model: how many usable cards there are, and the memory blocks of the largest one."""
+        count, blocks = np.zeros((2, len(self.models)), np.int64)
+        models = self.model[self.usable]
+        np.add.at(count, models, 1)
+        np.maximum.at(blocks, models, self.total_blocks[self.usable])
+        return count, blocks
+
+    def view(self, rows: Ints) -> View:
+        """Gather some rows for scoring."""
+        return View(
+            rows,
+            self.usable[rows],
+            np.maximum(self.free_cores[rows], 0),
+            np.maximum(self.free_blocks[rows], 0),
+            self.total_blocks[rows],
+            self.model[rows],
+            self.free_cpu[rows],
+            self.free_memory[rows],
+            self.links[rows],
+        )

@@ -1,0 +1,128 @@
+"""What the API server's objects mean for us: a node's cards, a pod's place and use. Nothing here trusts an unbound pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_ext.protocol.quantities import cpu_and_memory, pod_requests
+from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.state.cluster import Usage
+from vcuda.spec import inventory, placement, request
+from vcuda.spec.errors import InvalidInventory, InvalidPlacement, InvalidRequest, Reason
+from vcuda.spec.inventory import Card
+from vcuda.spec.names import Names
+from vcuda.spec.request import PodRequest
+
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+_MOST = 2**31  # no card has so much; keeps a forged annotation from overflowing the cluster's integers
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """A node; `problem` says why it has no cards that we could use."""
+
+    name: str
+    cards: tuple[Card, ...]
+    cpu_milli: int
+    memory_bytes: int
+    problem: Reason | ExtenderReason | None
+    labels: Mapping[str, str]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def node(data: Mapping[str, Any], names: Names) -> SeenNode:
+    """Read a Node. Without the manager's inventory there are no UUIDs, so nothing can be placed there."""
+    metadata = _mapping(data.get("metadata"))
+    cpu, memory = cpu_and_memory(_mapping(data.get("status")).get("allocatable"))
+    text = _mapping(metadata.get("annotations")).get(names.inventory)
+    name = str(metadata.get("name", ""))
+    labels = _mapping(metadata.get("labels"))
+    if not isinstance(text, str):
+        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels)
+    try:
+        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels)
+    except InvalidInventory as error:
+        return SeenNode(name, (), cpu, memory, error.reason, labels)
+
+
+def place(pod: Mapping[str, Any]) -> str:
+    """The node that a pod is bound to, or ""."""
+    return str(_mapping(pod.get("spec")).get("nodeName") or "")
+
+
+def finished(pod: Mapping[str, Any]) -> bool:
+    """Whether all its containers have ended for good, so that its cards are free."""
+    return _mapping(pod.get("status")).get("phase") in ("Succeeded", "Failed")
+
+
+def leaving(pod: Mapping[str, Any]) -> bool:
+    return bool(_mapping(pod.get("metadata")).get("deletionTimestamp"))
+
+
+def nomination(pod: Mapping[str, Any]) -> str:
+    """The node on which kube-scheduler has made room for a pod by preemption, or ""."""
+    return str(_mapping(pod.get("status")).get("nominatedNodeName") or "")
+
+
+def priority(pod: Mapping[str, Any]) -> int:
+    """Kubernetes' priority of a pod; 0 where the API server has not set one."""
+    value = _mapping(pod.get("spec")).get("priority")
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def uid(pod: Mapping[str, Any]) -> str:
+    value = _mapping(pod.get("metadata")).get("uid")
+    return value if isinstance(value, str) else ""
+
+
+def annotation(pod: Mapping[str, Any], names: Names) -> str | None:
+    text = _mapping(_mapping(pod.get("metadata")).get("annotations")).get(names.placement)
+    return text if isinstance(text, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenUse:
+    """What a bound pod uses. `wrong` says why its placement annotation was not believed."""
+
+    usage: Usage
+    request: PodRequest | None
+    wrong: str | None = None
+
+
+def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
+    """What a bound pod books on its node.
+
+    A placement that contradicts the pod's own request books nothing: the manager refuses such a pod. A share
+    without any placement was bound past us: its cards are unknown until the manager or its owner names them.
+    """
+    cpu, memory = pod_requests(pod)
+    try:
+        asked = request.parse_pod(pod, names)
+    except InvalidRequest as error:
+        return SeenUse(Usage({}, cpu, memory), None, str(error))
+    if not asked:
+        return SeenUse(Usage({}, cpu, memory), None)
+    text = annotation(pod, names)
+    if text is None:
+        return SeenUse(Usage({}, cpu, memory, unplaced=True), asked)
+    try:
+        chosen = placement.decode(text)
+        placement.check(chosen, asked)
+    except InvalidPlacement as error:
+        return SeenUse(Usage({}, cpu, memory), asked, str(error))
+    use = {
+        card: (min(cores, _MOST), min(blocks, _MOST))
+        for card, (cores, blocks) in placement.peak_use(asked, chosen).items()
+    }
+    return SeenUse(Usage(use, cpu, memory), asked)
+
+
+def movable(pod: Mapping[str, Any], names: Names) -> bool:
+    """Whether the owner lets a pod be moved: our annotation or the cluster autoscaler's says "false" if not."""
+    annotations = _mapping(_mapping(pod.get("metadata")).get("annotations"))
+    return all(annotations.get(key) != "false" for key in (names.movable, SAFE_TO_EVICT))

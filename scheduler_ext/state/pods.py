@@ -1,0 +1,127 @@
+"""What each pod holds and how sure that is: assumed, being bound, bound, seen by the watch. Keyed by UID."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scheduler_ext.state.cluster import Cluster, Usage
+from scheduler_ext.state.shape import Shape
+from vcuda.spec.placement import Placement
+from vcuda.spec.request import PodRequest
+
+
+class State(enum.Enum):
+    """How far a pod is on its way. Only ASSUMED and NOMINATED ones may be decided again; only they expire."""
+
+    NOMINATED = "nominated"  # cards that a preemption frees for it; others may hold them still
+    RESERVED = "reserved"  # a place for a member of a gang who has not come yet; its UID is not a pod's
+    ASSUMED = "assumed"
+    BINDING = "binding"  # our write is under way
+    UNCERTAIN = "uncertain"  # our write was sent, its result is unknown
+    BOUND = "bound"  # our write succeeded, the watch has not shown it yet
+    CONFIRMED = "confirmed"  # the API server showed it on its node
+
+
+@dataclass(slots=True)
+class Record:
+    """One pod's booking. `since`: monotonic seconds of the last change of state.
+
+    `request` and `placement` are ours only until the watch confirms the pod. `attempted`: a write for it failed.
+    `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
+    Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape` of a pod that the watch has shown with a share, if it may be
+    moved (its owner has not forbidden it, it is in no gang).
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    usage: Usage
+    state: State
+    since: float
+    request: PodRequest | None = None
+    placement: Placement | None = None
+    decided_ns: int = 0
+    attempted: bool = False
+    annotation: str | None = None
+    priority: int = 0
+    leaving: bool = False
+    shape: Shape | None = None
+
+
+class Ledger:
+    """Records by UID, with their bookings on the cluster. Not locked: the engine's lock covers it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._records: dict[str, Record] = {}
+        self._pending: set[str] = set()
+        self._nominated: set[str] = set()
+        self._by_namespace: dict[str, dict[str, Record]] = {}
+
+    def get(self, uid: str) -> Record | None:
+        return self._records.get(uid)
+
+    def named(self, namespace: str, name: str) -> Record | None:
+        """The record of a pod by name."""
+        return next((one for one in self.within(namespace) if one.name == name), None)
+
+    def within(self, namespace: str) -> list[Record]:
+        """The records of a namespace."""
+        return list(self._by_namespace.get(namespace, {}).values())
+
+    def put(self, record: Record) -> None:
+        """Book a record, in place of any other of its UID."""
+        old = self._records.get(record.uid)
+        same = old is not None and (old.node, old.usage) == (record.node, record.usage)
+        if old is not None:
+            self._remove(old)
+            if not same:
+                self._cluster.release(old.uid, old.node)
+        self._records[record.uid] = record
+        self._by_namespace.setdefault(record.namespace, {})[record.uid] = record
+        if record.state is not State.CONFIRMED:
+            self._pending.add(record.uid)
+        if record.state is State.NOMINATED:
+            self._nominated.add(record.uid)
+        # The watch confirms most pods as they were assumed: then no score of the node has to be worked out again.
+        if not same:
+            self._cluster.book(record.uid, record.node, record.usage)
+
+    def move(self, record: Record, state: State, now: float) -> None:
+        record.state, record.since = state, now
+
+    def release(self, uid: str) -> Record | None:
+        """Give back what a pod holds. Returns its record, or None if it held nothing."""
+        record = self._records.get(uid)
+        if record is not None:
+            self._remove(record)
+            self._cluster.release(uid, record.node)
+        return record
+
+    def _remove(self, record: Record) -> None:
+        del self._records[record.uid]
+        neighbours = self._by_namespace[record.namespace]
+        del neighbours[record.uid]
+        if not neighbours:
+            del self._by_namespace[record.namespace]
+        self._pending.discard(record.uid)
+        self._nominated.discard(record.uid)
+
+    def pending(self) -> Iterator[Record]:
+        """Records that the watch has not confirmed."""
+        return iter([self._records[uid] for uid in self._pending])
+
+    def nominated(self) -> list[Record]:
+        """Records of pods that wait for cards which a preemption frees."""
+        return [self._records[uid] for uid in self._nominated]
+
+    def uids(self) -> list[str]:
+        return list(self._records)
+
+    def count(self, state: State) -> int:
+        if state is State.CONFIRMED:
+            return len(self._records) - len(self._pending)
+        return sum(self._records[uid].state is state for uid in self._pending)

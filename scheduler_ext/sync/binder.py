@@ -1,0 +1,179 @@
+"""Bind: one write per pod, its result always known before the pod may be decided again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
+from scheduler_ext.protocol.extender_v1 import BindingArgs
+from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.state import objects
+from scheduler_ext.state.pods import Record, State
+from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.bindings import Writer
+from vcuda.spec import request
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_NOT_FOUND, _CONFLICT, _SERVER_ERROR = 404, 409, 500
+_AT_ONCE = 32  # more wait here, where a write that must not be sent any more is not sent
+
+
+class Binder:
+    """Binds pods. `bind` may be called any number of times for a pod; at most one write is under way for each.
+
+    `bind` and `close` belong to one event loop, `settle` to any thread. Reads, which are rare, go through `executor`.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        engine: Engine,
+        executor: Executor,
+        stands_by: Callable[[], str | None] = lambda: None,
+        *,
+        gang_wait_seconds: float = 3.0,
+    ) -> None:
+        """`stands_by` says why nothing may be written now, or None; it is asked right before each write.
+
+        A member of an incomplete gang waits `gang_wait_seconds` for the others, which must be less than kube-scheduler waits for us.
+        """
+        self._gang_wait = gang_wait_seconds
+        self._api, self._engine, self._executor = api, engine, executor
+        self._stands_by = stands_by
+        self._writer = Writer(api)
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._running: dict[BindingArgs, asyncio.Task[Refused | None]] = {}
+
+    async def bind(self, args: BindingArgs) -> Refused | None:
+        """Bind a pod; None means that it is bound to the node. Equal calls at the same time share one write."""
+        waits = await self._gang(args.uid)
+        if waits is not None:
+            return Refused(ExtenderReason.GANG_INCOMPLETE, waits)
+        running = self._running.get(args)
+        if running is None:
+            running = self._running[args] = asyncio.create_task(self._bind(args))
+            running.add_done_callback(lambda _: self._running.pop(args, None))
+        return await asyncio.shield(running)
+
+    async def close(self) -> None:
+        """Wait for the results of all writes that have begun, each at most for the API server's time; then disconnect."""
+        while self._running:
+            await asyncio.wait(self._running.values())
+        await self._writer.close()
+
+    async def _gang(self, uid: str) -> str | None:
+        """Wait a little for the rest of the pod's gang. Returns why it must not be bound now, or None."""
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + self._gang_wait, 0.01
+        while (waits := self._engine.gang_waits(uid)) is not None and loop.time() < until:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.2)
+        return waits
+
+    def settle(self) -> None:
+        """Find out what became of writes with an unknown result, as far as the API server answers now."""
+        for record in self._engine.uncertain():
+            self._ask(record)
+
+    def _ask(self, record: Record) -> None:
+        try:
+            pod = self._api.pod(record.namespace, record.name)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                self._engine.lose_pod(record.uid)
+            return
+        except ApiUnreachable:
+            return
+        if objects.uid(pod) != record.uid:
+            self._engine.lose_pod(record.uid)
+        elif objects.place(pod):
+            self._engine.see_pod(pod)
+        else:
+            self._engine.end_bind(record.uid, State.ASSUMED)
+
+    async def _bind(self, args: BindingArgs) -> Refused | None:
+        async with self._turn:
+            begun = self._engine.begin_bind(args.uid, args.node)
+            if begun is None:
+                answer = await self._in_thread(self._recover, args)
+                if not isinstance(answer, Write):
+                    return answer
+                begun = answer
+            if isinstance(begun, AlreadyBound):
+                return None
+            if isinstance(begun, Refused):
+                return begun
+            return await self._write(args, begun)
+
+    async def _in_thread(self, work: Callable[..., _T], *args: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+
+    def _recover(self, args: BindingArgs) -> Write | Refused | None:
+        """Nothing is assumed for the pod (we restarted, or the assumption expired): look at it and decide again."""
+        try:
+            pod = self._api.pod(args.namespace, args.name)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return Refused(ExtenderReason.NO_SUCH_POD, f"pod {args.namespace}/{args.name} does not exist")
+            return Refused(ExtenderReason.BIND_FAILED, str(error))
+        except ApiUnreachable as error:
+            return Refused(ExtenderReason.BIND_FAILED, str(error))
+        if objects.uid(pod) != args.uid:
+            return Refused(
+                ExtenderReason.OTHER_POD, f"pod {args.namespace}/{args.name} is now another one of that name"
+            )
+        place = objects.place(pod)
+        if place:
+            self._engine.see_pod(pod)
+            return (
+                None
+                if place == args.node
+                else Refused(ExtenderReason.OTHER_NODE, f"the pod is bound to node {place}")
+            )
+        if not request.asks_for_share(pod, self._engine.names):
+            return Write(args.node, {})
+        refused = self._engine.decide_for(pod, args.node)
+        if refused is not None:
+            return refused
+        begun = self._engine.begin_bind(args.uid, args.node)
+        if isinstance(begun, Write | Refused):
+            return begun
+        return Refused(ExtenderReason.BIND_UNCERTAIN, "the pod changed while it was being bound; retry")
+
+    async def _write(self, args: BindingArgs, write: Write) -> Refused | None:
+        problem = self._stands_by()
+        if problem is not None:
+            self._engine.end_bind(args.uid, State.ASSUMED)
+            return Refused(ExtenderReason.NOT_LEADER, problem)
+        self._engine.metrics.writes.inc()
+        try:
+            await self._writer.bind(args.namespace, args.name, args.uid, write.node, write.annotations)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                self._engine.end_bind(args.uid, None)
+                return Refused(ExtenderReason.NO_SUCH_POD, f"pod {args.namespace}/{args.name} does not exist")
+            if error.status != _CONFLICT and error.status < _SERVER_ERROR:
+                self._engine.end_bind(args.uid, State.ASSUMED)
+                return Refused(ExtenderReason.BIND_FAILED, str(error))
+            return await self._in_thread(self._after_doubt, args, str(error))
+        except ApiUnreachable as error:
+            return await self._in_thread(self._after_doubt, args, str(error))
+        self._engine.end_bind(args.uid, State.BOUND)
+        return None
+
+    def _after_doubt(self, args: BindingArgs, problem: str) -> Refused | None:
+        """The write failed in a way that may have taken effect, or somebody else bound the pod: look, never write again."""
+        _log.warning("binding %s/%s to %s: %s", args.namespace, args.name, args.node, problem)
+        self._engine.end_bind(args.uid, State.UNCERTAIN)
+        for record in self._engine.uncertain():
+            if record.uid == args.uid:
+                self._ask(record)
+        if self._engine.bound_to(args.uid) == args.node:
+            return None
+        return Refused(ExtenderReason.BIND_FAILED, problem)

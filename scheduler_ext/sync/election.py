@@ -1,0 +1,190 @@
+"""Leader and standby: of several extenders exactly one serves, the holder of a coordination.k8s.io Lease.
+
+Clocks are never compared between machines. A standby takes a lease over only after it has watched it unchanged for its
+whole duration on its own monotonic clock. The leader counts from before it sent its last successful renewal and stops
+`margin_seconds` earlier, so that what it has sent by then has arrived before anybody else may serve.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+
+_log = logging.getLogger(__name__)
+_CONFLICT = 409
+_RENEWALS = 6  # per lease duration
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A namespaced object's place."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class Election:
+    """One replica's part. `step` is called by one thread; the questions may be asked by any.
+
+    `gained` is called once, when this replica first leads; `ready` says whether it can serve then (the role label waits
+    for it); `lost` is called when another replica has taken the lease: what is known here is stale for good.
+    `pod`: our own pod, whose role label follows; `identity` must differ between all processes.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        lease: Place,
+        identity: str,
+        *,
+        gained: Callable[[], None],
+        lost: Callable[[], None],
+        ready: Callable[[], bool],
+        pod: Place | None = None,
+        label: str,
+        lease_seconds: float = 30.0,
+        margin_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api, self._lease, self._identity = api, lease, identity
+        self._gained, self._lost, self._ready = gained, lost, ready
+        self._pod, self._label = pod, label
+        self._seconds, self._margin, self._clock = lease_seconds, margin_seconds, clock
+        self._until = _NEVER
+        self._has_led = self._over = False
+        self._role = ""
+        self._seen: tuple[str, str] | None = None  # holder and version of the lease
+        self._seen_since = 0.0
+        self._problem = "the lease has not been read yet"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="election", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, waiting for a call under way."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def stands_by(self) -> str | None:
+        """Why this replica must not serve now, or None if it leads."""
+        if not self._over and self._clock() < self._until:
+            return None
+        return f"this replica stands by: {self._problem}"
+
+    def _run(self) -> None:
+        while True:
+            self.step()
+            if self._over or self._stop.wait(self._seconds / _RENEWALS):
+                return
+
+    def step(self) -> None:
+        """Read the lease; take or renew it, or note who has it; keep the role label right. Nothing once it is over."""
+        if self._over:
+            return
+        try:
+            self._try()
+        except (ApiError, ApiUnreachable) as error:
+            self._problem = f"lease {self._lease} could not be read or renewed: {error}"
+            _log.warning("%s", self._problem)
+        if not self._over:
+            self._show_role("leader" if self.stands_by() is None and self._ready() else "standby")
+
+    def _try(self) -> None:
+        found = self._api.lease(self._lease.namespace, self._lease.name)
+        spec: Mapping[str, Any] = (found or {}).get("spec") or {}
+        holder = str(spec.get("holderIdentity") or "")
+        if found is not None and holder not in ("", self._identity):
+            if self._has_led:
+                self._over = True
+                self._problem = f"lease {self._lease} has been taken by {holder}"
+                _log.error("%s; this replica's view is stale and it ends", self._problem)
+                self._lost()
+                return
+            if not self._unchanged(found, holder, spec):
+                self._problem = f"{holder} holds lease {self._lease}"
+                return
+        self._take(found, spec, holder)
+
+    def _unchanged(self, found: Mapping[str, Any], holder: str, spec: Mapping[str, Any]) -> bool:
+        """Whether the holder has let its whole lease pass before our eyes."""
+        seen = (holder, str(found["metadata"].get("resourceVersion", "")))
+        if seen != self._seen:
+            self._seen, self._seen_since = seen, self._clock()
+        duration = spec.get("leaseDurationSeconds")
+        # Both durations count: replicas may be set differently during a rollout.
+        longest = max(self._seconds, float(duration) if isinstance(duration, int) else 0.0)
+        return self._clock() - self._seen_since > longest
+
+    def _take(self, found: dict[str, Any] | None, spec: Mapping[str, Any], holder: str) -> None:
+        wanted = {
+            **spec, "holderIdentity": self._identity, "leaseDurationSeconds": -int(-self._seconds // 1), "renewTime": _now(),
+        }  # fmt: skip
+        if holder != self._identity:
+            wanted["acquireTime"] = wanted["renewTime"]
+            wanted["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (found is not None)
+        sent = self._clock()
+        try:
+            self._api.put_lease(self._lease.namespace, self._lease.name, found, wanted)
+        except ApiError as error:
+            if error.status != _CONFLICT:
+                raise
+            self._problem = f"another replica was faster with lease {self._lease}"
+            return
+        self._until = sent + self._seconds - self._margin
+        self._problem = f"its last renewal of lease {self._lease} is too long ago"
+        if not self._has_led:
+            self._has_led = True
+            _log.info("this replica leads: it holds lease %s", self._lease)
+            self._demote(holder)
+            self._gained()
+
+    def _demote(self, holder: str) -> None:
+        """A holder that hangs can't take its own label off."""
+        name = holder.rpartition("_")[0]
+        if self._pod is not None and name and name != self._pod.name:
+            try:
+                self._api.label_pod(self._pod.namespace, name, {self._label: "standby"})
+            except (ApiError, ApiUnreachable) as error:
+                _log.info("the label of the last leader's pod %s stays: %s", name, error)
+
+    def _show_role(self, role: str) -> None:
+        if self._pod is None or role == self._role:
+            return
+        try:
+            self._api.label_pod(self._pod.namespace, self._pod.name, {self._label: role})
+            self._role = role
+        except (ApiError, ApiUnreachable) as error:
+            _log.warning("label %s=%s on pod %s: %s; trying again", self._label, role, self._pod, error)
+
+    def release(self) -> None:
+        """Give the lease away, after `stop` and after the last answer, so that a standby need not wait for its end."""
+        self._until = _NEVER
+        if not self._has_led or self._over:
+            return
+        self._over = True
+        try:
+            found = self._api.lease(self._lease.namespace, self._lease.name)
+            if found is not None and (found.get("spec") or {}).get("holderIdentity") == self._identity:
+                spec = {**found["spec"], "holderIdentity": "", "renewTime": _now()}
+                self._api.put_lease(self._lease.namespace, self._lease.name, found, spec)
+            self._show_role("standby")
+        except (ApiError, ApiUnreachable) as error:
+            _log.warning("lease %s was not given back and has to expire: %s", self._lease, error)
