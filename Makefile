@@ -27,7 +27,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(VENV)/.demo native  ## two simulated cards, the daemon, the extender, pods that share them, a live table
-	$(BIN)/python -m deploy.local demo
+	$(BIN)/python -m localcluster demo
 
 test: $(VENV)/.dev native  ## every test that this machine can run
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)

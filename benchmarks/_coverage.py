@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / ".coverage-figures.json"
 PARTS = ("python", "c")
 # What decides about coverage; other commits leave the figures true.
-FOLDERS = ("vcuda", "manager", "scheduler_ext", "deploy", "tests")
+FOLDERS = ("vcuda", "manager", "scheduler_ext", "localcluster", "deploy", "tests")
 
 # Where no counts can be written, and that is said.
 IN_SILENCE = (

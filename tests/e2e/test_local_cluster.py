@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from deploy.local import api as apis
-from deploy.local.apiserver.table import pod_state
-from deploy.local.cluster import Cluster, ClusterOptions
-from deploy.local.demo import checks
-from deploy.local.demo.measure import Meter
+from localcluster import api as apis
+from localcluster.apiserver.table import pod_state
+from localcluster.cluster import Cluster, ClusterOptions
+from localcluster.demo import checks
+from localcluster.demo.measure import Meter
 from tests.support import genuine
 from vcuda.spec import units
 from vcuda.spec.names import Names
@@ -198,7 +198,7 @@ def test_a_pod_with_forged_annotations_is_placed_anew(lab: Lab) -> None:
 
 def test_the_demo_passes_as_a_command_without_a_terminal(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.local", "demo", "--seconds", "4", "--json", str(tmp_path / "demo.json")],
+        [sys.executable, "-m", "localcluster", "demo", "--seconds", "4", "--json", str(tmp_path / "demo.json")],
         capture_output=True, text=True, cwd=REPOSITORY, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""`python -m deploy.local up`: runs until it is told to end or one of its programs dies, and leaves nothing behind."""
+"""`python -m localcluster up`: runs until it is told to end or one of its programs dies, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.runner.stage import descendants
+from localcluster.runner.stage import descendants
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-UP = [sys.executable, "-m", "deploy.local", "up", "--cards", "1", "--isolation", "host-paths"]
+UP = [sys.executable, "-m", "localcluster", "up", "--cards", "1", "--isolation", "host-paths"]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(
     up: tuple[subprocess.Popen[str], Path], number: signal.Signals
 ) -> None:
     process, kubeconfig = up
-    words = [sys.executable, "-m", "deploy.local", "get"]
+    words = [sys.executable, "-m", "localcluster", "get"]
     found = subprocess.run(
         words, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, cwd=REPOSITORY, capture_output=True, text=True,
         timeout=60, check=False,
@@ -68,5 +68,5 @@ def test_a_program_of_it_that_dies_ends_it_and_is_named(up: tuple[subprocess.Pop
     os.kill(manager, signal.SIGKILL)
     status, errors = end(process)
     assert status == 1
-    assert errors.startswith("deploy.local: gpu-manager ended with status -9; its last lines:\n")
+    assert errors.startswith("localcluster: gpu-manager ended with status -9; its last lines:\n")
     assert not kubeconfig.parent.exists()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.local import api as apis
-from deploy.local.apiserver.server import Server
+from localcluster import api as apis
+from localcluster.apiserver.server import Server
 from tests.local.local_kubelet_node import Node, running_node
 from tests.support import monitors
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc
 
-from deploy.local import api as apis
-from deploy.local.kubelet.kubelet import Kubelet, Settings
-from deploy.local.runner.config import Isolation
-from deploy.local.runner.runtime import Runtime
+from localcluster import api as apis
+from localcluster.kubelet.kubelet import Kubelet, Settings
+from localcluster.runner.config import Isolation
+from localcluster.runner.runtime import Runtime
 from manager.proto import deviceplugin_pb2 as v1beta1
 from manager.proto import deviceplugin_pb2_grpc as v1beta1_grpc
 

@@ -16,9 +16,9 @@ import kubernetes
 import pytest
 from kubernetes.client import ApiException
 
-from deploy.local import api as apis
-from deploy.local import certificates
-from deploy.local.apiserver.server import Server, ServerFailure
+from localcluster import api as apis
+from localcluster import certificates
+from localcluster.apiserver.server import Server, ServerFailure
 from tests.support.sockets import nodelay_of_accepted
 
 Pod = Callable[..., dict[str, Any]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deploy.local import api as apis
-from deploy.local.apiserver.patch import MERGE, STRATEGIC
+from localcluster import api as apis
+from localcluster.apiserver.patch import MERGE, STRATEGIC
 
 PODS = "/api/v1/namespaces/default/pods"
 Pod = Callable[..., dict[str, Any]]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from deploy.local import api as apis
-from deploy.local.apiserver import resources, table
-from deploy.local.apiserver.server import Server
+from localcluster import api as apis
+from localcluster.apiserver import resources, table
+from localcluster.apiserver.server import Server
 
 PODS = "/api/v1/namespaces/default/pods"
 ACCEPT = "application/json;as=Table;v=v1;g=meta.k8s.io"

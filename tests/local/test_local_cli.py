@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from deploy.local import api as apis
-from deploy.local import cli
-from deploy.local.apiserver.server import Server
+from localcluster import api as apis
+from localcluster import cli
+from localcluster.apiserver.server import Server
 
 PODS = "/api/v1/namespaces/default/pods"
 Run = Callable[..., tuple[int, str, str]]
@@ -78,7 +78,7 @@ def test_a_command_that_fails_is_one_line_that_names_the_pod_or_file(
     run("apply", str(manifest))
     status, _, error = run(*(word.format(manifest=manifest, folder=manifest.parent) for word in words))
     assert status == 1
-    assert error.startswith("deploy.local: ") and told in error and error.count("\n") == 1
+    assert error.startswith("localcluster: ") and told in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_option_that_cannot_be_is_named_before_anything_starts(
 def test_without_a_kubeconfig_the_way_to_one_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBECONFIG")
     status, _, error = run("get")
-    assert status == 1 and "export KUBECONFIG as `python -m deploy.local up` prints it" in error
+    assert status == 1 and "export KUBECONFIG as `python -m localcluster up` prints it" in error
 
 
 def test_a_server_that_has_gone_is_said_to_not_answer(run: Run, server: Server) -> None:

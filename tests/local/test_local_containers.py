@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deploy.local import api as apis
-from deploy.local.kubelet.kubelet import Kubelet
+from localcluster import api as apis
+from localcluster.kubelet.kubelet import Kubelet
 from manager.proto import deviceplugin_pb2 as v1beta1
 from tests.local.local_kubelet_node import CORE, Node
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from deploy.local import cluster
-from deploy.local.daemon import Daemon, DaemonFailure
+from localcluster import cluster
+from localcluster.daemon import Daemon, DaemonFailure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATHS = {"PYTHONPATH": str(REPOSITORY)}
@@ -81,7 +81,7 @@ def test_what_a_daemon_did_not_say_is_asked_for_in_vain(make: Any, tmp_path: Pat
 
 def test_daemons_end_with_a_deployment_that_is_killed(tmp_path: Path, wait_for: Any) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from deploy.local.daemon import Daemon; "
+        "import sys, time; from pathlib import Path; from localcluster.daemon import Daemon; "
         "d = Daemon('httpd', 'http.server', ['--bind', '127.0.0.1', '0'], Path(sys.argv[1]) / 'log', {'PYTHONUNBUFFERED': '1'}); "
         "d.start(); d.wait_output('Serving', 30); print(d.pid, flush=True); time.sleep(60)"
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from deploy.local.demo import checks, measure, scenario
-from deploy.local.demo.checks import Period
-from deploy.local.demo.measure import Sample, Truth
-from deploy.local.demo.scenario import DemoPod, Expect
+from localcluster.demo import checks, measure, scenario
+from localcluster.demo.checks import Period
+from localcluster.demo.measure import Sample, Truth
+from localcluster.demo.scenario import DemoPod, Expect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -178,7 +178,7 @@ def test_the_managers_figures_are_added_up_per_pod() -> None:
 )
 def test_bad_commands_are_one_clear_message(words: list[str], told: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.local", *words], capture_output=True, text=True, cwd=REPOSITORY, timeout=60,
+        [sys.executable, "-m", "localcluster", *words], capture_output=True, text=True, cwd=REPOSITORY, timeout=60,
         check=False, env={"PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode in (1, 2) and told in done.stderr and "Traceback" not in done.stderr

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.local import api as apis
-from deploy.local.cluster import ClusterOptions
-from deploy.local.demo import checks, measure, run, scenario, view
-from deploy.local.demo.measure import ManagerFigures, Sample, Truth
-from deploy.local.demo.scenario import DemoPod, Expect
+from localcluster import api as apis
+from localcluster.cluster import ClusterOptions
+from localcluster.demo import checks, measure, run, scenario, view
+from localcluster.demo.measure import ManagerFigures, Sample, Truth
+from localcluster.demo.scenario import DemoPod, Expect
 from vcuda import sim
 from vcuda.spec.names import Names
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from deploy.local.kubelet import containers
-from deploy.local.kubelet.containers import ConfigFailure, Defaults
-from deploy.local.kubelet.devices import RunOptions
-from deploy.local.runner.config import ContainerConfig, Mount
+from localcluster.kubelet import containers
+from localcluster.kubelet.containers import ConfigFailure, Defaults
+from localcluster.kubelet.devices import RunOptions
+from localcluster.runner.config import ContainerConfig, Mount
 
 DEFAULTS = Defaults("/work", {"PATH": "/usr/bin", "HOME": "/tmp"}, ("/visible",))
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from deploy.local.runner import probe
-from deploy.local.runner.config import ContainerConfig, Device, Isolation, Mount
-from deploy.local.runner.runtime import Container, Runtime, RuntimeFailure
+from localcluster.runner import probe
+from localcluster.runner.config import ContainerConfig, Device, Isolation, Mount
+from localcluster.runner.runtime import Container, Runtime, RuntimeFailure
 
 NAP = str(1_000_000 + os.getpid())  # seconds that no other program on this machine sleeps
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -191,8 +191,8 @@ def test_containers_end_when_their_runtime_dies(tmp_path: Path, wait_for: Any) -
     code = f"""
 import sys, time; sys.path.insert(0, {str(REPOSITORY)!r})
 from pathlib import Path
-from deploy.local.runner.config import ContainerConfig, Isolation
-from deploy.local.runner.runtime import Runtime
+from localcluster.runner.config import ContainerConfig, Isolation
+from localcluster.runner.runtime import Runtime
 runtime = Runtime(Path({str(tmp_path)!r}), Isolation.HOST_PATHS)
 c = ContainerConfig(("sleep", "{NAP}.3"), {{"PATH": "/usr/bin:/bin"}}, "/", {str(tmp_path / "c")!r}, Isolation.HOST_PATHS)
 runtime.start("u", "n", 0, c); print("up", flush=True); time.sleep(60)
@@ -246,7 +246,7 @@ def test_an_ordinary_user_gets_real_mounts_too(tmp_path: Path, reasons: dict[Iso
     user = pwd.getpwnam("nobody")
     package = Path("/tmp") / f"vcuda-test-user-{os.getpid()}"
     script = (
-        "from deploy.local.runner import probe; from deploy.local.runner.config import Isolation as I; "
+        "from localcluster.runner import probe; from localcluster.runner.config import Isolation as I; "
         "print(repr(probe.try_isolation(I.USER_AND_MOUNT)), repr(probe.try_isolation(I.USER_AND_MOUNT, pid_namespace=True)))"
     )
     try:
@@ -256,9 +256,8 @@ def test_an_ordinary_user_gets_real_mounts_too(tmp_path: Path, reasons: dict[Iso
                 "cp",
                 "-r",
                 "--parents",
-                "deploy/__init__.py",
-                "deploy/local/__init__.py",
-                "deploy/local/runner",
+                "localcluster/__init__.py",
+                "localcluster/runner",
                 package,
             ],
             cwd=REPOSITORY,

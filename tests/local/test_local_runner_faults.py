@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from deploy.local import certificates
-from deploy.local.runner import probe, runtime, substitute
-from deploy.local.runner.config import ContainerConfig, Isolation, Mount
-from deploy.local.runner.runtime import Container, Runtime, RuntimeFailure
+from localcluster import certificates
+from localcluster.runner import probe, runtime, substitute
+from localcluster.runner.config import ContainerConfig, Isolation, Mount
+from localcluster.runner.runtime import Container, Runtime, RuntimeFailure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Start = Callable[..., Container]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deploy.local import api as apis
-from deploy.local.scheduler import Scheduler
+from localcluster import api as apis
+from localcluster.scheduler import Scheduler
 
 
 class FakeExtender:

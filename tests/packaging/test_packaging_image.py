@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from deploy.images import oci, rootfs
+from tests.support import image_files, image_oci
 
-ROOT = rootfs.ROOT
+ROOT = image_files.ROOT
 DOCKERFILE = ROOT / "deploy/images/Dockerfile"
 NAME = "example.com/team/vcuda:1.2"
 
 
 @pytest.fixture
-def layers(tmp_path: Path) -> list[oci.Layer]:
+def layers(tmp_path: Path) -> list[image_oci.Layer]:
     made = []
     for name, text in (("below", "old"), ("above", "new")):
         folder = tmp_path / name
@@ -27,16 +27,16 @@ def layers(tmp_path: Path) -> list[oci.Layer]:
         (folder / "usr/bin/program").write_text(text)
         (folder / "usr/bin/program").chmod(0o4755)
         (folder / "usr/bin/link").symlink_to("program")
-        made.append(oci.Layer.of(folder, tmp_path / f"{name}.tar"))
+        made.append(image_oci.Layer.of(folder, tmp_path / f"{name}.tar"))
     return made
 
 
 def test_the_archive_is_an_image_layout_whose_blobs_have_their_digests(
-    tmp_path: Path, layers: list[oci.Layer]
+    tmp_path: Path, layers: list[image_oci.Layer]
 ) -> None:
     archive = tmp_path / "image.tar"
-    oci.write(archive, NAME, layers, ["gpu-manager"])
-    manifest = oci.verify(archive)
+    image_oci.write(archive, NAME, layers, ["gpu-manager"])
+    manifest = image_oci.verify(archive)
     assert [layer["digest"] for layer in manifest["layers"]] == [layer.digest for layer in layers]
     with tarfile.open(archive) as tar:
         members = {item.name: item for item in tar}
@@ -55,39 +55,39 @@ def test_the_archive_is_an_image_layout_whose_blobs_have_their_digests(
     assert link.issym()
 
 
-def test_the_same_files_are_the_same_bytes(tmp_path: Path, layers: list[oci.Layer]) -> None:
+def test_the_same_files_are_the_same_bytes(tmp_path: Path, layers: list[image_oci.Layer]) -> None:
     first, second = tmp_path / "first.tar", tmp_path / "second.tar"
-    oci.write(first, NAME, layers, ["x"])
+    image_oci.write(first, NAME, layers, ["x"])
     (tmp_path / "below/usr/bin/program").touch()
-    again = oci.Layer.of(tmp_path / "below", tmp_path / "again.tar")
-    oci.write(second, NAME, [again, layers[1]], ["x"])
+    again = image_oci.Layer.of(tmp_path / "below", tmp_path / "again.tar")
+    image_oci.write(second, NAME, [again, layers[1]], ["x"])
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_damage_is_seen(tmp_path: Path, layers: list[oci.Layer]) -> None:
+def test_damage_is_seen(tmp_path: Path, layers: list[image_oci.Layer]) -> None:
     archive = tmp_path / "image.tar"
-    oci.write(archive, NAME, layers, ["x"])
+    image_oci.write(archive, NAME, layers, ["x"])
     data = archive.read_bytes()
     archive.write_bytes(data.replace(b"old", b"odd"))
     with pytest.raises(ValueError, match="damaged"):
-        oci.verify(archive)
+        image_oci.verify(archive)
 
 
 def test_nothing_is_left_of_an_archive_that_could_not_be_written(
-    tmp_path: Path, layers: list[oci.Layer]
+    tmp_path: Path, layers: list[image_oci.Layer]
 ) -> None:
     layers[1].file.unlink()
     with pytest.raises(FileNotFoundError):
-        oci.write(tmp_path / "image.tar", NAME, layers, ["x"])
+        image_oci.write(tmp_path / "image.tar", NAME, layers, ["x"])
     assert not list(tmp_path.glob("*image.tar*"))
 
 
 def test_our_layer_has_the_commands_and_the_shims(tmp_path: Path) -> None:
-    rootfs.product(tmp_path)
-    site = rootfs.site_packages(tmp_path)
+    image_files.product(tmp_path)
+    site = image_files.site_packages(tmp_path)
     assert (site / "vcuda/lib/shim/libcuda.so.1").is_file()
     assert not (site / "vcuda/src").exists()
-    for name in rootfs.COMMANDS:
+    for name in image_files.COMMANDS:
         assert (tmp_path / "usr/local/bin" / name).stat().st_mode & 0o111
 
 
@@ -126,16 +126,10 @@ def test_every_file_that_the_dockerfile_copies_is_in_the_checkout_and_reaches_th
         assert files, f"COPY {source}: nothing of that name"
         assert all(reaches(file) for file in files), f"COPY {source}: .dockerignore keeps a part of it out"
     # What setuptools packages must be there, or the wheel in the image lacks it.
-    for package in (
-        "vcuda",
-        "manager",
-        "scheduler_ext",
-        "deploy",
-        "setup.py",
-        "pyproject.toml",
-        "MANIFEST.in",
-    ):
+    for package in (*image_files.PACKAGES, "setup.py", "pyproject.toml", "MANIFEST.in"):
         assert package in copied
+    # The stand-ins of a cluster have no place in a cluster.
+    assert not {"localcluster", "deploy", "tests", "."} & set(copied)
 
 
 def test_both_stages_of_the_dockerfile_have_the_same_distribution() -> None:

@@ -1,4 +1,4 @@
-"""The image's files run without anything of this machine, and `python -m deploy.images` says what it can't write."""
+"""The image's files run without anything of this machine, and `python -m tests.support.image` says what it can't write."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 import vcuda
-from deploy.images import __main__ as command
-from deploy.images import oci, rootfs
+from tests.support import image as command
+from tests.support import image_files, image_oci
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change into the image's root")
 def test_both_commands_run_in_the_image_and_find_nothing_else(tmp_path: Path) -> None:
-    rootfs.runtime(tmp_path)
-    rootfs.product(tmp_path)
-    for name in rootfs.COMMANDS:
+    image_files.runtime(tmp_path)
+    image_files.product(tmp_path)
+    for name in image_files.COMMANDS:
         done = subprocess.run(
             ["chroot", str(tmp_path), f"/usr/local/bin/{name}", "--version"],
             capture_output=True, text=True, timeout=60, check=False,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
         assert vcuda.__version__ in done.stdout, done.stderr
-    site = rootfs.site_packages(tmp_path)
+    site = image_files.site_packages(tmp_path)
     # What the product requires is there with what that requires, its tests and the developers' tools are not.
     found = {
         distribution.metadata["Name"].lower()
@@ -42,11 +42,11 @@ def test_both_commands_run_in_the_image_and_find_nothing_else(tmp_path: Path) ->
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image of two files: how they come together is what counts here."""
     for name in ("runtime", "product"):
-        monkeypatch.setattr(rootfs, name, lambda root, name=name: (root / name).write_text(name))
+        monkeypatch.setattr(image_files, name, lambda root, name=name: (root / name).write_text(name))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["deploy.images", *words])
+    monkeypatch.setattr(sys, "argv", ["tests.support.image", *words])
     return command.main()
 
 
@@ -56,7 +56,7 @@ def test_the_command_writes_an_image_of_two_layers(
     archive = tmp_path / "image.tar"
     assert run(monkeypatch, str(archive), "--name", "example.com/vcuda:7") == 0
     assert capsys.readouterr().out == f"{archive}: example.com/vcuda:7, 0 MiB\n"
-    assert len(oci.verify(archive)["layers"]) == 2
+    assert len(image_oci.verify(archive)["layers"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_command_that_can_name_no_image_is_refused(
 def test_without_shims_there_is_no_image_but_the_command_that_makes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rootfs, "ROOT", tmp_path)
+    monkeypatch.setattr(image_files, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, str(tmp_path / "image.tar"))
     assert "the shims are not built; run `python -m vcuda._build` first" in capsys.readouterr().err
@@ -103,11 +103,11 @@ def test_an_archive_that_cannot_be_written_is_named_with_the_reason(
 def test_an_archive_with_a_folder_in_a_files_place_is_no_image(tmp_path: Path, damaged: str) -> None:
     source, archive = tmp_path / "whole.tar", tmp_path / "image.tar"
     (tmp_path / "layer").mkdir()
-    oci.write(source, "a:1", [oci.Layer.of(tmp_path / "layer", tmp_path / "layer.tar")], ["x"])
+    image_oci.write(source, "a:1", [image_oci.Layer.of(tmp_path / "layer", tmp_path / "layer.tar")], ["x"])
     with tarfile.open(source) as whole, tarfile.open(archive, "w") as tar:
         for item in whole:
             if item.name.startswith(damaged):
                 item.type, item.size = tarfile.DIRTYPE, 0
             tar.addfile(item, whole.extractfile(item.name) if item.isreg() else None)
     with pytest.raises(ValueError, match=f"{damaged}.* is no file"):
-        oci.verify(archive)
+        image_oci.verify(archive)

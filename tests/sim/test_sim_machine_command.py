@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from vcuda import sim
-from vcuda.sim import command
+from vcuda.cli import sim_command
 
 
 def vcuda_sim(*words: str | Path) -> int:
     parser = argparse.ArgumentParser(prog="vcuda")
-    command.add_parser(parser.add_subparsers())
+    sim_command.add_parser(parser.add_subparsers())
     arguments = parser.parse_args(["sim", *map(str, words)])
     status = arguments.run(arguments)
     assert isinstance(status, int)

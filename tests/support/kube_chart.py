@@ -17,7 +17,7 @@ from kube_system import System
 from kubelab import eventually
 
 from deploy import manifests
-from deploy.images import oci, rootfs
+from tests.support import image_files, image_oci
 
 REPOSITORY = "vcuda-gpu-manager"
 NAMESPACE = manifests.NAMESPACE
@@ -71,8 +71,8 @@ class Chart:
         self._folder = folder
         runtime = folder / "runtime"
         runtime.mkdir()
-        rootfs.runtime(runtime)
-        self._runtime = oci.Layer.of(runtime, folder / "runtime.tar")
+        image_files.runtime(runtime)
+        self._runtime = image_oci.Layer.of(runtime, folder / "runtime.tar")
         shutil.rmtree(runtime)
         self._import("test", lambda _: None)
         crt, key = certificate(folder)
@@ -93,10 +93,12 @@ class Chart:
         """Give the cluster the product's image, its files changed by `change`."""
         root, archive = self._folder / tag, self._folder / f"{tag}.tar"
         root.mkdir()
-        rootfs.product(root)
+        image_files.product(root)
         change(root)
-        layer = oci.Layer.of(root, self._folder / f"{tag}-layer.tar")
-        oci.write(archive, f"docker.io/library/{REPOSITORY}:{tag}", [self._runtime, layer], ["gpu-manager"])
+        layer = image_oci.Layer.of(root, self._folder / f"{tag}-layer.tar")
+        image_oci.write(
+            archive, f"docker.io/library/{REPOSITORY}:{tag}", [self._runtime, layer], ["gpu-manager"]
+        )
         command = [*shlex.split(self.system.lab.environment["CTR"]), "images", "import", str(archive)]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         archive.unlink()

@@ -19,7 +19,7 @@ from pathlib import Path
 _CONFIG = "COVERAGE_PROCESS_CONFIG"  # set by coverage for the processes that this one starts
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.support import monitors; "
-    "monitors.begin({config!r}, {folder!r}, {packages!r}); from deploy.local.runner.stage import main; main()"
+    "monitors.begin({config!r}, {folder!r}, {packages!r}); from localcluster.runner.stage import main; main()"
 )
 
 
@@ -30,7 +30,7 @@ def begin(config: str, folder: str, packages: str) -> None:
     import coverage
 
     coverage.process_startup()
-    from deploy.local.runner import linux
+    from localcluster.runner import linux
 
     pivot_root = linux.pivot_root
 
@@ -50,7 +50,7 @@ def counted() -> Iterator[None]:
         return
     import coverage
 
-    from deploy.local.runner import runtime
+    from localcluster.runner import runtime
 
     settings = json.loads(base64.b64decode(os.environ[_CONFIG]))
     wanted = Path(settings["data_file"])

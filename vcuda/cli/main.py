@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 
 import vcuda
-from vcuda.cli import run_command, show_command
+from vcuda.cli import run_command, show_command, sim_command
 from vcuda.runs.errors import CommandError, RunError
 from vcuda.sim import SimError
-from vcuda.sim import command as sim_command
 from vcuda.spec.errors import SpecError
 
 BAD_USAGE = 2

@@ -1,1 +1,0 @@
-"""The image of both programs: Dockerfile for a container engine, or an OCI archive made by `python -m deploy.images` without one."""
