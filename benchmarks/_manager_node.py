@@ -27,7 +27,7 @@ import grpc
 import vcuda
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc as api_grpc
-from manager.storage import Storage
+from manager.regions.storage import Storage
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.names import Names
 

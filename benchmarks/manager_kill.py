@@ -25,8 +25,8 @@ from rich.table import Table
 
 import vcuda
 from benchmarks._manager_node import CARD_BYTES, NAMES, Bench, node, pod
+from manager.allocations.checkpoint import StateFile
 from manager.proto import deviceplugin_pb2 as api
-from manager.state_file import StateFile
 from vcuda import region
 from vcuda.spec.units import BLOCK_BYTES
 

@@ -10,48 +10,42 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import vcuda
-from manager import (
-    instance_lock,
-    kubeconfig,
-    kubelet_pods,
-    logs,
-    node_description,
-    nodes,
-    nvml,
-    rebuild,
-    sdnotify,
-    storage,
-    web,
-)
-from manager.admission import RECORDS_TIMEOUT_S, Admission
-from manager.allocation import Allocator
-from manager.audit import Auditor
-from manager.bypass import BypassWatch
-from manager.cards import Driver
-from manager.cdi import CdiKeeper
-from manager.coexistence import Coexistence
-from manager.device_cgroups import Watcher
-from manager.drift import Drift
+from manager.allocate import rebuild
+from manager.allocate.allocator import Allocator
+from manager.allocate.find_pod import RECORDS_TIMEOUT_S, Admission
+from manager.allocations.checkpoint import StateDamaged, StateError, StateFile
+from manager.allocations.record import Allocation
+from manager.audit.device_cgroups import Watcher
+from manager.audit.foreign_use import Coexistence
+from manager.audit.memory import Auditor
+from manager.audit.overhead import Overhead
+from manager.audit.shim_bypass import BypassWatch
+from manager.audit.time_drift import Drift
+from manager.cards import device_nodes, nvml
+from manager.cards.device_nodes import NodeProblem
+from manager.cards.driver import Driver
+from manager.cards.inventory import Inventory, Snapshot
+from manager.config.reload import Reloader
+from manager.config.settings import Settings
+from manager.container.cdi import CdiKeeper
+from manager.container.driver_dir_keeper import MirrorKeeper
 from manager.errors import Refusal, StartError
-from manager.hostroot import HostRoot
 from manager.housekeeping import Housekeeper
-from manager.inventory import Inventory, Snapshot
-from manager.kube import Kube, Pod
-from manager.kubelet_records import PodResources
-from manager.metrics import Metrics
-from manager.mirror_keeper import MirrorKeeper
-from manager.nodes import NodeProblem
-from manager.outbox import Outbox
-from manager.overhead import Overhead
-from manager.plugin import Board, Plugin
-from manager.podwatch import PodWatch
-from manager.regions import ArbiterLike, Regions
-from manager.registration import SOCKETS, Registrar
-from manager.reload import Reloader
-from manager.report import Reporter
-from manager.settings import Settings
-from manager.state import Allocation
-from manager.state_file import StateDamaged, StateError, StateFile
+from manager.kube import config
+from manager.kube.api import Kube, Pod
+from manager.kube.pod_watch import PodWatch
+from manager.kube.writer import Outbox
+from manager.kubelet import pods
+from manager.kubelet.records import PodResources
+from manager.observe import http, node_object
+from manager.observe.metrics import Metrics
+from manager.observe.report import Reporter
+from manager.plugin.registration import SOCKETS, Registrar
+from manager.plugin.server import Board, Plugin
+from manager.process import instance_lock, logs, sdnotify
+from manager.regions import storage
+from manager.regions.regions import ArbiterLike, Regions
+from vcuda.driver.root import HostRoot
 from vcuda.spec.names import Names
 
 # A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not take.
@@ -80,7 +74,7 @@ class Daemon:
         names = self._names = Names(settings.resource_domain)
         root = self._root = HostRoot(settings.driver_root, settings.driver_root_on_host)
         log.info("driver root %s is %s to the container runtime", root.path, root.on_host)
-        self._listener = web.listen(settings.query_addr, settings.query_port)
+        self._listener = http.listen(settings.query_addr, settings.query_port)
         self._stack.callback(self._listener.close)
         self.port = int(self._listener.getsockname()[1])
         try:
@@ -88,9 +82,9 @@ class Daemon:
             usage_storage = storage.choose(settings.virtual_manager_path, settings.usage_storage)
             kind = "a small tmpfs each" if usage_storage.tmpfs else "plain directories"
             log.info("regions live in %s: %s", kind, usage_storage.why)
-            api = kubeconfig.api_server(settings.kubeconfig, environment)
+            api = config.api_server(settings.kubeconfig, environment)
             kube = Kube(api[0], settings.node_name) if api else None
-            kubelet = kubelet_pods.connect(
+            kubelet = pods.connect(
                 settings.kubelet_url,
                 settings.kubelet_token_file,
                 settings.kubelet_ca_file,
@@ -178,10 +172,10 @@ class Daemon:
                 lambda: self.drift.found,
             )
             self.metrics.watch(reporter.report)
-            pages = web.Pages(
+            pages = http.Pages(
                 self._exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
             )
-            self._web = web.WebServer(web.application(pages), self._listener)
+            self._web = http.WebServer(http.application(pages), self._listener)
         except BaseException:
             self._stack.close()
             raise
@@ -284,8 +278,8 @@ class Daemon:
 
     def _describe_node(self, snapshot: Snapshot) -> None:
         cards = [item.card for item in snapshot.cards]
-        labels = node_description.labels(cards, self._names, self.settings.node_labels)
-        self.outbox.describe_node(node_description.inventory_of(snapshot, self._names), labels)
+        labels = node_object.labels(cards, self._names, self.settings.node_labels)
+        self.outbox.describe_node(node_object.inventory_of(snapshot, self._names), labels)
 
     def _kubelet_restarted(self) -> None:
         self.admission.kubelet_restarted()
@@ -326,7 +320,7 @@ class Daemon:
         snapshot = self.inventory.snapshot
         cards = [found for share in item.shares if (found := snapshot.card(share.uuid)) is not None]
         try:
-            return nodes.numbers(self._root, cards)
+            return device_nodes.numbers(self._root, cards)
         except NodeProblem:
             return {}
 

@@ -11,14 +11,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import vcuda
-from manager import kubeconfig, kubelet_pods, mirror, nodes, nvml, registration, storage
-from manager.cards import DriverError, NullDriver
+from manager.cards import device_nodes, nvml
+from manager.cards.device_nodes import NodeProblem
+from manager.cards.driver import DriverError, NullDriver
+from manager.config.settings import Settings
+from manager.container import driver_dir
 from manager.errors import StartError
-from manager.hostroot import HostRoot
-from manager.httpclient import HttpError
-from manager.kube import Kube
-from manager.nodes import NodeProblem
-from manager.settings import Settings
+from manager.kube import config
+from manager.kube.api import Kube
+from manager.kube.http import HttpError
+from manager.kubelet import pods
+from manager.plugin import registration
+from manager.regions import storage
+from vcuda.driver.root import HostRoot
 
 _TIMEOUT_S = 3.0
 
@@ -81,7 +86,7 @@ def _driver(root: HostRoot) -> Iterator[Check]:
         card = item.card
         yield Check(f"card {card.minor}", Verdict.OK, f"{card.uuid}  {card.model}")
     try:
-        wanted = nodes.numbers(root, probe.cards)
+        wanted = device_nodes.numbers(root, probe.cards)
     except NodeProblem as problem:
         yield Check("device nodes", Verdict.FAIL, str(problem))
         return
@@ -121,14 +126,14 @@ def _node(root: HostRoot, path: str, major: int, minor: int) -> Check:
 
 def _mirror(root: HostRoot) -> Iterator[Check]:
     shims = Path(vcuda.__file__).parent / "lib/shim"
-    lacking = [name for name in mirror.SHIMS if not (shims / name).is_file()]
+    lacking = [name for name in driver_dir.SHIMS if not (shims / name).is_file()]
     if lacking:
         yield Check(
             "shims", Verdict.FAIL, f"no {', '.join(lacking)} in {shims}; python -m vcuda._build makes them"
         )
     else:
         yield Check("shims", Verdict.OK, str(shims))
-    for library, _ in mirror.SHIMS.values():
+    for library, _ in driver_dir.SHIMS.values():
         name = f"{library}.so.1"
         path = root.find_library(name)
         if path is None:
@@ -160,8 +165,8 @@ def _kubelet(settings: Settings) -> Iterator[Check]:
 
 def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
     try:
-        api = kubeconfig.api_server(settings.kubeconfig, environment)
-        kubelet = kubelet_pods.connect(
+        api = config.api_server(settings.kubeconfig, environment)
+        kubelet = pods.connect(
             settings.kubelet_url,
             settings.kubelet_token_file,
             settings.kubelet_ca_file,

@@ -8,22 +8,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from manager import recycling
-from manager.allocation import Allocator
-from manager.audit import Auditor
-from manager.cdi import CdiKeeper
-from manager.coexistence import Coexistence
-from manager.device_cgroups import Watcher
-from manager.drift import Drift
+from manager.allocate.allocator import Allocator
+from manager.audit import failed_pods
+from manager.audit.device_cgroups import Watcher
+from manager.audit.foreign_use import Coexistence
+from manager.audit.memory import Auditor
+from manager.audit.overhead import Overhead
+from manager.audit.time_drift import Drift
+from manager.cards.inventory import Inventory
+from manager.config.reload import Reloader
+from manager.config.settings import Settings
+from manager.container.cdi import CdiKeeper
+from manager.container.driver_dir_keeper import MirrorKeeper
 from manager.errors import Refusal
-from manager.httpclient import HttpError
-from manager.inventory import Inventory
-from manager.kube import Kube, uid_of
-from manager.mirror_keeper import MirrorKeeper
-from manager.outbox import Outbox
-from manager.overhead import Overhead
-from manager.reload import Reloader
-from manager.settings import Settings
+from manager.kube.api import Kube, uid_of
+from manager.kube.http import HttpError
+from manager.kube.writer import Outbox
 from vcuda.spec.names import Names
 
 # Pods come in bursts, and kubelet admits them one after another: what can wait a little waits until it is quiet.
@@ -147,7 +147,7 @@ class Housekeeper:
         except HttpError as error:
             log.debug("no clean-up of failed admissions while the API server is away: %s", error)
             return
-        for pod in recycling.failed_admissions(pods, self._names, grace, time.time()):
+        for pod in failed_pods.failed_admissions(pods, self._names, grace, time.time()):
             namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
             log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
             self._outbox.delete_pod(namespace, name, uid_of(pod))

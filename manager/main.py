@@ -11,9 +11,11 @@ import signal
 import sys
 
 import vcuda
-from manager import daemon, doctor, logs, settings_reader
+from manager import daemon, doctor
+from manager.config import reader
+from manager.config.settings import Settings
 from manager.errors import StartError
-from manager.settings import Settings
+from manager.process import logs
 
 # mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of pods.
 _M_ARENA_MAX = -8
@@ -23,7 +25,7 @@ def main() -> int:
     """0: ended by a signal; 1: could not start; 2: wrong settings. `gpu-manager doctor [flags]` looks at the node and ends."""
     examine = sys.argv[1:2] == ["doctor"]
     try:
-        parsed = settings_reader.parse(sys.argv[1 + examine :], os.environ)
+        parsed = reader.parse(sys.argv[1 + examine :], os.environ)
     except StartError as error:
         print(f"gpu-manager: {error}", file=sys.stderr)
         return 2
@@ -48,7 +50,7 @@ def main() -> int:
         signal.signal(number, lambda received, _: signals.put(received))
 
     def reread() -> Settings:
-        again = settings_reader.parse(sys.argv[1:], os.environ)
+        again = reader.parse(sys.argv[1:], os.environ)
         return again.settings if again is not None else parsed.settings
 
     try:

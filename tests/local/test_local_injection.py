@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from manager.bypass import LASTING_LOOKS, BypassWatch
-from manager.cards import CardProcess
+from manager.audit.shim_bypass import LASTING_LOOKS, BypassWatch
+from manager.cards.driver import CardProcess
 from tests.support import injection
 from tests.support.injection import Place, Row
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
-from manager.storage import Storage
+from manager.regions.storage import Storage
 from tests.manager.manager_pods import eventually
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine, SimCard

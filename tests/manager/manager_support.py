@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from manager.allocations.checkpoint import StateFile
+from manager.allocations.record import Allocation
+from manager.config.reader import parse
 from manager.daemon import Daemon
-from manager.settings_reader import parse
-from manager.state import Allocation
-from manager.state_file import StateFile
 from tests.manager.manager_api import FakeApi
 from tests.manager.manager_kubelet import FakeKubelet
 

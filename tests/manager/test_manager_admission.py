@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from manager import admission as admission_module
-from manager.admission import Admission, Presence
-from manager.allocation_index import AllocationIndex
+from manager.allocate import find_pod as admission_module
+from manager.allocate.find_pod import Admission, Presence
+from manager.allocations.index import AllocationIndex
+from manager.allocations.record import Allocation, Held
 from manager.errors import Refusal
-from manager.httpclient import HttpError
-from manager.kube import Kube
-from manager.kubelet_pods import KubeletPods
-from manager.kubelet_records import CHECKPOINT_FILE, Entry, PodResources, RecordsError
-from manager.state import Allocation, Held
+from manager.kube.api import Kube
+from manager.kube.http import HttpError
+from manager.kubelet.pods import KubeletPods
+from manager.kubelet.records import CHECKPOINT_FILE, Entry, PodResources, RecordsError
 from tests.manager.manager_pods import NAMES, container, pod
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from manager import allocation
+from manager.allocate import allocator
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
@@ -120,7 +120,7 @@ def test_shares_fill_one_card_and_learn_of_each_other(node: Node, monkeypatch: p
     assert node.kubelet.cards(third, "c") != node.kubelet.cards(first, "c")
     assert not region.read_limits(node.region(third, "c"))[0].shared
     node.kubelet.remove(second)
-    monkeypatch.setattr(allocation, "ABSENT_GRACE_S", 0.0)
+    monkeypatch.setattr(allocator, "ABSENT_GRACE_S", 0.0)
     eventually(lambda: not region.read_limits(node.region(first, "c"))[0].shared, "the first is alone again")
     assert not node.region(second, "c").exists()
     assert len(node.arbiter.regions) == 2

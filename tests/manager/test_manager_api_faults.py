@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from manager import outbox as outbox_module
-from manager import podwatch as podwatch_module
-from manager.httpclient import Endpoint, HttpError
-from manager.kube import Kube
-from manager.outbox import Outbox
-from manager.podwatch import PodWatch
+from manager.kube import pod_watch as podwatch_module
+from manager.kube import writer as outbox_module
+from manager.kube.api import Kube
+from manager.kube.http import Endpoint, HttpError
+from manager.kube.pod_watch import PodWatch
+from manager.kube.writer import Outbox
 from tests.manager.manager_pods import container, eventually, pod
 
 # The watch of pods.

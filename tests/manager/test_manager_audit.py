@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from manager.audit import Auditor, Joiner, compare
-from manager.cards import CardProcess
-from manager.state import Allocation
+from manager.allocations.record import Allocation
+from manager.audit.memory import Auditor, Joiner, compare
+from manager.cards.driver import CardProcess
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.region import CardUsage, ProcessUsage, Usage

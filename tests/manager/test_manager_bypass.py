@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from manager import mirror
-from manager.audit import Auditor
-from manager.bypass import LASTING_LOOKS, BypassWatch
-from manager.cards import CardProcess
-from manager.state import Allocation
+from manager.allocations.record import Allocation
+from manager.audit.memory import Auditor
+from manager.audit.shim_bypass import LASTING_LOOKS, BypassWatch
+from manager.cards.driver import CardProcess
+from manager.container import driver_dir
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind
 
@@ -45,8 +45,8 @@ class Scene:
         self.directory = directory
         driver = directory / "driver"
         for path in (
-            *(driver / "lib64" / name for name in mirror.SHIMS),
-            driver / "preload" / mirror.PRELOAD,
+            *(driver / "lib64" / name for name in driver_dir.SHIMS),
+            driver / "preload" / driver_dir.PRELOAD,
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(LIBC, path)

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from manager import devices
+from manager.kubelet import device_ids
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine, Xid
@@ -29,10 +29,10 @@ def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
 def unhealthy(node: Node) -> set[str]:
     """Keys of the cards whose devices kubelet was told to be unhealthy, of either resource."""
     return {
-        devices.card_of(device.ID)
+        device_ids.card_of(device.ID)
         for name in (NAMES.core, NAMES.memory)
         for device in node.kubelet.lists[name]
-        if device.health == devices.UNHEALTHY
+        if device.health == device_ids.UNHEALTHY
     }
 
 
@@ -66,7 +66,7 @@ def test_a_memory_error_takes_its_card_alone_and_tells_its_pods_alone(
     time.sleep(0.2)  # let the watching thread wait for events
     machine.inject(Xid(bad.minor, xid))
     connected.kubelet.wait_devices(100)
-    assert unhealthy(connected) == {devices.card_key(bad.uuid)}
+    assert unhealthy(connected) == {device_ids.card_key(bad.uuid)}
     eventually(lambda: told(connected), "the event")
     assert daemon.outbox.wait_empty(10)
     assert told(connected) == [(f"on-{bad.minor}", f"card {bad.uuid}: Xid {xid}")]
@@ -113,7 +113,7 @@ def test_a_card_that_answers_with_an_nvml_error(
 
     monkeypatch.setattr(pynvml, function, ask)
     connected.kubelet.wait_devices(100)
-    assert unhealthy(connected) == {devices.card_key(bad.uuid)}
+    assert unhealthy(connected) == {device_ids.card_key(bad.uuid)}
     ((name, message),) = eventually(lambda: told(connected), "the event")
     assert name == f"on-{bad.minor}" and str(pynvml.NVMLError(code)) in message
     (shown,) = [card for card in json.loads(connected.get("/usage")[1])["cards"] if not card["healthy"]]

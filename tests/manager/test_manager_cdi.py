@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from manager import cdi
+from manager.config.reader import parse
+from manager.container import cdi
 from manager.errors import StartError
-from manager.settings_reader import parse
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node

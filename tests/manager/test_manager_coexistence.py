@@ -12,16 +12,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from manager.cards import CardProcess, DriverError, NodeCard, Probe, XidEvent
-from manager.coexistence import Coexistence
-from manager.hostroot import HostRoot
-from manager.inventory import Inventory
-from manager.kubelet_records import PodResources, RecordsError
+from manager.audit.foreign_use import Coexistence
+from manager.cards.driver import CardProcess, DriverError, NodeCard, Probe, XidEvent
+from manager.cards.inventory import Inventory
+from manager.kubelet.records import PodResources, RecordsError
 from manager.proto import podresources_pb2 as resources_api
 from manager.proto import podresources_pb2_grpc
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
+from vcuda.driver.root import HostRoot
 from vcuda.spec.inventory import Card
 
 PodRow = tuple[str, str, list[str]]

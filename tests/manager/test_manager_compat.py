@@ -11,8 +11,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from manager.config.reader import parse
 from manager.errors import StartError
-from manager.settings_reader import parse
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from manager.device_cgroups import Watcher, missing
-from manager.state import Allocation
-from manager.storage import Storage
+from manager.allocations.record import Allocation
+from manager.audit.device_cgroups import Watcher, missing
+from manager.regions.storage import Storage
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.spec.placement import CardShare

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from manager import doctor, main
-from manager.cards import DriverError, NodeCard, NullDriver, Probe
+from manager.cards.driver import DriverError, NodeCard, NullDriver, Probe
+from manager.config.reader import parse
+from manager.config.settings import Settings
 from manager.doctor import Verdict
-from manager.settings import Settings
-from manager.settings_reader import parse
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine
 from vcuda.spec.inventory import Card
@@ -98,7 +98,7 @@ def test_a_driver_that_does_not_answer_and_a_card_that_is_lost_are_named(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Probe | DriverError] = [DriverError("nvmlInit: Driver Not Loaded")]
-    monkeypatch.setattr("manager.nvml.open_driver", lambda _: Probed(answers[0]))
+    monkeypatch.setattr("manager.cards.nvml.open_driver", lambda _: Probed(answers[0]))
     assert verdicts(node)["driver"] == (Verdict.FAIL, "it does not answer: nvmlInit: Driver Not Loaded")
     monkeypatch.setattr(doctor, "NullDriver", type("Other", (), {}))
     card = NodeCard(Card("GPU-1", 1, "A", 2**30), 1)

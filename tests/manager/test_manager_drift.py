@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from manager.cards import CardProcess, DriverError, ProcessUtilization
-from manager.drift import Drift
+from manager.allocations.record import Allocation
+from manager.audit.time_drift import Drift
+from manager.cards.driver import CardProcess, DriverError, ProcessUtilization
+from manager.cards.nvml import open_driver
+from manager.config.reader import parse
 from manager.errors import StartError
-from manager.hostroot import HostRoot
-from manager.nvml import open_driver
-from manager.settings_reader import parse
-from manager.state import Allocation
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda import region
+from vcuda.driver.root import HostRoot
 from vcuda.region import CardUsage, Usage
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.placement import CardShare

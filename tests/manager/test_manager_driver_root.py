@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from manager import ldcache, mirror
-from manager.hostroot import HostRoot
-from manager.ldcache import LdCacheError
-from manager.mounts import is_mount_point, points
-from manager.storage import Storage
+from manager.container import driver_dir
+from manager.regions.storage import Storage
+from vcuda.driver import ldcache
+from vcuda.driver.ldcache import LdCacheError
+from vcuda.driver.mounts import is_mount_point, points
+from vcuda.driver.root import HostRoot
 
 X86_64, I386 = 0x0303, 0x0003
 
@@ -107,7 +108,7 @@ def test_the_cache_finds_what_lies_in_no_usual_folder(tmp_path: Path) -> None:
 
 def test_the_mirror_takes_the_driver_that_runs_with_all_that_lies_beside_it(tmp_path: Path) -> None:
     shims = tmp_path / "shims"
-    for name in mirror.SHIMS:
+    for name in driver_dir.SHIMS:
         library(shims, name)
     library(tmp_path, "preload/libvcuda-preload.so")
     host = tmp_path / "host"
@@ -120,7 +121,7 @@ def test_the_mirror_takes_the_driver_that_runs_with_all_that_lies_beside_it(tmp_
     entries = [(X86_64, f"{name}.so.1", f"/opt/vendor/{name}.so.1") for name in ("libcuda", "libnvidia-ml")]
     (host / "etc/ld.so.cache").write_bytes(cache(*entries))
     for running in ("535.1.2", "550.54.15"):
-        made = mirror.make(tmp_path / "vm", HostRoot(host), shims, running)
+        made = driver_dir.make(tmp_path / "vm", HostRoot(host), shims, running)
         assert made.driver_version == running
         assert (made.lib64 / "libnvidia-ptxjitcompiler.so.1").resolve().name.endswith(running)
 

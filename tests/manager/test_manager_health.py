@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from manager import daemon as daemon_module
-from manager import registration
-from manager.cards import Probe
-from manager.nvml import NvmlDriver
+from manager.cards.driver import Probe
+from manager.cards.nvml import NvmlDriver
+from manager.plugin import registration
 from manager.proto import deviceplugin_pb2 as api
 from tests.manager.manager_pods import NAMES, eventually
 from tests.manager.manager_support import Node

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from manager.storage import TMPFS_BYTES
+from manager.regions.storage import TMPFS_BYTES
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node, free_port
 from vcuda import region

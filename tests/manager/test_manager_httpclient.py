@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from manager import httpclient
-from manager.httpclient import Endpoint, HttpError
+from manager.kube import http
+from manager.kube.http import Endpoint, HttpError
 
 
 @contextlib.contextmanager
@@ -120,6 +120,6 @@ def test_an_answer_that_ends_too_early_is_an_error(text: bytes) -> None:
 
 @pytest.mark.parametrize("form", ["its length", "chunks", "its end"])
 def test_an_answer_that_is_too_long_is_an_error(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpclient, "MAX_BODY_BYTES", 5)
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 5)
     with server([FORMS[form]]) as endpoint, pytest.raises(HttpError, match="too long"):
         endpoint.raw("GET", "/", timeout=5)

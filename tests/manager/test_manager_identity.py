@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager import identity, json_pieces, kubelet_records
-from manager.state import Held
+from manager.allocate import matcher
+from manager.allocations.record import Held
+from manager.kubelet import incremental_json, records
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
@@ -26,8 +27,8 @@ from vcuda.sim import Machine, SimCard
 MIB = 2**20
 
 
-def facts(*pods: dict[str, Any]) -> list[identity.Facts]:
-    return [identity.Facts.of(item, NAMES) for item in pods]
+def facts(*pods: dict[str, Any]) -> list[matcher.Facts]:
+    return [matcher.Facts.of(item, NAMES) for item in pods]
 
 
 def test_many_pods_with_equal_cores_and_different_memory_in_any_order(
@@ -154,7 +155,7 @@ def test_a_given_up_pod_is_not_taken_for_the_next_one() -> None:
     held = {(given_up["metadata"]["uid"], "c"): {"core"}}
 
     def find(last_uid: str | None) -> list[str]:
-        found = identity.candidates(facts(given_up, fresh), "memory", 10, held, last_uid=last_uid)
+        found = matcher.candidates(facts(given_up, fresh), "memory", 10, held, last_uid=last_uid)
         return [item.name for item in found]
 
     assert find(fresh["metadata"]["uid"]) == ["default/fresh"]
@@ -165,10 +166,10 @@ def test_a_given_up_pod_is_not_taken_for_the_next_one() -> None:
 def test_only_the_first_container_that_lacks_something_counts() -> None:
     item = pod("p", container("a", 30, 10), container("b", 40, 10), init=[container("i", 50, 5)])
     uid = item["metadata"]["uid"]
-    assert identity.Facts.of(item, NAMES).next_container({}) == ("i", {"core": 50, "memory": 5})
+    assert matcher.Facts.of(item, NAMES).next_container({}) == ("i", {"core": 50, "memory": 5})
     held: dict[tuple[str, str], set[str]] = {(uid, "i"): {"core", "memory"}, (uid, "a"): {"memory"}}
-    assert identity.Facts.of(item, NAMES).next_container(held) == ("a", {"core": 30})
-    assert not identity.candidates(facts(item), "core", 40, held)
+    assert matcher.Facts.of(item, NAMES).next_container(held) == ("a", {"core": 30})
+    assert not matcher.candidates(facts(item), "core", 40, held)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +187,8 @@ def test_both_formats_of_kubelets_checkpoint(tmp_path: Path, ids: object) -> Non
         },
     ]
     document = {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {}}, "Checksum": 1}
-    (tmp_path / kubelet_records.CHECKPOINT_FILE).write_text(json.dumps(document))
-    (entry,) = kubelet_records.Checkpoint(tmp_path, NAMES).list(answers=True)
+    (tmp_path / records.CHECKPOINT_FILE).write_text(json.dumps(document))
+    (entry,) = records.Checkpoint(tmp_path, NAMES).list(answers=True)
     assert (entry.pod_uid, entry.container, entry.resource) == ("u", "c", "core")
     assert entry.held == Held.of(["k-2", "k-1"])
 
@@ -211,8 +212,8 @@ ROWS = st.lists(
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_a_checkpoint_read_again_says_what_one_read_anew_says(documents: list[list[dict[str, Any]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / kubelet_records.CHECKPOINT_FILE
-        again = kubelet_records.Checkpoint(Path(folder), NAMES)
+        path = Path(folder) / records.CHECKPOINT_FILE
+        again = records.Checkpoint(Path(folder), NAMES)
         for number, rows in enumerate(documents):
             document = {
                 "Data": {"PodDeviceEntries": rows, "RegisteredDevices": {NAMES.core: ["a"]}},
@@ -220,7 +221,7 @@ def test_a_checkpoint_read_again_says_what_one_read_anew_says(documents: list[li
             }
             path.write_text(json.dumps(document, separators=(",", ":")))
             os.utime(path, ns=(number, number))
-            anew = kubelet_records.Checkpoint(Path(folder), NAMES).list(answers=True)
+            anew = records.Checkpoint(Path(folder), NAMES).list(answers=True)
             found = again.list()
             assert sorted(map(repr, found)) == sorted(repr(dataclasses.replace(e, answer="")) for e in anew)
 
@@ -236,11 +237,11 @@ def test_of_a_checkpoint_only_new_rows_are_parsed(tmp_path: Path, monkeypatch: p
         }
         for number in range(20)
     ]
-    path = tmp_path / kubelet_records.CHECKPOINT_FILE
-    checkpoint = kubelet_records.Checkpoint(tmp_path, NAMES)
+    path = tmp_path / records.CHECKPOINT_FILE
+    checkpoint = records.Checkpoint(tmp_path, NAMES)
     parsed: list[bytes] = []
-    loads = json_pieces.orjson.loads
-    monkeypatch.setattr(json_pieces.orjson, "loads", lambda text: parsed.append(text) or loads(text))
+    loads = incremental_json.orjson.loads
+    monkeypatch.setattr(incremental_json.orjson, "loads", lambda text: parsed.append(text) or loads(text))
     for count in (19, 20):
         parsed.clear()
         document = {"Data": {"PodDeviceEntries": rows[:count], "RegisteredDevices": {}}, "Checksum": count}
@@ -253,6 +254,6 @@ def test_of_a_checkpoint_only_new_rows_are_parsed(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("text", ["", "{}", '{"Data": 3}', '{"Data": {"PodDeviceEntries": [3]}}'])
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / kubelet_records.CHECKPOINT_FILE).write_text(text)
-    with pytest.raises(kubelet_records.RecordsError, match="kubelet's checkpoint"):
-        kubelet_records.Checkpoint(tmp_path, NAMES).list(answers=True)
+    (tmp_path / records.CHECKPOINT_FILE).write_text(text)
+    with pytest.raises(records.RecordsError, match="kubelet's checkpoint"):
+        records.Checkpoint(tmp_path, NAMES).list(answers=True)

@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from manager import mirror, nodes, response, sdnotify
-from manager.admission import Admission
-from manager.decision import Decider
-from manager.device_cgroups import missing
-from manager.identity import Candidate
-from manager.state import Allocation
+from manager.allocate.decide import Decider
+from manager.allocate.find_pod import Admission
+from manager.allocate.matcher import Candidate
+from manager.allocations.record import Allocation
+from manager.audit.device_cgroups import missing
+from manager.cards import device_nodes
+from manager.container import driver_dir, response
+from manager.process import sdnotify
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, pod
 from tests.manager.manager_support import Node
@@ -79,8 +81,10 @@ def test_i2_a_node_that_came_late_is_given(
         seen = [
             name for name in ("nvidiactl", "nvidia-uvm", "nvidia0") if (machine.root / "dev" / name).exists()
         ]
-        once = tuple(nodes.DeviceNode(f"/dev/{name}", str(machine.root / "dev" / name)) for name in seen)
-        monkeypatch.setattr(nodes, "full_set", lambda *_: once)
+        once = tuple(
+            device_nodes.DeviceNode(f"/dev/{name}", str(machine.root / "dev" / name)) for name in seen
+        )
+        monkeypatch.setattr(device_nodes, "full_set", lambda *_: once)
     node.start(wait=200)
     item = pod("a", container("c", 30, 10))
     node.kubelet.admit(item)
@@ -100,17 +104,17 @@ def test_i3_an_upgrade_leaves_running_containers_alone(
         (host / f"{name}.so.535.1.2").write_text("real")
         (host / f"{name}.so.1").symlink_to(f"{name}.so.535.1.2")
     shims = tmp_path / "shims"
-    for path in (*(shims / name for name in mirror.SHIMS), tmp_path / "preload" / mirror.PRELOAD):
+    for path in (*(shims / name for name in driver_dir.SHIMS), tmp_path / "preload" / driver_dir.PRELOAD):
         path.parent.mkdir(exist_ok=True)
         path.write_text("the old shim")
-    root = mirror.HostRoot(tmp_path / "host")
-    first = mirror.make(tmp_path / "vm", root, shims)
+    root = driver_dir.HostRoot(tmp_path / "host")
+    first = driver_dir.make(tmp_path / "vm", root, shims)
     with (first.lib64 / "libcuda.so.1").open() as mapped:
-        for name in mirror.SHIMS:
+        for name in driver_dir.SHIMS:
             (shims / name).write_text("the new shim")
         if which == BEFORE:
             (first.lib64 / "libcuda.so.1").write_text((shims / "libcuda.so.1").read_text())
-        second = mirror.make(tmp_path / "vm", root, shims)
+        second = driver_dir.make(tmp_path / "vm", root, shims)
         found = mapped.read()
     show("I3", which, f"the running container now maps {found!r}, new ones get {second.directory.name}")
     assert found == ("the new shim" if which == BEFORE else "the old shim")

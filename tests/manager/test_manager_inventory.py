@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from manager import node_description
-from manager.cards import DriverError, NodeCard, Probe
-from manager.hostroot import HostRoot
-from manager.inventory import Inventory, Snapshot
+from manager.cards.driver import DriverError, NodeCard, Probe
+from manager.cards.inventory import Inventory, Snapshot
+from manager.observe import node_object
+from vcuda.driver.root import HostRoot
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 
@@ -18,11 +18,11 @@ GIB = 2**30
 
 def test_a_nodes_label_is_a_valid_value() -> None:
     odd = Card("GPU-1", 0, "NVIDIA A100 (80GB) " + "x" * 80, GIB)
-    value = node_description.labels([odd], NAMES, ())[NAMES.model_label]
+    value = node_object.labels([odd], NAMES, ())[NAMES.model_label]
     assert value is not None and re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", value)
-    assert node_description.labels([], NAMES, ())[NAMES.model_label] is None
+    assert node_object.labels([], NAMES, ())[NAMES.model_label] is None
     whole = Snapshot("nvml", "1", (), (("", "no uvm"),))
-    assert '"cards":[]' in node_description.inventory_of(whole, NAMES)[NAMES.inventory]
+    assert '"cards":[]' in node_object.inventory_of(whole, NAMES)[NAMES.inventory]
 
 
 class PlayedDriver:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from manager import kubeconfig
 from manager.errors import StartError
-from manager.httpclient import Endpoint, HttpError
+from manager.kube import config as kubeconfig
+from manager.kube.http import Endpoint, HttpError
 from tests.manager.manager_api import FakeApi
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod

@@ -23,11 +23,11 @@ def test_registers_both_resources_with_their_options(node: Node) -> None:
 
 
 def test_the_largest_node_stays_far_below_the_message_limit() -> None:
-    from manager import devices
+    from manager.kubelet import device_ids
     from vcuda.spec.inventory import Card
 
     cards = [Card(f"GPU-{number}", number, "H", 192 * 2**30, 1) for number in range(8)]
-    message = devices.device_list(cards, "memory", all_unhealthy=False)
+    message = device_ids.device_list(cards, "memory", all_unhealthy=False)
     assert len(message.devices) == 6144 == len({device.ID for device in message.devices})
     assert message.ByteSize() < 256 * 1024
     assert message.devices[0].topology.nodes[0].ID == 1

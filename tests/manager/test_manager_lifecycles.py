@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from manager import allocation
-from manager.state import Allocation
+from manager.allocate import allocator
+from manager.allocations.record import Allocation
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
@@ -229,7 +229,7 @@ def test_a_pod_is_admitted_between_the_removals_of_many_that_have_gone(
     ]  # the newcomer needs six calls
     for item in gone:
         node.kubelet.admit(item)
-    monkeypatch.setattr(allocation, "ABSENT_GRACE_S", 0.0)
+    monkeypatch.setattr(allocator, "ABSENT_GRACE_S", 0.0)
     regions = daemon.allocator._regions
     remove, removed = regions.remove, threading.Event()
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from manager.bypass import BypassWatch
-from manager.cards import CardProcess
-from manager.hostroot import HostRoot
-from manager.nvml import open_driver
-from manager.state import Allocation
+from manager.allocations.record import Allocation
+from manager.audit.shim_bypass import BypassWatch
+from manager.cards.driver import CardProcess
+from manager.cards.nvml import open_driver
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
+from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from manager import mirror
-from manager.hostroot import HostRoot
+from manager.container import driver_dir
+from vcuda.driver.root import HostRoot
 
 
 def host(tmp_path: Path, version: str) -> HostRoot:
@@ -25,9 +25,9 @@ def host(tmp_path: Path, version: str) -> HostRoot:
 def our_shims(tmp_path: Path, text: str = "ours") -> Path:
     folder = tmp_path / "shims"
     folder.mkdir(exist_ok=True)
-    for name in mirror.SHIMS:
+    for name in driver_dir.SHIMS:
         (folder / name).write_text(text)
-    preload = tmp_path / "preload" / mirror.PRELOAD
+    preload = tmp_path / "preload" / driver_dir.PRELOAD
     preload.parent.mkdir(exist_ok=True)
     preload.write_text(text)
     return folder
@@ -36,21 +36,21 @@ def our_shims(tmp_path: Path, text: str = "ours") -> Path:
 def test_upgrades_make_new_directories_and_leave_the_old_ones(tmp_path: Path) -> None:
     """I3: running pods map the old files; they are neither overwritten nor removed while a container mounts them."""
     base = tmp_path / "vm"
-    first = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    first = driver_dir.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
     kept = (first.lib64 / "libcuda.so.1").stat()
-    assert mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path)) == first
+    assert driver_dir.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path)) == first
     assert (first.lib64 / "libcuda.so.1").stat() == kept
-    ours = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path, "newer"))
-    driver = mirror.make(base, host(tmp_path, "550.1.2"), our_shims(tmp_path, "newer"))
+    ours = driver_dir.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path, "newer"))
+    driver = driver_dir.make(base, host(tmp_path, "550.1.2"), our_shims(tmp_path, "newer"))
     assert len({first.directory, ours.directory, driver.directory}) == 3
     assert (first.lib64 / "libcuda.so.1").read_text() == "ours"
     assert (base / "driver/current").resolve() == driver.directory
-    assert mirror.remove_unused(base, [first.directory]) == [ours.directory]
+    assert driver_dir.remove_unused(base, [first.directory]) == [ours.directory]
     assert first.directory.exists() and driver.directory.exists()
 
 
 def test_the_mirrors_layout(tmp_path: Path) -> None:
-    made = mirror.make(tmp_path / "vm", host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    made = driver_dir.make(tmp_path / "vm", host(tmp_path, "535.1.2"), our_shims(tmp_path))
     names = {str(path.relative_to(made.directory)) for path in made.directory.rglob("*") if not path.is_dir()}
     assert names == {
         ".complete",
@@ -73,19 +73,19 @@ def test_the_mirrors_layout(tmp_path: Path) -> None:
 
 def test_an_interrupted_build_of_the_mirror_is_made_anew(tmp_path: Path) -> None:
     base = tmp_path / "vm"
-    made = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
-    (made.directory / mirror.MANIFEST).unlink()
+    made = driver_dir.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    (made.directory / driver_dir.MANIFEST).unlink()
     (made.lib64 / "libcuda.so.1").unlink()
-    again = mirror.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
+    again = driver_dir.make(base, host(tmp_path, "535.1.2"), our_shims(tmp_path))
     assert again == made and (made.lib64 / "libcuda.so.1").exists()
 
 
 def test_a_missing_driver_or_shim_is_named(tmp_path: Path) -> None:
     root = host(tmp_path, "535.1.2")
     with pytest.raises(
-        mirror.MirrorError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"
+        driver_dir.MirrorError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"
     ):
-        mirror.make(tmp_path / "vm", root, tmp_path / "nothing")
+        driver_dir.make(tmp_path / "vm", root, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(mirror.MirrorError, match=r"no libcuda.so.1 below .* --driver-root right"):
-        mirror.make(tmp_path / "vm", HostRoot(tmp_path / "empty"), our_shims(tmp_path))
+    with pytest.raises(driver_dir.MirrorError, match=r"no libcuda.so.1 below .* --driver-root right"):
+        driver_dir.make(tmp_path / "vm", HostRoot(tmp_path / "empty"), our_shims(tmp_path))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from manager import nodes
-from manager.hostroot import HostRoot
+from manager.cards import device_nodes
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
+from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine
 
 needs_nodes = pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")
@@ -110,7 +110,7 @@ def test_older_names_in_proc_devices_and_no_modeset(tmp_path: Path) -> None:
     (tmp_path / "proc/devices").write_text(text)
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
         (tmp_path / "dev" / name).touch()
-    assert [node.container_path for node in nodes.common(HostRoot(tmp_path))] == [
+    assert [node.container_path for node in device_nodes.common(HostRoot(tmp_path))] == [
         "/dev/nvidiactl",
         "/dev/nvidia-uvm",
         "/dev/nvidia-uvm-tools",
@@ -123,8 +123,8 @@ def test_plain_files_stand_for_nodes_only_below_a_root_that_is_not_the_hosts(tmp
     (tmp_path / "proc/devices").write_text("195 nvidia\n237 nvidia-uvm\n")
     (tmp_path / "dev/nvidiactl").touch()
     status = (tmp_path / "dev/nvidiactl").stat()
-    assert nodes._right(HostRoot(tmp_path), status, 195, 255)
-    assert not nodes._right(HostRoot(tmp_path, "/"), status, 195, 255)
+    assert device_nodes._right(HostRoot(tmp_path), status, 195, 255)
+    assert not device_nodes._right(HostRoot(tmp_path, "/"), status, 195, 255)
 
 
 def test_host_paths_are_what_the_container_runtime_sees(tmp_path: Path) -> None:

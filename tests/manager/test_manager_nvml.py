@@ -10,10 +10,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from manager import mig, nvml
-from manager.cards import DriverError, NullDriver
-from manager.hostroot import HostRoot
-from manager.nvml import NvmlDriver
+from manager.cards import mig, nvml
+from manager.cards.driver import DriverError, NullDriver
+from manager.cards.nvml import NvmlDriver
+from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine, SimCard
 
 GIB = 2**30

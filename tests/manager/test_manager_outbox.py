@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from manager.httpclient import HttpError
-from manager.kube import Kube
-from manager.outbox import Outbox
+from manager.kube.api import Kube
+from manager.kube.http import HttpError
+from manager.kube.writer import Outbox
 from tests.manager.manager_pods import eventually
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine

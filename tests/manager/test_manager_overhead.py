@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from manager import overhead
-from manager.cards import CardProcess
-from manager.overhead import Overhead
-from manager.state import Allocation
+from manager.allocations.record import Allocation
+from manager.audit import overhead
+from manager.audit.overhead import Overhead
+from manager.cards.driver import CardProcess
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node
 from tests.support.share import MIB, Share, lay_out

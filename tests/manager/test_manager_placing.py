@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager import booking, devices, placing
-from manager.allocation_index import AllocationIndex
-from manager.regions import Company
-from manager.state import Allocation, Held
+from manager.allocate import choose_cards
+from manager.allocations import accounting
+from manager.allocations.index import AllocationIndex
+from manager.allocations.record import Allocation, Held
+from manager.kubelet import device_ids
+from manager.regions.regions import Company
 from vcuda.spec.errors import DoesNotFit
 from vcuda.spec.fit import CardState
 from vcuda.spec.inventory import Card
@@ -39,7 +41,7 @@ def chosen(
 ) -> list[int]:
     return [
         int(share.uuid.removeprefix("GPU-"))
-        for share in placing.choose(request() if asked is None else asked, container, states)
+        for share in choose_cards.choose(request() if asked is None else asked, container, states)
     ]
 
 
@@ -93,7 +95,7 @@ def test_the_reason_for_no_place(
     states: list[CardState], container: ContainerRequest, asked: PodRequest, reason: str
 ) -> None:
     with pytest.raises(DoesNotFit) as error:
-        placing.choose(asked, container, states)
+        choose_cards.choose(asked, container, states)
     assert error.value.reason == reason
 
 
@@ -115,15 +117,15 @@ def test_booking_never_exceeds_a_card(pods: list[tuple[int, Kind, int]]) -> None
         container = ContainerRequest(f"c{number}", kind, None, cores, 1, cores)
         uid = str(pod_number)
         others, beside = allocations.booked_by_others(uid), allocations.of_pod(uid)
-        states = booking.states_for(cards, others, beside, container)
+        states = accounting.states_for(cards, others, beside, container)
         try:
-            shares = placing.choose(request(), container, states)
+            shares = choose_cards.choose(request(), container, states)
         except DoesNotFit:
             continue
         allocations[uid, container.name] = Allocation(
             uid, "n", "p", container.name, kind, cores, 1, cores, "normal", shares, {}, "", ""
         )
-    for cores, blocks in booking.booked(allocations.values()).values():
+    for cores, blocks in accounting.booked(allocations.values()).values():
         assert cores <= 100 and blocks <= 32
 
 
@@ -165,7 +167,7 @@ def test_the_index_says_what_counting_anew_says(
         for other in map(str, range(5)):
             mine = tuple(item for item in plain.values() if item.pod_uid == other)
             assert index.of_pod(other) == mine
-            counted = booking.booked(item for item in plain.values() if item.pod_uid != other)
+            counted = accounting.booked(item for item in plain.values() if item.pod_uid != other)
             kept = {uuid: use for uuid, use in index.booked_by_others(other).items() if use != (0, 0)}
             assert kept == counted
 
@@ -186,8 +188,8 @@ def test_who_has_company_on_a_card() -> None:
 
 
 def test_preferred_ids_are_of_the_placed_card() -> None:
-    first, second = devices.card_key("GPU-1"), devices.card_key("GPU-2")
+    first, second = device_ids.card_key("GPU-1"), device_ids.card_key("GPU-2")
     available = [f"{key}-{slot}" for slot in range(3) for key in (first, second)]
-    assert devices.prefer(available, [], 2, {"GPU-2": 2}) == [f"{second}-0", f"{second}-1"]
-    assert devices.prefer(available, [f"{second}-2"], 2, {"GPU-2": 2}) == [f"{second}-2", f"{second}-0"]
-    assert devices.prefer(available, [], 4, {"GPU-2": 4}) is None
+    assert device_ids.prefer(available, [], 2, {"GPU-2": 2}) == [f"{second}-0", f"{second}-1"]
+    assert device_ids.prefer(available, [f"{second}-2"], 2, {"GPU-2": 2}) == [f"{second}-2", f"{second}-0"]
+    assert device_ids.prefer(available, [], 4, {"GPU-2": 4}) is None

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager import json_pieces
-from manager.kubelet_pods import PodListParser, essential
+from manager.kubelet import incremental_json
+from manager.kubelet.pods import PodListParser, essential
 
 TEXTS = st.text(alphabet='a"\\\\{}[],:', max_size=8) | st.just('},{"metadata":{')
 VALUES = st.recursive(
@@ -52,8 +52,8 @@ def test_only_new_pods_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [a_pod(index) for index in range(50)]
     first = parser.parse(encode(pods[:49]))
     parsed: list[bytes] = []
-    loads = json_pieces.orjson.loads
-    monkeypatch.setattr(json_pieces.orjson, "loads", lambda text: parsed.append(text) or loads(text))
+    loads = incremental_json.orjson.loads
+    monkeypatch.setattr(incremental_json.orjson, "loads", lambda text: parsed.append(text) or loads(text))
     second = parser.parse(encode(pods))
     assert second == pods
     # What is around the pods, and the new one.

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import vcuda
-from manager import sdnotify
-from manager.state_file import StateFile
+from manager.allocations.checkpoint import StateFile
+from manager.process import sdnotify
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from tests.support.sockets import nodelay_of_accepted

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from manager import mirror, rebuild, regions
-from manager.kubelet_records import Entry
+from manager.allocate import rebuild
+from manager.allocations.record import Allocation, Held
+from manager.container import driver_dir
+from manager.kubelet.records import Entry
 from manager.proto import deviceplugin_pb2 as api
-from manager.state import Allocation, Held
+from manager.regions import regions
 from tests.manager.manager_pods import NAMES, container, pod
 from vcuda.spec import placement
 from vcuda.spec.placement import CardShare
@@ -32,7 +34,7 @@ def answer(
     for path in ("/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in nodes)):
         made.devices.add(container_path=path, host_path=path, permissions="rw")
     made.mounts.add(container_path=regions.CONTAINER_PATH, host_path="/kept/region")
-    made.mounts.add(container_path=mirror.CONTAINER_PATH, host_path="/kept/mirror")
+    made.mounts.add(container_path=driver_dir.CONTAINER_PATH, host_path="/kept/mirror")
     return base64.b64encode(made.SerializeToString()).decode()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manager.recycling import failed_admissions
+from manager.audit.failed_pods import failed_admissions
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.sim import CardLost, Machine

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from manager import allocation as allocation_module
-from manager import devices, state_file
-from manager.allocation import Allocator
+from manager.allocate import allocator as allocation_module
+from manager.allocate.allocator import Allocator
+from manager.allocations import checkpoint
+from manager.allocations.checkpoint import StateError
 from manager.errors import Refusal
-from manager.state_file import StateError
+from manager.kubelet import device_ids
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, pod
 from tests.manager.manager_support import Node
@@ -124,7 +125,7 @@ def test_ids_are_preferred_even_for_a_call_that_will_be_refused(node: Node, allo
 def test_a_long_journal_that_can_not_be_folded_is_said_and_serving_goes_on(
     node: Node, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(state_file, "JOURNAL_BYTES", 1)
+    monkeypatch.setattr(checkpoint, "JOURNAL_BYTES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(allocator._state, "compact", full)
         first = admitted(node)
@@ -187,8 +188,8 @@ def test_a_name_that_leads_elsewhere_gets_no_region(allocator: Allocator, name: 
 
 
 def test_ids_that_kubelet_insists_on_are_taken_whatever_their_card() -> None:
-    placed, other = (devices.card_key(uuid) for uuid in ("GPU-0", "GPU-1"))
+    placed, other = (device_ids.card_key(uuid) for uuid in ("GPU-0", "GPU-1"))
     offered = [f"{key}-{slot}" for slot in range(3) for key in (other, placed)]
-    chosen = devices.prefer(offered, [f"{other}-0", f"{placed}-1"], 4, {"GPU-0": 3})
+    chosen = device_ids.prefer(offered, [f"{other}-0", f"{placed}-1"], 4, {"GPU-0": 3})
     assert chosen == [f"{other}-0", f"{placed}-1", f"{placed}-0", f"{placed}-2"]
-    assert devices.prefer(offered, [], 4, {"GPU-0": 4}) is None  # kubelet offers three of that card
+    assert device_ids.prefer(offered, [], 4, {"GPU-0": 4}) is None  # kubelet offers three of that card

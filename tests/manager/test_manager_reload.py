@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from manager.config.reader import parse
+from manager.config.reload import Reloader
+from manager.config.settings import Settings, flag_of
 from manager.daemon import Daemon
-from manager.reload import Reloader
-from manager.settings import Settings, flag_of
-from manager.settings_reader import parse
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import FakeArbiter, Node
 from vcuda.sim import Machine

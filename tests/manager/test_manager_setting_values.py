@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from manager import daemon, logs, main
+from manager import daemon, main
+from manager.config.reader import parse
+from manager.config.settings import ENV_PREFIX, Settings
 from manager.errors import StartError
-from manager.settings import ENV_PREFIX, Settings
-from manager.settings_reader import parse
+from manager.process import logs
 
 WRONG = [
     ("health-check-interval", "0", "give seconds between 0.05 and 86400"),

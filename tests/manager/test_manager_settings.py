@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from manager.config.reader import OLD_FLAGS, parse
+from manager.config.settings import Settings, flag_of
 from manager.errors import StartError
-from manager.metrics import Metrics
+from manager.observe.metrics import Metrics
+from manager.observe.report import CardReport, ContainerReport, NodeReport, ShareReport
 from manager.proto import generate
-from manager.report import CardReport, ContainerReport, NodeReport, ShareReport
-from manager.settings import Settings, flag_of
-from manager.settings_reader import OLD_FLAGS, parse
 
 DOCS = Path(__file__).parents[2] / "docs"
 

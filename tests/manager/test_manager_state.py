@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from manager import allocation as allocation_module
+from manager.allocate import allocator as allocation_module
+from manager.allocations.checkpoint import StateError, StateFile
+from manager.allocations.record import Allocation
 from manager.errors import Refusal, StartError
-from manager.state import Allocation
-from manager.state_file import StateError, StateFile
-from manager.storage import Storage
+from manager.regions.storage import Storage
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node, save_state
@@ -226,7 +226,7 @@ def test_a_restarted_kubelet_with_an_empty_list_frees_nothing(
 def test_two_daemons_never_share_a_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.start(wait=200)
     first = node.daemon
-    monkeypatch.setattr("manager.instance_lock.WAIT_S", 0.0)
+    monkeypatch.setattr("manager.process.instance_lock.WAIT_S", 0.0)
     with pytest.raises(StartError, match="another gpu-manager holds"):
         node.start()
     node.daemon = first

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from manager.state import Allocation, Held
-from manager.state_file import StateDamaged, StateError, StateFile
+from manager.allocations.checkpoint import StateDamaged, StateError, StateFile
+from manager.allocations.record import Allocation, Held
 from tests.manager.manager_support import save_state
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manager import storage
+from manager.regions import storage
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")

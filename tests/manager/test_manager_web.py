@@ -9,17 +9,17 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from manager import web
-from manager.report import NodeReport
+from manager.observe import http
+from manager.observe.report import NodeReport
 
 
 @pytest.fixture
 def server() -> Iterator[str]:
     """The address of a running one."""
     report = NodeReport("node-1", "none", "", "", "watched", (), ())
-    pages = web.Pages(lambda: b"", lambda: report, list, lambda: ["not yet"], "1.2.3")
-    listener = web.listen("127.0.0.1", 0)
-    made = web.WebServer(web.application(pages), listener)
+    pages = http.Pages(lambda: b"", lambda: report, list, lambda: ["not yet"], "1.2.3")
+    listener = http.listen("127.0.0.1", 0)
+    made = http.WebServer(http.application(pages), listener)
     made.start()
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     made.stop()

@@ -13,8 +13,8 @@ import yaml
 
 import vcuda
 from deploy import manifests
-from manager import settings as manager_settings
-from manager import settings_reader
+from manager.config import reader
+from manager.config import settings as manager_settings
 from scheduler_ext import settings as extender_settings
 from scheduler_ext.scoring import quotas
 
@@ -92,7 +92,7 @@ def test_the_programs_understand_their_flags(values: dict[str, Any], tmp_path: P
     for there, here in told.items():
         assert any(there in word for word in words)
         words = [word.replace(there, here) for word in words]
-    parsed = settings_reader.parse(words, {})
+    parsed = reader.parse(words, {})
     assert parsed is not None
     assert parsed.warnings == ()
     chosen = values.get("manager", {})
@@ -162,7 +162,7 @@ def test_the_host_s_cgroups_are_writable_only_for_restoring(policy: str, read_on
 def test_the_runtime_s_cdi_folder_is_mounted_when_it_is_written(strategy: str) -> None:
     daemon = objects({"manager": {"deviceListStrategy": strategy}})["DaemonSet", "gpu-manager"]
     words = [word for word in container(daemon)["args"] if not word.startswith("--config=")]
-    parsed = settings_reader.parse(words, {})
+    parsed = reader.parse(words, {})
     assert parsed is not None
     assert parsed.settings.device_list_strategy == frozenset(strategy.split(","))
     mounts = {mount["name"]: mount for mount in container(daemon)["volumeMounts"]}

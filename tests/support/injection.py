@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from manager import mirror, response
-from manager.hostroot import HostRoot
-from manager.settings import Settings
-from manager.state import Allocation
+from manager.allocations.record import Allocation
+from manager.config.settings import Settings
+from manager.container import driver_dir, response
 from tests.support.share import LIB, MIB
 from vcuda import region
+from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind
@@ -173,7 +173,7 @@ class Place:
     folder: Path
     machine: Machine
     item: Allocation
-    driver: mirror.Mirror
+    driver: driver_dir.Mirror
 
     def words(self, script: str, injection: str) -> list[str]:
         """The command line that runs the script in a container. The root is made below a folder of its own."""
@@ -231,7 +231,7 @@ def make(folder: Path) -> Place:
     directory = folder / "region"
     directory.mkdir()
     region.create(directory, [region.CardLimit(card.uuid, card.minor, LIMIT, 50, 50)])
-    driver = mirror.make(folder / "manager", HostRoot(machine.root), LIB / "shim")
+    driver = driver_dir.make(folder / "manager", HostRoot(machine.root), LIB / "shim")
     shares = (CardShare(card.uuid, 50, 1),)
     item = Allocation(
         "uid", "default", "pod", "main", Kind.APP, 50, 1, 50, "normal", shares, {card.uuid: card.minor},

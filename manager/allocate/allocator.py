@@ -1,0 +1,399 @@
+"""Allocate, PreStartContainer and GetPreferredAllocation: one decision per container, booked once, obeyed afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from manager.allocate.decide import Decider
+from manager.allocate.find_pod import BUDGET_S, Admission
+from manager.allocate.matcher import Candidate, Facts
+from manager.allocations.checkpoint import StateError, StateFile
+from manager.allocations.index import AllocationIndex
+from manager.allocations.record import Allocation, Held
+from manager.cards import device_nodes
+from manager.cards.device_nodes import DeviceNode, NodeProblem
+from manager.cards.driver import NodeCard
+from manager.cards.inventory import Inventory, Snapshot
+from manager.config.settings import Settings
+from manager.container import response
+from manager.container.cdi import CdiKeeper
+from manager.container.driver_dir_keeper import MirrorKeeper
+from manager.errors import Reason, Refusal
+from manager.kube.api import Pod
+from manager.kube.writer import Outbox
+from manager.kubelet import device_ids, records
+from manager.proto import deviceplugin_pb2 as api
+from manager.regions.regions import Company, Regions
+from vcuda.driver.root import HostRoot
+from vcuda.spec import errors, placement
+from vcuda.spec.errors import SpecError
+from vcuda.spec.names import Names
+from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod
+
+LOCK_TIMEOUT_S = 1.0
+# How long a pod must be missing from kubelet's list when there is no API server to ask.
+ABSENT_GRACE_S = 60.0
+# Preemption: the newcomer may be asked for a moment before the watch has told that its victim is gone.
+LEAVING_LOOK_S = 0.05
+# A lock goes to whoever asks first when it is let go: a moment in which those that wait can.
+_BETWEEN_REMOVALS_S = 0.0005
+LEAVING_MARGIN_S = 0.3
+NO_ROOM = frozenset(
+    {
+        errors.Reason.INSUFFICIENT_CORES,
+        errors.Reason.INSUFFICIENT_MEMORY,
+        errors.Reason.INSUFFICIENT_WHOLE_CARDS,
+    }
+)
+
+log = logging.getLogger(__name__)
+
+
+class Allocator:
+    """The allocations of this node. Every change is under one lock, saved before it is answered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        names: Names,
+        root: HostRoot,
+        inventory: Inventory,
+        admission: Admission,
+        regions: Regions,
+        mirror: MirrorKeeper,
+        state: StateFile,
+        outbox: Outbox,
+        cdi: CdiKeeper,
+    ) -> None:
+        self.settings = settings  # replaced when they are read anew
+        self._names = names
+        self._root = root
+        self._inventory = inventory
+        self._admission = admission
+        self._regions = regions
+        self._mirror = mirror
+        self._state = state
+        self._outbox = outbox
+        self._cdi = cdi
+        self._decider = Decider(names, inventory, regions)
+        self._lock = threading.Lock()
+        self._allocations = AllocationIndex()
+        self._parsed: tuple[Pod, PodRequest] | None = None
+        self._absent_since: dict[str, float] = {}
+        self._called = float("-inf")
+
+    # Reading.
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since kubelet's last call began."""
+        return time.monotonic() - self._called
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """All allocations in the order in which they were made; a snapshot."""
+        return self._allocations.snapshot
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=LOCK_TIMEOUT_S):
+            raise Refusal(Reason.BUSY, "another call has not ended in time; kubelet may try again")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # Start.
+
+    def restore(self, allocations: Mapping[tuple[str, str], Allocation]) -> None:
+        """Take over what is known from the state file and kubelet; remove regions that nobody knows."""
+        with self._locked():
+            self._allocations = AllocationIndex(allocations.values())
+            for orphan in self._regions.remove_orphans({item.region for item in allocations.values()}):
+                log.info("removed the region %s, which no container has", orphan)
+            company = Company(allocations.values())
+            for allocation in allocations.values():
+                try:
+                    if self._regions.ensure(allocation, company.shared(allocation)):
+                        log.warning("the region of %s was gone; made again", allocation.name)
+                except Refusal as refusal:
+                    log.warning("%s", refusal.message)
+            self._save(self._allocations.values())
+
+    def _save(self, put: Collection[Allocation], drop: Collection[tuple[str, str]] = ()) -> None:
+        """`put` stands in the allocations already, `drop` may still. Raises Refusal; then the files say what they said before."""
+        gone = set(drop)
+        try:
+            self._state.append(
+                put, drop, lambda: [item for key, item in self._allocations.items() if key not in gone]
+            )
+        except StateError as error:
+            raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
+
+    def sync(self) -> None:
+        """Bring what is saved to the disk, and fold a long journal; for a moment when no pod is being admitted."""
+        self._state.sync()
+        if not self._state.long:
+            return
+        with self._lock:
+            try:
+                self._state.compact(self._allocations.values())
+            except StateError as error:
+                log.warning("%s", error)
+
+    # Allocate.
+
+    def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
+        """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
+        self._called = time.monotonic()
+        deadline = self._called + BUDGET_S
+        while True:
+            with self._locked():
+                candidate, pods = self._admission.find(resource, len(device_ids), self._allocations, deadline)
+                about = (*candidate.full_name, candidate.uid)
+                try:
+                    answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
+                except SpecError as error:
+                    refusal = Refusal.of(error)
+                except Refusal as error:
+                    refusal = error
+                else:
+                    self._admission.succeeded(candidate.uid)
+                    self._announce(candidate)
+                    return answer
+                late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
+                if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
+                    self._admission.refused(candidate.uid)
+                    raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
+            time.sleep(LEAVING_LOOK_S)  # without the lock: whoever frees the cards needs it
+
+    def _somebody_leaves(self, candidate: Candidate, pods: Sequence[Facts]) -> bool:
+        """Whether a placed pod stands behind one that kubelet has let go of already, of which the API server's watch has not told yet."""
+        annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
+        listed = {facts.uid for facts in pods}
+        return self._names.placement in annotations and any(
+            uid not in listed for uid in self._allocations.pods
+        )
+
+    def _allocate(
+        self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Facts]
+    ) -> api.ContainerAllocateResponse:
+        request = self._request(candidate.pod)
+        container = request.container(candidate.container)
+        if container is None:
+            raise Refusal(Reason.POD_UNKNOWN, f"container {candidate.container!r} asks for no share")
+        before = self._allocations.get((candidate.uid, container.name))
+        if before is not None:
+            self._check_same(before, container)
+            allocation = before
+        else:
+            allocation = self._decide(candidate, request, container, pods)
+        cards = self._cards_of(allocation)
+        nodes = self._nodes(cards)
+        driver = self._mirror.current()
+        allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
+        answer = response.build(resource, allocation, nodes, driver, self.settings, self._names)
+        # For the memory's call too: it must not book what the other one would refuse.
+        named = self._cdi.names(cards)
+        if resource == "core":
+            self._cdi.extend(answer, named)
+        if before is None or not self._regions.exists(allocation):
+            self._regions.create(allocation, self._company(allocation).shared(allocation))
+        self._book(allocation.with_held(resource, held), before)
+        return answer
+
+    def _book(self, allocation: Allocation, before: Allocation | None) -> None:
+        self._allocations[allocation.key] = allocation
+        try:
+            self._save([allocation])
+        except Refusal:
+            if before is None:
+                del self._allocations[allocation.key]
+                self._regions.remove(allocation)
+            else:
+                self._allocations[allocation.key] = before
+            raise
+        if before is None:
+            self._regions.reshare(self._allocations, {share.uuid for share in allocation.shares})
+            log.info(
+                "%s: %d cores, %d blocks on %s",
+                allocation.name,
+                allocation.cores,
+                allocation.memory_blocks,
+                ", ".join(share.uuid for share in allocation.shares),
+            )
+
+    def _check_same(self, before: Allocation, container: ContainerRequest) -> None:
+        """The second call of a container adds nothing; it must agree with the first."""
+        if (before.cores, before.memory_blocks) != (container.cores, container.memory_blocks):
+            raise Refusal(
+                Reason.CALLS_DISAGREE,
+                f"container {container.name!r} asks for {container.cores} cores and {container.memory_blocks} blocks, but "
+                f"{before.cores} and {before.memory_blocks} were booked for it; recreate the pod",
+            )
+
+    def _request(self, pod: Pod) -> PodRequest:
+        """Of one pod kubelet asks several times. Raises SpecError."""
+        if self._parsed is None or self._parsed[0] is not pod:
+            self._parsed = (pod, parse_pod(pod, self._names))
+        return self._parsed[1]
+
+    def _decide(
+        self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Facts]
+    ) -> Allocation:
+        smallest = self.settings.smallest_memory
+        return self._decider.decide(candidate, request, container, pods, self._allocations, smallest)
+
+    def _company(self, allocation: Allocation) -> Company:
+        """Who is on the cards of one allocation."""
+        cards = {share.uuid for share in allocation.shares}
+        return Company(self._allocations.on_cards(cards), cards)
+
+    def _cards_of(self, allocation: Allocation) -> list[NodeCard]:
+        snapshot: Snapshot = self._inventory.snapshot
+        found = []
+        for share in allocation.shares:
+            item = snapshot.card(share.uuid)
+            if item is None:
+                raise Refusal(
+                    Reason.CARD_CHANGED, f"card {share.uuid} is gone from this node; recreate the pod"
+                )
+            found.append(item)
+        return found
+
+    def _nodes(self, cards: Sequence[NodeCard]) -> tuple[DeviceNode, ...]:
+        try:
+            return device_nodes.full_set(self._root, cards)
+        except NodeProblem as problem:
+            self._inventory.on_node_problem(problem.node)
+            raise Refusal(Reason.DEVICE_NODES_MISSING, str(problem)) from problem
+
+    def _announce(self, candidate: Candidate) -> None:
+        """Tell the API server when all containers of the pod have their devices."""
+        if Facts.of(candidate.pod, self._names).next_container(self._allocations.holdings) is None:
+            namespace, name = candidate.full_name
+            written = {self._names.gpu_assigned: "true"}
+            if self._names.placement not in (candidate.pod["metadata"].get("annotations") or {}):
+                # We chose the cards: an extender that comes later must find out which.
+                mine = self._allocations.of_pod(candidate.uid)
+                chosen = placement.Placement({item.container: item.shares for item in mine})
+                written[self._names.placement] = placement.encode(chosen)
+            self._outbox.annotate_pod(namespace, name, candidate.uid, written)
+
+    # The other calls.
+
+    def prestart(self, resource: str, device_ids: Sequence[str]) -> None:
+        """Before a container starts: is it the one these devices were given to, and is all still in place? Raises Refusal."""
+        self._called = time.monotonic()
+        held = Held.of(device_ids)
+        with self._locked():
+            mine = [item for item in self._allocations.values() if item.held.get(resource) == held]
+            if not mine:
+                raise Refusal(
+                    Reason.NOT_ALLOCATED,
+                    f"{held.count} devices for {resource} were never given to a container of this node; recreate the pod",
+                )
+            about = tuple((item.namespace, item.pod_name, item.pod_uid) for item in mine[:1])
+            try:
+                self._check_kubelet(resource, held, mine)
+                for allocation in mine:
+                    self._prepare(allocation)
+            except Refusal as refusal:
+                raise Refusal(refusal.reason, f"{mine[0].name}: {refusal.message}", about) from refusal
+
+    def _check_kubelet(self, resource: str, held: Held, mine: Sequence[Allocation]) -> None:
+        other = records.other_holder(self._admission.records(), resource, held, mine)
+        if other is not None:
+            raise Refusal(
+                Reason.CALLS_DISAGREE,
+                f"kubelet gave these devices to container {other.container!r} of pod {other.pod_uid or '/'.join(other.pod)}, we "
+                f"booked them for {mine[0].name}; recreate both pods",
+            )
+
+    def _prepare(self, allocation: Allocation) -> None:
+        for item in self._cards_of(allocation):
+            before = allocation.minors.get(item.card.uuid)
+            if before != item.card.minor:
+                raise Refusal(
+                    Reason.CARD_CHANGED,
+                    f"card {item.card.uuid} was /dev/nvidia{before} at admission and is /dev/nvidia{item.card.minor} now; "
+                    "kubelet would hand out the old one: recreate the pod",
+                )
+        self._nodes(self._cards_of(allocation))
+        if not Path(allocation.mirror).is_dir():
+            raise Refusal(
+                Reason.DRIVER_UNAVAILABLE,
+                f"the driver directory {allocation.mirror} that this container mounts is gone; recreate the pod",
+            )
+        if self._regions.ensure(allocation, self._company(allocation).shared(allocation)):
+            log.warning("the region of %s was gone; made again before the container starts", allocation.name)
+
+    def preferred(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> list[str]:
+        """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
+        self._called = time.monotonic()
+        try:
+            deadline = self._called + BUDGET_S
+            with self._locked():
+                candidate, pods = self._admission.find(resource, size, self._allocations, deadline)
+                request = self._request(candidate.pod)
+                container = request.container(candidate.container)
+                if container is not None:
+                    before = self._allocations.get((candidate.uid, container.name))
+                    shares = (before or self._decide(candidate, request, container, pods)).shares
+                    chosen = device_ids.prefer(
+                        available, must_include, size, device_ids.per_card(resource, shares, size)
+                    )
+                    if chosen is not None:
+                        return chosen
+        except (Refusal, SpecError) as error:
+            log.debug("no preference for %d devices for %s: %s", size, resource, error)
+        rest = [device_id for device_id in available if device_id not in set(must_include)]
+        return [*must_include, *rest][:size]
+
+    # Garbage.
+
+    def collect(self) -> list[Allocation]:
+        """Forget containers whose pods are gone or have ended; return them."""
+        if not self._allocations:
+            return []
+        seen = self._admission.presence(timeout=5.0)
+        if seen is None:
+            return []
+        with self._locked():
+            now = time.monotonic()
+            absent = {
+                item.pod_uid
+                for item in self._allocations.values()
+                if item.pod_uid not in seen.present and item.created_ns < seen.started_ns
+            }
+            self._absent_since = {uid: self._absent_since.get(uid, now) for uid in absent}
+            grace = 0.0 if seen.certain else ABSENT_GRACE_S
+            gone = [
+                item
+                for item in self._allocations.values()
+                if item.pod_uid in seen.ended
+                or (item.pod_uid in absent and now - self._absent_since[item.pod_uid] >= grace)
+            ]
+            if not gone:
+                return []
+            self._save([], [item.key for item in gone])
+            for item in gone:
+                del self._allocations[item.key]
+        for item in gone:
+            # One by one, so that a pod that is being admitted waits for one at most; a static pod may have come again meanwhile.
+            with self._lock:
+                if item.key not in self._allocations:
+                    self._regions.remove(item)
+            log.info("%s is gone; its share is free", item.name)
+            time.sleep(_BETWEEN_REMOVALS_S)
+        with self._lock:
+            self._regions.reshare(self._allocations, {share.uuid for item in gone for share in item.shares})
+        return gone

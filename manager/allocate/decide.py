@@ -1,0 +1,139 @@
+"""Which cards a container gets: the placement that it carries, obeyed or refused, or else one of our own choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import operator
+import time
+from collections.abc import Collection, Sequence
+
+from manager.allocate import choose_cards
+from manager.allocate.matcher import Candidate, Facts
+from manager.allocations import accounting
+from manager.allocations.index import AllocationIndex
+from manager.allocations.record import Allocation
+from manager.cards.inventory import Inventory, Snapshot
+from manager.errors import Reason, Refusal
+from manager.regions.regions import Regions
+from vcuda.spec import errors, fit, placement
+from vcuda.spec.errors import InvalidPlacement, SpecError
+from vcuda.spec.names import Names
+from vcuda.spec.request import ContainerRequest, PodRequest, asks_for_share, parse_pod
+
+log = logging.getLogger(__name__)
+
+
+class Decider:
+    """Decides and changes nothing but what it remembers of its last decision."""
+
+    def __init__(self, names: Names, inventory: Inventory, regions: Regions) -> None:
+        self._names = names
+        self._inventory = inventory
+        self._regions = regions
+        self._last: tuple[tuple[object, ...], int, Allocation] | None = None
+
+    def decide(
+        self,
+        candidate: Candidate,
+        request: PodRequest,
+        container: ContainerRequest,
+        pods: Sequence[Facts],
+        allocations: AllocationIndex,
+        smallest: int,
+    ) -> Allocation:
+        """The cards for a container that has none yet; `smallest`: blocks that a share must ask. Raises Refusal, SpecError.
+
+        Kubelet asks for a preference first and then for the devices: while nothing has changed, the decision stands.
+        """
+        snapshot = self._inventory.snapshot
+        basis = candidate.pod, container, pods, allocations.snapshot, snapshot
+        if (
+            self._last is not None
+            and smallest == self._last[1]
+            and all(map(operator.is_, basis, self._last[0]))
+        ):
+            return dataclasses.replace(self._last[2], created_ns=time.time_ns())
+        decided = self._decide(candidate, request, container, pods, allocations, smallest, snapshot)
+        self._last = basis, smallest, decided
+        return decided
+
+    def _decide(
+        self,
+        candidate: Candidate,
+        request: PodRequest,
+        container: ContainerRequest,
+        pods: Sequence[Facts],
+        allocations: AllocationIndex,
+        smallest: int,
+        snapshot: Snapshot,
+    ) -> Allocation:
+        if not container.whole and container.memory_blocks < smallest:
+            raise Refusal(
+                Reason.SHARE_TOO_SMALL,
+                f"container {container.name!r} asks for {container.memory_blocks} {self._names.memory}, this node gives no share below "
+                f"{smallest}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
+            )
+        others, beside = allocations.booked_by_others(candidate.uid), allocations.of_pod(candidate.uid)
+        cards = {item.card.uuid: item for item in snapshot.cards}
+        known = [item.card for item in snapshot.cards]
+        annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
+        written = annotations.get(self._names.placement)
+        if written is not None:
+            states = accounting.states_for(known, others, beside, container)
+            chosen = placement.decode(str(written))
+            placement.check(chosen, request)
+            shares = chosen.containers[container.name]
+            by_uuid = {state.card.uuid: state for state in states}
+            for share in shares:
+                if share.uuid not in by_uuid:
+                    raise Refusal(
+                        errors.Reason.UNKNOWN_CARD,
+                        f"the placement names card {share.uuid}, which this node does not have; recreate the pod",
+                    )
+                fit.require(by_uuid[share.uuid], container)
+                if share != fit.share_of(container, by_uuid[share.uuid].card):
+                    raise InvalidPlacement(
+                        errors.Reason.INVALID_PLACEMENT,
+                        f"the placement gives {share.memory_blocks} blocks of card {share.uuid} to a whole-card container; "
+                        "recreate the pod",
+                    )
+        else:
+            reserved = self._reserved(candidate.uid, pods, allocations.pods)
+            states = accounting.states_for(known, others, beside, container, reserved)
+            shares = choose_cards.choose(request, container, states)
+        namespace, name = candidate.full_name
+        return Allocation(
+            pod_uid=candidate.uid,
+            namespace=namespace,
+            pod_name=name,
+            container=container.name,
+            kind=container.kind,
+            cores=container.cores,
+            memory_blocks=container.memory_blocks,
+            core_limit=container.core_limit,
+            oversell_blocks=container.oversell_blocks,
+            priority=str(request.priority),
+            shares=shares,
+            minors={share.uuid: cards[share.uuid].card.minor for share in shares},
+            region=str(self._regions.path_for(candidate.uid, container.name)),
+            mirror="",
+            created_ns=time.time_ns(),
+        )
+
+    def _reserved(
+        self, own_uid: str, pods: Sequence[Facts], started: Collection[str]
+    ) -> list[accounting.Use]:
+        """What the extender has placed here for pods that kubelet has not admitted yet."""
+        found: list[accounting.Use] = []
+        for facts in pods:
+            if facts.placement is None or facts.terminal or facts.uid == own_uid or facts.uid in started:
+                continue
+            if not asks_for_share(facts.pod, self._names):
+                continue
+            try:
+                chosen = placement.decode(facts.placement)
+                found.append(placement.peak_use(parse_pod(facts.pod, self._names), chosen))
+            except SpecError as error:
+                log.debug("pod %s reserves nothing: %s", facts.uid, error)
+        return found

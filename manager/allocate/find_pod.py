@@ -1,0 +1,236 @@
+"""Finding the pod being admitted: asks kubelet (or the API server) and applies the rules of `identity`, in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from manager.allocate import matcher
+from manager.allocate.matcher import Candidate, Facts, FactsCache
+from manager.allocations.index import AllocationIndex
+from manager.errors import Reason, Refusal
+from manager.kube.api import Kube, Pod, terminal, uid_of
+from manager.kube.http import HttpError
+from manager.kubelet.pods import KubeletPods
+from manager.kubelet.records import Checkpoint, Entry, PodResources, RecordsError
+from manager.process.logs import Conditions
+from vcuda.spec.names import Names
+
+# Allocate blocks kubelet's sync loop: one source may take this long, all of them together BUDGET_S.
+PODS_TIMEOUT_S = 0.8
+RECORDS_TIMEOUT_S = 0.3
+BUDGET_S = 1.7
+_LEAST_S = 0.05
+_REFUSED_KEPT = 4096
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Pods by UID: `present` to kubelet or the API server, `ended` by either. `certain`: the API server was asked.
+
+    A kubelet that has just started lists only the pods that it has looked at, so its word alone does not make a pod gone.
+    """
+
+    started_ns: int
+    present: frozenset[str]
+    ended: frozenset[str]
+    certain: bool
+
+
+class Admission:
+    """All look-ups for one node. `find` is called under the allocation lock, one call at a time."""
+
+    def __init__(
+        self,
+        names: Names,
+        device_plugin_path: Path,
+        kubelet: KubeletPods | None,
+        pod_resources: PodResources | None,
+        kube: Kube | None,
+    ) -> None:
+        self._names = names
+        self._checkpoint = Checkpoint(device_plugin_path, names)
+        self._kubelet = kubelet
+        self._pod_resources = pod_resources
+        self._kube = kube
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._last_uid: str | None = None
+        self._conditions = Conditions(log)
+        self._facts = FactsCache(names)
+
+    def refused(self, uid: str) -> None:
+        """A refused pod stays in kubelet's list until its status has come back from the API server."""
+        with self._lock:
+            self._refused[uid] = None
+            while len(self._refused) > _REFUSED_KEPT:
+                self._refused.popitem(last=False)
+
+    def succeeded(self, uid: str) -> None:
+        with self._lock:
+            self._last_uid = uid
+            self._refused.pop(uid, None)
+
+    def kubelet_restarted(self) -> None:
+        """A new kubelet admits all pods anew, in an order of its own."""
+        with self._lock:
+            self._last_uid = None
+
+    def pods(self, deadline: float | None = None) -> tuple[list[Pod], bool]:
+        """This node's pods, and whether they are kubelet's own view. Raises Refusal. `deadline`: on the monotonic clock."""
+        deadline = time.monotonic() + BUDGET_S if deadline is None else deadline
+        problems = []
+        if self._kubelet is not None:
+            try:
+                pods = self._kubelet.list(_within(PODS_TIMEOUT_S, deadline))
+            except HttpError as error:
+                problems.append(f"kubelet's /pods: {error}")
+                self._conditions.set(
+                    "kubelet", f"kubelet's pods can't be had: {error}; asking the API server instead"
+                )
+            else:
+                self._conditions.clear("kubelet", "kubelet's pods can be had again")
+                return pods, True
+        if self._kube is not None:
+            try:
+                return self._kube.pods(_within(PODS_TIMEOUT_S, deadline))[0], False
+            except HttpError as error:
+                problems.append(f"the API server: {error}")
+        reason = "; ".join(problems) or "neither --kubelet-url nor an API server is configured"
+        raise Refusal(Reason.POD_UNKNOWN, f"the pod being admitted can't be identified: {reason}")
+
+    def find(
+        self, resource: str, count: int, allocations: AllocationIndex, deadline: float
+    ) -> tuple[Candidate, list[Facts]]:
+        """The container that this call is for, and the facts of all pods of the node. Raises Refusal, soon after the deadline at latest."""
+        pods, own_view = self.pods(deadline)
+        facts = self._facts.of(pods)
+        with self._lock:
+            excluded = frozenset(self._refused)
+            last_uid = self._last_uid
+
+        def matching(held: matcher.Holdings, *, refused: frozenset[str], last: str | None) -> list[Candidate]:
+            return matcher.candidates(
+                facts, resource, count, held,
+                excluded=refused, last_uid=last, skip_deleted=own_view,
+            )  # fmt: skip
+
+        found = matching(allocations.holdings, refused=excluded, last=last_uid)
+        if not found:
+            # A static pod that was refused comes again with its UID; a restarted kubelet admits anew what it rejected.
+            found = matching(allocations.holdings, refused=frozenset(), last=last_uid)
+        if not found:
+            # Kubelet lost its own records and asks again for what we have given already.
+            known = self._kubelet_holdings(pods, deadline)
+            if known is not None:
+                found = matching(known, refused=frozenset(), last=None)
+        if len(found) > 1:
+            found = self._narrow(found, deadline)
+        if len(found) == 1:
+            return found[0], facts
+        what = f"{count} {self._names.core if resource == 'core' else self._names.memory}"
+        if not found:
+            raise Refusal(
+                Reason.POD_UNKNOWN,
+                f"no pod of this node waits for {what}: kubelet's records and ours disagree; recreate the pod",
+            )
+        several = ", ".join(sorted(candidate.name for candidate in found)[:5])
+        hint = "" if own_view else "; --kubelet-url makes the identity of pods exact"
+        raise Refusal(
+            Reason.POD_AMBIGUOUS,
+            f"{len(found)} pods wait for {what} ({several}){hint}; recreate the pod",
+            tuple((*item.full_name, item.uid) for item in found),
+        )
+
+    def _narrow(self, found: list[Candidate], deadline: float) -> list[Candidate]:
+        """Drop candidates that hold devices by kubelet's own records, or have ended by the API server's newer view."""
+        known = self._kubelet_holdings([candidate.pod for candidate in found], deadline)
+        if known is not None:
+            started = {uid for uid, _ in known}
+            rest = [item for item in found if item.uid not in started or item.uid == self._last_uid]
+            found = rest or found
+        if len(found) > 1 and self._kube is not None:
+            try:
+                current = {uid_of(pod): pod for pod in self._kube.pods(_within(PODS_TIMEOUT_S, deadline))[0]}
+            except HttpError as error:
+                log.info("the API server can't tell which of %d pods has ended: %s", len(found), error)
+            else:
+                found = [item for item in found if item.uid in current and not terminal(current[item.uid])]
+        return found
+
+    def records(self, deadline: float | None = None, *, answers: bool = False) -> list[Entry]:
+        """Kubelet's records from both sources; empty if neither can be had. `answers`: with what Allocate answered."""
+        found: list[Entry] = []
+        sources: list[tuple[str, Callable[[], list[Entry]]]] = [
+            ("checkpoint", lambda: self._checkpoint.list(answers=answers))
+        ]
+        if self._pod_resources is not None:
+            pod_resources = self._pod_resources
+            patience = RECORDS_TIMEOUT_S if deadline is None else _within(RECORDS_TIMEOUT_S, deadline)
+            sources.append(("PodResources", lambda: pod_resources.list(patience)))
+        for name, source in sources:
+            try:
+                found += source()
+            except RecordsError as error:
+                self._conditions.set(name, f"kubelet's records: {error}")
+            else:
+                self._conditions.clear(name)
+        return found
+
+    def _kubelet_holdings(self, pods: list[Pod], deadline: float) -> dict[tuple[str, str], set[str]] | None:
+        """What kubelet's records say, by UID; None if there are none."""
+        entries = self.records(deadline)
+        if not entries:
+            return None
+        by_name = {
+            (str(pod["metadata"].get("namespace", "default")), str(pod["metadata"].get("name"))): uid_of(pod)
+            for pod in pods
+        }
+        found: dict[tuple[str, str], set[str]] = {}
+        for entry in entries:
+            uid = entry.pod_uid or by_name.get(entry.pod, "")
+            if uid:
+                found.setdefault((uid, entry.container), set()).add(entry.resource)
+        return found
+
+    def presence(self, timeout: float) -> Presence | None:
+        """What both servers say of this node's pods; None if nobody can say now. For garbage collection."""
+        by_kubelet: set[str] | None = None
+        by_api: set[str] | None = None
+        ended: set[str] = set()
+        started_ns = time.time_ns()
+        if self._kubelet is not None:
+            try:
+                pods = self._kubelet.list(timeout)
+            except HttpError as error:
+                log.debug("garbage collection without kubelet's pods: %s", error)
+            else:
+                by_kubelet = {uid_of(pod) for pod in pods}
+                ended |= {uid_of(pod) for pod in pods if terminal(pod)}
+        if self._kube is not None:
+            try:
+                pods = self._kube.pods(timeout)[0]
+            except HttpError as error:
+                log.debug("no garbage collection while the API server is away: %s", error)
+                return None
+            by_api = {uid_of(pod) for pod in pods}
+            ended |= {uid_of(pod) for pod in pods if terminal(pod)}
+        if by_kubelet is None and by_api is None:
+            return None
+        return Presence(
+            started_ns,
+            frozenset((by_kubelet or set()) | (by_api or set())),
+            frozenset(ended),
+            by_api is not None,
+        )
+
+
+def _within(patience: float, deadline: float) -> float:
+    return max(_LEAST_S, min(patience, deadline - time.monotonic()))

@@ -1,0 +1,1 @@
+"""What is looked at again and again: who holds the cards, against what we gave."""

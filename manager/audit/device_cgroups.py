@@ -1,0 +1,217 @@
+"""The device cgroups of running containers: has one lost a card that it was given?
+
+An update of a container rewrites its device cgroup from its configuration; whatever was added behind the runtime's back is gone then, and
+`open` of the card fails from that moment. Our containers list their devices, so it must not happen; where it does, it is told and, by
+`--device-cgroup-policy=restore`, undone. Control groups v1 show a container's devices in `devices.list`; of v2 the kernel shows nothing
+(a program decides there), which is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from manager.allocations.record import Allocation
+from manager.audit.memory import file_identity
+from manager.process.logs import Conditions
+from manager.regions.regions import CONTAINER_PATH
+
+# Kubelet nests: root, quality of service, pod, container; systemd's names hold the UID with underscores.
+POD_FOLDER = re.compile(
+    r"pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})"
+)
+_DEPTH = 4
+_NEEDED = frozenset("rw")
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+# (major, minor) of a character device
+Number = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What one look found. `lost`: paths of the nodes that a running container may no longer open; `looked_at`: how many containers."""
+
+    readable: bool = True
+    why: str = ""
+    looked_at: int = 0
+    lost: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+
+
+def missing(listed: str, needed: Mapping[str, Number]) -> tuple[str, ...]:
+    """Which of the `needed` nodes (path to number) a `devices.list` does not grant for reading and writing.
+
+    Lines are `type major:minor access`, any number may be `*`; type `a` is every device (kernel, cgroup-v1/devices).
+    """
+    granted: dict[tuple[str, str], set[str]] = {}
+    for line in listed.splitlines():
+        words = line.split()
+        if len(words) != 3 or words[0] not in ("a", "c"):
+            continue
+        numbers = ("*:*" if words[0] == "a" else words[1]).partition(":")
+        granted.setdefault((numbers[0], numbers[2]), set()).update(words[2])
+    found = []
+    for path, number in needed.items():
+        major, minor = map(str, number)
+        names = ((major, minor), (major, "*"), ("*", minor), ("*", "*"))
+        access = {right for name in names for right in granted.get(name, ())}
+        if not access >= _NEEDED:
+            found.append(path)
+    return tuple(found)
+
+
+class Watcher:
+    """Looks when asked, tells a loss once, and what came back once more."""
+
+    def __init__(
+        self,
+        root: Path,
+        numbers: Callable[[Allocation], Mapping[str, Number]],
+        tell: Callable[[Allocation, str, str], None],
+        proc: Path = Path("/proc"),
+    ) -> None:
+        """`root`: where control groups are mounted. `numbers`: a container's device nodes; `tell(allocation, reason, message)`."""
+        self._root = root
+        self._numbers = numbers
+        self._tell = tell
+        self._proc = proc
+        self._folders: dict[Key, Path] = {}
+        self._told: dict[Key, tuple[str, ...]] = {}
+        self._conditions = Conditions(log)
+        self.restored = 0
+        self.watch = Watch()
+
+    def look(self, allocations: Sequence[Allocation], *, restore: bool) -> None:
+        """Look at every running container once. Never raises."""
+        base = self._root / "devices"
+        why = self._unreadable(base)
+        if why:
+            if allocations:
+                self._conditions.set("cgroups", f"device cgroups are not watched: {why}")
+            self.watch = Watch(False, why)
+            return
+        self._conditions.clear("cgroups", "device cgroups can be read again")
+        self._find(base, allocations)
+        lost: dict[Key, tuple[str, ...]] = {}
+        looked_at = 0
+        for item in allocations:
+            folder = self._folders.get(item.key)
+            if folder is None:
+                continue
+            try:
+                found = missing((folder / "devices.list").read_text(), self._numbers(item))
+            except OSError:
+                self._folders.pop(item.key, None)  # the container has ended
+                continue
+            looked_at += 1
+            if found and restore:
+                found = self._restore(item, folder, found)
+            if found:
+                lost[item.key] = found
+                if self._told.get(item.key) != found:
+                    self._say(item, "DevicesLost", found, "can no longer open")
+        self._told = lost
+        self.watch = Watch(True, "", looked_at, lost)
+
+    def _unreadable(self, base: Path) -> str:
+        if (base / "devices.list").exists() or (base / "cgroup.procs").exists():
+            return ""
+        if (self._root / "cgroup.controllers").exists():
+            return "control groups v2 do not show which devices a container may open"
+        return f"there is no {base}; mount the host's control groups there, or set --cgroup-root"
+
+    def _say(self, item: Allocation, reason: str, nodes: Sequence[str], what: str) -> None:
+        message = f"container {item.container} {what} {', '.join(nodes)}"
+        if reason == "DevicesLost":
+            message += (
+                ": its device cgroup was rewritten without them, by an update of its resources or a reload of systemd; "
+                "restart the container, or set --device-cgroup-policy=restore"
+            )
+        log.warning("%s: %s", item.name, message)
+        self._tell(item, reason, message)
+
+    def _restore(self, item: Allocation, folder: Path, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Allow the nodes again; returns those that could not be."""
+        numbers = self._numbers(item)
+        try:
+            for path in nodes:
+                major, minor = numbers[path]
+                with (folder / "devices.allow").open("w") as file:
+                    file.write(f"c {major}:{minor} rw")
+            left = missing((folder / "devices.list").read_text(), numbers)
+        except OSError as error:
+            self._conditions.set(f"restore {item.key}", f"{item.name}: cannot restore its devices: {error}")
+            return nodes
+        self._conditions.clear(f"restore {item.key}")
+        self.restored += len(nodes) - len(left)
+        self._say(item, "DevicesRestored", [path for path in nodes if path not in left], "may again open")
+        return left
+
+    # Finding.
+
+    def _find(self, base: Path, allocations: Sequence[Allocation]) -> None:
+        """The folders of containers that are not known yet, or whose folder is gone."""
+        self._folders = {
+            item.key: folder
+            for item in allocations
+            if (folder := self._folders.get(item.key)) is not None and (folder / "devices.list").exists()
+        }
+        unknown = [item for item in allocations if item.key not in self._folders]
+        if not unknown:
+            return
+        folders = list(_pod_folders(base, {item.pod_uid.replace("-", "") for item in unknown}))
+        if not folders:  # admitted, and not started yet
+            return
+        regions = {
+            found: item.key
+            for item in unknown
+            if (found := file_identity(f"{item.region}/limits")) is not None
+        }
+        for folder in folders:
+            for container in _folders_in(folder):
+                key = self._key_of(container, regions)
+                if key is not None:
+                    self._folders[key] = container
+
+    def _key_of(self, folder: Path, regions: Mapping[tuple[int, int], Key]) -> Key | None:
+        """Whose container it is: its processes see that container's region at /etc/vcuda."""
+        for pid in _processes(folder):
+            found = file_identity(f"{self._proc}/{pid}/root{CONTAINER_PATH}/limits")
+            if found is not None and found in regions:
+                return regions[found]
+        return None
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _pod_folders(folder: Path, pods: set[str], depth: int = _DEPTH) -> Iterator[Path]:
+    """Folders of the pods with these UIDs (without dashes), below `folder`."""
+    for below in _folders_in(folder):
+        match = POD_FOLDER.search(below.name)
+        if match:
+            if match[1].replace("-", "").replace("_", "") in pods:
+                yield below
+        elif depth:
+            yield from _pod_folders(below, pods, depth - 1)
+
+
+def _processes(folder: Path) -> Iterator[int]:
+    """PIDs of a control group, its own first, then those of the groups that a container has made for itself."""
+    try:
+        yield from map(int, (folder / "cgroup.procs").read_text().split())
+    except (OSError, ValueError):
+        return
+    for below in _folders_in(folder):
+        yield from _processes(below)

@@ -1,0 +1,182 @@
+"""Feeds the containers' overhead into their limits: one reading of the driver for this and for the bypass audit.
+
+A container that lies about its ledger makes its own overhead larger, and so its own quota smaller. Cards that do not say who holds
+what are not measured; a sample that fails leaves the last figure.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from manager.allocations.record import Allocation
+from manager.audit.memory import Joiner, Key
+from manager.cards.driver import CardProcess
+from vcuda import region
+from vcuda.overhead import Meter, Questions
+from vcuda.region import Usage
+
+# Nobody may keep the daemon busy with questions; shims ask ten times a second at most.
+_PAUSE_S = 0.01
+_BETWEEN_SAMPLES_S = 0.001
+_BETWEEN_ANSWERS_S = 0.1  # to one container
+_FOLLOW_S = 1.0
+_LOOK_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Overhead:
+    """Measures all containers when told to, and one when it asks."""
+
+    def __init__(
+        self,
+        processes: Callable[[str], Sequence[CardProcess] | None],
+        usage: Callable[[Allocation], Usage | None],
+        allocations: Callable[[], Sequence[Allocation]],
+        proc: Path = Path("/proc"),
+    ) -> None:
+        """`processes` of a card by its UUID, None if it does not say; `allocations`: those of the node now."""
+        self._processes = processes
+        self._usage = usage
+        self._allocations = allocations
+        self.proc = proc
+        self._lock = threading.Lock()
+        self._meter = Meter()
+        self._held: dict[str, Sequence[CardProcess]] = {}
+        self._written: dict[Key, list[int]] = {}
+        self._answered: dict[Key, float] = {}
+        self._questions = Questions()
+        self._stopping = threading.Event()
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC)  # readable when it stops: wakes the poll
+        self._thread = threading.Thread(target=self._answer, name="overhead", daemon=True)
+
+    def start(self) -> None:
+        """Answer questions in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        os.eventfd_write(self._ended, 1)
+        if self._thread.ident is not None:
+            self._thread.join(2 * _FOLLOW_S)
+        self._questions.close()
+        os.close(self._ended)
+
+    def held(self, uuid: str) -> Sequence[CardProcess] | None:
+        """The processes of a card in the last `sample`; None if it did not say."""
+        return self._held.get(uuid)
+
+    def sample(self, allocations: Sequence[Allocation], cards: Iterable[str]) -> None:
+        """Measure all containers on these cards once. Never raises."""
+        with self._lock:
+            if any(self._held.values()):
+                self._held = self._measure(allocations, allocations, cards)
+            else:  # an idle node's ledgers are not read; who comes now is measured the next time
+                self._held = self._read(cards)
+            idle = set() if any(self._held.values()) else self._held.keys()
+            self._meter.keep(
+                [
+                    (item.key, share.uuid)
+                    for item in allocations
+                    for share in item.shares
+                    if share.uuid not in idle
+                ]
+            )
+            known = {item.key for item in allocations}
+            self._written = {key: figures for key, figures in self._written.items() if key in known}
+            self._write(allocations)
+
+    def _read(self, cards: Iterable[str]) -> dict[str, Sequence[CardProcess]]:
+        return {uuid: found for uuid in cards if (found := self._processes(uuid)) is not None}
+
+    def _measure(
+        self, measured: Sequence[Allocation], beside: Sequence[Allocation], cards: Iterable[str]
+    ) -> dict[str, Sequence[CardProcess]]:
+        """`beside`: all containers that a process could belong to instead."""
+        before = {item.key: self._usage(item) for item in measured}
+        held = self._read(cards)
+        joiner = Joiner(beside, {key: usage for key, usage in before.items() if usage is not None}, self.proc)
+        sums: dict[tuple[Key, str], int | None] = {}
+        for uuid, processes in held.items():
+            for process in processes:
+                key = joiner.container(process.pid)
+                if key is not None:
+                    sum_now = sums.get((key, uuid), 0)
+                    unknown = sum_now is None or process.memory_bytes is None
+                    sums[key, uuid] = None if unknown else (sum_now or 0) + (process.memory_bytes or 0)
+        for item in measured:
+            first, second = before[item.key], self._usage(item)
+            if item.whole or first is None or second is None:
+                continue
+            for old, new in zip(first.cards, second.cards, strict=True):
+                held_bytes = sums.get((item.key, new.uuid), 0)
+                if new.uuid in held and held_bytes is not None:
+                    self._meter.take((item.key, new.uuid), old, new, held_bytes)
+        return held
+
+    def _write(self, allocations: Iterable[Allocation], *, always: bool = False) -> None:
+        for item in allocations:
+            figures = [self._meter.figure((item.key, share.uuid)) for share in item.shares]
+            if item.whole or (not always and self._written.get(item.key) == figures):
+                continue
+            try:
+                region.write_overhead(item.region, figures)
+                self._written[item.key] = figures
+            except (OSError, region.RegionError) as error:
+                log.debug("the overhead of %s can't be written: %s", item.name, error)
+
+    # Questions.
+
+    def _answer(self) -> None:
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        if self._questions.descriptor >= 0:
+            poll.register(self._questions.descriptor, select.POLLIN)
+        followed: Sequence[Allocation] = ()
+        files: dict[str, Path] = {}
+        next_look = 0.0
+        while not self._stopping.is_set():
+            allocations = self._allocations()
+            if allocations != followed:
+                files = {
+                    "/".join(item.key): Path(item.region) / region.USAGE_NAME
+                    for item in allocations
+                    if not item.whole
+                }
+            # A file that is made anew while the old one is still mapped leaves no sign: those are looked for now and then.
+            if (
+                allocations != followed
+                or self._questions.followed < len(files)
+                or time.monotonic() >= next_look
+            ):
+                self._questions.follow(files)
+                followed, next_look = allocations, time.monotonic() + _LOOK_S
+            end = time.monotonic() + _FOLLOW_S
+            while (left := end - time.monotonic()) > 0 and not self._stopping.is_set():
+                if poll.poll(1000 * left):
+                    self._answer_all(self._questions.read())
+                    time.sleep(_PAUSE_S)
+
+    def _answer_all(self, asked: set[str]) -> None:
+        everyone = self._allocations()
+        now = time.monotonic()
+        self._answered = {
+            key: when for key, when in self._answered.items() if now - when < _BETWEEN_ANSWERS_S
+        }
+        for item in everyone:
+            if "/".join(item.key) not in asked or item.key in self._answered:
+                continue
+            self._answered[item.key] = now
+            with self._lock:
+                pod = [other for other in everyone if other.pod_uid == item.pod_uid]
+                cards = [share.uuid for share in item.shares]
+                self._measure([item], pod, cards)
+                time.sleep(_BETWEEN_SAMPLES_S)  # two samples that agree move the figure at once
+                self._measure([item], pod, cards)
+                self._write([item], always=True)

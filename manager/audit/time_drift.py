@@ -1,0 +1,206 @@
+"""The drift alarm: the GPU time that containers were charged, against what NVML's utilization of their processes says of the same window.
+
+An alarm and nothing else: NVML rounds and lags, so no limit is ever set by it. Cards and containers that it says nothing of are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+
+from manager.allocations.record import Allocation
+from manager.audit.memory import Joiner, Key
+from manager.cards.driver import CardProcess, ProcessUtilization
+from vcuda.region import Usage
+
+TURN_S = 1.0
+WINDOW_S = 10.0
+# Twice NVML's longest sample period (a second, nvml.h), so that a process it does not name was idle.
+_SAMPLES_S = 2.0
+# A reading lags by up to a sample period, and a tenant's peak may lie at a window's edge: only what stays is told.
+LASTING_WINDOWS = 2
+_LEAST_TURNS = 5
+
+log = logging.getLogger(__name__)
+
+At = tuple[Key, str]
+
+
+class Drift:
+    """Reads NVML every turn, compares at the end of each window, tells once what lasts."""
+
+    def __init__(
+        self,
+        utilization: Callable[[str, int], Sequence[ProcessUtilization] | None],
+        held: Callable[[str], Sequence[CardProcess] | None],
+        usage: Callable[[Allocation], Usage | None],
+        metered: Callable[[Allocation, str], bool],
+        allocations: Callable[[], Sequence[Allocation]],
+        tell: Callable[[Allocation, str], None],
+        tolerance: Callable[[], int],
+        proc: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`utilization` of the processes of a card by its UUID since a time (Unix microseconds), None if it does not say; `held`: who is
+        on it; `metered`: whether a container is charged there; `tolerance` in hundredths of the card; `tell` is called once per onset.
+        """
+        self._utilization = utilization
+        self._held = held
+        self._usage = usage
+        self._metered = metered
+        self._allocations = allocations
+        self._tell = tell
+        self._tolerance = tolerance
+        self._proc = proc
+        self._clock = clock
+        self.turn_s = TURN_S
+        self.window_s = WINDOW_S
+        # NVML's less the charged hundredths of the last window, by container and card UUID; without those that can't be told.
+        self.found: Mapping[At, float] = {}
+        self._times: dict[At, int] = {}
+        self._began = 0.0
+        self._before: dict[At, int] = {}
+        self._turns: dict[str, int] = {}
+        self._sums: dict[str, dict[int, float]] = {}
+        self._owners: dict[int, Key | None] = {}
+        self._stopping = threading.Event()
+        self._looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="drift", daemon=True)
+
+    def start(self) -> None:
+        """Compare in a thread."""
+        self._thread.start()
+
+    def looked(self) -> None:
+        """Somebody has looked who is on the cards: before that, there is nothing to compare on an idle node."""
+        self._looked.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._looked.set()
+        if self._thread.ident is not None:
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self._before:
+                self._stopping.wait(self.turn_s)
+            else:
+                self._looked.wait()
+                self._looked.clear()
+            if not self._stopping.is_set():
+                self.turn()
+
+    def turn(self) -> None:
+        """Read NVML once; at the end of a window compare and begin the next one. Never raises for what a tenant or the driver does."""
+        allocations = self._allocations()
+        if not self._before:
+            self._begin(allocations)
+            if not self._before:
+                self.found, self._times = {}, {}
+            return
+        self._read(allocations)
+        if self._clock() - self._began >= self.window_s:
+            self._compare(allocations)
+            self._begin(allocations)
+
+    def _in_use(self, allocations: Sequence[Allocation]) -> set[str]:
+        """UUIDs of shared-out cards on which somebody is, or may be: an idle node's NVML and ledgers are not read."""
+        cards = {share.uuid for item in allocations for share in item.shares}
+        return {uuid for uuid in cards if (held := self._held(uuid)) is None or held}
+
+    def _charged(
+        self, allocations: Sequence[Allocation], cards: Set[str]
+    ) -> Iterator[tuple[Allocation, str]]:
+        for item in allocations:
+            for share in item.shares:
+                if share.uuid in cards and self._metered(item, share.uuid):
+                    yield item, share.uuid
+
+    def _times_charged(self, allocations: Sequence[Allocation], cards: Set[str]) -> dict[At, int]:
+        charged = list(self._charged(allocations, cards))
+        usages = {item.key: self._usage(item) for item, _ in charged}
+        found = {}
+        for item, uuid in charged:
+            usage = usages[item.key]
+            for card in usage.cards if usage is not None else ():
+                if card.uuid == uuid:
+                    found[item.key, uuid] = card.gpu_time_ns
+        return found
+
+    def _begin(self, allocations: Sequence[Allocation]) -> None:
+        """A card to which the first process comes within a window is compared from the next one on."""
+        self._before = self._times_charged(allocations, self._in_use(allocations))
+        self._began = self._clock()
+        self._turns, self._sums, self._owners = {}, {}, {}
+
+    def _read(self, allocations: Sequence[Allocation]) -> None:
+        since_us = int((time.time() - _SAMPLES_S) * 1e6)
+        for uuid in self._cards():
+            samples = self._utilization(uuid, since_us)
+            if samples is None:
+                continue
+            self._turns[uuid] = self._turns.get(uuid, 0) + 1
+            sums = self._sums.setdefault(uuid, {})
+            for pid, percent in _by_process(samples).items():
+                sums[pid] = sums.get(pid, 0.0) + percent
+            self._own(allocations, sums)  # now: a process that ends has no owner any more
+
+    def _cards(self) -> set[str]:
+        return {uuid for _, uuid in self._before}
+
+    def _own(self, allocations: Sequence[Allocation], pids: Mapping[int, float]) -> None:
+        unknown = [pid for pid in pids if pid not in self._owners]
+        if unknown:
+            usages = {item.key: usage for item in allocations if (usage := self._usage(item)) is not None}
+            joiner = Joiner(allocations, usages, self._proc)
+            self._owners.update({pid: joiner.container(pid) for pid in unknown})
+
+    def _compare(self, allocations: Sequence[Allocation]) -> None:
+        passed_s = self._clock() - self._began
+        after = self._times_charged(allocations, self._cards())
+        seen = self._seen(allocations)
+        compared: dict[At, tuple[float, float]] = {}
+        for at, charged_ns in after.items():
+            before_ns = self._before.get(at)
+            if at in seen and before_ns is not None and charged_ns >= before_ns:
+                compared[at] = seen[at], (charged_ns - before_ns) / passed_s / 1e7
+        self.found = {at: by_driver - charged for at, (by_driver, charged) in compared.items()}
+        over = [at for at, off in self.found.items() if abs(off) > self._tolerance()]
+        self._times = {at: self._times.get(at, 0) + 1 for at in over}
+        for item in allocations:
+            for at, times in self._times.items():
+                if at[0] == item.key and times == LASTING_WINDOWS:
+                    by_driver, charged = compared[at]
+                    message = (
+                        f"container {item.container} was charged {charged:.0f} hundredths of card {at[1]} over {passed_s:.0f} s, and NVML saw "
+                        f"{by_driver:.0f}: its GPU time is not what its shim counts; its limits are left as they are"
+                    )
+                    log.warning("%s: %s", item.name, message)
+                    self._tell(item, message)
+
+    def _seen(self, allocations: Sequence[Allocation]) -> dict[At, float]:
+        """Hundredths of a card by container, of those that NVML's process lists have; none of a card on which it named nobody."""
+        found: dict[At, float] = {}
+        for uuid, sums in self._sums.items():
+            turns = self._turns[uuid]
+            if turns < _LEAST_TURNS or not sums:
+                continue
+            present = {process.pid: 0.0 for process in self._held(uuid) or ()}
+            self._own(allocations, present)
+            for pid, total in {**present, **sums}.items():
+                key = self._owners.get(pid)
+                if key is not None:
+                    found[key, uuid] = found.get((key, uuid), 0.0) + total / turns
+        return found
+
+
+def _by_process(samples: Sequence[ProcessUtilization]) -> dict[int, float]:
+    """Percent by PID: the mean of each process's samples."""
+    found: dict[int, list[int]] = {}
+    for sample in samples:
+        found.setdefault(sample.pid, []).append(sample.percent)
+    return {pid: sum(values) / len(values) for pid, values in found.items()}

@@ -1,0 +1,1 @@
+"""This node's cards behind an interface: probed, watched, with their MIG instances and device nodes."""

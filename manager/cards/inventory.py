@@ -1,0 +1,239 @@
+"""The cards of this node as they are now: probed, watched for Xid errors, and healthy again after a good probe.
+
+A card that leaves stays listed as unhealthy, so that kubelet does not shrink the node's capacity under running pods.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from manager.cards import device_nodes
+from manager.cards.device_nodes import NodeProblem
+from manager.cards.driver import Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
+from manager.cards.use import CardUse
+from manager.process.logs import Conditions
+from vcuda.driver.root import HostRoot
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One consistent view. `problems` maps a card's UUID, or "" for the whole node, to why it is unhealthy."""
+
+    driver: str
+    driver_version: str
+    cards: tuple[NodeCard, ...]
+    problems: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def node_problem(self) -> str:
+        return dict(self.problems).get("", "")
+
+    def card(self, uuid: str) -> NodeCard | None:
+        return next((item for item in self.cards if item.card.uuid == uuid), None)
+
+
+class Inventory(CardUse):
+    """Owns the driver. `on_change` is called, from the watching thread, whenever the snapshot differs."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        open_driver: Callable[[HostRoot], Driver],
+        interval_s: float,
+        ignored_xids: frozenset[int],
+    ) -> None:
+        self._root = root
+        self._open_driver = open_driver
+        self._interval = interval_s
+        self._ignored = ignored_xids
+        self._driver: Driver = NullDriver("not opened yet")
+        self._stale = False
+        self._known: dict[str, NodeCard] = {}
+        self._blocked: Mapping[str, str] = {}
+        self._xids: dict[str, tuple[int, float]] = {}
+        self._snapshot = Snapshot("none", "", ())
+        self._conditions = Conditions(log)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._last_probe = time.monotonic()
+        self.on_change: Callable[[Snapshot], None] = lambda _snapshot: None
+        self.on_node_problem: Callable[[str], None] = lambda _node: None
+        self.on_card_problem: Callable[[str, str], None] = lambda _uuid, _why: None
+
+    def configure(self, interval_s: float, ignored_xids: frozenset[int]) -> None:
+        """From the next probe on."""
+        self._interval = interval_s
+        self._ignored = ignored_xids
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    @property
+    def probe_age_s(self) -> float:
+        """Seconds since the last probe ended: far above the interval means that the driver is stuck."""
+        return time.monotonic() - self._last_probe
+
+    def block(self, reasons: Mapping[str, str]) -> None:
+        """Cards, by UUID, that others have, and why; they count as unhealthy from the next probe on."""
+        self._blocked = dict(reasons)
+
+    def start(self) -> None:
+        """Watch in a thread, after a first `probe`."""
+        self._thread = threading.Thread(target=self._watch, name="cards", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        self._driver.close()
+
+    def _watch(self) -> None:
+        next_probe = time.monotonic() + self._interval
+        while not self._stop.is_set():
+            left = next_probe - time.monotonic()
+            if left <= 0:
+                self.probe()
+                next_probe = time.monotonic() + self._interval
+                continue
+            try:
+                # Short waits, so that stopping does not take the driver's whole time-out.
+                event = self._driver.wait_xid(min(left, 0.5)) if self._driver.has_events else None
+            except DriverError as error:
+                self._conditions.set("events", f"waiting for Xid events failed: {error}")
+                self._stop.wait(min(left, 1.0))
+                continue
+            if event is not None:
+                self._xid(event)
+            elif not self._driver.has_events:
+                self._stop.wait(min(left, 0.5))
+
+    def _xid(self, event: XidEvent) -> None:
+        if event.xid in self._ignored:
+            log.info("card %s: Xid %d, an application's error, is ignored", event.uuid, event.xid)
+            return
+        log.warning(
+            "card %s: Xid %d; it is unhealthy until a later probe finds it well", event.uuid, event.xid
+        )
+        self._xids[event.uuid] = (event.xid, time.monotonic())
+        self._publish(self._snapshot.driver_version)
+
+    # Probing.
+
+    def probe(self) -> Snapshot:
+        """Ask the driver and the nodes again. Never raises."""
+        if isinstance(self._driver, NullDriver) or self._stale:
+            self._reopen()
+        failures: dict[str, str] = {}
+        version = ""
+        try:
+            result = self._driver.probe()
+        except DriverError as error:
+            failures = dict.fromkeys(self._known, f"the driver does not answer: {error}")
+            self._conditions.set("driver", f"the driver does not answer: {error}")
+            self._stale = True
+        else:
+            version = result.driver_version
+            failures = self._take(result)
+            self._stale = bool(result.failed)  # NVML keeps a lost card lost until it is initialised again
+        self._last_probe = time.monotonic()
+        self._forget_xids(failures)
+        return self._publish(version or self._snapshot.driver_version, failures)
+
+    def _take(self, result: Probe) -> dict[str, str]:
+        failures = dict(result.failed)
+        present = {item.card.uuid: item for item in result.cards}
+        missing = {uuid: "it is gone from the driver" for uuid in self._known if uuid not in present}
+        for uuid in missing:
+            named = failures.get(self._known[uuid].physical_uuid)
+            if named or failures:
+                missing[uuid] = named or "; ".join(failures.values())
+        self._known.update(present)
+        if isinstance(self._driver, NullDriver):
+            self._conditions.set(
+                "driver", f"no cards: {self._driver.reason}; serving without, and looking again"
+            )
+            missing = dict.fromkeys(self._known, f"no driver: {self._driver.reason}")
+        elif not result.failed:
+            self._conditions.clear("driver", "the driver answers")
+        for uuid, item in list(self._known.items()):
+            # An instance that was deleted on purpose leaves with its parent well; a card never does.
+            if (
+                uuid in missing
+                and item.parent_uuid
+                and not failures
+                and not isinstance(self._driver, NullDriver)
+            ):
+                del self._known[uuid]
+                del missing[uuid]
+        return missing
+
+    def _reopen(self) -> None:
+        self._driver.close()
+        self._driver = self._open_driver(self._root)
+
+    def _forget_xids(self, failures: dict[str, str]) -> None:
+        """A good probe, at least one interval after the error, makes a card healthy again."""
+        for uuid, (_, when) in list(self._xids.items()):
+            if uuid not in failures and time.monotonic() - when >= self._interval:
+                del self._xids[uuid]
+
+    def _publish(self, version: str, failures: dict[str, str] | None = None) -> Snapshot:
+        problems = dict(failures) if failures is not None else dict(self._snapshot.problems)
+        problems.update(self._node_problems(problems))
+        blocked = self._blocked
+        for uuid in self._known.keys() & blocked.keys():
+            problems.setdefault(uuid, blocked[uuid])
+        for item in self._known.values():
+            if item.physical_uuid in self._xids:
+                problems.setdefault(item.card.uuid, f"Xid {self._xids[item.physical_uuid][0]}")
+        cards = tuple(
+            dataclasses.replace(item, card=dataclasses.replace(item.card, healthy=uuid not in problems))
+            for uuid, item in sorted(self._known.items(), key=lambda pair: (pair[1].card.minor, pair[0]))
+        )
+        snapshot = Snapshot(self._driver.name, version, cards, tuple(sorted(problems.items())))
+        self._report(problems)
+        if snapshot != self._snapshot:
+            self._snapshot = snapshot
+            self.on_change(snapshot)
+        return snapshot
+
+    def _node_problems(self, failures: dict[str, str]) -> dict[str, str]:
+        if not self._known:
+            return {}
+        found: dict[str, str] = {}
+        majors = None
+        try:
+            majors = device_nodes.majors(self._root)
+            device_nodes.common(self._root, majors)
+        except NodeProblem as problem:
+            found[""] = str(problem)
+            self.on_node_problem(problem.node)
+        for uuid, item in self._known.items():
+            if uuid in failures:
+                continue
+            try:
+                device_nodes.of_card(self._root, item, majors)
+            except NodeProblem as problem:
+                found[uuid] = str(problem)
+                self.on_node_problem(problem.node)
+        return found
+
+    def _report(self, problems: dict[str, str]) -> None:
+        """Each reason once, when it comes and when it goes."""
+        for uuid, why in problems.items():
+            what = f"card {uuid}" if uuid else "all cards of this node"
+            if self._conditions.set(f"health:{uuid}", f"{what} unhealthy: {why}") and uuid:
+                self.on_card_problem(uuid, why)
+        for name in self._conditions.active():
+            uuid = name.removeprefix("health:")
+            if name.startswith("health:") and uuid not in problems:
+                self._conditions.clear(name, f"{f'card {uuid}' if uuid else 'this node'} is healthy again")

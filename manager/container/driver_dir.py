@@ -1,0 +1,255 @@
+"""The driver directory that containers mount: our shims, the real driver behind them, and nvidia-smi.
+
+    driver/<driver version>-<fingerprint>/lib64/        shims as regular files, other driver libraries, SONAME links
+                                          lib64/drv/    the real libcuda and libnvidia-ml and their fixed aliases
+                                          preload/      the preload library, and the /etc/ld.so.preload that names it
+                                          bin/          nvidia-smi when the host has it
+    driver/current                                      link to the newest
+
+A directory is made beside and renamed into place, and never changed afterwards: running pods map its files. Only the
+real libraries stand alone in drv/, because the loader's cache indexes SONAMEs and would confuse them with the shims.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcuda.driver.root import HostRoot
+
+LAYOUT = 2  # part of the fingerprint: raise it when the layout changes
+FOLDER = "driver"
+CURRENT = "current"
+MANIFEST = ".complete"
+CONTAINER_PATH = "/usr/local/nvidia"
+
+# Shim -> (real library, alias that the shim's DT_NEEDED names).
+SHIMS = {
+    "libcuda.so.1": ("libcuda", "libcuda-driver.so.1"),
+    "libnvidia-ml.so.1": ("libnvidia-ml", "libnvidia-ml-driver.so.1"),
+}
+# For --injection=preload; below the folder beside that of the shims.
+PRELOAD = "libvcuda-preload.so"
+LIST = "ld.so.preload"
+# What compute and video workloads load beside libcuda; OpenGL, EGL and X11 libraries belong to graphics stacks.
+_COMPANIONS = (
+    "libnvidia-ptxjitcompiler",
+    "libnvidia-nvvm",
+    "libnvidia-gpucomp",
+    "libcudadebugger",
+    "libnvidia-opencl",
+    "libnvidia-fatbinaryloader",
+    "libnvidia-compiler",
+    "libnvidia-cfg",
+    "libnvidia-allocator",
+    "libnvidia-nscq",
+    "libnvidia-encode",
+    "libnvidia-opticalflow",
+    "libnvcuvid",
+    "libnvoptix",
+    "libnvidia-rtcore",
+)
+# libcuda opens these by SONAME: mounted as files into the loader's default folders too, beside the shims.
+LOADER_COMPANIONS = ("libnvidia-ptxjitcompiler.so.1", "libnvidia-nvvm.so.4")
+PROGRAMS = ("nvidia-smi",)
+_VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
+
+
+class MirrorError(Exception):
+    """No driver directory can be made; the message names the missing or unwritable thing."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A finished driver directory. `directory` is its final path, never the link."""
+
+    directory: Path
+    driver_version: str
+
+    @property
+    def lib64(self) -> Path:
+        return self.directory / "lib64"
+
+    @functools.cached_property
+    def loader_files(self) -> tuple[str, ...]:
+        """Files of lib64 that are also mounted where the dynamic linker looks by default; a finished directory keeps them."""
+        names = (*SHIMS, *LOADER_COMPANIONS)
+        return tuple(name for name in names if (self.lib64 / name).exists())
+
+    @property
+    def preload_list(self) -> Path:
+        """What containers get as /etc/ld.so.preload for --injection=preload."""
+        return self.directory / "preload" / LIST
+
+    @functools.cached_property
+    def reals(self) -> tuple[tuple[str, str], ...]:
+        """The shims' names and the files of the real libraries, which have these names for --injection=preload."""
+        drv = self.lib64 / "drv"
+        return tuple((name, str(drv / (drv / alias).readlink())) for name, (_, alias) in SHIMS.items())
+
+    @functools.cached_property
+    def programs(self) -> tuple[str, ...]:
+        """What lies in bin."""
+        return tuple(name for name in PROGRAMS if (self.directory / "bin" / name).exists())
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A driver library on the host: its own file and the name it gets in the mirror."""
+
+    path: Path
+    name: str
+
+
+def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> Mirror:
+    """The driver directory below `base` for the driver below `root` and the shims in the folder `shims`.
+
+    `loaded`: the version of the kernel's driver by NVML; libraries of it go before those of another that was installed since. An existing one is reused. Raises MirrorError.
+    """
+    for path in (*(shims / name for name in SHIMS), _preload(shims)):
+        if not path.is_file():
+            raise MirrorError(
+                f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build"
+            )
+    reals = {shim: _real(root, library, loaded) for shim, (library, _) in SHIMS.items()}
+    version = _version_of(reals["libcuda.so.1"].name)
+    companions = tuple(_companions(root, version, {source.path.parent for source in reals.values()}))
+    programs = tuple(path for path in map(root.find_program, PROGRAMS) if path is not None)
+    sources = (*reals.values(), *companions)
+    name = f"{version}-{_fingerprint(shims, sources, programs)}"
+    folder = base / FOLDER
+    final = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (final / MANIFEST).exists():
+            _build(folder, final, shims, reals, companions, programs)
+        _point(folder / CURRENT, name)
+    except OSError as error:
+        raise MirrorError(f"cannot make the driver directory {final}: {error}") from error
+    return Mirror(final, version)
+
+
+def remove_unused(base: Path, used: Collection[Path]) -> list[Path]:
+    """Remove directories of earlier drivers and builds that no running container mounts; return them."""
+    folder = base / FOLDER
+    keep = {path.name for path in used}
+    link = folder / CURRENT
+    if link.is_symlink():
+        keep.add(link.readlink().name)
+    removed = []
+    for path in sorted(folder.glob("*")) if folder.is_dir() else []:
+        if not path.is_symlink() and path.is_dir() and path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path)
+    return removed
+
+
+def _real(root: HostRoot, library: str, loaded: str) -> _Source:
+    path = root.find_library(f"{library}.so.1", loaded)
+    if path is None:
+        raise MirrorError(
+            f"no {library}.so.1 below {root.path}; is the NVIDIA driver installed there, and --driver-root right?"
+        )
+    return _Source(path, path.name)
+
+
+def _preload(shims: Path) -> Path:
+    return shims.parent / "preload" / PRELOAD
+
+
+def _version_of(name: str) -> str:
+    match = _VERSION.search(name)
+    return match[1] if match else "unknown"
+
+
+def _companions(root: HostRoot, version: str, beside: Collection[Path]) -> Iterator[_Source]:
+    seen = set()
+    for folder in dict.fromkeys((*sorted(beside), *root.library_folders())):
+        for library in _COMPANIONS:
+            for path in sorted(folder.glob(f"{library}.so.*")):
+                found = root.resolve(path.relative_to(root.path))
+                if found is None or not found.is_file() or path.name in seen:
+                    continue
+                if _version_of(found.name) not in (version, "unknown"):
+                    continue  # left over from another driver
+                seen.add(path.name)
+                yield _Source(found, path.name)
+
+
+def _fingerprint(shims: Path, sources: Collection[_Source], programs: Collection[Path]) -> str:
+    digest = hashlib.sha256(f"layout {LAYOUT}".encode())
+    for path in (*(shims / name for name in SHIMS), _preload(shims)):
+        digest.update(path.read_bytes())
+    for path, name in (
+        *((source.path, source.name) for source in sources),
+        *((path, path.name) for path in programs),
+    ):
+        digest.update(f"{name} {path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def _build(
+    folder: Path,
+    final: Path,
+    shims: Path,
+    reals: dict[str, _Source],
+    companions: Collection[_Source],
+    programs: Collection[Path],
+) -> None:
+    temporary = folder / f".new-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    lib64, drv, programs_folder = temporary / "lib64", temporary / "lib64/drv", temporary / "bin"
+    drv.mkdir(parents=True)
+    programs_folder.mkdir()
+    for shim, real in reals.items():
+        # A copy, never a link: a rebuild of ours may rewrite the source, and ldconfig replaces links by SONAME.
+        shutil.copyfile(shims / shim, lib64 / shim)
+        (lib64 / shim).chmod(0o755)
+        (lib64 / shim.removesuffix(".1")).symlink_to(shim)
+        _take(real.path, drv / real.name)
+        (drv / SHIMS[shim][1]).symlink_to(real.name)
+    preload = temporary / "preload" / PRELOAD
+    preload.parent.mkdir()
+    shutil.copyfile(_preload(shims), preload)
+    preload.chmod(0o755)
+    (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")
+    for companion in companions:
+        target = lib64 / companion.path.name
+        if not target.exists():
+            _take(companion.path, target)
+        if companion.name != companion.path.name and not (lib64 / companion.name).exists():
+            (lib64 / companion.name).symlink_to(companion.path.name)
+    for program in programs:
+        _take(program, programs_folder / program.name)
+    (temporary / MANIFEST).touch()
+    if final.exists():  # without its manifest: an earlier start was interrupted by a power cut
+        shutil.rmtree(final)
+    try:
+        temporary.rename(final)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not (final / MANIFEST).exists():  # else another instance made the same one first
+            raise
+
+
+def _take(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or a mount of the host's
+        shutil.copyfile(source, target)
+        target.chmod(0o755)
+
+
+def _point(link: Path, name: str) -> None:
+    if link.is_symlink() and str(link.readlink()) == name:
+        return
+    temporary = link.with_name(f".{link.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(name)
+    temporary.replace(link)

@@ -1,0 +1,1 @@
+"""What the daemon asks and tells the API server."""

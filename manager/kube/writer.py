@@ -1,0 +1,179 @@
+"""What the daemon tells the API server: patches and events, sent by one thread, tried again until they arrive.
+
+Nothing that a pod waits for depends on it; while the API server is away the daemon serves on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from manager.kube.api import Kube
+from manager.kube.http import HttpError
+from manager.process.logs import Conditions
+
+TIMEOUT_S = 5.0
+_KEPT = 2048
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
+_FINAL = (400, 403, 404, 409, 422)
+_NODE = "node"
+# Kubelet creates its node seconds after its start, and maybe after us; a wrong --hostname-override never gets one.
+_FIRST_NODE_PAUSE_S, _LONGEST_NODE_PAUSE_S = 1.0, 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """A queue of named messages; a newer one of the same name replaces the older. Without `kube` all is dropped."""
+
+    def __init__(self, kube: Kube | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._clock = clock
+        self._pending: OrderedDict[str, Callable[[Kube], None]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._conditions = Conditions(log)
+        self._node = Conditions(log)
+        self._labels: dict[str, str | None] = {}  # all that were ever said of the node
+        self._node_at = float("-inf")  # of the clock: what is said of the node waits until then
+        self._node_pause = _FIRST_NODE_PAUSE_S
+        self._thread: threading.Thread | None = None
+
+    @property
+    def reachable(self) -> bool | None:
+        """Whether the last message arrived; None without an API server."""
+        return None if self._kube is None else not self._conditions.active()
+
+    def start(self) -> None:
+        if self._kube is None:
+            log.info("no API server is configured: no events, no annotations on node and pods")
+            return
+        self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.put(None)
+        if self._thread is not None:
+            self._thread.join(0.5)
+
+    def _put(self, name: str, message: Callable[[Kube], None]) -> None:
+        if self._kube is None:
+            return
+        with self._lock:
+            if name == _NODE:  # kubelet may have started, and our node be there now
+                self._node_at, self._node_pause = float("-inf"), _FIRST_NODE_PAUSE_S
+            self._pending[name] = message
+            while len(self._pending) > _KEPT:
+                self._pending.popitem(last=False)
+        self._wake.put(None)
+
+    def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        self._put(f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S))
+
+    def describe_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
+        """Tried at once. A label that was said before and is not given any more is taken away."""
+        self._labels = said = {**dict.fromkeys(self._labels), **labels}
+        self._put(_NODE, lambda kube: kube.patch_node(annotations, said, TIMEOUT_S))
+
+    def event(self, about: Mapping[str, str], kind: str, reason: str, message: str) -> None:
+        self._put(
+            f"event {about.get('uid')} {reason} {message}",
+            lambda kube: kube.event(about, kind, reason, message, TIMEOUT_S),
+        )
+
+    def pod_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
+        """A warning on a pod."""
+        about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
+        self.event(about, "Warning", reason, message)
+
+    def evict(self, namespace: str, name: str, uid: str) -> None:
+        """End a pod, as far as its disruption budget allows; it is asked once."""
+
+        def send(kube: Kube) -> None:
+            try:
+                kube.evict(namespace, name, uid, TIMEOUT_S)
+            except HttpError as error:
+                if error.status != 429:
+                    raise
+                log.warning("%s/%s is not evicted: %s", namespace, name, error)
+
+        self._put(f"eviction {uid}", send)
+
+    def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        self._put(f"deletion {uid}", lambda kube: kube.delete_pod(namespace, name, uid, TIMEOUT_S))
+
+    def _next(self) -> tuple[str, Callable[[Kube], None]] | None:
+        """The oldest message that may be sent now."""
+        with self._lock:
+            for name, message in self._pending.items():
+                if name != _NODE or self._clock() >= self._node_at:
+                    return name, message
+            return None
+
+    def _rest(self) -> None:
+        """Until there is something to send."""
+        with self._lock:
+            left = max(self._node_at - self._clock(), 0.0) if _NODE in self._pending else None
+        with contextlib.suppress(queue.Empty):
+            self._wake.get(timeout=left)
+
+    def _send_all(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            entry = self._next()
+            if entry is None or self._kube is None:
+                self._rest()
+            elif self._send(self._kube, *entry):
+                pause = _FIRST_PAUSE_S
+            else:
+                self._stop.wait(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _send(self, kube: Kube, name: str, message: Callable[[Kube], None]) -> bool:
+        """Whether the API server answered, be it with a refusal."""
+        try:
+            message(kube)
+        except HttpError as error:
+            if error.status not in _FINAL:
+                self._conditions.set("api", f"the API server can't be reached: {error}; trying on")
+                return False
+            if error.status == 404 and name == _NODE:
+                self._node.set(
+                    "node",
+                    f"the API server does not have our node: {error}; trying on until kubelet has made it (is --hostname-override its name?)",
+                )
+                self._await_node(message)
+                return True
+            log.warning("the API server refused %s: %s", name.partition(" ")[0], error)
+        self._conditions.clear("api", "the API server answers again")
+        if name == _NODE:
+            self._node.clear("node", "the API server has the node now")
+        with self._lock:
+            if self._pending.get(name) is message:
+                del self._pending[name]
+        return True
+
+    def _await_node(self, message: Callable[[Kube], None]) -> None:
+        with self._lock:
+            if self._pending.get(_NODE) is not message:
+                return  # something newer was said meanwhile: tried at once
+            self._node_at = self._clock() + self._node_pause
+            self._node_pause = min(self._node_pause * 2, _LONGEST_NODE_PAUSE_S)
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Whether everything was sent in time; for tests and shutdown."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not self._pending:
+                    return True
+            time.sleep(0.02)
+        return False

@@ -1,0 +1,1 @@
+"""What kubelet knows: its pods, its records of devices, and the names that it gives devices."""

@@ -1,0 +1,34 @@
+"""What the node object says of its cards: the inventory annotation and the model label."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from manager.cards.inventory import Snapshot
+from vcuda.spec import inventory
+from vcuda.spec.inventory import Card
+from vcuda.spec.names import Names
+
+_LABEL_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
+_LABEL_LENGTH = 63
+
+
+def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
+    """While nodes of the whole machine are missing no card is healthy, whatever the driver says of it."""
+    cards = [item.card for item in snapshot.cards]
+    if snapshot.node_problem:
+        cards = [
+            Card(card.uuid, card.minor, card.model, card.memory_bytes, card.numa_node, False, card.links)
+            for card in cards
+        ]
+    return {names.inventory: inventory.encode(tuple(cards))}
+
+
+def labels(cards: Sequence[Card], names: Names, extra: Sequence[tuple[str, str]]) -> Mapping[str, str | None]:
+    """The commonest model, as a label value; None removes the label of a node whose cards are gone."""
+    models = Counter(card.model for card in cards)
+    model = min(models, key=lambda name: (-models[name], name)) if models else ""
+    value = _LABEL_CHARACTERS.sub("-", model)[:_LABEL_LENGTH].strip("-_.")
+    return {names.model_label: value or None, **dict(extra)}

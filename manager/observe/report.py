@@ -1,0 +1,264 @@
+"""One picture of the node: cards, what is booked on them, what each container uses; for metrics, /usage and /graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from manager.allocations import accounting
+from manager.allocations.record import Allocation
+from manager.allocations.view import AllocationView
+from manager.audit.device_cgroups import Watch
+from manager.audit.memory import Finding, Key
+from manager.cards.inventory import Inventory
+from manager.regions.regions import Regions
+from vcuda.region import CardUsage
+from vcuda.spec.units import BLOCK_BYTES, format_bytes
+
+
+@dataclass(frozen=True)
+class CardReport:
+    """A card of the node. `other_memory_bytes`: of processes of no container with a share. None: the card does not say."""
+
+    uuid: str
+    minor: int
+    model: str
+    numa_node: int | None
+    memory_bytes: int
+    memory_used_bytes: int | None
+    gpu_percent: int | None
+    booked_cores: int
+    booked_memory_bytes: int
+    healthy: bool
+    problem: str
+    other_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ShareReport:
+    """A container's share of one card: limits and what its processes say they use.
+
+    `gpu_time_ns` is None while the container is alone on the card and uncapped: then nothing measures it, and `card_percent` is
+    the driver's utilization of the card, all of which is this container's; else None. `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
+    `overhead_bytes` of what is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
+    `bypassing_processes`: how many use the card past our library, by the last audit. `granted_cores`: the share of the card's time in
+    force, in hundredths; None if the region can't be read.
+    `drift_cores`: NVML's utilization less what was charged, in hundredths of the card, over the last window; None if it can't be told.
+    """
+
+    uuid: str
+    minor: int
+    cores: int
+    core_limit: int
+    memory_limit_bytes: int
+    memory_used_bytes: int
+    memory_peak_bytes: int
+    gpu_time_ns: int | None
+    waited_ns: int
+    launches: int
+    refusals: int
+    unaccounted_bytes: int | None = None
+    card_percent: int | None = None
+    overhead_bytes: int = 0
+    oversold_bytes: int = 0
+    oversold_allocations: int = 0
+    bypassing_processes: int | None = None
+    granted_cores: float | None = None
+    drift_cores: float | None = None
+
+
+@dataclass(frozen=True)
+class ContainerReport:
+    """A container with a share. `lost_devices`: nodes that its device cgroup no longer allows.
+
+    `limits_impossible`: processes that met limits of GPU time which make no sense.
+    """
+
+    namespace: str
+    pod_name: str
+    pod_uid: str
+    container: str
+    cores: int
+    priority: str
+    processes: int
+    cards: tuple[ShareReport, ...]
+    lost_devices: tuple[str, ...] = ()
+    limits_impossible: int = 0
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """Everything at one moment. `device_cgroups`: "watched", or why they are not."""
+
+    node: str
+    driver: str
+    driver_version: str
+    problem: str
+    device_cgroups: str
+    cards: tuple[CardReport, ...]
+    containers: tuple[ContainerReport, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+
+WATCHED = "watched"
+_NOTHING = CardUsage("", 0, 0, 0, 0, 0, 0)
+
+
+class Reporter:
+    """Makes reports, at most one per `period_s`: scrapers and people may ask as often as they like."""
+
+    def __init__(
+        self,
+        node: str,
+        inventory: Inventory,
+        view: AllocationView,
+        regions: Regions,
+        period_s: float,
+        finding: Callable[[], Finding] = Finding,
+        watch: Callable[[], Watch] = Watch,
+        drift: Callable[[], Mapping[tuple[Key, str], float]] = dict,
+    ) -> None:
+        self._node = node
+        self._inventory = inventory
+        self._view = view
+        self._regions = regions
+        self.period_s = period_s
+        self._finding = finding
+        self._watch = watch
+        self._drift = drift
+        self._lock = threading.Lock()
+        self._report: NodeReport | None = None
+        self._made = 0.0
+
+    def report(self) -> NodeReport:
+        with self._lock:
+            if self._report is None or time.monotonic() - self._made >= self.period_s:
+                self._report = self._make()
+                self._made = time.monotonic()
+            return self._report
+
+    def _make(self) -> NodeReport:
+        snapshot = self._inventory.snapshot
+        allocations = self._view.allocations
+        booked = accounting.booked(allocations)
+        problems = dict(snapshot.problems)
+        finding = self._finding()
+        cards = []
+        percents: dict[str, int] = {}
+        for item in snapshot.cards:
+            card = item.card
+            sample = self._inventory.sample(card.uuid)
+            if sample is not None and sample.gpu_percent is not None:
+                percents[card.uuid] = sample.gpu_percent
+            cores, blocks = booked.get(card.uuid, (0, 0))
+            cards.append(
+                CardReport(
+                    card.uuid,
+                    card.minor,
+                    card.model,
+                    card.numa_node,
+                    card.memory_bytes,
+                    sample.memory_used_bytes if sample else None,
+                    sample.gpu_percent if sample else None,
+                    cores,
+                    blocks * BLOCK_BYTES,
+                    card.healthy and not snapshot.node_problem,
+                    problems.get(card.uuid, "") or snapshot.node_problem,
+                    finding.others.get(card.uuid),
+                )
+            )
+        return NodeReport(
+            self._node,
+            snapshot.driver,
+            snapshot.driver_version,
+            snapshot.node_problem,
+            self._watch().why or WATCHED,
+            tuple(cards),
+            tuple(self._container(item, finding, percents) for item in allocations),
+        )
+
+    def _container(
+        self, allocation: Allocation, finding: Finding, percents: Mapping[str, int]
+    ) -> ContainerReport:
+        usage = self._regions.usage(allocation)
+        used = {card.uuid: card for card in usage.cards} if usage else {}
+        shares = []
+        for share in allocation.shares:
+            card = used.get(share.uuid, _NOTHING)
+            metered = self._regions.metered(allocation, share.uuid)
+            shares.append(
+                ShareReport(
+                    share.uuid,
+                    allocation.minors.get(share.uuid, -1),
+                    share.cores,
+                    max(share.cores, allocation.core_limit),
+                    share.memory_blocks * BLOCK_BYTES,
+                    card.memory_used_bytes,
+                    card.memory_peak_bytes,
+                    card.gpu_time_ns if metered else None,
+                    card.waited_ns,
+                    card.launches,
+                    card.refusals,
+                    finding.beyond.get((allocation.key, share.uuid)),
+                    None if metered else percents.get(share.uuid),
+                    max(0, card.memory_used_bytes - card.ledger_bytes),
+                    card.oversold_bytes,
+                    card.oversold_allocations,
+                    finding.without_shim.get((allocation.key, share.uuid)),
+                    card.granted_cores if usage else None,
+                    self._drift().get((allocation.key, share.uuid)),
+                )
+            )
+        return ContainerReport(
+            allocation.namespace,
+            allocation.pod_name,
+            allocation.pod_uid,
+            allocation.container,
+            allocation.cores,
+            allocation.priority,
+            sum(process.alive for process in usage.processes) if usage else 0,
+            tuple(shares),
+            self._watch().lost.get(allocation.key, ()),
+            usage.limits_impossible if usage else 0,
+        )
+
+
+def graph(report: NodeReport) -> str:
+    """The text tree of /graph: node, NUMA nodes, cards, containers."""
+    lines = [f"{report.node}  driver {report.driver_version or 'none'}"]
+    if report.problem:
+        lines.append(f"  unhealthy: {report.problem}")
+    for numa in sorted({-1 if card.numa_node is None else card.numa_node for card in report.cards}):
+        lines.append(f"  NUMA node {numa}" if numa >= 0 else "  no NUMA node")
+        for card in report.cards:
+            if (-1 if card.numa_node is None else card.numa_node) == numa:
+                lines += _card_lines(report, card)
+    if not report.cards:
+        lines.append("  no cards")
+    return "\n".join(lines) + "\n"
+
+
+def _card_lines(report: NodeReport, card: CardReport) -> list[str]:
+    state = "" if card.healthy else f"  UNHEALTHY: {card.problem}"
+    busy = "?" if card.gpu_percent is None else card.gpu_percent
+    used = "?" if card.memory_used_bytes is None else format_bytes(card.memory_used_bytes)
+    lines = [
+        f"    card {card.minor}  {card.model}  {card.uuid}{state}",
+        f"      booked {card.booked_cores}/100 cores, {format_bytes(card.booked_memory_bytes)} of "
+        f"{format_bytes(card.memory_bytes)}; in use {busy} %, {used}",
+    ]
+    for item in report.containers:
+        for share in item.cards:
+            if share.uuid == card.uuid:
+                limit = f" (up to {share.core_limit})" if share.core_limit > share.cores else ""
+                lines.append(
+                    f"      {item.namespace}/{item.pod_name}/{item.container}: {share.cores} cores{limit}, "
+                    f"{format_bytes(share.memory_used_bytes)} of {format_bytes(share.memory_limit_bytes)}"
+                    + (f"  LOST {', '.join(item.lost_devices)}" if item.lost_devices else "")
+                )
+    return lines

@@ -1,0 +1,1 @@
+"""The device plugin protocol: kubelet's calls, the device lists, registration."""

@@ -1,0 +1,241 @@
+"""Serving both plugins in kubelet's directory and registering them, again whenever kubelet starts anew.
+
+A starting kubelet deletes every socket in the directory and makes its own kubelet.sock: either sign makes new servers. The
+directory is watched by inotify; a look once a second catches what a watch can miss (a directory made later).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
+
+from manager.plugin.server import OPTIONS, Board, Plugin
+from manager.process.logs import Conditions
+from manager.proto import deviceplugin_pb2 as api
+from manager.proto import deviceplugin_pb2_grpc
+from vcuda.spec.names import Names
+
+API_VERSION = "v1beta1"
+KUBELET_SOCKET = "kubelet.sock"
+SOCKETS = {"core": "vcore.sock", "memory": "vmemory.sock"}
+REGISTER_TIMEOUT_S = 5.0
+_LOOK_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+# Kubelet dials back within moments; one whose stream broke does not by itself, and takes the devices for unhealthy.
+_UNWATCHED_S = 10.0
+# Calls of kubelet come one by one; streams hold a thread each, and a restarting kubelet may hold two for a while.
+_THREADS = 8
+
+log = logging.getLogger(__name__)
+
+
+class _Wake(FileSystemEventHandler):
+    """Sets an event for changes of sockets only: reading and writing of checkpoints is kubelet's daily business."""
+
+    def __init__(self, wake: threading.Event) -> None:
+        self._wake = wake
+
+    def on_created(self, event: FileSystemEvent) -> None:
+        self._look(event)
+
+    def on_deleted(self, event: FileSystemEvent) -> None:
+        self._look(event)
+
+    def on_moved(self, event: FileSystemEvent) -> None:
+        self._look(event)
+
+    def _look(self, event: FileSystemEvent) -> None:
+        if str(event.src_path).endswith(".sock") or str(getattr(event, "dest_path", "")).endswith(".sock"):
+            self._wake.set()
+
+
+class Registrar:
+    """Keeps the plugins served and registered, from one thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        names: Names,
+        plugins: Sequence[Plugin],
+        board: Board,
+        kubelet_restarted: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._names = names
+        self._plugins = plugins
+        self._board = board
+        self._kubelet_restarted = kubelet_restarted
+        self._servers: list[grpc.Server] = []
+        self._registered_with: tuple[int, int] | None = None
+        self._own_inodes: dict[str, int] = {}
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._conditions = Conditions(log)
+        self._observer: BaseObserver | None = None
+        self._thread: threading.Thread | None = None
+        self._since = self._last = 0.0
+        self.registrations = 0
+
+    @property
+    def registered(self) -> bool:
+        return self._registered_with is not None
+
+    def unwatched_s(self) -> Mapping[str, float]:
+        """Seconds for which the kubelet that took our registration has not watched a resource's devices."""
+        if not self.registered:
+            return {}
+        known = time.monotonic() - self._since
+        return {plugin.resource: min(plugin.unwatched_s, known) for plugin in self._plugins}
+
+    def stalled_s(self) -> Mapping[str, float]:
+        """Seconds for which kubelet has not read a resource's device list."""
+        return {plugin.resource: plugin.stalled_s for plugin in self._plugins}
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self._observer is not None:
+            self._observer.stop()
+        self._stop_servers()
+        for name, inode in self._own_inodes.items():
+            path = self._directory / name
+            with contextlib.suppress(OSError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            self._wake.clear()
+            self._observe()
+            kubelet = self._kubelet()
+            if kubelet is None:
+                self._registered_with = None
+                self._conditions.set(
+                    "kubelet", f"waiting for kubelet: there is no {self._directory / KUBELET_SOCKET}"
+                )
+            elif kubelet != self._registered_with or not self._sockets_intact() or self._given_up():
+                if self._register(kubelet):
+                    pause = _FIRST_PAUSE_S
+                else:
+                    self._stop.wait(pause)
+                    pause = min(pause * 2, _LONGEST_PAUSE_S)
+                    continue
+            self._wake.wait(_LOOK_S)
+
+    def _kubelet(self) -> tuple[int, int] | None:
+        """What tells one kubelet's socket from its successor's."""
+        try:
+            status = (self._directory / KUBELET_SOCKET).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
+
+    def _given_up(self) -> bool:
+        """Whether kubelet lives but has stopped watching, long enough after it was last told of us."""
+        if max(self.unwatched_s().values(), default=0.0) < _UNWATCHED_S:
+            return False
+        if time.monotonic() - self._last < _UNWATCHED_S:
+            return False
+        log.warning("kubelet has not watched our devices for %.0f s; registering again", _UNWATCHED_S)
+        return True
+
+    def _sockets_intact(self) -> bool:
+        if not self._own_inodes:
+            return False
+        for name, inode in self._own_inodes.items():
+            try:
+                if (self._directory / name).stat().st_ino != inode:
+                    return False
+            except OSError:
+                return False
+        return True
+
+    def _observe(self) -> None:
+        if self._observer is not None and self._observer.is_alive():
+            return
+        if not self._directory.is_dir():
+            return
+        observer = Observer()
+        try:
+            observer.schedule(_Wake(self._wake), str(self._directory))
+            observer.start()
+        except OSError as error:
+            self._conditions.set(
+                "watch", f"cannot watch {self._directory} ({error}); looking once a second instead"
+            )
+            return
+        self._observer = observer
+
+    def _register(self, kubelet: tuple[int, int]) -> bool:
+        before, self._registered_with = self._registered_with, None
+        started = self._last = time.monotonic()
+        try:
+            self._serve()
+            with grpc.insecure_channel(f"unix:{self._directory / KUBELET_SOCKET}") as channel:
+                stub = deviceplugin_pb2_grpc.RegistrationStub(channel)
+                for plugin in self._plugins:
+                    request = api.RegisterRequest(
+                        version=API_VERSION,
+                        endpoint=SOCKETS[plugin.resource],
+                        resource_name=self._names.core if plugin.resource == "core" else self._names.memory,
+                        options=OPTIONS,
+                    )
+                    stub.Register(request, timeout=REGISTER_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._conditions.set(
+                "kubelet", f"kubelet does not take the registration: {error.details()}; trying on"
+            )
+            return False
+        except (OSError, RuntimeError) as error:  # grpc reports an unusable address as RuntimeError
+            self._conditions.set("kubelet", f"cannot serve in {self._directory}: {error}; trying on")
+            return False
+        self._conditions.clear("kubelet", "kubelet is there")
+        if kubelet != before:
+            self._since = time.monotonic()
+        self._registered_with = kubelet
+        self.registrations += 1
+        self._kubelet_restarted()
+        log.info("registered with kubelet in %.0f ms", (time.monotonic() - started) * 1000)
+        return True
+
+    def _serve(self) -> None:
+        """New servers on new sockets; streams of the old ones end, which kubelet takes for a restarted plugin."""
+        if self._sockets_intact() and self._servers:
+            return  # only kubelet is new: it dials the sockets that it left alone
+        self._stop_servers()
+        for plugin in self._plugins:
+            name = SOCKETS[plugin.resource]
+            path = self._directory / name
+            path.unlink(missing_ok=True)
+            server = grpc.server(
+                futures.ThreadPoolExecutor(_THREADS, thread_name_prefix=name),
+                options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * 1024 * 1024)],
+            )
+            deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
+            server.add_insecure_port(f"unix:{path}")
+            server.start()
+            self._servers.append(server)
+            self._own_inodes[name] = path.stat().st_ino
+
+    def _stop_servers(self) -> None:
+        stopping = [server.stop(grace=0.2) for server in self._servers]
+        for event in stopping:
+            event.wait(0.5)
+        self._servers.clear()

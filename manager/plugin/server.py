@@ -1,0 +1,151 @@
+"""The device plugin of one resource: kubelet's five calls, translated to the allocator, and the device list it streams."""
+
+# ruff: noqa: N802, ARG002  (names and parameters are the protocol's)
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+
+from manager.allocate.allocator import Allocator
+from manager.cards.inventory import Snapshot
+from manager.errors import Refusal
+from manager.kube.writer import Outbox
+from manager.kubelet import device_ids
+from manager.observe.metrics import Metrics
+from manager.proto import deviceplugin_pb2 as api
+from manager.proto import deviceplugin_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+# How often a stream without news looks whether kubelet is still there.
+_STREAM_CHECK_S = 1.0
+
+
+class Board:
+    """The newest snapshot, for all streams."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._snapshot: Snapshot | None = None
+        self._version = 0
+        self._closed = False
+
+    def show(self, snapshot: Snapshot) -> None:
+        with self._changed:
+            self._snapshot = snapshot
+            self._version += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def newer_than(self, version: int, timeout: float) -> tuple[int, Snapshot | None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._version > version or self._closed, timeout)
+            return self._version, self._snapshot
+
+
+class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]  # generated, untyped
+    """One resource, "core" or "memory"."""
+
+    def __init__(
+        self, resource: str, allocator: Allocator, board: Board, outbox: Outbox, metrics: Metrics
+    ) -> None:
+        self.resource = resource
+        self._allocator = allocator
+        self._board = board
+        self._outbox = outbox
+        self._metrics = metrics
+        # When each open stream was last free to send, by the stream's own key.
+        self._streams: dict[object, float] = {}
+        self._unwatched_since = time.monotonic()
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds for which a message to kubelet has been on its way: far above a second means that nobody reads it."""
+        beats = list(self._streams.values())
+        return time.monotonic() - min(beats) if beats else 0.0
+
+    @property
+    def unwatched_s(self) -> float:
+        """Seconds since kubelet last had a stream; 0 while it has one."""
+        return 0.0 if self._streams else time.monotonic() - self._unwatched_since
+
+    def GetDevicePluginOptions(
+        self, request: api.Empty, context: grpc.ServicerContext
+    ) -> api.DevicePluginOptions:
+        return OPTIONS
+
+    def ListAndWatch(
+        self, request: api.Empty, context: grpc.ServicerContext
+    ) -> Iterator[api.ListAndWatchResponse]:
+        stream = object()
+        self._streams[stream] = time.monotonic()
+        try:
+            version = 0
+            while context.is_active() and not self._board.closed:
+                self._streams[stream] = time.monotonic()
+                newest, snapshot = self._board.newer_than(version, _STREAM_CHECK_S)
+                if snapshot is not None and newest != version:
+                    version = newest
+                    cards = [item.card for item in snapshot.cards]
+                    yield device_ids.device_list(
+                        cards, self.resource, all_unhealthy=bool(snapshot.node_problem)
+                    )
+        finally:
+            # In this order: a reader in between must not find a stream's absence older than the stream.
+            self._unwatched_since = time.monotonic()
+            del self._streams[stream]
+
+    def GetPreferredAllocation(
+        self,
+        request: api.PreferredAllocationRequest,
+        context: grpc.ServicerContext,
+    ) -> api.PreferredAllocationResponse:
+        answers = []
+        for item in request.container_requests:
+            chosen = self._allocator.preferred(
+                self.resource, item.available_deviceIDs, item.must_include_deviceIDs, item.allocation_size
+            )
+            answers.append(api.ContainerPreferredAllocationResponse(deviceIDs=chosen))
+        return api.PreferredAllocationResponse(container_responses=answers)
+
+    def Allocate(self, request: api.AllocateRequest, context: grpc.ServicerContext) -> api.AllocateResponse:
+        started = time.monotonic()
+        answers = []
+        try:
+            for item in request.container_requests:
+                answers.append(self._allocator.allocate(self.resource, item.devices_ids))
+        except Refusal as refusal:
+            self._metrics.allocated(self.resource, refusal.reason, time.monotonic() - started)
+            self._refuse(refusal, context)
+        self._metrics.allocated(self.resource, "", time.monotonic() - started)
+        return api.AllocateResponse(container_responses=answers)
+
+    def PreStartContainer(
+        self, request: api.PreStartContainerRequest, context: grpc.ServicerContext
+    ) -> api.PreStartContainerResponse:
+        try:
+            self._allocator.prestart(self.resource, request.devices_ids)
+        except Refusal as refusal:
+            self._metrics.refused_start(refusal.reason)
+            self._refuse(refusal, context)
+        return api.PreStartContainerResponse()
+
+    def _refuse(self, refusal: Refusal, context: grpc.ServicerContext) -> None:
+        """Answer with an error, which becomes the pod's message, and put an event on the pods concerned."""
+        log.warning("refused: %s", refusal)
+        for namespace, name, uid in refusal.pods:
+            self._outbox.pod_event(namespace, name, uid, refusal.reason, refusal.message)
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))

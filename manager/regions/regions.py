@@ -1,0 +1,227 @@
+"""One region per container below the virtual manager path: made at Allocate, changed live, removed with the pod."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Protocol, cast
+
+from manager.allocations.index import AllocationIndex
+from manager.allocations.record import Allocation
+from manager.errors import Reason, Refusal
+from manager.regions.storage import Storage
+from vcuda import region
+from vcuda.spec.request import Kind
+from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
+
+FOLDER = "regions"
+CONTAINER_PATH = "/etc/vcuda"
+
+log = logging.getLogger(__name__)
+
+
+class ArbiterLike(Protocol):
+    """What is used of `vcuda.arbiter.Arbiter`."""
+
+    def add(self, name: str, directory: Path) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Company:
+    """Who is placed on which card, so that 200 shares can be told of their company in one pass."""
+
+    def __init__(self, allocations: Iterable[Allocation], cards: Collection[str] | None = None) -> None:
+        """`cards`: the UUIDs that will be asked for, if not all."""
+        self._pods: dict[str, set[str]] = {}
+        self._containers: dict[tuple[str, str], dict[str, Kind]] = {}
+        for item in allocations:
+            for share in item.shares:
+                if cards is not None and share.uuid not in cards:
+                    continue
+                self._pods.setdefault(share.uuid, set()).add(item.pod_uid)
+                self._containers.setdefault((share.uuid, item.pod_uid), {})[item.container] = item.kind
+
+    def shared(self, allocation: Allocation) -> frozenset[str]:
+        """UUIDs of the allocation's cards on which another container may run at the same time."""
+        return frozenset(
+            share.uuid for share in allocation.shares if self._has_company(share.uuid, allocation)
+        )
+
+    def _has_company(self, uuid: str, allocation: Allocation) -> bool:
+        if self._pods.get(uuid, set()) - {allocation.pod_uid}:
+            return True
+        beside = self._containers.get((uuid, allocation.pod_uid), {})
+        return any(
+            _run_together(allocation.kind, kind)
+            for name, kind in beside.items()
+            if name != allocation.container
+        )
+
+
+def _run_together(one: Kind, other: Kind) -> bool:
+    """Within a pod an init container runs beside sidecars only."""
+    return Kind.INIT not in (one, other) or Kind.SIDECAR in (one, other)
+
+
+class Regions:
+    """All regions of this node."""
+
+    def __init__(self, base: Path, storage: Storage, arbiter: ArbiterLike) -> None:
+        self.base = base / FOLDER
+        self._storage = storage
+        self._arbiter = arbiter
+        self._managed: set[str] = set()
+        self._shared: dict[tuple[str, str], frozenset[str]] = {}
+
+    def path_for(self, pod_uid: str, container: str) -> Path:
+        """Raises Refusal for names that are no single path component (they come from outside)."""
+        for name in (pod_uid, container):
+            if not name or "/" in name or name in (".", ".."):
+                raise Refusal(Reason.REGION_UNAVAILABLE, f"{name!r:.80} can't name a region's folder")
+        return self.base / pod_uid / container
+
+    def _limits(self, allocation: Allocation, shared: Collection[str]) -> tuple[region.CardLimit, ...]:
+        return tuple(
+            region.CardLimit(
+                uuid=share.uuid,
+                minor=allocation.minors[share.uuid],
+                memory_bytes=max(share.memory_blocks, allocation.oversell_blocks) * BLOCK_BYTES,
+                physical_bytes=share.memory_blocks * BLOCK_BYTES if allocation.oversell_blocks else None,
+                cores=share.cores,
+                core_limit=max(share.cores, allocation.core_limit),
+                whole=allocation.whole,
+                shared=share.uuid in shared,
+                priority=cast(region.Priority, allocation.priority),
+            )
+            for share in allocation.shares
+        )
+
+    def create(self, allocation: Allocation, shared: frozenset[str]) -> None:
+        """Make the region afresh. Raises Refusal; then nothing is left.
+
+        The arbiter gets it from `ensure`, before the container starts: kubelet's admission of pods does not wait for the arbiter's turn.
+        """
+        directory = Path(allocation.region)
+        self._forget(allocation)
+        try:
+            self._storage.make(directory)
+            region.create(directory, self._limits(allocation, shared))
+        except (OSError, region.RegionError) as error:
+            self._drop(directory)
+            raise Refusal(
+                Reason.REGION_UNAVAILABLE, f"cannot make the region of {allocation.name}: {error}"
+            ) from error
+        self._shared[allocation.key] = shared
+
+    def ensure(self, allocation: Allocation, shared: frozenset[str]) -> bool:
+        """Before a container starts: make the region again if a reboot or a clean-up took it, and hand it to the arbiter.
+
+        Returns whether it was made again. Raises Refusal.
+        """
+        gone = not self.intact(allocation)
+        if gone:
+            self.create(allocation, shared)
+        else:
+            self.share(allocation, shared)
+        self._adopt(allocation)
+        return gone
+
+    @staticmethod
+    def exists(allocation: Allocation) -> bool:
+        """Whether both files are there; `intact` reads them, too."""
+        return all(Path(allocation.region, name).exists() for name in ("limits", "usage"))
+
+    def intact(self, allocation: Allocation) -> bool:
+        directory = Path(allocation.region)
+        try:
+            cards = region.read_limits(directory)
+            region.read_usage(directory)
+        except (OSError, region.RegionError):
+            return False
+        return tuple(card.uuid for card in cards) == tuple(share.uuid for share in allocation.shares)
+
+    def share(self, allocation: Allocation, shared: frozenset[str]) -> None:
+        """Tell a running container, live, on which of its cards it has company."""
+        if self._shared.get(allocation.key) == shared:
+            return
+        try:
+            region.update(Path(allocation.region), self._limits(allocation, shared))
+        except (OSError, region.RegionError) as error:
+            log.warning("cannot update the region of %s: %s", allocation.name, error)
+            return
+        self._shared[allocation.key] = shared
+
+    def reshare(self, allocations: AllocationIndex, changed: Collection[str]) -> None:
+        """Bring the shared flags of the containers on the `changed` cards (UUIDs) up to date after one came or went."""
+        beside = allocations.on_cards(changed)
+        cards = {share.uuid for item in beside for share in item.shares}
+        company = Company(allocations.on_cards(cards), cards)
+        for allocation in beside:
+            self.share(allocation, company.shared(allocation))
+
+    def _adopt(self, allocation: Allocation) -> None:
+        if allocation.region in self._managed:
+            return
+        try:
+            self._arbiter.add(allocation.region, Path(allocation.region))
+        except (OSError, region.RegionError) as error:
+            # The tenant falls back to its guaranteed rate without an arbiter; it is no reason to refuse it.
+            log.warning("the arbiter can't take the region of %s: %s", allocation.name, error)
+            return
+        self._managed.add(allocation.region)
+
+    def _forget(self, allocation: Allocation) -> None:
+        self._shared.pop(allocation.key, None)
+        if allocation.region in self._managed:
+            self._managed.discard(allocation.region)
+            self._arbiter.remove(allocation.region)
+
+    def metered(self, allocation: Allocation, uuid: str) -> bool:
+        """Whether the container's shim measures GPU time on this card: one that is alone there and uncapped passes ungated."""
+        if allocation.whole:
+            return False
+        return uuid in self._shared.get(allocation.key, ()) or allocation.core_limit < CORES_PER_CARD
+
+    def usage(self, allocation: Allocation) -> region.Usage | None:
+        """What the container reports, bounded by the reader; None while its region can't be read."""
+        try:
+            return region.read_usage(Path(allocation.region))
+        except (OSError, region.RegionError):
+            return None
+
+    def remove(self, allocation: Allocation) -> None:
+        self._forget(allocation)
+        self._drop(Path(allocation.region))
+
+    def _drop(self, directory: Path) -> None:
+        try:
+            Storage.remove(directory)
+            if (
+                directory.parent != self.base
+                and directory.parent.exists()
+                and not any(directory.parent.iterdir())
+            ):
+                directory.parent.rmdir()
+        except OSError as error:
+            log.warning(
+                "cannot remove the region %s: %s; it is tried again at the next start", directory, error
+            )
+
+    def remove_orphans(self, known: Collection[str]) -> list[Path]:
+        """Remove regions that no allocation names (a crash between making one and saving it); return them."""
+        orphans = [
+            directory
+            for pod in (self.base.iterdir() if self.base.is_dir() else ())
+            for directory in (pod.iterdir() if pod.is_dir() else ())
+            if str(directory) not in known
+        ]
+        for directory in orphans:
+            self._drop(directory)
+        for pod in self.base.iterdir() if self.base.is_dir() else ():
+            # A kill between making or removing a container's folder and its pod's leaves an empty one; others can't be removed so.
+            with contextlib.suppress(OSError):
+                pod.rmdir()
+        return orphans
