@@ -28,7 +28,7 @@ def test_every_reason_has_its_line() -> None:
 
 def test_every_event_of_the_daemon_has_its_line() -> None:
     page = PAGE.read_text()
-    events = {name for path in (ROOT / "manager").glob("*.py") for name in _EVENT.findall(path.read_text())}
+    events = {name for path in (ROOT / "manager").rglob("*.py") for name in _EVENT.findall(path.read_text())}
     assert {"CardUnhealthy", "MemoryUnaccounted", "DevicesLost"} <= events
     assert not [name for name in events if f"`{name}`" not in page]
 
