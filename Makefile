@@ -35,11 +35,12 @@ test: $(VENV)/.dev native  ## every test that this machine can run
 coverage: $(VENV)/.dev native  ## branch coverage of Python, line coverage of C (half an hour); for `python -m benchmarks product`
 	$(BIN)/python -m benchmarks._coverage --jobs $(JOBS)
 
-lint: $(VENV)/.dev  ## ruff, mypy --strict, who imports whom
+lint: $(VENV)/.dev  ## ruff, mypy --strict, who imports and who includes whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m vcuda._build.arrows
 
 fmt: $(VENV)/.dev  ## format the Python code
 	$(BIN)/ruff format .

@@ -23,7 +23,7 @@ from vcuda.runs.errors import RunError
 
 SECONDS = 3.0
 NEIGHBOUR: Options = {"kernel": "spin_100us", "seconds": SECONDS + 2}
-# What the code assumes; vcuda/src/core/gate.h and docs/compute.md say where.
+# What the code assumes; vcuda/src/gate/gate.h and docs/compute.md say where.
 ASSUMED = {
     "launch_gap_ns": "what the launch took the host, at most 4,000 (VC_LAUNCH_GAP_NS)",
     "event_step_ns": "well below 50,000",

@@ -67,7 +67,7 @@ static void submit(struct process *process, uint64_t from_ns, uint64_t to_ns, co
     pthread_mutex_unlock(&process->mutex);
 }
 
-/* One operation through the gate, as vcuda/src/cuda/work.c does it; false: the driver refused it. */
+/* One operation through the gate, as vcuda/src/cuda/work/work.c does it; false: the driver refused it. */
 static bool launch(struct process *process, struct vc_lane *lane, uint64_t *opened_ns, unsigned kind, bool refused)
 {
     struct vc_estimate *estimate = &process->estimates[kind];

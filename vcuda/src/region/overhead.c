@@ -1,5 +1,6 @@
 /* Overhead: written by who measures, asked for by the tenant. */
 #include "region/overhead.h"
+#include "region/slot.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

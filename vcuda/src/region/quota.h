@@ -9,7 +9,7 @@
 #ifndef VC_QUOTA_H
 #define VC_QUOTA_H
 
-#include "region/region.h"
+#include "region/slot.h"
 
 /* What a booking is for, besides the totals. */
 enum vc_quota_kind {
@@ -50,8 +50,5 @@ uint64_t vc_quota_used(const struct vc_region *region, uint32_t card);
 
 /* The limit in force; UINT64_MAX for a whole card. */
 uint64_t vc_quota_limit(const struct vc_region *region, uint32_t card);
-
-/* Free the slots of dead processes; return how many there were. */
-uint32_t vc_slots_reap(struct vc_region *region);
 
 #endif

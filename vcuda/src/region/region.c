@@ -16,10 +16,8 @@
 #include "base/clock.h"
 #include "region/file.h"
 #include "base/log.h"
-#include "region/slot.h"
 
 #define VC__SYSTEM_DIRECTORY "/etc/vcuda"
-#define VC__CLAIM_INTERVAL_NS 10000000u
 #define VC__MAX_RESETS 16
 
 static struct vc_region_page first_page;
@@ -311,29 +309,6 @@ struct vc_region *vc__region_open(void)
 struct vc_region *vc_region_get_at(const char *directory)
 {
     return open_once(directory);
-}
-
-struct vc_slot *vc_region_slot(struct vc_region *region)
-{
-    struct vc_slot *slot = vc_load_acquire(&region->slot);
-    if (VC_LIKELY(slot != NULL) || region->state != VC_REGION_ENFORCED)
-        return slot;
-    if (vc_now_ns() < vc_load_relaxed(&region->next_claim_ns))
-        return NULL;
-    pthread_mutex_lock(&region->slow_mutex);
-    slot = region->slot;
-    if (!slot) {
-        slot = vc_slot_claim(region);
-        if (!slot) {
-            vc_store_relaxed(&region->next_claim_ns, vc_now_ns() + VC__CLAIM_INTERVAL_NS);
-            vc_add(&region->usage->slot_shortage, 1);
-            vc_log_once(VC_NOTICE_NO_SLOT, "all %d slots of this container's region are taken: GPU memory is refused to this process",
-                        VC_MAX_SLOTS);
-        }
-        vc_store_release(&region->slot, slot);
-    }
-    pthread_mutex_unlock(&region->slow_mutex);
-    return slot;
 }
 
 int vc_region_card(const struct vc_region *region, const char *uuid)

@@ -1,7 +1,7 @@
 /* A process's view of its container's region: finding it, mapping it, owning a slot in it.
  *
- * Locking of this module: vc_region_get and vc_region_slot may be called from any thread at any time, also in a forked
- * child; they take a private mutex only on their slow path (first call in a process) and never hold it across a call
+ * Locking of this module: vc_region_get and vc_region_slot (slot.h) may be called from any thread at any time, also in
+ * a forked child; they take a private mutex only on their slow path (first call in a process) and never hold it across a call
  * of the driver. The structure they return lives as long as the process. */
 #ifndef VC_REGION_H
 #define VC_REGION_H
@@ -69,11 +69,6 @@ static inline struct vc_region *vc_region_get(void)
 /* Open the region in `directory` for this process instead of looking for it; for programs that are not the shims
  * (tests, benchmarks). Pre: vc_region_get was not called yet in this process. Post: as vc_region_get. */
 struct vc_region *vc_region_get_at(const char *directory);
-
-/* The slot of this process, claimed at the first call; NULL in ABSENT and DAMAGED, or when all VC_MAX_SLOTS are taken by
- * live processes (tried again at later calls, at most every 10 ms). Only this process writes to it, so plain counters
- * are updated by atomic adds without a lock; other processes and the manager read them at any time. */
-struct vc_slot *vc_region_slot(struct vc_region *region);
 
 /* Index of the card with this UUID ("GPU-…", "MIG-…"; case-insensitive) in limits and usage, or -1. */
 int vc_region_card(const struct vc_region *region, const char *uuid);

@@ -10,9 +10,10 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "region/quota.h"
+#include "base/log.h"
 
 #define VC__OVERLAYFS_MAGIC 0x794c7630 /* <linux/magic.h> */
+#define VC__CLAIM_INTERVAL_NS 10000000u
 
 static struct flock lock_of(uint32_t index, short type)
 {
@@ -168,4 +169,27 @@ uint32_t vc_slots_reap(struct vc_region *region)
     }
     pthread_mutex_unlock(&region->slow_mutex);
     return reaped;
+}
+
+struct vc_slot *vc_region_slot(struct vc_region *region)
+{
+    struct vc_slot *slot = vc_load_acquire(&region->slot);
+    if (VC_LIKELY(slot != NULL) || region->state != VC_REGION_ENFORCED)
+        return slot;
+    if (vc_now_ns() < vc_load_relaxed(&region->next_claim_ns))
+        return NULL;
+    pthread_mutex_lock(&region->slow_mutex);
+    slot = region->slot;
+    if (!slot) {
+        slot = vc_slot_claim(region);
+        if (!slot) {
+            vc_store_relaxed(&region->next_claim_ns, vc_now_ns() + VC__CLAIM_INTERVAL_NS);
+            vc_add(&region->usage->slot_shortage, 1);
+            vc_log_once(VC_NOTICE_NO_SLOT, "all %d slots of this container's region are taken: GPU memory is refused to this process",
+                        VC_MAX_SLOTS);
+        }
+        vc_store_release(&region->slot, slot);
+    }
+    pthread_mutex_unlock(&region->slow_mutex);
+    return slot;
 }

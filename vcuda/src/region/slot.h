@@ -21,4 +21,12 @@ struct vc_slot *vc_slot_claim(struct vc_region *region);
 /* Whether another process holds the lock of this slot; usable with a read-only descriptor. Errors count as held. */
 bool vc_slot_locked(int descriptor, uint32_t index);
 
+/* The slot of this process, claimed at the first call; NULL in ABSENT and DAMAGED, or when all VC_MAX_SLOTS are taken by
+ * live processes (tried again at later calls, at most every 10 ms). Only this process writes to it, so plain counters
+ * are updated by atomic adds without a lock; other processes and the manager read them at any time. */
+struct vc_slot *vc_region_slot(struct vc_region *region);
+
+/* Free the slots of dead processes; return how many there were. */
+uint32_t vc_slots_reap(struct vc_region *region);
+
 #endif

@@ -3,6 +3,7 @@
 #include "cuda/memory/charge.h"
 #include "cuda/memory/pool.h"
 #include "region/overhead.h"
+#include "region/slot.h"
 
 /* The share's total on a card; `really` if the card is not limited. */
 static uint64_t share_total(struct vc_region *region, int card, uint64_t really)

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "region/slot.h"
 
 enum { LANES = 32, CACHE_LINE = 64 };
 
