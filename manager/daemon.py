@@ -19,6 +19,7 @@ from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import Coexistence
 from manager.audit.memory import Auditor
 from manager.audit.overhead import Overhead
+from manager.audit.owners import Owners
 from manager.audit.shim_bypass import BypassWatch
 from manager.audit.time_drift import Drift
 from manager.cards import device_nodes, nvml
@@ -123,26 +124,7 @@ class Daemon:
             self.registrar = Registrar(
                 settings.device_plugin_path, names, plugins, self._board, self._kubelet_restarted
             )
-            self.overhead = Overhead(
-                self.inventory.processes, regions.usage, lambda: self.allocator.allocations
-            )
-            self._stack.callback(self.overhead.stop)
-            self.auditor = Auditor(
-                self.overhead.held, regions.usage, self._unaccounted, bypass=BypassWatch(self._without_shim)
-            )
-            self.drift = Drift(
-                self.inventory.utilization,
-                self.overhead.held,
-                regions.usage,
-                regions.metered,
-                lambda: self.allocator.allocations,
-                self._drifted,
-                lambda: self.settings.drift_tolerance,
-            )
-            # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
-            self._others = PodResources(settings.pod_resources_socket, names)
-            self._stack.callback(self._others.close)
-            self.cgroups = Watcher(settings.cgroup_root, self._device_numbers, self._pod_event)
+            self._make_audits(regions)
             self._keeper = Housekeeper(
                 settings,
                 names,
@@ -151,7 +133,7 @@ class Daemon:
                 self.inventory,
                 self.mirror,
                 self.cdi,
-                Coexistence(self.inventory.processes, self._held_elsewhere),
+                Coexistence(self.inventory.processes, self._held_elsewhere, self._is_tenant),
                 self.overhead,
                 self.drift,
                 self.auditor,
@@ -179,6 +161,34 @@ class Daemon:
         except BaseException:
             self._stack.close()
             raise
+
+    def _make_audits(self, regions: Regions) -> None:
+        self.owners = Owners()
+        self.overhead = Overhead(
+            self.inventory.processes, regions.usage, lambda: self.allocator.allocations, self.owners
+        )
+        self._stack.callback(self.overhead.stop)
+        self.auditor = Auditor(
+            self.overhead.held,
+            regions.usage,
+            self._unaccounted,
+            self.owners,
+            BypassWatch(self._without_shim),
+        )
+        self.drift = Drift(
+            self.inventory.utilization,
+            self.overhead.held,
+            regions.usage,
+            regions.metered,
+            lambda: self.allocator.allocations,
+            self._drifted,
+            lambda: self.settings.drift_tolerance,
+            self.owners,
+        )
+        # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
+        self._others = PodResources(self.settings.pod_resources_socket, self._names)
+        self._stack.callback(self._others.close)
+        self.cgroups = Watcher(self.settings.cgroup_root, self._device_numbers, self._pod_event, self.owners)
 
     # Life.
 
@@ -297,6 +307,9 @@ class Daemon:
 
     def _held_elsewhere(self) -> Mapping[str, str]:
         return self._others.held_elsewhere(RECORDS_TIMEOUT_S)
+
+    def _is_tenant(self, pid: int) -> bool:
+        return self.owners.among(self.allocator.allocations).has_share(pid)
 
     def _unaccounted(self, item: Allocation, message: str) -> None:
         self._bypass(item, "MemoryUnaccounted", message)

@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from manager.allocations.record import Allocation
-from manager.audit.memory import file_identity
+from manager.audit.owners import POD_GROUP, Key, Owners, plain
 from manager.process.logs import Conditions
-from manager.regions.regions import CONTAINER_PATH
 
-# Kubelet nests: root, quality of service, pod, container; systemd's names hold the UID with underscores.
-POD_FOLDER = re.compile(
-    r"pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})"
-)
+# Kubelet nests: root, quality of service, pod, container.
 _DEPTH = 4
 _NEEDED = frozenset("rw")
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str]
 # (major, minor) of a character device
 Number = tuple[int, int]
 
@@ -74,13 +68,13 @@ class Watcher:
         root: Path,
         numbers: Callable[[Allocation], Mapping[str, Number]],
         tell: Callable[[Allocation, str, str], None],
-        proc: Path = Path("/proc"),
+        owners: Owners,
     ) -> None:
         """`root`: where control groups are mounted. `numbers`: a container's device nodes; `tell(allocation, reason, message)`."""
         self._root = root
         self._numbers = numbers
         self._tell = tell
-        self._proc = proc
+        self._owners = owners
         self._folders: dict[Key, Path] = {}
         self._told: dict[Key, tuple[str, ...]] = {}
         self._conditions = Conditions(log)
@@ -165,27 +159,13 @@ class Watcher:
         unknown = [item for item in allocations if item.key not in self._folders]
         if not unknown:
             return
-        folders = list(_pod_folders(base, {item.pod_uid.replace("-", "") for item in unknown}))
-        if not folders:  # admitted, and not started yet
-            return
-        regions = {
-            found: item.key
-            for item in unknown
-            if (found := file_identity(f"{item.region}/limits")) is not None
-        }
-        for folder in folders:
+        owners = self._owners.among(unknown)
+        for folder in _pod_folders(base, {plain(item.pod_uid) for item in unknown}):
             for container in _folders_in(folder):
-                key = self._key_of(container, regions)
+                keys = (owners.given(pid) for pid in _processes(container))
+                key = next((key for key in keys if key is not None), None)
                 if key is not None:
                     self._folders[key] = container
-
-    def _key_of(self, folder: Path, regions: Mapping[tuple[int, int], Key]) -> Key | None:
-        """Whose container it is: its processes see that container's region at /etc/vcuda."""
-        for pid in _processes(folder):
-            found = file_identity(f"{self._proc}/{pid}/root{CONTAINER_PATH}/limits")
-            if found is not None and found in regions:
-                return regions[found]
-        return None
 
 
 def _folders_in(folder: Path) -> list[Path]:
@@ -199,9 +179,9 @@ def _folders_in(folder: Path) -> list[Path]:
 def _pod_folders(folder: Path, pods: set[str], depth: int = _DEPTH) -> Iterator[Path]:
     """Folders of the pods with these UIDs (without dashes), below `folder`."""
     for below in _folders_in(folder):
-        match = POD_FOLDER.search(below.name)
+        match = POD_GROUP.search(below.name)
         if match:
-            if match[1].replace("-", "").replace("_", "") in pods:
+            if plain(match[1]) in pods:
                 yield below
         elif depth:
             yield from _pod_folders(below, pods, depth - 1)

@@ -23,11 +23,13 @@ class Coexistence:
         self,
         processes: Callable[[str], Sequence[CardProcess] | None],
         held_elsewhere: Callable[[], Mapping[str, str]],
+        tenant: Callable[[int], bool],
         proc: Path = Path("/proc"),
     ) -> None:
-        """`held_elsewhere`: IDs of other plugins' devices and who holds them; may raise RecordsError, then the last answer counts."""
+        """`tenant`: whether a process is of a pod with a share, which may call itself as it likes. `held_elsewhere`: IDs of other plugins' devices and who holds them; may raise RecordsError, then the last answer counts."""
         self._processes = processes
         self._held_elsewhere = held_elsewhere
+        self._tenant = tenant
         self._proc = proc
         self._held: Mapping[str, str] = {}
 
@@ -49,7 +51,10 @@ class Coexistence:
         return found
 
     def _under_mps(self, uuid: str) -> bool:
-        return any(self._comm(process.pid) == _MPS for process in self._processes(uuid) or ())
+        return any(
+            self._comm(process.pid) == _MPS and not self._tenant(process.pid)
+            for process in self._processes(uuid) or ()
+        )
 
     def _comm(self, pid: int) -> str:
         try:

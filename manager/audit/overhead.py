@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from manager.allocations.record import Allocation
-from manager.audit.memory import Joiner, Key
+from manager.audit.owners import Key, Owners
 from manager.cards.driver import CardProcess
 from vcuda import region
 from vcuda.overhead import Meter, Questions
@@ -39,13 +39,13 @@ class Overhead:
         processes: Callable[[str], Sequence[CardProcess] | None],
         usage: Callable[[Allocation], Usage | None],
         allocations: Callable[[], Sequence[Allocation]],
-        proc: Path = Path("/proc"),
+        owners: Owners,
     ) -> None:
         """`processes` of a card by its UUID, None if it does not say; `allocations`: those of the node now."""
         self._processes = processes
         self._usage = usage
         self._allocations = allocations
-        self.proc = proc
+        self._owners = owners
         self._lock = threading.Lock()
         self._meter = Meter()
         self._held: dict[str, Sequence[CardProcess]] = {}
@@ -101,11 +101,13 @@ class Overhead:
         """`beside`: all containers that a process could belong to instead."""
         before = {item.key: self._usage(item) for item in measured}
         held = self._read(cards)
-        joiner = Joiner(beside, {key: usage for key, usage in before.items() if usage is not None}, self.proc)
+        owners = self._owners.among(
+            beside, {key: usage for key, usage in before.items() if usage is not None}
+        )
         sums: dict[tuple[Key, str], int | None] = {}
         for uuid, processes in held.items():
             for process in processes:
-                key = joiner.container(process.pid)
+                key = owners.container(process.pid)
                 if key is not None:
                     sum_now = sums.get((key, uuid), 0)
                     unknown = sum_now is None or process.memory_bytes is None

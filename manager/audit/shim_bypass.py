@@ -29,7 +29,7 @@ At = tuple[Key, str]  # container, card UUID
 
 
 class Owner(Protocol):
-    """Finds the container of a host process; manager.audit.Joiner."""
+    """What is used of `manager.audit.owners.Owners`."""
 
     def container(self, pid: int) -> Key | None: ...
 

@@ -9,10 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from pathlib import Path
 
 from manager.allocations.record import Allocation
-from manager.audit.memory import Joiner, Key
+from manager.audit.owners import Key, Owners
 from manager.cards.driver import CardProcess, ProcessUtilization
 from vcuda.region import Usage
 
@@ -41,7 +40,7 @@ class Drift:
         allocations: Callable[[], Sequence[Allocation]],
         tell: Callable[[Allocation, str], None],
         tolerance: Callable[[], int],
-        proc: Path = Path("/proc"),
+        owners: Owners,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`utilization` of the processes of a card by its UUID since a time (Unix microseconds), None if it does not say; `held`: who is
@@ -54,7 +53,7 @@ class Drift:
         self._allocations = allocations
         self._tell = tell
         self._tolerance = tolerance
-        self._proc = proc
+        self._whose = owners
         self._clock = clock
         self.turn_s = TURN_S
         self.window_s = WINDOW_S
@@ -156,8 +155,8 @@ class Drift:
         unknown = [pid for pid in pids if pid not in self._owners]
         if unknown:
             usages = {item.key: usage for item in allocations if (usage := self._usage(item)) is not None}
-            joiner = Joiner(allocations, usages, self._proc)
-            self._owners.update({pid: joiner.container(pid) for pid in unknown})
+            owners = self._whose.among(allocations, usages)
+            self._owners.update({pid: owners.container(pid) for pid in unknown})
 
     def _compare(self, allocations: Sequence[Allocation]) -> None:
         passed_s = self._clock() - self._began

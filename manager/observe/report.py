@@ -12,7 +12,8 @@ from manager.allocations import accounting
 from manager.allocations.record import Allocation
 from manager.allocations.view import AllocationView
 from manager.audit.device_cgroups import Watch
-from manager.audit.memory import Finding, Key
+from manager.audit.memory import Finding
+from manager.audit.owners import Key
 from manager.cards.inventory import Inventory
 from manager.regions.regions import Regions
 from vcuda.region import CardUsage

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from manager.allocations.record import Allocation
-from manager.audit.memory import Auditor, Joiner, compare
+from manager.audit.memory import Auditor, compare
+from manager.audit.owners import Owners
 from manager.cards.driver import CardProcess
 from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from vcuda.region import CardUsage, ProcessUsage, Usage
 from vcuda.sim import Machine
@@ -40,41 +42,20 @@ def ledger(used: int, *processes: ProcessUsage) -> Usage:
     return Usage((CardUsage(CARD, used, used, 0, 0, 0, 0, ledger_bytes=used),), processes)
 
 
-class Proc:
-    """A stand-in for /proc."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "proc"
-
-    def add(
-        self, pid: int, *, region: str = "", cgroup: str = "0::/\n", namespace: int = 1, inner: int = 1
-    ) -> None:
-        folder = self.path / str(pid)
-        (folder / "root/etc").mkdir(parents=True)
-        (folder / "ns").mkdir()
-        if region:
-            (folder / "root/etc/vcuda").symlink_to(region)
-        (folder / "cgroup").write_text(cgroup)
-        (folder / "ns/pid").symlink_to(f"pid:[{namespace}]")
-        (folder / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\t{inner}\n")
-
-
-def test_a_process_belongs_to_the_region_it_sees_its_pods_cgroup_or_its_slot(tmp_path: Path) -> None:
+def test_what_processes_hold_is_summed_by_container(tmp_path: Path) -> None:
     one, two, three = (allocation(tmp_path, uid) for uid in UIDS)
     sidecar = allocation(tmp_path, UIDS[2], "sidecar")
     proc = Proc(tmp_path)
-    proc.add(10, region=one.region, cgroup=f"0::/kubepods/pod{UIDS[1]}/x\n")
-    proc.add(11, cgroup=f"4:devices:/kubepods/burstable/pod{UIDS[1]}/cri\n")
-    proc.add(12, cgroup=f"0::/kubepods.slice/kubepods-pod{UIDS[1].replace('-', '_')}.slice/cri.scope\n")
-    proc.add(
-        13, cgroup=f"0::/kubepods/pod{UIDS[2]}/x\n", namespace=7, inner=3
-    )  # two containers: the slot must tell
-    proc.add(14, cgroup=f"0::/kubepods/pod{UIDS[2]}/x\n", namespace=8, inner=3)
+    proc.add(10, group(UIDS[0]))
+    proc.add(11, group(UIDS[1]))
+    proc.add(12, group(UIDS[1], systemd=True))
+    proc.add(13, group(UIDS[2]), namespace=7, inner=3)  # two containers: the slot must tell
+    proc.add(14, group(UIDS[2]), namespace=8, inner=3)
     held = {CARD: [CardProcess(pid, pid * MIB) for pid in (10, 11, 12, 13, 14, 15)]}
     usages = {item.key: ledger(5 * MIB) for item in (one, two, three)}
     usages[sidecar.key] = ledger(13 * MIB, ProcessUsage(0, 3, True, {}, pid_namespace=7))
     allocations = (one, two, three, sidecar)
-    found = compare(allocations, usages, held, Joiner(allocations, usages, proc.path))
+    found = compare(allocations, usages, held, Owners(proc.path).among(allocations, usages))
     assert found.beyond == {
         (one.key, CARD): 5 * MIB, (two.key, CARD): 18 * MIB, (three.key, CARD): 0, (sidecar.key, CARD): 0
     }  # fmt: skip
@@ -84,26 +65,26 @@ def test_a_process_belongs_to_the_region_it_sees_its_pods_cgroup_or_its_slot(tmp
 def test_a_card_of_another_container_counts_and_one_that_does_not_say_is_left_out(tmp_path: Path) -> None:
     item = allocation(tmp_path, UIDS[0])
     proc = Proc(tmp_path)
-    proc.add(10, region=item.region)
+    proc.add(10, group(item.pod_uid))
     usages = {item.key: ledger(0)}
     held = {"GPU-2": [CardProcess(10, MIB), CardProcess(10, None)]}
-    found = compare([item], usages, held, Joiner([item], usages, proc.path))
+    found = compare([item], usages, held, Owners(proc.path).among([item], usages))
     assert (found.beyond, found.others) == ({(item.key, "GPU-2"): MIB}, {"GPU-2": 0})
-    joiner = Joiner([item], {}, proc.path)
-    assert compare([item], {}, {CARD: [CardProcess(10, MIB)]}, joiner).beyond == {}  # no ledger, no verdict
+    owners = Owners(proc.path).among([item])
+    assert compare([item], {}, {CARD: [CardProcess(10, MIB)]}, owners).beyond == {}  # no ledger, no verdict
 
 
 def test_what_lasts_is_told_once(tmp_path: Path) -> None:
     item = allocation(tmp_path, UIDS[0])
     proc = Proc(tmp_path)
-    proc.add(10, region=item.region)
+    proc.add(10, group(item.pod_uid))
     bytes_now = 100 * MIB
     told: list[str] = []
     auditor = Auditor(
         lambda _: (CardProcess(10, bytes_now),),
         lambda _: ledger(0),
         lambda _, text: told.append(text),
-        proc.path,
+        Owners(proc.path),
     )
 
     def audits(number: int) -> int:
@@ -167,8 +148,8 @@ def test_a_pod_that_bypasses_its_limit_is_seen_told_and_by_policy_evicted(
         lambda: (other() or 0) >= 600 * MIB and share()["unaccounted_bytes"] == 0, "the process is nobody's"
     )
     proc = Proc(node.directory)
-    proc.add(bypassing.pid, region=str(node.region(item, "c")))
-    daemon.auditor._proc = proc.path
+    proc.add(bypassing.pid, group(item["metadata"]["uid"]))
+    daemon.owners.proc = str(proc.path)
     eventually(lambda: share()["unaccounted_bytes"] >= 600 * MIB, "what is beyond the ledger")
     told = eventually(lambda: [e for e in events if e.get("reason") == "MemoryUnaccounted"], "an event")
     assert len(told) == 1 and told[0]["involvedObject"]["uid"] == item["metadata"]["uid"]

@@ -7,16 +7,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from manager.allocations.record import Allocation
 from manager.audit.memory import Auditor
+from manager.audit.owners import Owners
 from manager.audit.shim_bypass import LASTING_LOOKS, BypassWatch
 from manager.cards.driver import CardProcess
 from manager.container import driver_dir
+from tests.manager.manager_proc import Proc, group
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind
 
@@ -157,17 +158,15 @@ def test_an_open_device_node_is_enough(scene: Scene, tmp_path: Path) -> None:
 
 def test_the_audit_shows_it_beside_the_bytes(scene: Scene, tmp_path: Path) -> None:
     pid = scene.start(None)
-    region = tmp_path / "region"
-    region.mkdir()
-    (region / "limits").touch()
-    item = replace(scene.item, region=str(region))
-    proc = tmp_path / "proc"
-    (proc / str(pid) / "root/etc").mkdir(parents=True)
-    (proc / str(pid) / "root/etc/vcuda").symlink_to(region)
-    for name in ("maps", "map_files", "comm"):
-        (proc / str(pid) / name).symlink_to(f"/proc/{pid}/{name}")
-    watch = BypassWatch(lambda item, message: scene.told.append((item.pod_name, message)), proc)
-    auditor = Auditor(lambda _: [CardProcess(pid, 1)], lambda _: None, lambda *_: None, proc, watch)
+    proc = Proc(tmp_path)
+    folder = proc.add(pid, group(UID))
+    for name in ("maps", "map_files"):
+        (folder / name).symlink_to(f"/proc/{pid}/{name}")
+    item = scene.item
+    watch = BypassWatch(lambda item, message: scene.told.append((item.pod_name, message)), proc.path)
+    auditor = Auditor(
+        lambda _: [CardProcess(pid, 1)], lambda _: None, lambda *_: None, Owners(proc.path), watch
+    )
     for _ in range(2):
         auditor.audit([item], [CARD], 0)
     assert auditor.finding.without_shim == {(item.key, CARD): 1}

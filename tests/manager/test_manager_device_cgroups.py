@@ -16,8 +16,10 @@ import pytest
 
 from manager.allocations.record import Allocation
 from manager.audit.device_cgroups import Watcher, missing
+from manager.audit.owners import Owners
 from manager.regions.storage import Storage
 from tests.manager.manager_pods import container, eventually, pod
+from tests.manager.manager_proc import Proc
 from tests.manager.manager_support import Node
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind
@@ -66,9 +68,7 @@ class Tree:
         folder.mkdir(parents=True)
         (folder / "devices.list").write_text(listed)
         (folder / "cgroup.procs").write_text(f"{pid}\n")
-        (self.proc / str(pid) / "root/etc").mkdir(parents=True)
-        if region:
-            (self.proc / str(pid) / "root/etc/vcuda").symlink_to(region)
+        Proc(self.proc.parent).add(pid, f"/{path}", region=region)
         return folder
 
 
@@ -84,7 +84,10 @@ def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: P
     tree.add(f"kubepods.slice/kubepods-pod{escaped}.slice/cri-containerd-x.scope", 11, two.region, HEALTHY)
     told: list[tuple[str, str, str]] = []
     watcher = Watcher(
-        tree.root, lambda _: NEEDED, lambda *what: told.append((what[0].pod_uid, *what[1:])), tree.proc
+        tree.root,
+        lambda _: NEEDED,
+        lambda *what: told.append((what[0].pod_uid, *what[1:])),
+        Owners(tree.proc),
     )
     everyone = (one, two, three)  # the third has not started yet
     watcher.look(everyone, restore=False)
@@ -104,7 +107,7 @@ def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: P
 def test_version_2_is_said_to_be_unreadable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     one = allocation(tmp_path, str(uuid.uuid4()))
-    watcher = Watcher(tmp_path, lambda _: NEEDED, lambda *_: None)
+    watcher = Watcher(tmp_path, lambda _: NEEDED, lambda *_: None, Owners())
     for _ in range(2):
         watcher.look((one,), restore=True)
     assert (watcher.watch.readable, watcher.watch.looked_at) == (False, 0)

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from manager.allocations.record import Allocation
+from manager.audit.owners import Owners
 from manager.audit.time_drift import Drift
 from manager.cards.driver import CardProcess, DriverError, ProcessUtilization
 from manager.cards.nvml import open_driver
 from manager.config.reader import parse
 from manager.errors import StartError
 from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.driver.root import HostRoot
@@ -62,15 +64,12 @@ class World:
             lambda: [self.item],
             lambda _, message: self.told.append(message),
             lambda: 20,
-            self.proc,
+            Owners(self.proc),
             lambda: self.now,
         )
 
     def add(self, pid: int) -> None:
-        folder = self.proc / str(pid)
-        (folder / "root/etc").mkdir(parents=True)
-        (folder / "root/etc/vcuda").symlink_to(self.item.region)
-        (folder / "cgroup").write_text("0::/\n")
+        Proc(self.proc.parent).add(pid, group(UID))
 
     def samples(self) -> tuple[ProcessUtilization, ...] | None:
         self.reads += 1
@@ -135,7 +134,7 @@ def test_all_processes_count_also_one_that_ends_within_the_window(world: World) 
     world.drift.turn()
     for _ in range(5):
         world.turn()
-    (world.proc / "11/root/etc/vcuda").unlink()
+    (world.proc / "11/cgroup").unlink()
     world.percent = {PID: 10}
     for _ in range(5):
         world.turn()
@@ -331,10 +330,9 @@ def test_a_pod_whose_work_nobody_charges_is_told(
     node.api.pods.append(item)
     node.kubelet.admit(item)
     limits = region.read_limits(node.region(item, "c"))
-    proc = node.directory / "proc" / str(busy.pid)
-    (proc / "root/etc").mkdir(parents=True)
-    (proc / "root/etc/vcuda").symlink_to(node.region(item, "c"))
-    daemon.drift._proc = node.directory / "proc"
+    proc = Proc(node.directory)
+    proc.add(busy.pid, group(item["metadata"]["uid"]))
+    daemon.drift._whose = Owners(proc.path)  # the measurer of overhead would write limits
     share = lambda: json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]  # noqa: E731
     eventually(lambda: (share()["drift_cores"] or 0) > 15, "the drift")
     told = eventually(lambda: [e for e in events if e.get("reason") == "GpuTimeDrift"], "an event")

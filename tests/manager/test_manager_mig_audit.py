@@ -17,6 +17,7 @@ from manager.audit.shim_bypass import BypassWatch
 from manager.cards.driver import CardProcess
 from manager.cards.nvml import open_driver
 from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine, SimCard
@@ -110,13 +111,11 @@ def test_a_process_on_an_instance_without_our_library_is_told_to_the_instances_p
         node.api.pods.append(item)
         node.kubelet.admit(item)
     with client_on(machine, first) as pid:
-        stand_in = node.directory / "proc" / str(pid)
-        (stand_in / "root/etc").mkdir(parents=True)
-        (stand_in / "root/etc/vcuda").symlink_to(node.region(pods[0], "c"))
-        for name in ("maps", "map_files", "comm"):
+        stand_in = Proc(node.directory).add(pid, group(pods[0]["metadata"]["uid"]))
+        for name in ("maps", "map_files"):
             (stand_in / name).symlink_to(f"/proc/{pid}/{name}")
         assert daemon.auditor._bypass is not None
-        daemon.auditor._proc = daemon.overhead.proc = node.directory / "proc"
+        daemon.owners.proc = str(node.directory / "proc")
         daemon.auditor._bypass._proc = str(node.directory / "proc")
         told = eventually(
             lambda: [

@@ -12,8 +12,10 @@ import pytest
 from manager.allocations.record import Allocation
 from manager.audit import overhead
 from manager.audit.overhead import Overhead
+from manager.audit.owners import Owners
 from manager.cards.driver import CardProcess
 from tests.manager.manager_pods import container, eventually, pod
+from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from tests.support.share import MIB, Share, lay_out
 from vcuda import region
@@ -23,6 +25,7 @@ from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind
 
 GIB = 1 << 30
+UID = "a2345678-1234-1234-1234-123456789abc"
 
 # A library whose variables take 100 MiB of the card with the first use of one of its kernels.
 LAZY = """
@@ -133,15 +136,14 @@ def item(tmp_path: Path) -> Allocation:
     region.create(directory, [region.CardLimit("GPU-1", 0, GIB, 30, 30)])
     shares = (CardShare("GPU-1", 30, 4),)
     return Allocation(
-        "uid", "default", "a", "c", Kind.APP, 30, 4, 30, "normal", shares, {"GPU-1": 0}, str(directory), ""
+        UID, "default", "a", "c", Kind.APP, 30, 4, 30, "normal", shares, {"GPU-1": 0}, str(directory), ""
     )
 
 
 def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_path: Path) -> None:
     held: list[CardProcess] | None = [CardProcess(10, 70 * MIB)]
-    proc = tmp_path / "proc" / "10" / "root" / "etc"
-    proc.mkdir(parents=True)
-    (proc / "vcuda").symlink_to(item.region)
+    proc = Proc(tmp_path)
+    proc.add(10, group(item.pod_uid))
 
     def read_usage(directory: str) -> region.Usage | None:
         try:
@@ -154,7 +156,7 @@ def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_p
             overhead.sample([item], ["GPU-1"])
         return region.read_limits(item.region)[0].overhead_bytes
 
-    overhead = Overhead(lambda _: held, lambda _: read_usage(item.region), lambda: [item], tmp_path / "proc")
+    overhead = Overhead(lambda _: held, lambda _: read_usage(item.region), lambda: [item], Owners(proc.path))
     assert written() == 70 * MIB
     assert overhead.held("GPU-1") == held
     held = None
@@ -198,7 +200,7 @@ def test_files_are_looked_for_when_somebody_came_or_a_file_went(
         (Path(item.region) / "usage").touch()
     present = items[:1]
     followed: list[set[str]] = []
-    measurer = Overhead(lambda _: None, lambda _: None, lambda: tuple(present), tmp_path / "proc")
+    measurer = Overhead(lambda _: None, lambda _: None, lambda: tuple(present), Owners(tmp_path / "proc"))
     follow = measurer._questions.follow
     monkeypatch.setattr(
         measurer._questions, "follow", lambda files: (followed.append(set(files)), follow(files))

@@ -1,0 +1,189 @@
+"""Whose process it is: its control group names the pod and the container, and the kernel's table of its mounts the region that the runtime gave.
+
+A tenant can leave neither its control group nor, without the node's administrator, mount what is not its own. No path inside a tenant's root is
+ever resolved: its links could lead to another pod's region, and a file system of its own (FUSE) need never answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manager.allocations.record import Allocation
+from manager.regions.regions import CONTAINER_PATH
+from vcuda.region import Usage
+
+Key = tuple[str, str]
+
+# Kubelet's names of a pod's group: "pod<uid>" (cgroupfs) and "…-pod<uid with _>.slice" (systemd); a static pod's UID is 32 digits.
+POD_GROUP = re.compile(
+    r"(?:^|-)pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$"
+)
+# Far above what a process's cgroup, status and mounts take.
+_PROC_BYTES = 65536
+_MOUNTS_BYTES = 1 << 20
+_ANCESTORS = 64
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands: `pod` is the UID without dashes, `container` the group below the pod's ("" in the pod's own)."""
+
+    pod: str
+    container: str
+
+
+def plain(uid: str) -> str:
+    """A pod's UID without what cgroup drivers write in different ways."""
+    return uid.replace("-", "").replace("_", "")
+
+
+def place_of(cgroup: str) -> Place | None:
+    """Of the text of /proc/PID/cgroup (cgroups(7)), any version; None for a process of no pod.
+
+    The outermost pod counts: groups below its own a tenant may name as it likes.
+    """
+    found = set()
+    for line in cgroup.splitlines():
+        groups = line.split(":", 2)[-1].split("/")
+        for number, group in enumerate(groups):
+            match = POD_GROUP.search(group)
+            if match:
+                found.add(Place(plain(match[1]), groups[number + 1] if number + 1 < len(groups) else ""))
+                break
+    if len({place.pod for place in found}) != 1:
+        return None
+    return max(found, key=lambda place: place.container)
+
+
+class Owners:
+    """Finds the container of a host process. Needs the host's PID namespace."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self.proc = str(proc)
+        self._by_pod: dict[str, list[Key]] = {}
+        self._regions: dict[Key, Path] = {}
+        self._by_slot: dict[tuple[int, int], Key] = {}
+        self._containers: dict[Place, Key] = {}
+
+    def among(self, allocations: Sequence[Allocation], usages: Mapping[Key, Usage] | None = None) -> Owners:
+        """The owners among these containers; `usages`: ledgers, whose slots tell where nothing better does."""
+        found = Owners(Path(self.proc))
+        for item in allocations:
+            found._by_pod.setdefault(plain(item.pod_uid), []).append(item.key)
+            found._regions[item.key] = Path(item.region)
+        for key, usage in (usages or {}).items():
+            found._by_slot.update(
+                {(process.pid_namespace, process.pid): key for process in usage.processes if process.alive}
+            )
+        # Whose a control group is never changes: its name has the container's ID.
+        if len(self._containers) > _REMEMBERED:
+            self._containers.clear()
+        found._containers = self._containers
+        return found
+
+    def container(self, pid: int) -> Key | None:
+        """None for a process of no container with a share, or one that has ended.
+
+        A process of no pod, which only the machine's administrator can start, is known by the slot that names it.
+        """
+        cgroup = read(f"{self.proc}/{pid}/cgroup")
+        if not cgroup:
+            return None
+        place = place_of(cgroup)
+        if place is None:
+            return self._slot(pid, self._regions)
+        keys = self._by_pod.get(place.pod, [])
+        if len(keys) <= 1:
+            return keys[0] if keys else None
+        return self._mounted(pid, place, keys) or self._slot(pid, keys)
+
+    def given(self, pid: int) -> Key | None:
+        """The container by the kernel's words alone: None, too, for a process of its pod's that mounts no region."""
+        place = place_of(read(f"{self.proc}/{pid}/cgroup"))
+        return self._mounted(pid, place, self._by_pod.get(place.pod, [])) if place is not None else None
+
+    def has_share(self, pid: int) -> bool:
+        """Whether the process belongs to a pod with a share."""
+        place = place_of(read(f"{self.proc}/{pid}/cgroup"))
+        return place is not None and place.pod in self._by_pod
+
+    def _mounted(self, pid: int, place: Place, keys: Collection[Key]) -> Key | None:
+        """By the mounts of the process; of one that has changed its root, by those of the processes that it comes from."""
+        known = self._containers.get(place)
+        if known in keys:
+            return known
+        for _ in range(_ANCESTORS):
+            for mount in _mounts(f"{self.proc}/{pid}"):
+                for key in keys:
+                    if _is_region(mount, self._regions[key]):
+                        if place.container:
+                            self._containers[place] = key
+                        return key
+            pid = int(_status(f"{self.proc}/{pid}", "PPid") or 0)
+            if not pid or place_of(read(f"{self.proc}/{pid}/cgroup")) != place:
+                return None
+        return None
+
+    def _slot(self, pid: int, keys: Collection[Key]) -> Key | None:
+        """By the ledgers, which tenants write: only where no neighbour can be meant."""
+        if not self._by_slot:
+            return None
+        folder = f"{self.proc}/{pid}"
+        try:
+            namespace = os.readlink(f"{folder}/ns/pid").removeprefix("pid:[").removesuffix("]")  # noqa: PTH115
+            inner = _status(folder, "NSpid").split()[-1]  # in the innermost namespace
+            found = self._by_slot.get((int(namespace), int(inner)))
+        except (OSError, ValueError, IndexError):
+            return None
+        return found if found in keys else None
+
+
+def read(path: str, limit: int = _PROC_BYTES) -> str:
+    """A file of /proc; empty if it can't be read. A text file's object would take longer than the calls, for hundreds of processes."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    found = bytearray()
+    try:
+        while len(found) < limit and (piece := os.read(descriptor, _PROC_BYTES)):
+            found += piece
+    except OSError:  # it has ended meanwhile
+        return ""
+    finally:
+        os.close(descriptor)
+    return found.decode(errors="replace")
+
+
+def _status(folder: str, name: str) -> str:
+    for line in read(f"{folder}/status").splitlines():
+        if line.startswith(f"{name}:"):
+            return line.partition(":")[2].strip()
+    return ""
+
+
+def _mounts(folder: str) -> list[tuple[str, str]]:
+    """Device and root (proc(5), mountinfo) of what is mounted where a container's region is, hidden mounts too."""
+    found = []
+    for line in read(f"{folder}/mountinfo", _MOUNTS_BYTES).splitlines():
+        fields = line.split(" ", 5)
+        if len(fields) == 6 and fields[4] in (CONTAINER_PATH, f"{CONTAINER_PATH}/usage"):
+            found.append((fields[2], fields[3]))
+    return found
+
+
+def _is_region(mount: tuple[str, str], region: Path) -> bool:
+    device, root = mount
+    try:
+        own, around = region.stat().st_dev, region.parent.stat().st_dev
+    except OSError:
+        return False
+    if own != around:  # a file system of its own
+        return device == f"{os.major(own)}:{os.minor(own)}"
+    folder = "/".join(region.parts[-3:])  # regions, pod, container: nothing else has that name
+    return root.removesuffix("/usage").endswith(f"/{folder}")
