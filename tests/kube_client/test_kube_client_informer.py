@@ -1,0 +1,206 @@
+"""Threads that go on whatever they meet, and informers that resume where they were."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from vcuda.kube.client import Client
+from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
+from vcuda.kube.informer import Handlers, Informer
+from vcuda.kube.worker import Worker
+
+
+def eventually(check: Callable[[], Any], seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def running(worker: Worker) -> Iterator[None]:
+    worker.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        worker.join(5)
+        assert not worker._thread.is_alive()
+
+
+def test_a_worker_survives_everything_and_says_what_keeps_failing(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[float] = []
+    told: list[int] = []
+
+    def work() -> None:
+        calls.append(time.monotonic())
+        if len(calls) <= 6:
+            raise OSError("no token file")
+
+    worker = Worker("sweeper", work, longest_wait=0.02, failed=lambda: told.append(1))
+    with running(worker):
+        eventually(lambda: worker.problem() is not None or len(calls) > 6)
+        eventually(lambda: len(calls) > 8)
+        assert worker.problem() is None and worker.failures == 6 == len(told)
+    assert "sweeper: an unexpected failure" in caplog.text and "no token file" in caplog.text
+
+
+def test_what_fails_for_ever_is_named_and_what_is_expected_is_not() -> None:
+    def work() -> None:
+        raise ZeroDivisionError("a defect")
+
+    worker = Worker("keeper", work, longest_wait=0.01)
+    with running(worker):
+        eventually(lambda: worker.problem() is not None)
+        assert "keeper has failed" in str(worker.problem()) and "a defect" in str(worker.problem())
+
+    def away() -> None:
+        raise ApiUnreachable("away")
+
+    patient = Worker("patient", away, longest_wait=0.01, expected=KubeError)
+    with running(patient):
+        eventually(lambda: patient.failures > 8)
+        assert patient.problem() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_ended_all_the_same_is_named() -> None:
+    def work() -> None:
+        raise SystemExit
+
+    worker = Worker("w", work)
+    worker.start()
+    worker.join(5)
+    assert worker.problem() == "w has ended; see the log"
+
+
+class Server:
+    """Lists object a at version 7; each watch shows `events` and ends, or breaks with an exception among them."""
+
+    def __init__(self, *events: Any) -> None:
+        self.events = events
+        self.lists, self.watched_from = 0, list[str]()
+
+    def pages(self, *_: str) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        self.lists += 1
+        yield [{"metadata": {"name": "a"}}], "7"
+
+    def watch(self, _kind: str, _namespace: str, version: str, _selector: str, **_: Any) -> Server:
+        self.watched_from.append(version)
+        return self
+
+    def lines(self) -> Iterator[bytes]:
+        for event in self.events:
+            if isinstance(event, Exception):
+                raise event
+            yield json.dumps(event).encode()
+
+    def close(self) -> None: ...
+
+    @staticmethod
+    def parsed(line: bytes) -> Any:
+        return json.loads(line)
+
+
+def informer(server: Server, **options: Any) -> tuple[Informer, list[Any]]:
+    seen: list[Any] = []
+    handlers = Handlers(
+        "nodes",
+        lambda thing: seen.append(("seen", thing["metadata"]["name"])) or thing["metadata"]["name"],
+        lambda thing: seen.append(("lost", thing["metadata"]["name"])),
+        lambda keys, _: seen.append(("listed", sorted(keys))),
+    )
+    return Informer(cast(Client, server), handlers, **options), seen
+
+
+def event(kind: str, version: str, name: str = "b") -> dict[str, Any]:
+    return {"type": kind, "object": {"metadata": {"name": name, "resourceVersion": version}}}
+
+
+def test_it_lists_once_and_resumes_from_the_last_version_it_saw() -> None:
+    server = Server(event("ADDED", "9"), event("BOOKMARK", "11"), event("DELETED", "12"))
+    one, seen = informer(server)
+    one.once()
+    one.once()
+    assert server.lists == 1 and server.watched_from == ["7", "12"]
+    assert seen[:4] == [("seen", "a"), ("listed", ["a"]), ("seen", "b"), ("lost", "b")]
+
+
+@pytest.mark.parametrize(
+    "gone", [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}, ApiError(410, "too old")]
+)
+def test_a_version_that_is_too_old_is_a_new_list_and_no_failure(gone: Any) -> None:
+    server = Server(gone)
+    one, _ = informer(server)
+    one.once()
+    one.once()
+    assert server.lists == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (ApiError(403, "nodes is forbidden"), ApiError, "403: nodes is forbidden"),
+        ({"type": "ERROR", "object": {"code": None, "message": "no code"}}, ApiError, "500: no code"),
+        ({"type": "ADDED"}, ApiUnreachable, "a watch event without an object"),
+        ({"type": "ADDED", "object": {"metadata": "x"}}, ApiUnreachable, "a watch event without metadata"),
+    ],
+)
+def test_what_ends_a_watch_is_named_and_it_goes_on_where_it_was(
+    wrong: Any, kind: type[Exception], message: str
+) -> None:
+    server = Server(event("ADDED", "9"), wrong)
+    one, _ = informer(server)
+    with pytest.raises(kind, match=message):
+        one.once()
+    server.events = (event("BOOKMARK", "10"),)
+    one.once()
+    assert (server.lists, server.watched_from) == (1, ["7", "9"])
+
+
+def test_a_watch_that_ends_at_once_does_not_spin() -> None:
+    """24 lists a second were seen of such a server."""
+    server = Server()
+    one, _ = informer(server)
+    with running(one.worker):
+        time.sleep(1.0)
+    assert server.lists == 1 and len(server.watched_from) < 6
+
+
+def test_a_malformed_object_is_skipped_and_a_handlers_other_failures_are_the_workers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failed: list[int] = []
+    server = Server({"type": "ADDED", "object": {"metadata": {}}}, event("ADDED", "9"))
+    one, seen = informer(server, failed=lambda: failed.append(1))
+    one.once()
+    assert ("seen", "b") in seen and failed == [1] and "nodes: an object was skipped" in caplog.text
+
+
+def test_stopping_wakes_an_informer_that_waits_for_its_server() -> None:
+    closed = threading.Event()
+
+    class Waiting(Server):
+        def lines(self) -> Iterator[bytes]:
+            closed.wait(20)
+            raise ApiUnreachable("broke off")
+            yield b""
+
+        def close(self) -> None:
+            closed.set()
+
+    server = Waiting()
+    one, _ = informer(server)
+    one.start()
+    eventually(lambda: server.watched_from)
+    assert one.unheard_seconds() < 5
+    one.stop()
+    one.worker.join(5)
+    assert not one.worker._thread.is_alive() and one.worker.failures == 0

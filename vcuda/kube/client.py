@@ -1,0 +1,100 @@
+"""The API server's verbs, for threads: every name checked, every answer whole and in time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from vcuda.kube.endpoint import Endpoint, Stream
+from vcuda.kube.errors import ApiError, ApiUnreachable
+from vcuda.kube.objects import path
+
+MERGE = "application/merge-patch+json"
+STRATEGIC_MERGE = "application/strategic-merge-patch+json"
+_PAGE = 500
+_NOT_FOUND = 404
+
+
+class Client:
+    """Thread-safe. All raise KubeError. `timeout`: seconds for a whole answer, where a call gives none."""
+
+    def __init__(
+        self, endpoint: Endpoint, *, timeout: float = 10.0, parse: Callable[[bytes], Any] = json.loads
+    ) -> None:
+        self.endpoint = endpoint
+        self.timeout = timeout
+        self._parse = parse
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Any request whose answer is an object."""
+        payload = None if body is None else json.dumps(body).encode()
+        data = self.endpoint.raw(
+            method,
+            path,
+            timeout=timeout or self.timeout,
+            query=query,
+            body=payload,
+            content_type=content_type,
+        )
+        return self.parsed(data)
+
+    def parsed(self, data: bytes) -> dict[str, Any]:
+        try:
+            found = self._parse(data)
+        except ValueError as error:
+            raise ApiUnreachable(f"the API server sent something that is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise ApiUnreachable("the API server sent JSON that is not an object")
+        return found
+
+    def get(self, kind: str, namespace: str, name: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """One object. ApiError 404 if there is none."""
+        return self.call("GET", path(kind, namespace, name), timeout=timeout)
+
+    def find(
+        self, kind: str, namespace: str, name: str, *, timeout: float | None = None
+    ) -> dict[str, Any] | None:
+        """One object; None if there is none."""
+        try:
+            return self.get(kind, namespace, name, timeout=timeout)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
+
+    def pages(
+        self, kind: str, namespace: str = "", selector: str = "", *, timeout: float | None = None
+    ) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        """List page by page: (objects, resource version). `selector`: a field selector; the last page's version counts."""
+        query, where = {"limit": str(_PAGE)} | _fields(selector), path(kind, namespace)
+        while True:
+            data = self.call("GET", where, query=query, timeout=timeout)
+            metadata = data.get("metadata") or {}
+            yield data.get("items") or [], str(metadata.get("resourceVersion", ""))
+            if not metadata.get("continue"):
+                return
+            query["continue"] = str(metadata["continue"])
+
+    def watch(
+        self, kind: str, namespace: str, version: str, selector: str, *, seconds: float, silence: float
+    ) -> Stream:
+        """Begin a watch after `version`; its lines are events, one JSON object each. The server ends it after `seconds`."""
+        query = {
+            "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(seconds)),
+        }  # fmt: skip
+        return self.endpoint.stream(path(kind, namespace), query | _fields(selector), silence=silence)
+
+
+def _fields(selector: str) -> dict[str, str]:
+    return {"fieldSelector": selector} if selector else {}

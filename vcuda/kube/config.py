@@ -1,0 +1,231 @@
+"""Where the API server is and how to prove who we are: a kubeconfig file, or a pod's service account.
+
+Ours, because the `kubernetes` package costs 20 MB of memory on every node and hides the TLS settings that aiohttp needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import datetime
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vcuda.kube.errors import ApiUnreachable, NoConfiguration
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_REREAD_SECONDS = 60.0  # projected tokens are replaced long before they expire
+_PROGRAM_SECONDS = 30.0
+
+Token = Callable[[], str]
+Source = Path | bytes | None  # a PEM file, or its content
+
+
+def _no_token() -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Login:
+    """One server and our identity there. `token` may read a file or run a program; it raises ApiUnreachable.
+
+    `server_name`: the name that the server's certificate must carry, if it is not the URL's host. `proxy`: URL of an HTTP proxy.
+    """
+
+    url: str
+    token: Token = _no_token
+    ca: Source = None
+    certificate: Source = None
+    key: Source = None
+    verify: bool = True
+    server_name: str | None = None
+    proxy: str | None = None
+
+    def tls(self) -> ssl.SSLContext | None:
+        """A context with the certificates as they are now; None for plain HTTP. Raises NoConfiguration."""
+        if not self.url.startswith("https:"):
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        elif self.ca is None:
+            context.load_default_certs()
+        else:
+            with _usable("the CA file", self.ca) as file:
+                context.load_verify_locations(file)
+        if self.certificate is not None:
+            with (
+                _usable("the client certificate", self.certificate) as chain,
+                _usable("the client key", self.key) as key,
+            ):
+                context.load_cert_chain(chain, key)
+        return context
+
+
+@contextlib.contextmanager
+def _usable(what: str, source: Source) -> Iterator[str]:
+    """A file with the PEM, for OpenSSL reads keys from files alone."""
+    name = source if isinstance(source, Path) else "in the kubeconfig"
+    try:
+        if isinstance(source, Path):
+            yield str(source)
+            return
+        with tempfile.NamedTemporaryFile() as scratch:
+            scratch.write(source or b"")
+            scratch.flush()
+            yield scratch.name
+    except (OSError, ssl.SSLError) as error:
+        raise NoConfiguration(f"cannot use {what} {name}: {error}") from error
+
+
+def token_file(path: Path) -> Token:
+    """The token in a file, read again every minute; while the file can't be read, the last one known."""
+    token, next_read = "", 0.0
+
+    def read() -> str:
+        nonlocal token, next_read
+        now = time.monotonic()
+        if now >= next_read:
+            try:
+                token = path.read_text().strip()
+                next_read = now + _REREAD_SECONDS
+            except (OSError, UnicodeDecodeError) as error:
+                if not token:
+                    raise ApiUnreachable(f"the token file {path} cannot be read: {error}") from error
+                next_read = now + 1.0
+        return token
+
+    return read
+
+
+def _program(where: str, settings: Mapping[str, Any]) -> Token:
+    """A credential plugin (client.authentication.k8s.io ExecCredential); its token is used until it expires."""
+    command = [str(settings["command"]), *map(str, settings.get("args") or ())]
+    environment = {str(one["name"]): str(one["value"]) for one in settings.get("env") or ()}
+    request = {
+        "apiVersion": settings.get("apiVersion"),
+        "kind": "ExecCredential",
+        "spec": {"interactive": False},
+    }
+    token, until = "", 0.0
+
+    def run() -> str:
+        nonlocal token, until
+        if time.time() >= until:
+            try:
+                answer = subprocess.run(
+                    command, check=True, capture_output=True, timeout=_PROGRAM_SECONDS,
+                    env=os.environ | environment | {"KUBERNETES_EXEC_INFO": json.dumps(request)},
+                )  # fmt: skip
+                status = json.loads(answer.stdout)["status"]
+                end = status.get("expirationTimestamp")
+                token = str(status["token"])
+                until = datetime.datetime.fromisoformat(end).timestamp() - 10 if end else float("inf")
+            except (
+                OSError,
+                subprocess.SubprocessError,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+            ) as error:
+                raise ApiUnreachable(
+                    f"{where}: the program {command[0]} gave no token: {error!s:.200}"
+                ) from error
+        return token
+
+    return run
+
+
+def load(kubeconfig: Path | str | None, environment: Mapping[str, str] = os.environ) -> Login:
+    """The login of a kubeconfig file, or of the pod's service account if none is given. Raises NoConfiguration."""
+    login = in_cluster(environment) if kubeconfig is None else from_file(Path(kubeconfig))
+    if login is None:
+        raise NoConfiguration(
+            "no --kubeconfig was given and there is no service account: KUBERNETES_SERVICE_HOST is not set, or "
+            f"{SERVICE_ACCOUNT / 'token'} does not exist"
+        )
+    return login
+
+
+def in_cluster(environment: Mapping[str, str] = os.environ) -> Login | None:
+    """The login of this pod's service account; None outside a pod. Raises NoConfiguration."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (SERVICE_ACCOUNT / "token").exists():
+        return None
+    name = f"[{host}]" if ":" in host else host
+    login = Login(
+        f"https://{name}:{port}", token_file(SERVICE_ACCOUNT / "token"), ca=SERVICE_ACCOUNT / "ca.crt"
+    )
+    login.tls()
+    return login
+
+
+def from_file(path: Path) -> Login:
+    """The login of a kubeconfig's current context. Raises NoConfiguration."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoConfiguration(f"cannot read the kubeconfig {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise NoConfiguration(f"the kubeconfig {path} is not YAML: {str(error).splitlines()[0]}") from error
+    where = f"the kubeconfig {path}"
+    try:
+        contexts = {item["name"]: item["context"] for item in data["contexts"]}
+        clusters = {item["name"]: item["cluster"] for item in data["clusters"]}
+        users = {item["name"]: item.get("user") or {} for item in data.get("users") or ()}
+        context = contexts[data["current-context"]]
+        cluster = clusters[context["cluster"]]
+        user = users.get(context.get("user"), {})
+        url = str(cluster["server"]).rstrip("/")
+        for unsupported in ("auth-provider", "username"):
+            if unsupported in user:
+                raise NoConfiguration(
+                    f"{where} uses {unsupported!r}; use a certificate, token, tokenFile or exec"
+                )
+        if not url.startswith(("http://", "https://")):
+            raise NoConfiguration(f"{where}: {url!r:.120} is no http:// or https:// URL")
+        login = Login(
+            url, _token(where, path, user), _source(where, path, cluster, "certificate-authority"),
+            _source(where, path, user, "client-certificate"), _source(where, path, user, "client-key"),
+            not cluster.get("insecure-skip-tls-verify"), cluster.get("tls-server-name"), cluster.get("proxy-url"),
+        )  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NoConfiguration(f"{where} is incomplete: no {error}") from error
+    try:
+        login.tls()
+    except NoConfiguration as error:
+        raise NoConfiguration(f"{where}: {error}") from error
+    return login
+
+
+def _token(where: str, path: Path, user: Mapping[str, Any]) -> Token:
+    if user.get("tokenFile"):
+        return token_file(path.parent / str(user["tokenFile"]))
+    if user.get("exec"):
+        return _program(where, user["exec"])
+    fixed = str(user.get("token") or "")
+    return lambda: fixed
+
+
+def _source(where: str, path: Path, section: Mapping[str, Any], key: str) -> Source:
+    data = section.get(f"{key}-data")
+    if data:
+        try:
+            return base64.b64decode(str(data), validate=True)
+        except binascii.Error:
+            raise NoConfiguration(f"{where}: {key}-data is not base64") from None
+    return path.parent / str(section[key]) if section.get(key) else None

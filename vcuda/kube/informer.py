@@ -1,0 +1,152 @@
+"""Follows one kind of objects: lists them, then watches; lists again only when the watch can't go on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, TypeVar
+
+from vcuda.kube.client import Client
+from vcuda.kube.endpoint import Stream
+from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
+from vcuda.kube.objects import Object
+from vcuda.kube.worker import Worker
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_GONE = 410
+_PAUSE = 0.1  # between two watches
+_SHORTEST = (
+    1.0  # a watch that ends sooner without a word is a failure: asking again at once would make us spin
+)
+_WATCH_SECONDS = 300.0
+# API servers send a bookmark every minute. A server that sends none only costs a new watch from the same version.
+SILENCE_SECONDS = 90.0
+
+
+class Handlers(NamedTuple):
+    """What to do with the objects of one kind; `selector` is a field selector, such as "metadata.name=quotas".
+
+    `seen` returns an object's key. `listed` gets all keys of a complete list and when the list began (monotonic seconds):
+    whatever else was known has gone. They may raise KeyError, TypeError and their like for an object that is malformed.
+    """
+
+    kind: str
+    seen: Callable[[Object], str]
+    lost: Callable[[Object], None]
+    listed: Callable[[Collection[str], float], None]
+    namespace: str = ""
+    selector: str = ""
+
+
+class Informer:
+    """One supervised thread that follows one kind. `failed`: told of every failure and every malformed object."""
+
+    def __init__(
+        self,
+        client: Client,
+        handlers: Handlers,
+        *,
+        failed: Callable[[], object] = lambda: None,
+        longest_wait: float = 30.0,
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
+        self.kind = handlers.kind
+        self._client, self._handlers, self._failed = client, handlers, failed
+        self._silence = silence
+        self._version = ""
+        self._stream: Stream | None = None
+        self._heard = time.monotonic()
+        self.worker = Worker(
+            handlers.kind,
+            self.once,
+            pause=_PAUSE,
+            longest_wait=longest_wait,
+            expected=KubeError,
+            failed=failed,
+        )
+
+    def start(self) -> None:
+        self._heard = time.monotonic()
+        self.worker.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end, and wake it where it waits for the server."""
+        self.worker.stop()
+        if self._stream is not None:
+            self._stream.close()
+
+    def unheard_seconds(self) -> float:
+        """How long nothing has come from the server: how old what is known may be."""
+        return time.monotonic() - self._heard
+
+    def once(self) -> None:
+        """List if need be, and follow one watch to its end. Raises KubeError."""
+        try:
+            if not self._version:
+                self._list()
+            self._follow()
+        except ApiError as error:
+            if error.status != _GONE:
+                raise
+            _log.info("%s: the watch is too old, listing again", self.kind)
+            self._version = ""
+
+    def _list(self) -> None:
+        began, version = time.monotonic(), ""
+        how = self._handlers
+        keys: set[str] = set()
+        for items, version in self._client.pages(self.kind, how.namespace, how.selector):  # noqa: B007 - the last one counts
+            keys.update(self._take(how.seen, item) or "" for item in items)
+        how.listed(keys, began)
+        self._version, self._heard = version, time.monotonic()
+        _log.info("%s: listed %d at version %s", self.kind, len(keys), version)
+
+    def _follow(self) -> None:
+        began, how, events = time.monotonic(), self._handlers, 0
+        self._stream = self._client.watch(
+            self.kind,
+            how.namespace,
+            self._version,
+            how.selector,
+            seconds=_WATCH_SECONDS,
+            silence=self._silence,
+        )
+        try:
+            for line in self._stream.lines():
+                if self.worker.stopped:
+                    return
+                self._heard = time.monotonic()
+                self._event(self._client.parsed(line))
+                events += 1
+        finally:
+            self._stream.close()
+            self._stream = None
+        if not events and time.monotonic() - began < _SHORTEST:
+            raise ApiUnreachable(f"the watch of {self.kind} ended at once")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        kind, thing = event.get("type"), event.get("object")
+        if not isinstance(thing, dict):
+            raise ApiUnreachable(f"a watch event without an object: {event!s:.100}")
+        if kind == "ERROR":
+            code = thing.get("code")
+            raise ApiError(code if isinstance(code, int) and code else 500, str(thing.get("message", "")))
+        metadata = thing.get("metadata")
+        if not isinstance(metadata, dict):
+            raise ApiUnreachable(f"a watch event without metadata: {event!s:.100}")
+        if kind == "DELETED":
+            self._take(self._handlers.lost, thing)
+        elif kind in ("ADDED", "MODIFIED"):
+            self._take(self._handlers.seen, thing)
+        self._version = str(metadata.get("resourceVersion") or self._version)
+
+    def _take(self, handle: Callable[[Object], _T], thing: dict[str, Any]) -> _T | None:
+        """One malformed object must not end the watch of all others."""
+        try:
+            return handle(thing)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            self._failed()
+            _log.warning("%s: an object was skipped: %r in %.200s", self.kind, error, thing)
+            return None

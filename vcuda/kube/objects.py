@@ -1,0 +1,56 @@
+"""Kubernetes objects: where they are in the API, and what every reader of pods asks of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vcuda.kube.errors import BadName
+
+Object = Mapping[str, Any]
+
+# Static pods reach the API server as mirror pods with another UID; this annotation holds kubelet's.
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+
+_CORE = "/api/v1"
+_GROUPS = {"leases": "/apis/coordination.k8s.io/v1"}
+# RFC 1123 subdomain, the form of all names that we use (apimachinery pkg/util/validation): nothing in it can end a path
+# segment, begin a query or climb out of a folder.
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_LONGEST = 253
+
+
+def checked(name: str) -> str:
+    """The name itself. Raises BadName for what can't be an object's."""
+    if len(name) > _LONGEST or _NAME.fullmatch(name) is None:
+        raise BadName(f"{name[:80]!r} is not the name of a Kubernetes object")
+    return name
+
+
+def path(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """The path of a collection, of an object, or of an object's subresource. `kind`: plural, lower case. Raises BadName."""
+    parts = [_GROUPS.get(kind, _CORE)]
+    if namespace:
+        parts += ["namespaces", checked(namespace)]
+    parts.append(kind)
+    if name or subresource:
+        parts.append(checked(name))
+    if subresource:
+        parts.append(subresource)
+    return "/".join(parts)
+
+
+def uid_of(pod: Object) -> str:
+    """The UID by which kubelet knows a pod."""
+    metadata = pod.get("metadata") or {}
+    return str((metadata.get("annotations") or {}).get(MIRROR_ANNOTATION) or metadata.get("uid", ""))
+
+
+def phase_of(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("phase", ""))
+
+
+def terminal(pod: Object) -> bool:
+    """Whether all containers of a pod have ended for good."""
+    return phase_of(pod) in ("Succeeded", "Failed")
