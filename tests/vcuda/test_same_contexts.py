@@ -63,10 +63,8 @@ for name, arguments in (("cuCtxCreate", (0, 0)), ("cuCtxCreate_v3", (None, 0, 0,
 found = P()
 made("cuDevicePrimaryCtxRetain", 0); steps.append(left())
 full = [call("cuCtxCreate", ref(found), 0, 0), call("cuCtxCreate_v3", ref(found), None, 0, 0, 0), found.value]
-ok("cuDevicePrimaryCtxReset", 0); steps.append(left())
-made("cuDevicePrimaryCtxRetain", 0)
+ok("cuDevicePrimaryCtxReset", 0); steps.append(left())  # empties it, and releases nothing
 ok("cuDevicePrimaryCtxReset_v2", 0); steps.append(left())
-made("cuDevicePrimaryCtxRetain", 0)
 ok("cuDevicePrimaryCtxRelease", 0); steps.append(left())
 ok("cuCtxSetCurrent", contexts[0])
 assert alloc(20 * MIB)[0] == 0; steps.append(left())
@@ -78,7 +76,7 @@ ok("cuCtxDestroy", contexts[2]); steps.append(left())
 answer([full, steps, call("cuCtxDetach", contexts[0]) != 0])
 """
     )
-    assert got == [[2, 2, None], [192, 128, 64, 0, 64, 64, 64, 44, 44, 128, 192], True]
+    assert got == [[2, 2, None], [192, 128, 64, 0, 0, 0, 64, 44, 44, 128, 192], True]
     assert share.machine is not None and share.machine.report().cards[0].used_bytes == 0
 
 
@@ -125,6 +123,8 @@ wrong = [call("cuCtxGetFlags", None), call("cuCtxGetCacheConfig", None), call("c
          call("cuDevicePrimaryCtxSetFlags_v2", 0, 0x100), call("cuCtxGetApiVersion", context, None), call("cuCtxGetDevice", None),
          call("cuCtxGetLimit", None, 0)]
 ok("cuDevicePrimaryCtxReset_v2", 0)
+ok("cuCtxSynchronize")
+ok("cuDevicePrimaryCtxRelease", 0)
 none = [call("cuCtxGetFlags", ref(flags)), call("cuCtxSetSharedMemConfig", 1), call("cuCtxSynchronize"), call("cuDevicePrimaryCtxRelease", 0)]
 answer([active, seen, done, wrong, none])
 """,

@@ -95,7 +95,7 @@ wrong = [call("cuMemPoolDestroy", default), call("cuMemPoolGetAttribute", small,
 answer([seen, [none[0], none[1].value], wrong, call("cuMemPoolCreate", ref(found), ref(PoolProperties(1, 0, Location(2, 0))))])
 """,
     )
-    assert got == [[True, 10, 0, True, True, 2, 0, 1, 3, 0], [0, 0], [1] * 11, 801]
+    assert got == [[True, 10, 0, True, True, 2, 0, 1, 3, 0], [0, 0], [1] * 11, 0]
 
 
 def test_memory_of_graphs_is_asked_and_its_marks_are_reset(share: Share) -> None:

@@ -21,6 +21,9 @@ MIG_PROFILES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 # How the caps driver numbers its nodes: 2 fixed ones, then per card 15 GPU instances with 8 compute instances each.
 _CAP_FIRST, _CAP_PER_INSTANCE, _CAP_INSTANCES = 3, 9, 15
 
+# Numbers, but for `pools`. The grammar and the meaning are in vcuda/sim/src/core/sim_config.h.
+KNOBS = ("pools", "pool_seed")
+
 _NAME = re.compile(r"[ -~]{0,62}[!-~]")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _PROFILE = re.compile(r"(?P<slices>[12347])g(?:\.(?P<gigabytes>\d+)gb)?")
@@ -70,6 +73,8 @@ class SimCard:
     `mig` lists GPU instances by profile, for instance ("1g", "3g") or with the gigabytes, ("1g.5gb",).
     `context_bytes` is what a context costs; `slice_ns` how long one keeps the card while others wait and `switch_ns` what
     changing it costs; with `run_to_completion` a running operation is never cut at the end of its slice.
+    `knobs` choose the models of what a driver is free to do, by their names in machine.conf (KNOBS), for instance
+    {"pools": "ragged", "pool_seed": 7}; docs/simulated-driver.md says what each does.
     """
 
     model: str = DEFAULT_MODEL
@@ -83,6 +88,7 @@ class SimCard:
     slice_ns: int | None = None
     switch_ns: int | None = None
     run_to_completion: bool = False
+    knobs: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class Card:
     mig_mode: bool = False
     mig: tuple[MigInstance, ...] = ()
     links: tuple[tuple[int, str], ...] = ()
-    timing: tuple[tuple[str, int], ...] = ()
+    timing: tuple[tuple[str, int | str], ...] = ()
 
 
 def capability_minor(card_minor: int, gpu_instance: int, compute_instance: int | None = None) -> int:
@@ -173,8 +179,11 @@ def _card(
         raise SimError(f"{where}: minor {minor}; it must be between 0 and {FIRST_RESERVED_MINOR - 1}")
     if not -1 <= card.numa_node < 1024:
         raise SimError(f"{where}: NUMA node {card.numa_node}; it must be between 0 and 1023, or -1 for none")
+    unknown = [name for name in card.knobs if name not in KNOBS]
+    if unknown:
+        raise SimError(f"{where}: no knob is called {unknown[0]!r:.40}; there are {', '.join(KNOBS)}")
     for key, value in (*timing_of(card), ("context_bytes", card.context_bytes or 0)):
-        if value < 0:
+        if isinstance(value, int) and value < 0:
             raise SimError(f"{where}: {key} is {value}; it can't be negative")
     made = card.uuid or "GPU-" + str(uuids.uuid5(uuids.NAMESPACE_URL, f"vcuda-sim:{directory}:{index}"))
     if not _UUID.fullmatch(made):
@@ -197,13 +206,14 @@ def _card(
     )
 
 
-def timing_of(card: SimCard) -> tuple[tuple[str, int], ...]:
-    """What the caller said about contexts and slices, under the names of machine.conf."""
-    said = {
+def timing_of(card: SimCard) -> tuple[tuple[str, int | str], ...]:
+    """What the caller said about contexts, slices and models, under the names of machine.conf."""
+    said: dict[str, int | str | None] = {
         "context": card.context_bytes,
         "slice_us": None if card.slice_ns is None else card.slice_ns // 1000,
         "switch_us": None if card.switch_ns is None else card.switch_ns // 1000,
         "run_to_completion": 1 if card.run_to_completion else None,
+        **card.knobs,
     }
     return tuple((key, value) for key, value in said.items() if value is not None)
 

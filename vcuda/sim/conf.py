@@ -9,10 +9,10 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 
-from vcuda.sim.cards import DEFAULT_MODEL, MODELS, Card, MigInstance
+from vcuda.sim.cards import DEFAULT_MODEL, KNOBS, MODELS, Card, MigInstance
 from vcuda.sim.errors import SimError
 
-_TIMING_KEYS = ("context", "slice_us", "switch_us", "run_to_completion")
+_TIMING_KEYS = ("context", "slice_us", "switch_us", "run_to_completion", *KNOBS)
 
 
 def machine_conf(cards: Sequence[Card], driver_version: str, cuda_version: int) -> str:
@@ -114,8 +114,12 @@ def _parse_card(keys: Mapping[str, str]) -> Card:
         bus=keys["pci"],
         mig_mode=keys["mig"] == "1",
         links=tuple((int(peer), kind) for peer, kind in links),
-        timing=tuple((key, int(keys[key])) for key in _TIMING_KEYS if key in keys),
+        timing=tuple((key, _number_or_word(keys[key])) for key in _TIMING_KEYS if key in keys),
     )
+
+
+def _number_or_word(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _parse_mig(keys: Mapping[str, str]) -> MigInstance:

@@ -72,6 +72,13 @@ static int settle_stream(sim_state *state, sim_card *card, sim_context *context,
         }
         break;
     }
+    case SIM_OP_AFTER: {
+        const sim_stream *other = &card->streams[op->event];
+        const uint32_t left = (uint32_t)op->value - (uint32_t)atomic_load_explicit(&other->done, memory_order_relaxed);
+        if (other->serial == (uint32_t)(op->value >> 32) && (int32_t)left > 0)
+            return 0;
+        break;
+    }
     case SIM_OP_HOST:
         stream->host_reached = 1;
         return 0;

@@ -122,6 +122,7 @@ static int set_key(sim_card_config *card, int index, const char *key, const char
         {"mig", offsetof(sim_card_config, mig), 0},
         {"sms", offsetof(sim_card_config, sms), 0},
         {"run_to_completion", offsetof(sim_card_config, run_to_completion), 0},
+        {"pool_seed", offsetof(sim_card_config, pool_seed), 1},
         {"memory", offsetof(sim_card_config, memory_bytes), 1},
         {"context", offsetof(sim_card_config, context_bytes), 1},
         {"slice_us", offsetof(sim_card_config, slice_ns), 1000},
@@ -162,6 +163,10 @@ static int set_key(sim_card_config *card, int index, const char *key, const char
         return set_capability(card, value);
     if (!strcmp(key, "caps"))
         return set_caps(card, value);
+    if (!strcmp(key, "pools")) {
+        card->ragged_pools = !strcmp(value, "ragged");
+        return card->ragged_pools || !strcmp(value, "even") ? 0 : -1;
+    }
     return 0;
 }
 

@@ -5,7 +5,7 @@
  *
  *   driver version=550.163.01 cuda=12040
  *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
- *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0
+ *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0
  *   card index=1 parent=0 profile=1g.5gb caps=3,4 uuid=MIG-… minor=0 memory=… …
  *
  * (One line each in the file: a backslash does not continue a line.) `index` is 0, 1, 2 … in file order. `parent`
@@ -29,8 +29,10 @@ typedef struct {
     int32_t cc_major, cc_minor; /* compute capability */
     int32_t sms;               /* streaming multiprocessors */
     int32_t run_to_completion; /* 1: a running operation is never preempted at slice end */
+    int32_t ragged_pools;      /* 1: memory pools grow and fragment by the second model (cu_pool_space.c) */
     int32_t cap_count;
     int32_t caps[SIM_MAX_CAPS]; /* minors of /dev/nvidia-caps/nvidia-capN */
+    uint64_t pool_seed;
     uint64_t memory_bytes;
     uint64_t context_bytes; /* what one context costs */
     uint64_t slice_ns;      /* time slice of a context while others wait */

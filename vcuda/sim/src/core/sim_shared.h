@@ -15,7 +15,7 @@
 
 #define SIM_MAGIC 0x314d495341445543ull
 enum {
-    SIM_LAYOUT = 1,
+    SIM_LAYOUT = 2,
     SIM_MAX_PROCESSES = 256,
     SIM_MAX_CONTEXTS = 256,  /* per card */
     SIM_MAX_STREAMS = 1024,  /* per card */
@@ -35,7 +35,8 @@ typedef enum {
     SIM_OP_COPY_OUT, /* occupies the device-to-host copy engine */
     SIM_OP_RECORD,   /* stamps event `event`, generation `value` */
     SIM_OP_WAIT,     /* until event `event` of card `card` has reached generation `value` */
-    SIM_OP_HOST      /* until its owner says sim_host_done: callbacks */
+    SIM_OP_HOST,     /* until its owner says sim_host_done: callbacks */
+    SIM_OP_AFTER     /* until stream `event` of this card (with the serial in `value`'s upper half) has done its lower half */
 } sim_op_kind;
 
 typedef struct {

@@ -51,7 +51,7 @@ static uint64_t least_left(const sim_card *card, const sim_ticket *ticket)
     uint64_t left = ticket->sum_ns > stream->done_ns ? ticket->sum_ns - stream->done_ns : 0;
     if (stream->started)
         left -= head->ns - stream->left_ns <= left ? head->ns - stream->left_ns : left;
-    if (head->kind == SIM_OP_WAIT || head->kind == SIM_OP_HOST || head->kind == SIM_OP_COPY_IN ||
+    if (head->kind == SIM_OP_WAIT || head->kind == SIM_OP_AFTER || head->kind == SIM_OP_HOST || head->kind == SIM_OP_COPY_IN ||
         head->kind == SIM_OP_COPY_OUT)
         return left;
     if (card->switching != SIM_NONE)

@@ -63,7 +63,7 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes)
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    bad = cu_place(ctx, bytes, CU_BLOCK_PLAIN, 1, &block);
+    bad = cu_place(ctx, ctx->device, bytes, CU_BLOCK_PLAIN, 1, &block);
     if (!bad)
         *pointer = block->start;
     pthread_mutex_unlock(&cu_lock);
@@ -102,9 +102,9 @@ CU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    bad = cu_place(ctx, bytes < CU_CHUNK ? CU_CHUNK : bytes, CU_BLOCK_MANAGED, 1, &block);
+    bad = cu_place(ctx, ctx->device, bytes < CU_CHUNK ? CU_CHUNK : bytes, CU_BLOCK_MANAGED, 1, &block);
     if (bad)
-        bad = cu_place(ctx, bytes, CU_BLOCK_MANAGED, 0, &block);
+        bad = cu_place(ctx, ctx->device, bytes, CU_BLOCK_MANAGED, 0, &block);
     if (!bad) {
         *pointer = block->start;
         block->flags = flags;
@@ -113,26 +113,32 @@ CU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     return bad;
 }
 
-CUresult cu_free_block(CUdeviceptr pointer)
+static CUresult free_found(cu_block *block, CUstream stream)
 {
-    CUresult result = CUDA_SUCCESS;
-    pthread_mutex_lock(&cu_lock);
-    cu_block *block = cu_find((uintptr_t)pointer);
-    if (!block || block->start != (uintptr_t)pointer || block->kind > CU_BLOCK_GRAPH) {
-        result = CUDA_ERROR_INVALID_VALUE;
-    } else if (block->kind == CU_BLOCK_GRAPH) { /* the address stays the graph's */
-        result = block->flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-        cu_graph_memory_drop(block);
-    } else {
-        if (block->kind == CU_BLOCK_POOL)
-            cu_pool_forget(block);
-        cu_unplace(block);
+    if (block->kind == CU_BLOCK_GRAPH) { /* the address stays the graph's */
+        if (!block->held)
+            return CUDA_ERROR_INVALID_VALUE;
+        block->held = 0;
     }
+    if (stream)
+        return cu_order_free(stream, block);
+    cu_block_end(block);
+    return CUDA_SUCCESS;
+}
+
+CUresult cu_free_block(CUdeviceptr pointer, CUstream stream)
+{
+    pthread_mutex_lock(&cu_lock);
+    cu_order_settle();
+    cu_block *block = cu_find((uintptr_t)pointer);
+    const CUresult result = block && block->start == (uintptr_t)pointer && block->kind <= CU_BLOCK_GRAPH
+                                ? free_found(block, stream)
+                                : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&cu_lock);
     return result;
 }
 
-/* Freeing waits for the context's work, as the real one does. */
+/* Freeing waits for the context's work; not for what came from a pool or a graph, which no context owns (cuda.h). */
 CU_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     CUcontext ctx;
@@ -143,12 +149,13 @@ CU_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
         return bad;
     pthread_mutex_lock(&cu_lock);
     const cu_block *block = cu_find((uintptr_t)pointer);
+    const int found = block != NULL;
     CUcontext owner = block ? block->ctx : NULL;
     pthread_mutex_unlock(&cu_lock);
-    if (!owner)
+    if (!found)
         return CUDA_ERROR_INVALID_VALUE;
-    bad = cu_context_wait(owner);
-    return bad ? bad : cu_free_block(pointer);
+    bad = owner ? cu_context_wait(owner) : CUDA_SUCCESS;
+    return bad ? bad : cu_free_block(pointer, NULL);
 }
 
 CU_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
@@ -157,6 +164,9 @@ CU_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     const CUresult bad = cu_current(&ctx);
     if (bad || !free_bytes || !total)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&cu_lock);
+    cu_order_settle();
+    pthread_mutex_unlock(&cu_lock);
     sim_card_lock(cu_process.state, ctx->card);
     const sim_card *card = cu_card(ctx);
     const int lost = card->faults.lost;
@@ -183,17 +193,15 @@ CU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CU
 
 static void end_block(cu_block *block)
 {
-    if (block->kind == CU_BLOCK_POOL)
-        cu_pool_forget(block);
-    if (block->kind == CU_BLOCK_GRAPH)
-        cu_graph_memory_drop(block);
-    else if (block->kind < CU_BLOCK_HOST)
+    if (!block->freed && block->kind < CU_BLOCK_HOST && block->kind != CU_BLOCK_GRAPH)
         cu_unplace(block);
 }
 
+/* Memory of pools, graphs and cuMemCreate is no context's and stays (cuda.h at cuCtxDestroy). */
 void cu_memory_end(CUcontext ctx)
 {
     pthread_mutex_lock(&cu_lock);
+    cu_order_end(ctx);
     cu_each_block(ctx, end_block);
     pthread_mutex_unlock(&cu_lock);
     cu_pools_settle(ctx->device);

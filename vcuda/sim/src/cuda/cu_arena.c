@@ -151,7 +151,7 @@ static CUresult place_large(cu_block *block, int charge)
     return CUDA_SUCCESS;
 }
 
-CUresult cu_place(CUcontext ctx, size_t bytes, cu_block_kind kind, int charge, cu_block **block)
+CUresult cu_place(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, int charge, cu_block **block)
 {
     if (!pages && reserve_arena())
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -160,7 +160,7 @@ CUresult cu_place(CUcontext ctx, size_t bytes, cu_block_kind kind, int charge, c
         return CUDA_ERROR_OUT_OF_MEMORY;
     made->bytes = bytes;
     made->kind = kind;
-    made->device = ctx->device;
+    made->device = device;
     made->ctx = ctx;
     made->id = ++next_id;
     const CUresult bad = bytes <= CU_CHUNK / 2 ? place_small(made, charge) : place_large(made, charge);
@@ -226,7 +226,7 @@ cu_block *cu_find(uintptr_t address)
         cu_block *block = page->large;
         if (page->small)
             block = page->small->blocks[((address - base) % CU_CHUNK) >> (SMALLEST_SHIFT + page->small->class)];
-        return block && address < block->start + block->bytes ? block : NULL;
+        return block && !block->freed && address < block->start + block->bytes ? block : NULL;
     }
     const size_t after = outside_after(address);
     cu_block *block = after ? outside[after - 1] : NULL;

@@ -70,7 +70,7 @@ static CUresult allocate(size_t bytes, unsigned flags, CUdeviceptr *pointer)
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    bad = cu_place(ctx, bytes, CU_BLOCK_PLAIN, !(flags & SPARSE), &block);
+    bad = cu_place(ctx, ctx->device, bytes, CU_BLOCK_PLAIN, !(flags & SPARSE), &block);
     if (!bad)
         *pointer = block->start;
     pthread_mutex_unlock(&cu_lock);
@@ -92,7 +92,7 @@ CU_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIP
         return bad;
     *array = malloc(sizeof made);
     if (!*array) {
-        cu_free_block(pointer);
+        cu_free_block(pointer, NULL);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made.start = (uintptr_t)pointer;
@@ -146,7 +146,7 @@ CU_EXPORT CUresult cuArrayDestroy(CUarray array)
         return bad ? bad : CUDA_ERROR_INVALID_HANDLE; /* a level goes with its mipmapped array */
     bad = cu_context_wait(ctx);
     if (!bad)
-        bad = cu_free_block(array->start);
+        bad = cu_free_block(array->start, NULL);
     if (!bad) {
         pthread_mutex_lock(&cu_lock);
         cu_sparse_ended(array);
@@ -211,7 +211,7 @@ CU_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmapped)
         return bad ? bad : CUDA_ERROR_INVALID_HANDLE;
     bad = cu_context_wait(ctx);
     if (!bad)
-        bad = cu_free_block(mipmapped->pointer);
+        bad = cu_free_block(mipmapped->pointer, NULL);
     if (!bad) {
         pthread_mutex_lock(&cu_lock);
         cu_sparse_ended(mipmapped);

@@ -60,6 +60,13 @@ struct CUctx_st {
 typedef struct cu_capture cu_capture; /* cu_capture.h */
 typedef struct cu_host_queue cu_host_queue; /* cu_host.c */
 
+/* What a stream waits for of another one: memory freed there before that may be used again here. */
+enum { CU_FOLLOWS = 8 };
+typedef struct {
+    int card;
+    sim_ticket ticket;
+} cu_follow;
+
 struct CUstream_st {
     int magic;
     struct CUctx_st *ctx;
@@ -73,6 +80,8 @@ struct CUstream_st {
     struct CUgraphNode_st **frontier; /* what the next captured node depends on */
     size_t frontier_count;
     cu_host_queue *host_queue;
+    cu_follow follows[CU_FOLLOWS];
+    unsigned next_follow;
 };
 
 struct CUevent_st {

@@ -270,17 +270,16 @@ CU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice device)
     return bad;
 }
 
-static CUresult primary_end(CUdevice device, int all)
+CU_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
     cu_device *found;
     CUresult bad = cu_device_of(device, &found);
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_primary_mutex);
-    if (!found->primary || !found->primary->alive) {
-        bad = all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-    } else if (all || --found->primary_count == 0) {
-        found->primary_count = 0;
+    if (!found->primary_count) {
+        bad = CUDA_ERROR_INVALID_CONTEXT;
+    } else if (--found->primary_count == 0 && found->primary->alive) {
         if (!found->primary->error)
             cu_context_wait(found->primary);
         cu_context_end(found->primary);
@@ -289,24 +288,43 @@ static CUresult primary_end(CUdevice device, int all)
     return bad;
 }
 
-CU_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
-    return primary_end(device, 0);
-}
-
 CU_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
-    return primary_end(device, 0);
+    return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+/* All that the context and the device's pools have goes; "resetting the primary context does not release it" (cuda.h): who
+ * retained it finds it empty, under the same handle. */
+static CUresult reset(cu_device *found, CUdevice device)
+{
+    CUcontext ctx = found->primary;
+    if (ctx && ctx->alive) {
+        if (!ctx->error)
+            cu_context_wait(ctx);
+        cu_context_end(ctx);
+    }
+    pthread_mutex_lock(&cu_lock);
+    cu_order_settle();
+    cu_pools_reset(device);
+    pthread_mutex_unlock(&cu_lock);
+    return found->primary_count ? revive(ctx, found->primary_flags) : CUDA_SUCCESS;
 }
 
 CU_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-    return primary_end(device, 1);
+    cu_device *found;
+    CUresult bad = cu_device_of(device, &found);
+    if (bad)
+        return bad;
+    pthread_mutex_lock(&cu_primary_mutex);
+    bad = reset(found, device);
+    pthread_mutex_unlock(&cu_primary_mutex);
+    return bad;
 }
 
 CU_EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
-    return primary_end(device, 1);
+    return cuDevicePrimaryCtxReset_v2(device);
 }
 
 CU_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags)

@@ -131,6 +131,11 @@ CUresult cu_event_wait(CUevent event, CUstream stream, sim_ticket *after)
                        .card = (uint16_t)event->ctx->card,
                        .event = (uint32_t)event->index,
                        .value = event->generation};
+    if (event->generation) {
+        pthread_mutex_lock(&cu_lock);
+        cu_order_follows(stream, event->ctx->card, &event->ticket);
+        pthread_mutex_unlock(&cu_lock);
+    }
     /* Waiting for an event that was never recorded is no wait. */
     return cu_push(stream, &op, event->generation != 0, after);
 }

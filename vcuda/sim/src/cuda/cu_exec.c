@@ -141,6 +141,7 @@ CU_EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 typedef struct {
     CUstream stream;
     sim_op pending;
+    int frees; /* CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH */
 } flow;
 
 static CUresult flush(flow *to)
@@ -162,14 +163,28 @@ static CUresult append(flow *to, const sim_op *op)
     return bad;
 }
 
-static CUresult memory_node(const cu_work *work)
+/* What this graph allocated in its last launch and nobody freed: an error, unless the graph frees it by itself. */
+static CUresult use_again(cu_block *block, int frees)
+{
+    if (block->held && !frees)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (block->held)
+        return CUDA_SUCCESS;
+    const CUresult bad = cu_graph_memory_use(block);
+    block->held = !bad;
+    return bad;
+}
+
+static CUresult memory_node(flow *to, const cu_work *work)
 {
     CUresult bad = CUDA_SUCCESS;
-    if ((int)work->kind == CU_GRAPH_NODE_TYPE_MEM_FREE)
-        return cu_free_block(work->free);
+    if ((int)work->kind == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+        bad = flush(to); /* what comes before the free is in the stream before it */
+        return bad ? bad : cu_free_block(work->free, to->stream);
+    }
     pthread_mutex_lock(&cu_lock);
     cu_block *block = cu_find((uintptr_t)work->alloc.dptr);
-    bad = block && block->kind == CU_BLOCK_GRAPH ? cu_graph_memory_use(block) : CUDA_ERROR_INVALID_VALUE;
+    bad = block && block->kind == CU_BLOCK_GRAPH ? use_again(block, to->frees) : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&cu_lock);
     return bad;
 }
@@ -199,7 +214,7 @@ static CUresult run_node(flow *to, CUgraphNode node)
         return run_child(to, node->child);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
-        return memory_node(&node->work);
+        return memory_node(to, &node->work);
     case CU_GRAPH_NODE_TYPE_HOST:
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
@@ -234,7 +249,7 @@ CU_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     bad = cu_capture_implicit(stream);
     if (bad)
         return bad;
-    flow to = {.stream = stream};
+    flow to = {.stream = stream, .frees = (exec->flags & 1) != 0};
     bad = run_nodes(&to, exec->order, exec->graph->count);
     const CUresult last = flush(&to);
     return bad ? bad : last;

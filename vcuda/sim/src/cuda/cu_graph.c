@@ -37,6 +37,8 @@ void cu_node_free(CUgraphNode node)
     if ((int)node->work.kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
         cu_block *block = cu_find((uintptr_t)node->work.alloc.dptr);
         if (block && block->kind == CU_BLOCK_GRAPH && --block->references == 0) {
+            cu_order_forget(block);
+            block->uses = block->uses > 0;
             cu_graph_memory_drop(block);
             cu_unplace(block);
         }
@@ -105,6 +107,7 @@ CUresult cu_node_own_params(CUgraphNode node)
 static CUresult prepare(CUgraphNode node)
 {
     cu_block *block;
+    cu_device *device;
     CUresult bad = CUDA_SUCCESS;
     switch ((int)node->work.kind) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -114,7 +117,9 @@ static CUresult prepare(CUgraphNode node)
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
         if (!node->work.alloc.bytesize)
             return CUDA_ERROR_INVALID_VALUE;
-        bad = cu_place(node->ctx, node->work.alloc.bytesize, CU_BLOCK_GRAPH, 0, &block);
+        bad = cu_device_of(node->work.alloc.poolProps.location.id, &device);
+        if (!bad)
+            bad = cu_place(NULL, node->work.alloc.poolProps.location.id, node->work.alloc.bytesize, CU_BLOCK_GRAPH, 0, &block);
         if (!bad) {
             block->references = 1;
             node->work.alloc.dptr = block->start;

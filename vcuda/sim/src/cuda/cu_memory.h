@@ -14,30 +14,42 @@
 
 typedef enum { CU_BLOCK_PLAIN, CU_BLOCK_MANAGED, CU_BLOCK_POOL, CU_BLOCK_GRAPH, CU_BLOCK_HOST, CU_BLOCK_VMM } cu_block_kind;
 
+/* A place inside a pool (cu_pool_space.c). */
+typedef struct {
+    struct cu_segment *segment; /* NULL where the pool does not fragment */
+    size_t offset, bytes;
+} cu_extent;
+
 typedef struct cu_block {
     uintptr_t start;
     size_t bytes;   /* as asked for */
     size_t charged; /* by this block itself; what shares a chunk charges the chunk */
     cu_block_kind kind;
     int device; /* ordinal */
-    unsigned flags; /* host memory: as given */
+    unsigned flags; /* host and managed memory: as given; VMM: protection */
     int registered; /* host memory that the application owns */
     int references; /* graph memory: nodes that name it */
-    CUcontext ctx;
+    int uses;       /* graph memory: launches that hold it; 0: its node is not allocated */
+    int held;       /* graph memory: allocated, and no free has been submitted */
+    int freed;      /* in stream order, and its stream has not got there: no pointer of the application's any more */
+    CUcontext ctx;  /* NULL: belongs to the device, as what comes from pools */
     CUmemoryPool pool;
+    cu_extent extent;
+    size_t counted; /* by the pool's used bytes */
     CUmemGenericAllocationHandle handle; /* VMM */
     unsigned long long id;
 } cu_block;
 
-/* All with cu_lock held. `charge` says whether the card pays here (pools and graphs pay in chunks of their own). */
-CUresult cu_place(CUcontext ctx, size_t bytes, cu_block_kind kind, int charge, cu_block **block);
+/* All with cu_lock held. `charge` says whether the card pays here (pools and graphs pay in chunks of their own). `ctx` is
+ * whose end ends the block too; NULL: nobody's. */
+CUresult cu_place(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, int charge, cu_block **block);
 void cu_unplace(cu_block *block);
-/* The block that contains an address, device or host; NULL if none does. */
+/* The block that contains an address, device or host; NULL if none does, or if it has been freed in stream order. */
 cu_block *cu_find(uintptr_t address);
 /* Blocks outside the arena: host memory and VMM mappings. */
 int cu_outside_add(const cu_block *block);
 void cu_outside_remove(cu_block *block);
-/* Each block of the context, in no order; may be unplaced by `visit`. */
+/* Each block of the context (NULL: of none), in no order; may be unplaced by `visit`. */
 void cu_each_block(CUcontext ctx, void (*visit)(cu_block *block));
 
 /* Charge and discharge the device's card. Takes nothing but the card's lock; retries after trimming idle pools. */
@@ -57,11 +69,29 @@ void cu_sparse_ended(const void *array);
 CUresult cu_alloc_fault(CUcontext ctx);
 CUresult cu_alloc_fault_on(int device);
 
+/* ---- what stream order frees (cu_order.c); all with cu_lock held ---- */
+
+/* The block is the application's no longer, and is gone when the stream gets to where it is now. */
+CUresult cu_order_free(CUstream stream, cu_block *block);
+/* End all blocks whose streams have got to their frees. Costs nothing where none waits. */
+void cu_order_settle(void);
+/* The context's streams end: what they still had to free is freed now. */
+void cu_order_end(CUcontext ctx);
+/* The same for graph memory that is about to be unplaced. */
+void cu_order_forget(const cu_block *block);
+/* An extent of `pool` with `bytes` at least that work before `stream`'s next operation gives back; `any`: of any stream, after
+ * a wait that is put into `stream`. -1: there is none. */
+int cu_order_reuse(CUmemoryPool pool, size_t bytes, CUstream stream, int any, cu_extent *extent);
+/* `stream` now waits for what another stream had submitted at `ticket`. */
+void cu_order_follows(CUstream stream, int card, const sim_ticket *ticket);
+/* The block's accounts end, and its place. */
+void cu_block_end(cu_block *block);
+
 /* ---- pools ---- */
-CUresult cu_pool_alloc(CUcontext ctx, CUmemoryPool pool, size_t bytes, CUdeviceptr *pointer);
-void cu_pool_forget(cu_block *block); /* cu_lock held */
 CUmemoryPool cu_pool_default(int device); /* cu_lock held */
 CUmemoryPool cu_pool_graph(int device);   /* cu_lock held */
+/* The block's place goes back to its pool. cu_lock held. */
+void cu_pool_forget(cu_block *block);
 /* A graph's block while it is allocated, between its allocation and its free node. cu_lock held. */
 CUresult cu_graph_memory_use(cu_block *block);
 void cu_graph_memory_drop(cu_block *block);
@@ -69,7 +99,10 @@ void cu_graph_memory_drop(cu_block *block);
 void cu_pools_settle(int device);
 /* Give back all that pools of the device hold unused; the number of bytes. cu_lock held. */
 uint64_t cu_pools_trim(int device);
-CUresult cu_free_block(CUdeviceptr pointer);
+/* End all allocations from the device's pools, and those of the pools that can be destroyed. cu_lock held. */
+void cu_pools_reset(int device);
+/* Free at once, or (with a stream) when the stream gets there. Takes cu_lock. */
+CUresult cu_free_block(CUdeviceptr pointer, CUstream stream);
 
 void cu_memory_end(CUcontext ctx);
 

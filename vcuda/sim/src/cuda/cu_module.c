@@ -172,7 +172,7 @@ CUresult cu_module_global(CUmodule module, CUcontext ctx, const char *name, CUde
     pthread_mutex_lock(&cu_lock);
     if (!global->pointer) {
         cu_block *block;
-        bad = cu_place(ctx, global->bytes, CU_BLOCK_PLAIN, 0, &block);
+        bad = cu_place(ctx, ctx->device, global->bytes, CU_BLOCK_PLAIN, 0, &block);
         if (!bad)
             global->pointer = block->start;
     }

@@ -8,7 +8,7 @@ static CUresult attribute_of(const cu_block *block, int attribute, CUdeviceptr p
     const int host = block->kind == CU_BLOCK_HOST;
     switch (attribute) {
     case 1: /* context; blocks of pools and mappings belong to none */
-        *(CUcontext *)data = block->kind == CU_BLOCK_POOL || block->kind == CU_BLOCK_VMM ? NULL : block->ctx;
+        *(CUcontext *)data = block->ctx;
         return CUDA_SUCCESS;
     case 2: /* memory type */
         *(unsigned *)data = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;

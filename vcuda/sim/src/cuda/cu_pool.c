@@ -1,28 +1,13 @@
-/* Memory pools and stream-ordered allocation. A pool pays the card in chunks and keeps them until told or
- * synchronised. */
+/* Memory pools: made, destroyed, asked and told; stream-ordered allocation from them. */
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "cu_capture.h"
-#include "cu_memory.h"
-
-#define POOL_CHUNK (32ull << 20)
-
-struct CUmemPoolHandle_st {
-    int magic, device, alive, graph;
-    struct CUmemPoolHandle_st *next;
-    CUmemPoolProps props;
-    int reuse[3];
-    uint64_t threshold, reserved, reserved_high, used, used_high;
-};
+#include "cu_pool.h"
 
 static CUmemoryPool pools; /* under cu_lock, as all of this */
 
-static uint64_t up(uint64_t bytes, uint64_t step)
-{
-    return (bytes + step - 1) / step * step;
-}
-
-static CUmemoryPool make_pool(int device, const CUmemPoolProps *props)
+static CUmemoryPool make_pool(int device, const CUmemPoolProps *props, cu_pool_place place)
 {
     CUmemoryPool pool = calloc(1, sizeof *pool);
     if (!pool)
@@ -30,11 +15,41 @@ static CUmemoryPool make_pool(int device, const CUmemPoolProps *props)
     pool->magic = CU_MAGIC_POOL;
     pool->device = device;
     pool->alive = 1;
+    pool->place = place;
     pool->props = *props;
     pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
+    pool->shared_fd = -1;
+    cu_space_begin(pool);
     pool->next = pools;
     pools = pool;
     return pool;
+}
+
+/* The structs of the last pools that ended stay readable, so that a stale handle is refused. */
+static void bury(CUmemoryPool pool)
+{
+    enum { REMEMBERED = 1024 };
+    static CUmemoryPool graves[REMEMBERED];
+    static unsigned next;
+    CUmemoryPool *link = &pools;
+    while (*link != pool)
+        link = &(*link)->next;
+    *link = pool->next;
+    if (pool->shared_fd >= 0)
+        close(pool->shared_fd);
+    pool->magic = 0;
+    free(graves[next]);
+    graves[next] = pool;
+    next = (next + 1) % REMEMBERED;
+}
+
+static void end_if_over(CUmemoryPool pool)
+{
+    if (pool->alive)
+        return;
+    cu_space_release(pool, 0);
+    if (!pool->blocks)
+        bury(pool);
 }
 
 static CUmemoryPool lazily(CUmemoryPool *place, int device)
@@ -42,7 +57,7 @@ static CUmemoryPool lazily(CUmemoryPool *place, int device)
     const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                   .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     if (!*place)
-        *place = make_pool(device, &props);
+        *place = make_pool(device, &props, CU_POOL_ON_CARD);
     return *place;
 }
 
@@ -61,83 +76,127 @@ CUmemoryPool cu_pool_graph(int device)
     return pool;
 }
 
-static uint64_t shrink(CUmemoryPool pool, uint64_t keep)
-{
-    uint64_t floor = up(pool->used, CU_CHUNK);
-    floor = keep > floor ? keep : floor;
-    if (floor >= pool->reserved)
-        return 0;
-    const uint64_t released = pool->reserved - floor;
-    pool->reserved = floor;
-    cu_discharge(pool->device, released);
-    return released;
-}
-
 uint64_t cu_pools_trim(int device)
 {
     uint64_t released = 0;
+    cu_order_settle();
     for (CUmemoryPool pool = pools; pool; pool = pool->next)
-        if (pool->device == device)
-            released += shrink(pool, 0);
+        if (pool->device == device && pool->place == CU_POOL_ON_CARD)
+            released += cu_space_release(pool, 0);
     return released;
 }
 
 void cu_pools_settle(int device)
 {
-    if (!__atomic_load_n(&pools, __ATOMIC_RELAXED))
-        return;
     pthread_mutex_lock(&cu_lock);
+    cu_order_settle();
     for (CUmemoryPool pool = pools; pool; pool = pool->next)
         if (pool->device == device && pool->reserved > pool->threshold)
-            shrink(pool, up(pool->threshold, CU_CHUNK));
+            cu_space_release(pool, pool->threshold);
     pthread_mutex_unlock(&cu_lock);
 }
 
-static CUresult grow(CUmemoryPool pool, uint64_t bytes)
+void cu_pool_forget(cu_block *block)
 {
-    const uint64_t wanted = pool->used + bytes;
-    if (pool->props.maxSize && wanted > pool->props.maxSize)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (wanted > pool->reserved) {
-        uint64_t more = up(wanted - pool->reserved, POOL_CHUNK);
-        CUresult bad = cu_charge(pool->device, more);
-        if (bad) { /* a trim may have shrunk this very pool: count again, and take no more than needed */
-            more = up(wanted > pool->reserved ? wanted - pool->reserved : 0, CU_CHUNK);
-            bad = more ? cu_charge(pool->device, more) : CUDA_SUCCESS;
-        }
-        if (bad)
-            return bad;
-        pool->reserved += more;
-    }
-    pool->used = wanted;
-    pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
+    CUmemoryPool pool = block->pool;
+    pool->used -= block->counted;
+    pool->blocks--;
+    if (pool->place == CU_POOL_MANAGED)
+        pool->reserved -= block->extent.bytes;
+    else if (!pool->imported)
+        cu_space_give(pool, &block->extent);
+    end_if_over(pool);
+}
+
+static void count(CUmemoryPool pool, cu_block *block)
+{
+    block->counted = block->extent.bytes;
+    pool->used += block->counted;
     pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
+}
+
+/* Managed memory of a pool: each allocation is by itself, where the pool prefers it to be. */
+static CUresult allocate_managed(CUmemoryPool pool, size_t bytes, cu_block **block)
+{
+    const size_t whole = cu_up(bytes, CU_CHUNK);
+    const int on_card = pool->props.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    CUresult bad = on_card ? cu_place(NULL, pool->device, whole, CU_BLOCK_MANAGED, 1, block) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (bad)
+        bad = cu_place(NULL, pool->device, whole, CU_BLOCK_MANAGED, 0, block);
+    if (bad)
+        return bad;
+    (*block)->extent.bytes = whole;
+    (*block)->flags = 1; /* attached globally */
+    pool->reserved += whole;
+    pool->reserved_high = pool->reserved > pool->reserved_high ? pool->reserved : pool->reserved_high;
     return CUDA_SUCCESS;
 }
 
-CUresult cu_pool_alloc(CUcontext ctx, CUmemoryPool pool, size_t bytes, CUdeviceptr *pointer)
+/* By the order of the programming guide: what is free, what this stream or one that it follows gives back, more memory of the
+ * card, what another stream gives back after a wait. */
+static CUresult allocate_divided(CUmemoryPool pool, size_t bytes, CUstream stream, cu_block **block)
+{
+    cu_extent extent;
+    if (cu_space_take(pool, bytes, &extent) && cu_order_reuse(pool, bytes, stream, 0, &extent)) {
+        const CUresult bad = cu_space_grow(pool, bytes);
+        if (bad ? !pool->reuse[2] || cu_order_reuse(pool, bytes, stream, 1, &extent)
+                : cu_space_take(pool, bytes, &extent))
+            return bad ? bad : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    const CUresult bad = cu_place(NULL, pool->device, bytes, CU_BLOCK_POOL, 0, block);
+    if (bad)
+        cu_space_give(pool, &extent);
+    else
+        (*block)->extent = extent;
+    return bad;
+}
+
+static CUresult allocate_now(CUmemoryPool pool, size_t bytes, CUstream stream, CUdeviceptr *pointer)
 {
     cu_block *block;
     pthread_mutex_lock(&cu_lock);
-    CUresult bad = bytes > (1ull << 46) ? CUDA_ERROR_OUT_OF_MEMORY : grow(pool, up(bytes, 512));
-    if (!bad) {
-        bad = cu_place(ctx, bytes, CU_BLOCK_POOL, 0, &block);
-        if (bad)
-            pool->used -= up(bytes, 512);
-    }
+    cu_order_settle();
+    CUresult bad = bytes > (1ull << 46)            ? CUDA_ERROR_OUT_OF_MEMORY
+                   : pool->place == CU_POOL_MANAGED ? allocate_managed(pool, bytes, &block)
+                                                    : allocate_divided(pool, bytes, stream, &block);
     if (!bad) {
         block->pool = pool;
+        pool->blocks++;
+        count(pool, block);
         *pointer = block->start;
     }
     pthread_mutex_unlock(&cu_lock);
     return bad;
 }
 
-void cu_pool_forget(cu_block *block)
+static CUmemoryPool ending;
+
+static void end_if_from(cu_block *block)
 {
-    block->pool->used -= up(block->bytes, 512);
-    if (!block->pool->alive)
-        shrink(block->pool, 0);
+    if (block->pool == ending)
+        cu_block_end(block);
+}
+
+void cu_pools_reset(int device)
+{
+    cu_device *found = &cu_process.devices[device];
+    for (CUmemoryPool pool = pools, next; pool; pool = next) {
+        next = pool->next;
+        if (pool->device != device || pool->place == CU_POOL_ON_HOST || pool->graph)
+            continue;
+        const int kept = pool == found->default_pool;
+        ending = pool;
+        pool->alive = 1; /* until it is empty */
+        cu_each_block(NULL, end_if_from);
+        pool->alive = kept;
+        pool->threshold = 0;
+        cu_space_release(pool, 0);
+        end_if_over(pool);
+    }
+    found->current_pool = NULL;
+    CUmemoryPool graph = found->graph_pool;
+    if (graph)
+        cu_space_release(graph, 0);
 }
 
 /* ---- the API ---- */
@@ -147,7 +206,7 @@ static CUresult pool_of(CUmemoryPool pool)
     const CUresult bad = cu_initialised();
     if (bad)
         return bad;
-    return pool && pool->magic == CU_MAGIC_POOL && pool->alive ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return pool && pool->magic == CU_MAGIC_POOL && pool->alive && !pool->graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream handle)
@@ -160,14 +219,15 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         *pointer = 0;
         return CUDA_SUCCESS;
     }
-    bad = cu_alloc_fault(stream->ctx);
+    bad = pool && pool->imported ? CUDA_ERROR_INVALID_VALUE : cu_alloc_fault(stream->ctx);
     if (bad)
         return bad;
     if (stream->capture) {
         cu_work work = {.kind = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
         work.alloc.bytesize = bytes;
         work.alloc.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-        work.alloc.poolProps.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, stream->ctx->device};
+        work.alloc.poolProps.location = pool ? pool->props.location
+                                             : (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, stream->ctx->device};
         return cu_capture_alloc(stream, &work, pointer);
     }
     if (!pool) {
@@ -177,7 +237,7 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
             pool = cu_pool_default(stream->ctx->device);
         pthread_mutex_unlock(&cu_lock);
     }
-    return pool ? cu_pool_alloc(stream->ctx, pool, bytes, pointer) : CUDA_ERROR_OUT_OF_MEMORY;
+    return pool ? allocate_now(pool, bytes, stream, pointer) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CU_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
@@ -199,22 +259,58 @@ CU_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle)
         return bad;
     if (stream->capture)
         return cu_capture_add(stream, &(cu_work){.kind = CU_GRAPH_NODE_TYPE_MEM_FREE, .free = pointer}, NULL);
-    return cu_free_block(pointer);
+    return cu_free_block(pointer, stream);
+}
+
+/* Which device a pool at the location is told of as, and where its memory lies. */
+static CUresult place_of(const CUmemPoolProps *props, int *device, cu_pool_place *place)
+{
+    cu_device *found;
+    const int managed = (int)props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    *device = 0;
+    *place = managed ? CU_POOL_MANAGED : CU_POOL_ON_HOST;
+    switch ((int)props->location.type) {
+    case CU_MEM_LOCATION_TYPE_NONE: /* no preference: only managed pools know it */
+        return managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEM_LOCATION_TYPE_HOST:
+        return props->handleTypes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: /* one domain per card: the card itself */
+        if (managed || props->location.id >> 8)
+            return CUDA_ERROR_INVALID_VALUE;
+        *place = CU_POOL_ON_CARD;
+        *device = props->location.id & 0xff;
+        return cu_device_of(*device, &found);
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        *place = managed ? CU_POOL_MANAGED : CU_POOL_ON_CARD;
+        *device = props->location.id;
+        return cu_device_of(*device, &found);
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
 }
 
 CU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
-    cu_device *found;
+    cu_pool_place place;
+    int device;
     CUresult bad = cu_initialised();
-    if (bad || !pool || !props || (int)props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+    if (bad || !pool || !props)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    if ((int)props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || (int)props->handleTypes > 1)
+    const int managed = (int)props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    if (((int)props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED && !managed) ||
+        (managed && (props->handleTypes || props->maxSize)))
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((int)props->handleTypes > CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
-    bad = cu_device_of(props->location.id, &found);
+    bad = place_of(props, &device, &place);
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    *pool = make_pool(props->location.id, props);
+    *pool = make_pool(device, props, place);
+    if (*pool && (int)props->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
+        (*pool)->props.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device}; /* as documented for one domain */
     pthread_mutex_unlock(&cu_lock);
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -229,10 +325,11 @@ CU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
     if (pool == device->default_pool || pool == device->graph_pool)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&cu_lock);
+    cu_order_settle();
     pool->alive = 0;
-    shrink(pool, 0);
     if (device->current_pool == pool)
         device->current_pool = NULL;
+    end_if_over(pool);
     pthread_mutex_unlock(&cu_lock);
     return CUDA_SUCCESS;
 }
@@ -243,7 +340,9 @@ CU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    shrink(pool, keep ? up(keep, CU_CHUNK) : 0);
+    if (!pool->ragged) /* frees that no synchronisation has seen "can count as outstanding": in one model they do */
+        cu_order_settle();
+    cu_space_release(pool, keep);
     pthread_mutex_unlock(&cu_lock);
     return CUDA_SUCCESS;
 }
@@ -255,6 +354,8 @@ CU_EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute 
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     const int number = (int)attribute;
     pthread_mutex_lock(&cu_lock);
+    if (!pool->ragged)
+        cu_order_settle();
     const uint64_t counts[] = {pool->threshold, pool->reserved, pool->reserved_high, pool->used, pool->used_high};
     pthread_mutex_unlock(&cu_lock);
     if (number >= 1 && number <= 3)
@@ -330,71 +431,8 @@ CU_EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     CUresult bad = cu_device_of(device, &found);
     if (!bad)
         bad = pool_of(pool);
-    if (bad || pool->device != device)
+    if (bad || pool->device != device || pool->place != CU_POOL_ON_CARD || pool->imported)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     found->current_pool = pool;
-    return CUDA_SUCCESS;
-}
-
-/* ---- memory of graphs ---- */
-
-CUresult cu_graph_memory_use(cu_block *block)
-{
-    if (block->flags)
-        return CUDA_SUCCESS; /* left over from the last launch: still paid for */
-    CUmemoryPool pool = cu_pool_graph(block->device);
-    const CUresult bad = pool ? grow(pool, up(block->bytes, CU_CHUNK)) : CUDA_ERROR_OUT_OF_MEMORY;
-    block->flags = !bad;
-    return bad;
-}
-
-void cu_graph_memory_drop(cu_block *block)
-{
-    if (block->flags)
-        cu_pool_graph(block->device)->used -= up(block->bytes, CU_CHUNK);
-    block->flags = 0;
-}
-
-CU_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
-{
-    cu_device *found;
-    const CUresult bad = cu_device_of(device, &found);
-    if (bad)
-        return bad;
-    pthread_mutex_lock(&cu_lock);
-    CUmemoryPool pool = cu_pool_graph(device);
-    if (pool)
-        shrink(pool, 0);
-    pthread_mutex_unlock(&cu_lock);
-    return CUDA_SUCCESS;
-}
-
-CU_EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
-    cu_device *found;
-    const CUresult bad = cu_device_of(device, &found);
-    if (bad || !value || (int)attribute < 0 || (int)attribute > 3)
-        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&cu_lock);
-    CUmemoryPool pool = cu_pool_graph(device);
-    if (pool)
-        *(cuuint64_t *)value = (cuuint64_t[]){pool->used, pool->used_high, pool->reserved, pool->reserved_high}[attribute];
-    pthread_mutex_unlock(&cu_lock);
-    return pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CU_EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void *value)
-{
-    cu_device *found;
-    const CUresult bad = cu_device_of(device, &found);
-    if (bad || !value || *(const cuuint64_t *)value || ((int)attribute != 1 && (int)attribute != 3))
-        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&cu_lock);
-    CUmemoryPool pool = cu_pool_graph(device);
-    if (pool && (int)attribute == 1)
-        pool->used_high = pool->used;
-    else if (pool)
-        pool->reserved_high = pool->reserved;
-    pthread_mutex_unlock(&cu_lock);
     return CUDA_SUCCESS;
 }

@@ -249,6 +249,17 @@ CUresult vc_hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return vc_primary_keep(device, &(struct vc_keeper){retain, release, &device}, context);
 }
 
+/* What a context held is gone with the driver's word. */
+static void empty(CUcontext context)
+{
+    size_t count = 0;
+    struct vc_freeing *dying = vc_charge_take_context(context, &count);
+    for (size_t index = 0; index < count; index++)
+        vc_charge_freed(&dying[index], CUDA_SUCCESS);
+    free(dying);
+    vc_bindings_context_ended(context);
+}
+
 bool vc_primary_ended(CUdevice device)
 {
     unsigned int flags;
@@ -261,18 +272,13 @@ bool vc_primary_ended(CUdevice device)
     CUcontext context = primary->context;
     if (!__atomic_exchange_n(&primary->charged, 0, __ATOMIC_ACQ_REL))
         return true;
-    size_t count = 0;
-    struct vc_freeing *dying = vc_charge_take_context(context, &count);
-    for (size_t index = 0; index < count; index++)
-        vc_charge_freed(&dying[index], CUDA_SUCCESS);
-    free(dying);
-    vc_bindings_context_ended(context);
+    empty(context);
     release_cost(&cost);
     vc_cards_forget_contexts();
     return true;
 }
 
-static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice))
+static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice), bool reset)
 {
     vc_region_get();
     if (device < 0 || device >= VC__MAX_DEVICES)
@@ -281,26 +287,29 @@ static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice))
     struct vc_tracker *work = charged ? vc_work_context_ending(primaries[device].context) : NULL;
     CUresult result = call(device);
     bool gone = result == CUDA_SUCCESS && vc_primary_ended(device);
-    vc_work_context_ended(work, gone);
+    bool emptied = result == CUDA_SUCCESS && reset && charged && !gone; /* "does not release it": who retained it has it */
+    if (emptied)
+        empty(primaries[device].context);
+    vc_work_context_ended(work, gone || emptied);
     return result;
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxRelease(CUdevice device)
 {
-    return end_primary(device, vc_real.cuDevicePrimaryCtxRelease);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxRelease, false);
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-    return end_primary(device, vc_real.cuDevicePrimaryCtxRelease_v2);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxRelease_v2, false);
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxReset(CUdevice device)
 {
-    return end_primary(device, vc_real.cuDevicePrimaryCtxReset);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxReset, true);
 }
 
 CUresult vc_hook_cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
-    return end_primary(device, vc_real.cuDevicePrimaryCtxReset_v2);
+    return end_primary(device, vc_real.cuDevicePrimaryCtxReset_v2, true);
 }
