@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import urllib.parse
 from collections.abc import Mapping
-
-from starlette.responses import PlainTextResponse, Response
 
 from localcluster.apiserver import errors
 from localcluster.apiserver import resources as kinds
@@ -15,7 +12,7 @@ from localcluster.apiserver.operations import Operations
 from localcluster.apiserver.resources import Target
 
 
-async def fetch_log(operations: Operations, target: Target, query: Mapping[str, str], token: str) -> Response:
+def fetch_log(operations: Operations, target: Target, query: Mapping[str, str], token: str) -> str:
     """The log of one container (the only one, if none is named). Raises ApiError if there is none to read."""
     pod = operations.get(Target(kinds.PODS, target.namespace, target.name))
     node_name = pod["spec"].get("nodeName")
@@ -41,10 +38,10 @@ async def fetch_log(operations: Operations, target: Target, query: Mapping[str, 
         raise errors.ApiError(503, "ServiceUnavailable", f"the kubelet of node {node_name} has no endpoint")
     wanted = {key: query[key] for key in ("tailLines", "previous") if key in query}
     path = f"/containerLogs/{target.namespace}/{target.name}/{name}?{urllib.parse.urlencode(wanted)}"
-    code, text = await asyncio.to_thread(_ask, port, path, token)
+    code, text = _ask(port, path, token)
     if code != 200:
         raise errors.ApiError(code, "BadRequest", text.strip())
-    return PlainTextResponse(text)
+    return text
 
 
 def _ask(port: int, path: str, token: str) -> tuple[int, str]:

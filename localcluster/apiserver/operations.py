@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import threading
 from typing import Any
 
 from localcluster.apiserver import errors, patch, validation
 from localcluster.apiserver import resources as kinds
 from localcluster.apiserver.resources import Resource, Target
-from localcluster.apiserver.store import Clock, Store, now
+from localcluster.apiserver.store import Clock, Store, copied, now
 
 JsonObject = dict[str, Any]
 # What only the server writes: a client's value is replaced by the present one.
@@ -23,10 +23,11 @@ _SERVER_METADATA = (
 
 
 class Operations:
-    """The API's verbs on in-memory stores; every refusal is an ApiError. Used from one event loop only."""
+    """The API's verbs on in-memory stores; every refusal is an ApiError. Hold `lock` around a verb: it reads before it writes."""
 
     def __init__(self, history: int = 2048) -> None:
         clock = Clock()
+        self.lock: threading.Condition = clock.changed
         self.stores: dict[Resource, Store] = {
             resource: Store(resource.plural, clock, history) for resource in kinds.ALL
         }
@@ -77,8 +78,12 @@ class Operations:
         old = self.get(target)
         new = patch.apply(old, body, content_type)
         validation.check_shape(new)
-        metadata = body.get("metadata")
-        expected = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+        metadata = body.get("metadata") or {}
+        if metadata.get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
+            raise errors.conflict(
+                target.resource.plural, target.name, "the UID in the patch is not the stored one"
+            )
+        expected = metadata.get("resourceVersion")
         return self._write(target, old, new, expected)
 
     def _write(self, target: Target, old: JsonObject, new: JsonObject, expected: str | None) -> JsonObject:
@@ -89,7 +94,7 @@ class Operations:
             if field in old["metadata"]:
                 metadata[field] = old["metadata"][field]
         if target.subresource == "status":
-            new = {**copy.deepcopy(old), "metadata": metadata, "status": new.get("status", {})}
+            new = {**copied(old), "metadata": metadata, "status": new.get("status", {})}
         else:
             if target.resource in (kinds.PODS, kinds.NODES, kinds.NAMESPACES):
                 new["status"] = old.get("status", {})

@@ -1,88 +1,258 @@
-"""Runs the stand-in API server on a loopback port in a thread of its own, and writes its kubeconfig."""
+"""The HTTP face of the stand-in API server on a loopback port: paths, tokens, watches, errors as Status objects, and its kubeconfig."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import hmac
+import http.server
+import json
 import os
 import secrets
+import select
 import socket
 import ssl
 import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import uvicorn
-import yaml
+import orjson
 
-from localcluster.apiserver.app import ApiServer
+from localcluster.apiserver import errors, resources, selectors, table
+from localcluster.apiserver.faults import Fault, Hook, Request
+from localcluster.apiserver.logs import fetch_log
 from localcluster.apiserver.operations import Operations
+from localcluster.apiserver.resources import Target
+from localcluster.apiserver.store import Store
 from localcluster.certificates import Certificate
 
-_START_SECONDS = 15.0
+JsonObject = dict[str, Any]
+_OPEN_PATHS = ("/healthz", "/livez", "/readyz")
+_MAX_BODY_BYTES = 3 * 1024 * 1024  # the real server's limit
 
 
 class ServerFailure(Exception):
     """The server can't start; the message says why."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What is sent for a request that is no watch."""
+
+    status: int
+    data: bytes
+    kind: str = "application/json"
+
+
+def _json(content: Any, status: int = 200) -> Answer:
+    return Answer(status, orjson.dumps(content))
+
+
+def _refusal(error: errors.ApiError) -> Answer:
+    return _json(error.status(), error.code)
+
+
+def _since(query: Mapping[str, str]) -> int | None:
+    """The version that a watch follows; None: it begins with what is there."""
+    version = query.get("resourceVersion", "")
+    try:
+        float(query.get("timeoutSeconds") or 0)
+        return int(version) if version not in ("", "0") else None
+    except ValueError:
+        raise errors.bad_request("resourceVersion and timeoutSeconds must be numbers") from None
+
+
+class _Listener(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], outer: Server) -> None:
+        self.outer = outer
+        self.connections: set[socket.socket] = set()
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that are killed leave broken pipes; nobody needs to read about them."""
+
+
 class Server:
-    """The API server as the other parts see it: a URL and a kubeconfig. With `certificate` it speaks TLS."""
+    """The API server as the other parts see it: a URL and a kubeconfig. With `certificate` it speaks TLS.
+
+    `hook` sees every request first, and what it answers is what happens. `kubelet_token` is what the server shows kubelet to read logs.
+    """
 
     def __init__(
-        self, directory: Path, *, port: int = 0, certificate: Certificate | None = None, kubelet_token: str = "",
-        history: int = 2048,
+        self, directory: Path | None = None, *, port: int = 0, certificate: Certificate | None = None,
+        kubelet_token: str = "", history: int = 2048, token: str = "",
     ) -> None:  # fmt: skip
-        self.token = secrets.token_urlsafe(24)
-        self.kubeconfig = directory / "kubeconfig"
-        self._certificate = certificate
-        # The protocol by name, else asyncio leaves TCP_NODELAY off and answers wait for delayed acknowledgements.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.token = token or secrets.token_urlsafe(24)
+        self._kubelet_token = kubelet_token
+        self.hook: Hook = lambda _: None
+        self.operations = Operations(history)
+        self._directory = directory
+        self._certificate: Certificate | None = None
         try:
-            self._socket.bind(("127.0.0.1", port))
+            self._listener = _Listener(("127.0.0.1", port), self)
         except OSError as error:
             raise ServerFailure(
                 f"port {port} on 127.0.0.1 can't be used: {error.strerror}; choose another"
             ) from error
-        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._api = ApiServer(Operations(history), self.token, kubelet_token)
-        self._server: uvicorn.Server | None = None
-        self._thread = threading.Thread(target=self._run, name="apiserver", daemon=True)
-        self._ready = threading.Event()
+        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
+        if certificate is not None:
+            self.serve_tls(certificate)
+        self.stopping = False
+        self._thread = threading.Thread(
+            target=self._listener.serve_forever, args=(0.05,), name="apiserver", daemon=True
+        )
+
+    @property
+    def kubeconfig(self) -> Path:
+        assert self._directory is not None
+        return self._directory / "kubeconfig"
 
     def start(self) -> None:
-        """Serve, and write the kubeconfig (0600). Raises ServerFailure."""
+        """Serve, and write the kubeconfig if there is a folder for it (0600)."""
         self._thread.start()
-        if not self._ready.wait(_START_SECONDS):
-            raise ServerFailure(f"the API server did not start within {_START_SECONDS:.0f} s")
-        self._write_kubeconfig()
+        if self._directory is not None:
+            self.write_kubeconfig(self.kubeconfig)
+
+    def serve_tls(self, certificate: Certificate) -> None:
+        """From now on every connection is TLS."""
+        self._certificate = certificate
+        self.url = self.url.replace("http:", "https:")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate.certificate, certificate.key)
+        # The handshake is the first read of the connection's own thread: a slow client holds up nobody.
+        self._listener.socket = context.wrap_socket(
+            self._listener.socket, server_side=True, do_handshake_on_connect=False
+        )
 
     def stop(self) -> None:
-        if self._loop is not None and self._server is not None:
-            self._server.should_exit = True
-            self._loop.call_soon_threadsafe(self._api.stop_watches)
-            self._thread.join(timeout=10)
-        self._socket.close()
+        """End the server and every connection to it."""
+        self.stopping = True
+        if self._thread.ident is not None:
+            self._listener.shutdown()
+        self._listener.server_close()
+        with self.operations.lock:
+            self.operations.lock.notify_all()
+        for connection in list(self._listener.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
-    def _run(self) -> None:
-        config = uvicorn.Config(
-            self._api.app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1,
-            ssl_certfile=str(self._certificate.certificate) if self._certificate else None,
-            ssl_keyfile=str(self._certificate.key) if self._certificate else None,
-            ssl_version=ssl.PROTOCOL_TLS_SERVER, ws="none",
-        )  # fmt: skip
-        self._server = uvicorn.Server(config)
-        asyncio.run(self._serve(self._server))
+    # --- what a test does past HTTP: nothing is validated, as what another version of the API server may hold ---
+    def store(self, plural: str) -> Store:
+        return next(store for store in self.operations.stores.values() if store.resource == plural)
 
-    async def _serve(self, server: uvicorn.Server) -> None:
-        self._loop = asyncio.get_running_loop()
-        serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        self._ready.set()
-        await serving
+    def put(self, plural: str, *items: JsonObject) -> None:
+        for item in items:
+            self.store(plural).put(item)
 
-    def _write_kubeconfig(self) -> None:
+    def find(self, plural: str, key: str) -> JsonObject:
+        """A copy of the object "namespace/name" (or "name"). Raises ApiError."""
+        namespace, _, name = key.rpartition("/")
+        return self.store(plural).get(namespace, name)
+
+    def remove(self, plural: str, key: str) -> None:
+        """Delete an object at once. Raises KeyError."""
+        namespace, _, name = key.rpartition("/")
+        self.store(plural).delete(namespace, name)
+
+    def break_watches(self, *plurals: str, forget: bool = False) -> None:
+        """End the open watches of these resources, by default of all; with `forget`, their versions are gone (410)."""
+        for resource, store in self.operations.stores.items():
+            if not plurals or resource.plural in plurals:
+                store.break_watches(forget=forget)
+
+    def answer(self, request: Request) -> Answer | Iterator[JsonObject | None]:
+        """Carry a request out: the answer, or the events of a watch (None: nothing happened for a while)."""
+        try:
+            if request.path in _OPEN_PATHS:
+                return Answer(200, b"ok", "text/plain")
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+                raise errors.ApiError(
+                    401, "Unauthorized", "the bearer token is missing or wrong; use the kubeconfig's"
+                )
+            document = resources.discovery(request.path) if request.method == "GET" else None
+            if document is not None:
+                return _json(document)
+            target = resources.parse_path(request.path)
+            if request.query.get("dryRun"):
+                raise errors.bad_request("dryRun is not supported by this stand-in API server")
+            if request.method == "GET":
+                return self._read(request, target)
+            with self.operations.lock:
+                return self._write(request, target)
+        except errors.ApiError as error:
+            return _refusal(error)
+
+    def _read(self, request: Request, target: Target) -> Answer | Iterator[JsonObject | None]:
+        query = request.query
+        if target.subresource == "log":
+            text = fetch_log(self.operations, target, query, self._kubelet_token)
+            return Answer(200, text.encode(), "text/plain")
+        as_table = "as=Table" in request.headers.get("accept", "")
+        if target.name:
+            item = self.operations.get(target)
+            return _json(table.render([item], "", target.resource) if as_table else item)
+        selector = selectors.compile_selectors(query.get("labelSelector", ""), query.get("fieldSelector", ""))
+        store = self.operations.stores[target.resource]
+        if request.watches:
+            return self._events(store.watch(_since(query), target.namespace, selector), target, as_table)
+        with self.operations.lock:
+            items, version = store.list(target.namespace, selector), str(store.version)
+        if as_table:
+            return _json(table.render(items, version, target.resource))
+        metadata: JsonObject = {"resourceVersion": version}
+        limit, begin = int(query.get("limit") or 0), int(query.get("continue") or 0)
+        if limit and begin + limit < len(items):
+            metadata["continue"] = str(begin + limit)
+        return _json({
+            "kind": f"{target.resource.kind}List", "apiVersion": target.resource.api_version,
+            "metadata": metadata, "items": items[begin : begin + limit] if limit else items,
+        })  # fmt: skip
+
+    @staticmethod
+    def _events(
+        found: Iterator[JsonObject | None], target: Target, as_table: bool
+    ) -> Iterator[JsonObject | None]:
+        try:
+            for event in found:
+                if as_table and event is not None:
+                    yield {**event, "object": table.render([event["object"]], "", target.resource)}
+                else:
+                    yield event
+        except errors.ApiError as error:
+            yield {"type": "ERROR", "object": error.status()}
+
+    def _write(self, request: Request, target: Target) -> Answer:
+        operations, body = self.operations, request.body
+        if request.method == "POST":
+            if target.subresource == "binding":
+                return _json(operations.bind(target, body), 201)
+            if target.subresource == "eviction":
+                pod = Target(target.resource, target.namespace, target.name)
+                operations.delete(pod, (body or {}).get("deleteOptions") or {})
+                return _json({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, 201)
+            if not target.name:
+                return _json(operations.create(target, body), 201)
+        elif target.name and request.method == "PUT":
+            return _json(operations.replace(target, body))
+        elif target.name and request.method == "PATCH":
+            return _json(operations.patch(target, body, request.headers.get("content-type", "")))
+        elif target.name and request.method == "DELETE" and not target.subresource:
+            options = dict(body) if isinstance(body, dict) else {}
+            grace = request.query.get("gracePeriodSeconds")
+            if grace is not None and "gracePeriodSeconds" not in options:
+                options["gracePeriodSeconds"] = int(grace) if grace.isdigit() else grace
+            return _json(operations.delete(target, options))
+        raise errors.ApiError(405, "MethodNotAllowed", f"{request.method} is not allowed on {request.path}")
+
+    def write_kubeconfig(self, path: Path) -> None:
+        """As JSON, which is YAML."""
         cluster: dict[str, str] = {"server": self.url}
         if self._certificate is not None:
             cluster["certificate-authority"] = str(self._certificate.certificate)
@@ -92,6 +262,97 @@ class Server:
             "users": [{"name": "local", "user": {"token": self.token}}],
             "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local", "namespace": "default"}}],
         }  # fmt: skip
-        descriptor = os.open(self.kubeconfig, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            yaml.safe_dump(document, file, sort_keys=False)
+            json.dump(document, file, indent=1)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Listener
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else answers on a kept connection wait for delayed acknowledgements
+    wbufsize = 65536
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not worth a line."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        super().finish()
+
+    def do_GET(self) -> None:
+        outer = self.server.outer
+        if outer.stopping:
+            self.close_connection = True
+            return
+        try:
+            request = self._request()
+        except errors.ApiError as error:
+            self._send(_refusal(error))
+            return
+        fault = outer.hook(request) or Fault()
+        answer = outer.answer(request) if fault.status is None or fault.done else None
+        time.sleep(fault.late_s)
+        if fault.status == 0:
+            self.close_connection = True
+        elif fault.status is not None:
+            injected = _refusal(errors.ApiError(fault.status, "Injected", fault.message))
+            self._send(injected if fault.body is None else Answer(fault.status, fault.body))
+        elif isinstance(answer, Answer):
+            self._send(answer)
+        elif answer is not None:
+            self._stream(answer, request)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  # the library's names
+
+    def _request(self) -> Request:
+        """Raises ApiError for a body that is too long or no JSON."""
+        url = urllib.parse.urlsplit(self.path)
+        length = int(self.headers.get("Content-Length") or 0)
+        data = self.rfile.read(length)
+        if length > _MAX_BODY_BYTES:
+            raise errors.ApiError(413, "RequestEntityTooLarge", f"the body exceeds {_MAX_BODY_BYTES} bytes")
+        try:
+            body = orjson.loads(data) if data else None
+        except orjson.JSONDecodeError as error:
+            raise errors.bad_request(f"the body is not JSON: {error}") from None
+        query = dict(urllib.parse.parse_qsl(url.query))
+        path = urllib.parse.unquote(url.path)
+        return Request(self.command, path, query, self.headers, self.client_address[1], body)
+
+    def _send(self, answer: Answer) -> None:
+        try:
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.kind)
+            self.send_header("Content-Length", str(len(answer.data)))
+            self.end_headers()
+            self.wfile.write(answer.data)
+            self.wfile.flush()
+        except OSError:  # a client that did not wait
+            self.close_connection = True
+
+    def _stream(self, events: Iterator[JsonObject | None], request: Request) -> None:
+        """Send a watch's events until it ends, its time is over, the client goes or the server stops."""
+        deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
+        try:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            for event in events:
+                if event is not None:
+                    data = orjson.dumps(event) + b"\n"
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                    self.wfile.flush()
+                gone = event is None and select.select([self.connection], [], [], 0)[0]
+                if gone or self.server.outer.stopping or time.monotonic() > deadline:
+                    break
+            self.wfile.write(b"0\r\n\r\n")
+            self.wfile.flush()
+        except OSError:
+            self.close_connection = True

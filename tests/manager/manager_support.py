@@ -112,7 +112,7 @@ class Node:
         self.stop()
         self.kubelet.close()
         if self.api is not None:
-            self.api.close()
+            self.api.stop()
 
 
 def free_port() -> int:

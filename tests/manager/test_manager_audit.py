@@ -140,7 +140,7 @@ def test_a_pod_that_bypasses_its_limit_is_seen_told_and_by_policy_evicted(
     events = node.api.events
     first = machine.report().cards[0].uuid
     item = pod("a", container("c", 30, 10), annotations={NAMES.card_uuid: first})
-    node.api.pods.append(item)
+    node.api.put("pods", item)
     node.kubelet.admit(item)
     share = lambda: json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]  # noqa: E731
     other = lambda: json.loads(node.get("/usage")[1])["cards"][0]["other_memory_bytes"]  # noqa: E731

@@ -41,7 +41,7 @@ def one_pod_per_card(node: Node, machine: Machine) -> dict[str, dict[str, Any]]:
     found = {}
     for card in machine.cards:
         item = pod(f"on-{card.minor}", container("c", 30, 4), annotations={NAMES.card_uuid: card.uuid})
-        node.api.pods.append(item)
+        node.api.put("pods", item)
         node.kubelet.admit(item)
         found[card.uuid] = item
     return found

@@ -136,7 +136,7 @@ def test_what_a_pod_a_node_and_a_scraper_see(connected: Node, machine: Machine) 
         {"name": "c", "resources": {"limits": {"tencent.com/vcuda-core": "30", "tencent.com/vcuda-memory": "10"}}},
         annotations={"tencent.com/vcuda-core-limit": "50", "tencent.com/vcuda-card-uuid": machine.cards[1].uuid},
     )  # fmt: skip
-    api.pods.append(item)
+    api.put("pods", item)
     kubelet.admit(item)
     answer = kubelet.answer(item, "c")
     assert dict(answer.annotations) == {

@@ -327,7 +327,7 @@ def test_a_pod_whose_work_nobody_charges_is_told(
     assert node.api is not None
     events = node.api.events
     item = pod("a", container("c", 30, 10), annotations={NAMES.card_uuid: machine.report().cards[0].uuid})
-    node.api.pods.append(item)
+    node.api.put("pods", item)
     node.kubelet.admit(item)
     limits = region.read_limits(node.region(item, "c"))
     proc = Proc(node.directory)

@@ -131,7 +131,7 @@ def node(machine: Machine, make_node: Callable[..., Node]) -> Node:
 
 def admit(node: Node, item: dict[str, Any]) -> None:
     assert node.api is not None
-    node.api.pods.append(item)
+    node.api.put("pods", item)
     node.kubelet.admit(item)
 
 

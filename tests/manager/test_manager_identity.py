@@ -71,7 +71,7 @@ def test_equal_pods_of_which_one_never_came_are_told_apart_by_the_api_server(
     assert node.api is not None
     rejected, good = pod("rejected", container("c", 30, 10)), pod("good", container("c", 30, 10))
     node.kubelet.pods += [rejected, good]
-    node.api.pods += [{**rejected, "status": {"phase": "Failed"}}, good]
+    node.api.put("pods", {**rejected, "status": {"phase": "Failed"}}, good)
     node.kubelet.admit(good)
     assert region.read_limits(node.region(good, "c"))
 
@@ -87,7 +87,7 @@ def test_ambiguity_is_refused_with_an_event_and_never_guessed(
     assert api is not None
     first, second = pod("first", container("c", 30, 10)), pod("second", container("c", 30, 10))
     node.kubelet.pods += [first, second]
-    api.pods += [first, second]
+    api.put("pods", first, second)
     with pytest.raises(Rejected, match=r"PodAmbiguous: 2 pods wait for .*default/first, default/second"):
         node.kubelet.admit(first)
     assert set(node.booked().values()) == {(0, 0)}
@@ -104,7 +104,7 @@ def test_without_kubelets_list_the_api_servers_pods_decide(
     node.start(wait=200)
     assert node.api is not None
     pods = [pod("a", container("c", 30, 10)), pod("b", container("c", 31, 11), container("d", 20, 3))]
-    node.api.pods += pods
+    node.api.put("pods", *pods)
     for item in pods:
         node.kubelet.admit(item)
     assert region.read_limits(node.region(pods[1], "c"))[0].memory_bytes == 11 * 256 * MIB

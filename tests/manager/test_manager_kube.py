@@ -163,12 +163,12 @@ def test_no_configuration_at_all_is_no_error() -> None:
 
 def test_answers_that_are_not_what_they_should_be() -> None:
     fake = FakeApi()
-    endpoint = Endpoint(fake.url)
-    assert endpoint.json("GET", "/x", timeout=5)["items"] == []
+    endpoint = Endpoint(fake.url, token=lambda: fake.token)
+    assert endpoint.json("GET", "/api/v1/pods", timeout=5)["items"] == []
     fake.failing = True
     with pytest.raises(HttpError, match="500 the store is away") as error:
-        endpoint.json("GET", "/x", timeout=5)
+        endpoint.json("GET", "/api/v1/pods", timeout=5)
     assert error.value.status == 500
-    fake.close()
+    fake.stop()
     with pytest.raises(HttpError):
         Endpoint(f"http://127.0.0.1:{free_port()}").json("GET", "/", timeout=5)

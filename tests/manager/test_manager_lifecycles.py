@@ -44,7 +44,7 @@ def test_a_static_pod_keeps_its_share_under_its_mirrors_name(connected: Node) ->
     own, mirror = static("etcd", "4f7e0c6b2f1d4a8c9e5b3a1d7c6f2e80")
     connected.kubelet.admit(own)  # before the API server has heard of it
     assert {item.pod_uid for item in daemon.allocator.allocations} == {own["metadata"]["uid"]}
-    connected.api.pods.append(mirror)
+    connected.api.put("pods", mirror)
     connected.kubelet.pods.remove(
         own
     )  # a kubelet that has just started lists it later than the API server its mirror
@@ -83,10 +83,10 @@ def test_a_pod_deleted_between_bind_and_admission_holds_nothing(connected: Node)
     assert connected.api is not None
     gone, next_one = pod("a", container("c", 60, 20)), pod("a", container("c", 60, 20))
     gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    connected.api.pods.append(gone)
+    connected.api.put("pods", gone)
     connected.kubelet.pods.append(gone)
     connected.api.delete(gone)
-    connected.api.pods.append(next_one)
+    connected.api.put("pods", next_one)
     connected.api.failing = True  # kubelet's list alone must tell them apart
     connected.kubelet.admit(next_one)
     connected.api.failing = False
@@ -95,7 +95,7 @@ def test_a_pod_deleted_between_bind_and_admission_holds_nothing(connected: Node)
     assert not connected.region(gone, "c").exists()
     # One that was deleted after its first call leaves nothing either.
     half = pod("half", container("c", 20, 5))
-    connected.api.pods.append(half)
+    connected.api.put("pods", half)
     connected.kubelet.pods.append(half)
     connected.kubelet.allocate_one(half, *next(connected.kubelet.steps(half)))
     connected.kubelet.remove(half)
@@ -115,10 +115,10 @@ def test_a_newcomer_placed_on_its_victims_card_waits_for_the_word_that_the_victi
     victim, newcomer = (
         pod(name, container("c", 60, 20), annotations={NAMES.placement: written}) for name in ("low", "high")
     )
-    connected.api.pods += [victim]
+    connected.api.put("pods", victim)
     connected.kubelet.admit(victim)
     connected.kubelet.remove(victim)
-    connected.api.pods += [newcomer]
+    connected.api.put("pods", newcomer)
     if told:
         later = threading.Timer(0.5, connected.api.delete, [victim])
         later.start()

@@ -108,7 +108,7 @@ def test_a_process_on_an_instance_without_our_library_is_told_to_the_instances_p
     first, second = (instance.uuid for instance in machine.cards[0].mig)
     pods = [pod(name, container("c", 30, 10), annotations={NAMES.card_uuid: first}) for name in ("a", "b")]
     for item in pods:
-        node.api.pods.append(item)
+        node.api.put("pods", item)
         node.kubelet.admit(item)
     with client_on(machine, first) as pid:
         stand_in = Proc(node.directory).add(pid, group(pods[0]["metadata"]["uid"]))

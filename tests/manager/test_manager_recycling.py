@@ -52,7 +52,7 @@ def test_the_daemon_deletes_them_when_told_to(
     daemon = node.start(f"--failed-admission-grace={grace}", wait=200)
     assert node.api is not None
     item = failed("a", now=time.time())
-    node.api.pods.append(item)
+    node.api.put("pods", item)
     if grace == "0":
         time.sleep(0.6)  # three looks for pods that are gone
         assert daemon.outbox.wait_empty(10) and node.api.deletions == []
@@ -73,7 +73,7 @@ def test_pods_of_a_dead_card_are_evicted_by_policy(
     events = node.api.events
     dead, well = pod("dead", container("c", 100)), pod("well", container("c", 100))
     for item in (dead, well):
-        node.api.pods.append(item)
+        node.api.put("pods", item)
         node.kubelet.admit(item)
     card = next(c for c in machine.cards if c.uuid == node.kubelet.cards(dead, "c")[0])
     machine.inject(CardLost(card.minor))

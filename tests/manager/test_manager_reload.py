@@ -93,7 +93,7 @@ def test_a_running_daemon_follows(make_node: Callable[..., Node], machine: Machi
     rewrite(file, "node-labels: one=1\ncontainer-env: [MODE=new]\n")
     eventually(lambda: "two" in labels() and labels()["two"] is None, "the dropped label")
     item = pod("a", container("c", 10, 1))
-    node.api.pods.append(item)
+    node.api.put("pods", item)
     node.kubelet.admit(item)
     assert node.kubelet.answer(item, "c").envs["MODE"] == "new"
 

@@ -198,7 +198,7 @@ def test_pods_that_end_or_go_free_their_share(make_node: Callable[..., Node], ma
     assert node.api is not None
     pods = [pod(name, container("c", 30, 10)) for name in ("a", "b", "kept")]
     for item in pods:
-        node.api.pods.append(item)
+        node.api.put("pods", item)
         node.kubelet.admit(item)
     node.kubelet.remove(pods[0])
     node.api.delete(pods[0])

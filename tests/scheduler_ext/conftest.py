@@ -26,7 +26,7 @@ from tests.scheduler_ext.extender_support import NAMES, FakeApi, eventually
 def api() -> Iterator[FakeApi]:
     fake = FakeApi()
     yield fake
-    fake.close()
+    fake.stop()
 
 
 class Running:

@@ -43,7 +43,7 @@ def test_serves_expires_and_ends_cleanly(api: FakeApi, tmp_path: Path) -> None:
 def test_waits_for_an_api_server_that_is_not_there_yet(tmp_path: Path) -> None:
     gone = FakeApi()
     config = gone.kubeconfig(tmp_path)
-    gone.close()
+    gone.stop()
     served = Served("--kubeconfig", config)
     try:
         answer = httpx.get(served.url + "/readyz")

@@ -214,7 +214,7 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
         api.put("pods", pod(name, containers=[{"name": "main"}]))
 
     def role(name: str) -> str | None:
-        return api.get("pods", f"default/{name}")["metadata"].get("labels", {}).get(LABEL)
+        return api.find("pods", f"default/{name}")["metadata"].get("labels", {}).get(LABEL)
 
     def filter_(served: Served, name: str) -> httpx.Response:
         """Asks until it leads: on a busy machine a lease of a second may lapse for a moment."""
@@ -246,7 +246,7 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
         running.append(Served(*options, "--pod", "default/e3"))
         assert running[1].stop() == 0
         eventually(lambda: role("e3") == "leader")
-        taken = json.loads(json.dumps(api.get("leases", "default/extender")))
+        taken = json.loads(json.dumps(api.find("leases", "default/extender")))
         taken["spec"]["holderIdentity"] = "somebody_else"
         api.put("leases", taken)
         assert running[2].process.wait(20) == 1

@@ -102,7 +102,7 @@ def test_one_write_binds_and_carries_the_annotations(api: FakeApi, start: Start)
     assert api.bindings == []
     assert [extender.bind(wanted, "a") for _ in range(3)] == ["", "", ""]
     assert len(api.bindings) == 1
-    written = api.get("pods", "default/p")["metadata"]["annotations"]
+    written = api.find("pods", "default/p")["metadata"]["annotations"]
     chosen = placement.decode(written[NAMES.placement])
     assert set(chosen.containers) == {"prepare", "x", "y"}
     assert len(chosen.containers["y"]) == 2 and written[NAMES.predicate_gpu_index(2)].count(",") == 1
@@ -125,7 +125,7 @@ def test_placement_annotations_of_an_unbound_pod_are_ignored_and_replaced(api: F
     assert free_cores(extender) == 100
     assert extender.filter(evil, ["a"])["NodeNames"] == ["a"]
     assert extender.bind(evil, "a") == ""
-    written = api.get("pods", "default/evil")["metadata"]["annotations"]
+    written = api.find("pods", "default/evil")["metadata"]["annotations"]
     assert placement.decode(written[NAMES.placement]).containers["main"][0].cores == 10
     assert written[NAMES.predicate_gpu_index(0)] == "0"
 
@@ -199,7 +199,7 @@ def test_deleted_and_finished_pods_free_their_cards(api: FakeApi, start: Start) 
         extender.filter(one, ["a"])
         assert extender.bind(one, "a") == ""
     assert free_cores(extender) == 40
-    api.delete("pods", "default/gone")
+    api.remove("pods", "default/gone")
     api.set_phase("default/done", "Succeeded")
     eventually(lambda: free_cores(extender) == 100)
 
@@ -211,10 +211,10 @@ def test_a_pod_deleted_between_filter_and_bind_frees_its_cards(api: FakeApi, sta
     extender = start()
     extender.filter(watched, ["a"])
     extender.filter(unwatched, ["a"])
-    api.delete("pods", "default/watched")
+    api.remove("pods", "default/watched")
     eventually(lambda: free_cores(extender) == 70)
     with api.deaf():
-        api.delete("pods", "default/unwatched")
+        api.remove("pods", "default/unwatched")
         assert extender.bind(unwatched, "a").startswith("NoSuchPod")
     assert free_cores(extender) == 100
 
@@ -229,8 +229,8 @@ def test_lost_watches_are_caught_up_by_a_new_list(api: FakeApi, start: Start) ->
     extender.filter(two, ["a"])
     eventually(lambda: extender.engine.figures()["confirmed"] == 1)
     with api.deaf():
-        api.delete("pods", "default/one")
-        api.delete("nodes", "b")
+        api.remove("pods", "default/one")
+        api.remove("nodes", "b")
         api.list_faults = 2
     eventually(
         lambda: extender.engine.figures()["nodes"] == 1 and extender.engine.figures()["confirmed"] == 0

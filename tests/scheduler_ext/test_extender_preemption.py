@@ -336,7 +336,7 @@ def test_over_http_until_the_preemptor_runs(api: FakeApi, start: Start, whole: b
     assert answer == {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "x"}], "NumPDBViolations": 1}}}
     assert 'preemptions_total{result="possible"} 1.0' in extender.client.get("/metrics").text
     api.put("pods", nominated(new, "a"))
-    api.delete("pods", "default/x")
+    api.remove("pods", "default/x")
     eventually(lambda: extender.engine.bound_to("x") is None and extender.engine.figures()["nominated"] == 1)
     assert extender.filter(low, ["a"])["NodeNames"] == []
     assert extender.filter(new, ["a"])["NodeNames"] == ["a"]

@@ -147,7 +147,7 @@ def test_live_from_a_config_map(api: FakeApi, start: Start, tmp_path: Any) -> No
     eventually(lambda: extender.filter(pod("q", 60, 1), ["a"])["NodeNames"] == ["a"])
     assert extender.filter(pod("r", 10, 1), ["a"])["NodeNames"] == []
     with api.deaf():
-        api.delete("configmaps", "default/quotas")
+        api.remove("configmaps", "default/quotas")
     eventually(lambda: extender.filter(pod("r", 10, 1), ["a"])["NodeNames"] == ["a"])
 
 

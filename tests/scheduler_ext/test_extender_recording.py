@@ -264,7 +264,7 @@ def test_serving_records_and_the_recording_replays(api: FakeApi, tmp_path: Path)
     try:
         with httpx.Client(base_url=served.url, timeout=20) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
-            body = {"Pod": api.get("pods", "default/p"), "NodeNames": ["b"]}
+            body = {"Pod": api.find("pods", "default/p"), "NodeNames": ["b"]}
             assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["b"]
             binding = {"PodName": "p", "PodNamespace": "default", "PodUID": "u", "Node": "b"}
             assert client.post("/scheduler/bind", json=binding).json()["Error"] == ""

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from localcluster.apiserver.faults import Fault
 from scheduler_ext.engine.engine import Engine
 from scheduler_ext.sync import apiserver, watch
 from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
@@ -127,13 +128,7 @@ def test_a_watcher_that_is_stopped_while_the_api_server_is_away_ends_without_a_f
 def answering(api: FakeApi, directory: Path, status: int, body: bytes) -> ApiServer:
     """A client of a server that answers every read so."""
 
-    def get(request: Any) -> None:
-        request.send_response(status)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    api._get = get  # type: ignore[method-assign]
+    api.hook = lambda _: Fault(status, body=body)
     return ApiServer.connect(api.kubeconfig(directory), timeout_seconds=3)
 
 
@@ -184,7 +179,7 @@ def test_a_lease_is_made_once_and_never_written_over_another_holders(api: FakeAp
     server.put_lease("kube-system", "l", found, {"holderIdentity": "one", "renewed": 1})
     with pytest.raises(ApiError, match="409"):
         server.put_lease("kube-system", "l", found, {"holderIdentity": "two"})
-    assert api.get("leases", "kube-system/l")["spec"] == {"holderIdentity": "one", "renewed": 1}
+    assert api.find("leases", "kube-system/l")["spec"] == {"holderIdentity": "one", "renewed": 1}
 
 
 def test_a_client_certificate_that_can_not_be_read_is_named_before_anything_is_written(
