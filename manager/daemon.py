@@ -39,7 +39,7 @@ from manager.kube.writer import Outbox
 from manager.kubelet import pods
 from manager.kubelet.records import PodResources
 from manager.observe import http, node_object
-from manager.observe.metrics import Metrics
+from manager.observe.metrics import Counts, Metrics
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
 from manager.plugin.server import Board, Plugin
@@ -154,8 +154,9 @@ class Daemon:
                 lambda: self.drift.found,
             )
             self.metrics.watch(reporter.report)
+            self.metrics.count(self._counts)
             pages = http.Pages(
-                self._exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
+                self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
             )
             self._web = http.WebServer(http.application(pages), self._listener)
         except BaseException:
@@ -366,10 +367,8 @@ class Daemon:
             found.append("there is no driver directory yet")
         return found
 
-    def _exposition(self) -> bytes:
-        self.metrics.observe_registration(self.registrar.registered, self.registrar.registrations)
-        self.metrics.observe_restored(self.cgroups.restored)
-        return self.metrics.exposition()
+    def _counts(self) -> Counts:
+        return Counts(self.registrar.registered, self.registrar.registrations, self.cgroups.restored, {})
 
 
 def notify_address(environment: Mapping[str, str]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import pynvml
 
 from manager.cards.driver import DriverError, NodeCard
+from vcuda.driver import nvml
 from vcuda.driver.root import HostRoot
 from vcuda.spec.inventory import Card
 
@@ -16,30 +17,17 @@ CAPABILITIES = "proc/driver/nvidia/capabilities"
 _DEVICE_FILE_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)", re.MULTILINE)
 
 
-def enabled(handle: Any) -> bool:
-    """Whether the card is in MIG mode now; cards that do not know the mode are not."""
-    try:
-        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:
-        return False
-    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
 def instances(root: HostRoot, handle: Any, parent: Card) -> list[tuple[NodeCard, Any]]:
     """The instances of a card in MIG mode with their handles; without any, the card offers nothing. Raises DriverError."""
     try:
-        count = int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+        present = nvml.mig_instances(handle)
     except pynvml.NVMLError as error:
         raise DriverError(f"nvmlDeviceGetMaxMigDeviceCount: {error}") from error
     found = []
-    for index in range(count):
-        try:
-            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except pynvml.NVMLError:
-            continue  # the place is empty
+    for index, instance in enumerate(present):
         try:
             uuid = str(pynvml.nvmlDeviceGetUUID(instance))
-            memory = int(pynvml.nvmlDeviceGetMemoryInfo(instance).total)
+            memory = nvml.memory_bytes(instance)
             name = str(pynvml.nvmlDeviceGetName(instance))
             gpu_instance = int(pynvml.nvmlDeviceGetGpuInstanceId(instance))
             compute_instance = int(pynvml.nvmlDeviceGetComputeInstanceId(instance))

@@ -5,7 +5,6 @@ NVML answers from one process-wide library; a lock keeps a sample from running i
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from manager.cards.driver import (
     ProcessUtilization,
     XidEvent,
 )
+from vcuda.driver import nvml as driver_nvml
 from vcuda.driver.root import HostRoot
 from vcuda.spec.inventory import Card
 
@@ -81,12 +81,9 @@ class NvmlDriver:
         self._numa_nodes: dict[str, int] = {}  # by PCI address; they don't change
         self._open = False
         try:
-            library = ctypes.CDLL(str(path or LIBRARY))
+            driver_nvml.load(path or LIBRARY)
         except OSError as error:
             raise DriverError(f"cannot load {path or LIBRARY}: {error}") from error
-        # nvidia-ml-py loads only by name; handing it the library is the way to load it from a root.
-        pynvml.nvmlLib = library
-        pynvml._nvmlGetFunctionPointer_cache.clear()
         _call(pynvml.nvmlInit)
         self._open = True
 
@@ -132,8 +129,11 @@ class NvmlDriver:
         minor = int(_call(pynvml.nvmlDeviceGetMinorNumber, handle))
         model = str(_call(pynvml.nvmlDeviceGetName, handle))
         numa = self._numa_node(handle)
-        memory = int(_call(pynvml.nvmlDeviceGetMemoryInfo, handle).total)
-        if mig.enabled(handle):
+        try:
+            memory = driver_nvml.memory_bytes(handle)
+        except pynvml.NVMLError as error:
+            raise DriverError(f"nvmlDeviceGetMemoryInfo: {error}") from error
+        if driver_nvml.mig_enabled(handle):
             return mig.instances(self._root, handle, Card(uuid, minor, model, memory, numa))
         return [(NodeCard(Card(uuid, minor, model, memory, numa), minor), handle)]
 

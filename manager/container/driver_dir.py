@@ -112,6 +112,13 @@ def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> Mirror:
 
     `loaded`: the version of the kernel's driver by NVML; libraries of it go before those of another that was installed since. An existing one is reused. Raises MirrorError.
     """
+    try:
+        return _make(base, root, shims, loaded)
+    except OSError as error:  # an upgrade of the driver takes files away while we read
+        raise MirrorError(f"cannot make the driver directory below {base / FOLDER}: {error}") from error
+
+
+def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> Mirror:
     for path in (*(shims / name for name in SHIMS), _preload(shims)):
         if not path.is_file():
             raise MirrorError(
@@ -125,13 +132,10 @@ def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> Mirror:
     name = f"{version}-{_fingerprint(shims, sources, programs)}"
     folder = base / FOLDER
     final = folder / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (final / MANIFEST).exists():
-            _build(folder, final, shims, reals, companions, programs)
-        _point(folder / CURRENT, name)
-    except OSError as error:
-        raise MirrorError(f"cannot make the driver directory {final}: {error}") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (final / MANIFEST).exists():
+        _build(folder, final, shims, reals, companions, programs)
+    _point(folder / CURRENT, name)
     return Mirror(final, version)
 
 

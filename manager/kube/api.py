@@ -33,6 +33,12 @@ def terminal(pod: Pod) -> bool:
     return phase_of(pod) in ("Succeeded", "Failed")
 
 
+def event_name(about: str) -> str:
+    """A name of its own for an event; as long as a name may be (DNS subdomain, 253 characters), however long its object's is."""
+    suffix = f".{time.time_ns():x}"
+    return about[: 253 - len(suffix)].rstrip("-.") + suffix
+
+
 class Kube:
     """Calls for one node. All raise HttpError."""
 
@@ -91,13 +97,18 @@ class Kube:
     def evict(self, namespace: str, name: str, uid: str, timeout: float) -> None:
         """Ask for the eviction of exactly this pod; 429: its disruption budget forbids it now."""
         body = {
-            "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
-        self.endpoint.json("POST", path, body=body, timeout=timeout)
+        try:
+            self.endpoint.json("POST", path, body={"apiVersion": "policy/v1", **body}, timeout=timeout)
+        except HttpError as error:
+            if error.status not in (400, 404):
+                raise
+            # Before 1.22 there is only the beta version, to which a pod that is gone gives the same answer once more.
+            self.endpoint.json("POST", path, body={"apiVersion": "policy/v1beta1", **body}, timeout=timeout)
 
     def delete_pod(self, namespace: str, name: str, uid: str, timeout: float) -> None:
         """Delete exactly this pod: a namesake is left alone (409)."""
@@ -110,7 +121,7 @@ class Kube:
         namespace = about.get("namespace") or "default"
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         body = {
-            "metadata": {"name": f"{about['name']}.{time.time_ns():x}", "namespace": namespace},
+            "metadata": {"name": event_name(about["name"]), "namespace": namespace},
             "involvedObject": {"apiVersion": "v1", **about},
             "type": kind,
             "reason": reason,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from manager.kube.api import Kube
 from manager.kube.http import HttpError
@@ -20,30 +21,46 @@ from manager.process.logs import Conditions
 TIMEOUT_S = 5.0
 _KEPT = 2048
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_BETWEEN_FAILURES_S = 0.5
 # Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
 _FINAL = (400, 403, 404, 409, 422)
 _NODE = "node"
 # Kubelet creates its node seconds after its start, and maybe after us; a wrong --hostname-override never gets one.
-_FIRST_NODE_PAUSE_S, _LONGEST_NODE_PAUSE_S = 1.0, 30.0
+_FIRST_NODE_PAUSE_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class _Message:
+    """What `send` says; not sent before `at` of the clock, and after a failure `pause` seconds later."""
+
+    send: Callable[[Kube], None]
+    pause: float
+    at: float = float("-inf")
+
+    def postpone(self, now: float) -> None:
+        self.at, self.pause = now + self.pause, min(self.pause * 2, _LONGEST_PAUSE_S)
+
+
 class Outbox:
-    """A queue of named messages; a newer one of the same name replaces the older. Without `kube` all is dropped."""
+    """A queue of named messages; a newer one of the same name replaces the older. Without `kube` all is dropped.
+
+    While no server answers all wait; one that is answered with an error waits alone, longer each time.
+    """
 
     def __init__(self, kube: Kube | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
         self._clock = clock
-        self._pending: OrderedDict[str, Callable[[Kube], None]] = OrderedDict()
+        self._pending: OrderedDict[str, _Message] = OrderedDict()
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._conditions = Conditions(log)
         self._node = Conditions(log)
         self._labels: dict[str, str | None] = {}  # all that were ever said of the node
-        self._node_at = float("-inf")  # of the clock: what is said of the node waits until then
-        self._node_pause = _FIRST_NODE_PAUSE_S
+        self._silent_until = float("-inf")
+        self._pause = _FIRST_PAUSE_S
         self._thread: threading.Thread | None = None
 
     @property
@@ -64,13 +81,12 @@ class Outbox:
         if self._thread is not None:
             self._thread.join(0.5)
 
-    def _put(self, name: str, message: Callable[[Kube], None]) -> None:
+    def _put(self, name: str, send: Callable[[Kube], None]) -> None:
         if self._kube is None:
             return
         with self._lock:
-            if name == _NODE:  # kubelet may have started, and our node be there now
-                self._node_at, self._node_pause = float("-inf"), _FIRST_NODE_PAUSE_S
-            self._pending[name] = message
+            # At once, also after failures: kubelet may have started, and our node be there now.
+            self._pending[name] = _Message(send, _FIRST_NODE_PAUSE_S if name == _NODE else _FIRST_PAUSE_S)
             while len(self._pending) > _KEPT:
                 self._pending.popitem(last=False)
         self._wake.put(None)
@@ -110,63 +126,74 @@ class Outbox:
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         self._put(f"deletion {uid}", lambda kube: kube.delete_pod(namespace, name, uid, TIMEOUT_S))
 
-    def _next(self) -> tuple[str, Callable[[Kube], None]] | None:
+    def _next(self) -> tuple[str, _Message] | None:
         """The oldest message that may be sent now."""
         with self._lock:
-            for name, message in self._pending.items():
-                if name != _NODE or self._clock() >= self._node_at:
-                    return name, message
-            return None
+            now = self._clock()
+            if now < self._silent_until:
+                return None
+            return next((entry for entry in self._pending.items() if entry[1].at <= now), None)
 
     def _rest(self) -> None:
         """Until there is something to send."""
         with self._lock:
-            left = max(self._node_at - self._clock(), 0.0) if _NODE in self._pending else None
+            times = [max(message.at, self._silent_until) for message in self._pending.values()]
+        left = max(min(times) - self._clock(), 0.0) if times else None
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=left)
 
     def _send_all(self) -> None:
-        pause = _FIRST_PAUSE_S
         while not self._stop.is_set():
             entry = self._next()
             if entry is None or self._kube is None:
                 self._rest()
-            elif self._send(self._kube, *entry):
-                pause = _FIRST_PAUSE_S
             else:
-                self._stop.wait(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
+                self._send(self._kube, *entry)
 
-    def _send(self, kube: Kube, name: str, message: Callable[[Kube], None]) -> bool:
+    def _send(self, kube: Kube, name: str, message: _Message) -> bool:
         """Whether the API server answered, be it with a refusal."""
         try:
-            message(kube)
+            message.send(kube)
         except HttpError as error:
-            if error.status not in _FINAL:
-                self._conditions.set("api", f"the API server can't be reached: {error}; trying on")
+            if error.status is None:
+                self._failing(error)
+                self._silent_until = self._clock() + self._pause
+                self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
                 return False
             if error.status == 404 and name == _NODE:
                 self._node.set(
                     "node",
                     f"the API server does not have our node: {error}; trying on until kubelet has made it (is --hostname-override its name?)",
                 )
-                self._await_node(message)
+                message.postpone(self._clock())
                 return True
+            if error.status not in _FINAL:
+                self._failing(error)
+                self._fail(message)
+                return False
             log.warning("the API server refused %s: %s", name.partition(" ")[0], error)
-        self._conditions.clear("api", "the API server answers again")
+        except Exception:  # a defect of ours must not stop the others
+            log.exception("%s can't be sent", name.partition(" ")[0])
+            self._fail(message)
+            return False
+        self._pause = _FIRST_PAUSE_S
         if name == _NODE:
             self._node.clear("node", "the API server has the node now")
         with self._lock:
             if self._pending.get(name) is message:
                 del self._pending[name]
+            failing = any(other.at > float("-inf") for key, other in self._pending.items() if key != _NODE)
+        if not failing:
+            self._conditions.clear("api", "the API server answers again")
         return True
 
-    def _await_node(self, message: Callable[[Kube], None]) -> None:
-        with self._lock:
-            if self._pending.get(_NODE) is not message:
-                return  # something newer was said meanwhile: tried at once
-            self._node_at = self._clock() + self._node_pause
-            self._node_pause = min(self._node_pause * 2, _LONGEST_NODE_PAUSE_S)
+    def _failing(self, error: HttpError) -> None:
+        if not self._conditions.active():  # each message fails in words of its own
+            self._conditions.set("api", f"the API server can't be reached: {error}; trying on")
+
+    def _fail(self, message: _Message) -> None:
+        message.postpone(self._clock())
+        self._silent_until = self._clock() + _BETWEEN_FAILURES_S
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Whether everything was sent in time; for tests and shutdown."""

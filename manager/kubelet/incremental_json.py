@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -37,10 +38,16 @@ class Pieces(Generic[T]):
     def __init__(self, form: Form, make: Callable[[Any], T]) -> None:
         self._form = form
         self._make = make
+        self._lock = threading.Lock()
         self._known: dict[bytes, tuple[bytes, T]] = {}
         self._last: list[T] = []
 
     def parse(self, data: bytes) -> list[T]:
+        """`_parse`, one thread after another: an admission and garbage collection may ask at the same time."""
+        with self._lock:
+            return self._parse(data)
+
+    def _parse(self, data: bytes) -> list[T]:
         """All items; the same list while all are the same, in whatever order. Raises ValueError for another form, and what `make` raises."""
         form = self._form
         place, end = data.find(form.begin) + len(form.begin), data.rfind(form.end)

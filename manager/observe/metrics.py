@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -49,24 +50,9 @@ class Metrics:
             ("node",),
             registry=self.registry,
         )
-        self._registered = Gauge(
-            "vcuda_manager_registered",
-            "Whether both resources are registered with kubelet",
-            registry=self.registry,
-        )
-        self._registrations = Counter(
-            "vcuda_manager_registrations", "Registrations with kubelet", registry=self.registry
-        )
-        self._restored = Counter(
-            "vcuda_manager_devices_restored",
-            "Device nodes that were allowed again in a container's device cgroup",
-            registry=self.registry,
-        )
-        self._restored_counted = 0
         self._info = Gauge(
             "vcuda_manager_info", "Constant 1", ("version", "driver_version", "node"), registry=self.registry
         )
-        self._counted = 0
 
     def allocated(self, resource: str, reason: str, seconds: float) -> None:
         self._allocations.labels(resource, reason).inc()
@@ -82,21 +68,57 @@ class Metrics:
         self._info.clear()
         self._info.labels(version, driver_version, node).set(1)
 
-    def observe_registration(self, registered: bool, registrations: int) -> None:
-        self._registered.set(registered)
-        if registrations > self._counted:
-            self._registrations.inc(registrations - self._counted)
-            self._counted = registrations
-
-    def observe_restored(self, restored: int) -> None:
-        self._restored.inc(restored - self._restored_counted)
-        self._restored_counted = restored
-
     def watch(self, report: Callable[[], NodeReport]) -> None:
         self.registry.register(_ReportCollector(report))
 
+    def count(self, counts: Callable[[], Counts]) -> None:
+        """Show what others count, as it stands at each scrape."""
+        self.registry.register(_CountsCollector(counts))
+
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What parts of the daemon have counted so far. `failures`: of its threads, by name."""
+
+    registered: bool
+    registrations: int
+    restored_devices: int
+    failures: Mapping[str, int]
+
+
+class _CountsCollector(Collector):
+    def __init__(self, counts: Callable[[], Counts]) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._counts()
+        yield GaugeMetricFamily(
+            "vcuda_manager_registered",
+            "Whether both resources are registered with kubelet",
+            value=counts.registered,
+        )
+        yield CounterMetricFamily(
+            "vcuda_manager_registrations", "Registrations with kubelet", value=counts.registrations
+        )
+        yield CounterMetricFamily(
+            "vcuda_manager_devices_restored",
+            "Device nodes that were allowed again in a container's device cgroup",
+            value=counts.restored_devices,
+        )
+        failures = CounterMetricFamily(
+            "vcuda_manager_thread_failures",
+            "Failures of the daemon's threads, which go on after a pause",
+            labels=("thread",),
+        )
+        for name, number in counts.failures.items():
+            failures.add_metric((name,), number)
+        yield failures
 
 
 class _Utilization:

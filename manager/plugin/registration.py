@@ -157,7 +157,7 @@ class Registrar:
         return True
 
     def _sockets_intact(self) -> bool:
-        if not self._own_inodes:
+        if len(self._own_inodes) < len(self._plugins):
             return False
         for name, inode in self._own_inodes.items():
             try:
@@ -220,6 +220,7 @@ class Registrar:
         if self._sockets_intact() and self._servers:
             return  # only kubelet is new: it dials the sockets that it left alone
         self._stop_servers()
+        self._own_inodes.clear()
         for plugin in self._plugins:
             name = SOCKETS[plugin.resource]
             path = self._directory / name

@@ -203,6 +203,25 @@ def test_what_may_pass_is_tried_until_it_arrives(
     assert caplog.text.count("the API server can't be reached: away; trying on") == 1
 
 
+@pytest.mark.parametrize("failure", [HttpError("500 the webhook is broken", 500), TypeError("a defect")])
+def test_a_message_that_always_fails_blocks_no_other(failure: Exception) -> None:
+    class Broken(Answers):
+        def annotate_fails(self) -> None:
+            self.calls.append("annotate")
+            raise failure
+
+        def patch_pod(self, *_: Any) -> None:
+            self.annotate_fails()
+
+    api = Broken()
+    with sending(api) as outbox:
+        outbox.annotate_pod("default", "p", "u", {})
+        for number in range(3):
+            outbox.pod_event("default", "q", "v", "Reason", f"{number}")
+        eventually(lambda: {"event 0", "event 1", "event 2"} <= set(api.calls), "the other messages")
+        eventually(lambda: api.calls.count("annotate") >= 3, "further tries")
+
+
 def test_an_eviction_that_a_disruption_budget_forbids_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     api = Answers(HttpError("429 the budget needs 2 healthy pods", 429))
     with sending(api) as outbox:

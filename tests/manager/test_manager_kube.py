@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manager.errors import StartError
+from manager.kube import api
 from manager.kube import config as kubeconfig
 from manager.kube.http import Endpoint, HttpError
 from tests.manager.manager_api import FakeApi
@@ -172,3 +175,25 @@ def test_answers_that_are_not_what_they_should_be() -> None:
     fake.stop()
     with pytest.raises(HttpError):
         Endpoint(f"http://127.0.0.1:{free_port()}").json("GET", "/", timeout=5)
+
+
+def test_an_events_name_is_as_long_as_a_name_may_be() -> None:
+    long = "a" * 235 + "-" + "b" * 17
+    for name in (long, "short"):
+        made = api.event_name(name)
+        assert len(made) <= 253
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made)
+    assert api.event_name("short").startswith("short.")
+
+
+def test_a_cluster_without_the_first_version_of_evictions_is_asked_in_the_beta_version() -> None:
+    asked: list[str] = []
+
+    class Old(Endpoint):
+        def json(self, *_: str, **what: Any) -> Any:
+            asked.append(what["body"]["apiVersion"])
+            if len(asked) == 1:
+                raise HttpError('400 no kind "Eviction" is registered for version "policy/v1"', 400)
+
+    api.Kube(Old("http://127.0.0.1:1"), "node-1").evict("default", "p", "u", 1.0)
+    assert asked == ["policy/v1", "policy/v1beta1"]

@@ -104,3 +104,14 @@ def test_mig_instances_are_cards_of_their_own(
     paths = {spec.container_path for spec in node.kubelet.answer(item, "c").devices}
     assert {f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in instance.caps} <= paths
     assert f"/dev/nvidia{machine.cards[0].minor}" in paths
+
+
+def test_a_socket_that_could_not_be_made_at_first_is_made_later(node: Node) -> None:
+    blocked = node.kubelet.directory / "vmemory.sock"
+    (blocked / "in the way").mkdir(parents=True)
+    daemon = node.start()
+    eventually(lambda: not daemon.registrar.registered and daemon.registrar._servers, "one server of two")
+    (blocked / "in the way").rmdir()
+    blocked.rmdir()
+    node.kubelet.wait_devices(200)
+    node.kubelet.admit(pod("a", container("c", 10, 1)))

@@ -89,3 +89,13 @@ def test_a_missing_driver_or_shim_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(driver_dir.MirrorError, match=r"no libcuda.so.1 below .* --driver-root right"):
         driver_dir.make(tmp_path / "vm", HostRoot(tmp_path / "empty"), our_shims(tmp_path))
+
+
+def test_a_library_that_an_upgrade_takes_away_meanwhile_is_an_ordinary_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made again at the next look; the thread that looks must not end by it."""
+    root = host(tmp_path, "535.1.2")
+    monkeypatch.setattr(HostRoot, "find_program", lambda *_: tmp_path / "root/usr/bin/nvidia-smi")
+    with pytest.raises(driver_dir.MirrorError, match=r"cannot make the driver directory .*nvidia-smi"):
+        driver_dir.make(tmp_path / "vm", root, our_shims(tmp_path))

@@ -98,7 +98,7 @@ def test_a_card_that_does_not_answer_is_named_and_the_other_one_serves(
     ask = pynvml.nvmlDeviceGetMemoryInfo
     broken: list[Any] = []
 
-    def memory(handle: Any) -> Any:
+    def memory(handle: Any, version: Any = None) -> Any:
         if not broken or handle is broken[0]:
             broken[:] = [handle]
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -195,3 +195,23 @@ def test_an_instance_that_can_not_be_given_is_named_and_no_part_of_its_card_is_o
     ((name, why),) = probe.failed
     assert name.startswith("GPU-") and re.search(message, why), why
     assert len(probe.cards) == 1 and not probe.cards[0].parent_uuid
+
+
+@pytest.mark.parametrize("profiles", [(), ("1g", "3g")])
+def test_what_the_driver_keeps_for_itself_is_not_sold(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, profiles: tuple[str, ...]
+) -> None:
+    """Else the limits of a full card add up to more than there is, and a tenant within its own gets OUT_OF_MEMORY."""
+    driver = opened(SimCard(memory_bytes=80 * GIB, mig=profiles))
+    before = {item.card.uuid: item.card.memory_bytes for item in driver.probe().cards}
+    genuine = pynvml.nvmlDeviceGetMemoryInfo
+
+    def keeping(handle: Any, version: int | None = None) -> Any:
+        found = genuine(handle, version)
+        if version is not None:
+            found.reserved = GIB // 2
+        return found
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", keeping)
+    after = {item.card.uuid: item.card.memory_bytes for item in driver.probe().cards}
+    assert after == {uuid: size - GIB // 2 for uuid, size in before.items()} and after

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.kubelet import incremental_json
+from manager.kubelet.incremental_json import Form, Pieces
 from manager.kubelet.pods import PodListParser, essential
 
 TEXTS = st.text(alphabet='a"\\\\{}[],:', max_size=8) | st.just('},{"metadata":{')
@@ -114,3 +117,36 @@ def test_what_stands_between_known_pods_is_read_too(right: bytes, wrong: bytes) 
     assert data.count(right) == 1
     with pytest.raises(ValueError):
         parser.parse(data.replace(right, wrong))
+
+
+class _Meddling(bytes):
+    """A key in whose hashing another document is parsed: as when another thread runs between two steps of this one."""
+
+    meddle: ClassVar[Callable[[], None]]
+
+    def __hash__(self) -> int:
+        type(self).meddle()
+        return super().__hash__()
+
+
+def test_two_threads_never_get_each_others_pods() -> None:
+    """An admission and garbage collection share the parser; the wrong list would fail a pod with PodUnknown."""
+    form = Form(b'"items":[', b"]", b"},{", lambda data, at: _Meddling(data[at : at + 9]), lambda _: True)
+    _Meddling.meddle = lambda: None
+    pieces = Pieces(form, lambda item: item)
+    mine, others = (b'{"items":[{"uid":"%d"},{"uid":"%d"}]}' % pair for pair in ((1, 2), (3, 4)))
+    pieces.parse(mine)
+    hashes = 0
+    threads: list[threading.Thread] = []
+
+    def meddle() -> None:
+        nonlocal hashes
+        hashes += 1
+        if hashes == 4 and not threads:  # the last item is about to be kept
+            threads.append(threading.Thread(target=pieces.parse, args=(others,)))
+            threads[0].start()
+            threads[0].join(0.2)
+
+    _Meddling.meddle = meddle
+    assert pieces.parse(mine) == [{"uid": "1"}, {"uid": "2"}]
+    threads[0].join()
