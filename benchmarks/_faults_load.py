@@ -77,7 +77,7 @@ class Load:
         self._api, self._replicas = api, replicas
         self._dice = random.Random(seed)
         self._pods, self._live = pods, live
-        self._names = sorted(api.objects["nodes"])
+        self._names = [node["metadata"]["name"] for node in api.store("nodes").list(None)]
         self._http = urllib3.PoolManager(num_pools=8, maxsize=32, retries=False)
         self._pending: queue.Queue[str] = queue.Queue()
         self._later: list[tuple[float, str]] = []
@@ -101,12 +101,8 @@ class Load:
         return self.counts["pods created"]
 
     def waiting(self) -> int:
-        with self._api.lock:
-            return sum(
-                not pod["spec"].get("nodeName")
-                for key, pod in self._api.objects["pods"].items()
-                if "/p" in key
-            )
+        pods = self._api.pods()
+        return sum(not pod["spec"].get("nodeName") for key, pod in pods.items() if "/p" in key)
 
     # --- pods ---
 
@@ -135,11 +131,8 @@ class Load:
         """Keeps some pods pending and some running; ends and deletes others, now and then in storms."""
         dice, storm, refused = self._dice, time.monotonic() + 3, 0
         while not self._stop.wait(0.02):
-            with self._api.lock:
-                bound = [
-                    key for key, pod in self._api.objects["pods"].items()
-                    if pod["spec"].get("nodeName") and "/p" in key
-                ]  # fmt: skip
+            pods = self._api.pods()
+            bound = [key for key, pod in pods.items() if pod["spec"].get("nodeName") and "/p" in key]
             while self.created < self._pods and self._pending.qsize() + len(self._later) < 40:
                 self._create()
             surplus = len(bound) - self._live
@@ -157,7 +150,7 @@ class Load:
 
     def _end(self, key: str) -> None:
         if self._dice.random() < 0.5:
-            self._api.change("pods", key, lambda pod: pod["status"].update(phase="Succeeded"))
+            self._api.change(key, lambda pod: pod["status"].update(phase="Succeeded"))
             self.counts["pods finished"] += 1
         self._delete(key, "pods ended")
 
@@ -167,11 +160,10 @@ class Load:
         if pod is None:
             return
         gang = pod["metadata"].get("annotations", {}).get(NAMES.gang)
-        with self._api.lock:
-            waiting = [
-                other for other, one in self._api.objects["pods"].items()
-                if gang and one["metadata"].get("annotations", {}).get(NAMES.gang) == gang and not one["spec"].get("nodeName")
-            ]  # fmt: skip
+        waiting = [
+            other for other, one in self._api.pods().items()
+            if gang and one["metadata"].get("annotations", {}).get(NAMES.gang) == gang and not one["spec"].get("nodeName")
+        ]  # fmt: skip
         for one in {key, *waiting}:
             self._api.delete("pods", one)
             self.counts[why] += 1
@@ -280,10 +272,8 @@ class Load:
         return True
 
     def _preempt(self, pod: Object, dice: random.Random) -> None:
-        with self._api.lock:
-            bound = [
-                one for key, one in self._api.objects["pods"].items() if one["spec"].get("nodeName") and "/p" in key
-            ]  # fmt: skip
+        pods = self._api.pods()
+        bound = [one for key, one in pods.items() if one["spec"].get("nodeName") and "/p" in key]
         proposal: dict[str, Any] = {}
         for one in dice.sample(bound, min(8, len(bound))):
             if one["spec"]["priority"] < pod["spec"]["priority"]:
@@ -298,6 +288,6 @@ class Load:
                         self.lies.append(
                             f"{one['metadata']['name']} was evicted for a pod of no higher priority"
                         )
-                    self._delete(self._api.key(one), "pods evicted")
-            key = self._api.key(pod)
-            self._api.change("pods", key, lambda thing: thing["status"].update(nominatedNodeName=node))  # noqa: B023
+                    self._delete(f"default/{one['metadata']['name']}", "pods evicted")
+            key = f"default/{pod['metadata']['name']}"
+            self._api.change(key, lambda thing: thing["status"].update(nominatedNodeName=node))  # noqa: B023

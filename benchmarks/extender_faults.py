@@ -102,8 +102,9 @@ class Run:
             for index in range(CARDS):
                 self._api.truth.blocks[f"GPU-{name}-{index}"] = BLOCKS
                 self._api.truth.nodes[f"GPU-{name}-{index}"] = name
+        self._api.write_kubeconfig(folder / "kubeconfig")
         self._arguments = [
-            "--kubeconfig", self._api.kubeconfig(folder / "kubeconfig"), "--bind-address", "127.0.0.1", "--port", "0",
+            "--kubeconfig", str(folder / "kubeconfig"), "--bind-address", "127.0.0.1", "--port", "0",
             "--lease", LEASE, "--lease-seconds", "3", "--api-timeout-seconds", "1", "--assume-seconds", "4",
             "--gang-seconds", "4", "--log-level", "warning",
         ]  # fmt: skip
@@ -175,7 +176,7 @@ class Run:
         finally:
             for replica in self._replicas:
                 replica.end()
-            self._api.close()
+            self._api.stop()
         tally = self.tally
         tally.seconds = time.monotonic() - began
         tally.starts = sum(replica.starts for replica in self._replicas)
@@ -210,9 +211,9 @@ class Run:
 
     def _compare(self, who: str) -> None:
         cards = self.tally.nodes * CARDS * CORES_PER_CARD
-        with self._api.lock:
+        with self._api.operations.lock:
             held = sum(cores for use in self._api.truth.held.values() for cores, _ in use.values())
-            bound = sum(bool(pod["spec"].get("nodeName")) for pod in self._api.objects["pods"].values())
+            bound = sum(bool(pod["spec"].get("nodeName")) for pod in self._api.pods().values())
         expected = {
             **dict.fromkeys(PENDING, 0.0),
             "confirmed": float(bound),

@@ -151,6 +151,7 @@ class Operations:
             if metadata.get(field):
                 pod["metadata"][field] = {**(pod["metadata"].get(field) or {}), **metadata[field]}
         pod["spec"]["nodeName"] = node["name"]
+        pod["status"].pop("nominatedNodeName", None)  # as from Kubernetes 1.34 on
         conditions = [c for c in pod["status"].get("conditions", []) if c.get("type") != "PodScheduled"]
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now()}
         pod["status"]["conditions"] = [*conditions, scheduled]
