@@ -114,7 +114,7 @@ def test_memory_of_pools_outlives_a_destroyed_context_and_ends_with_a_reset(mach
     assert run(
         machine,
         """
-        made = ok(cu.cuCtxCreate(None, 0, 0)); lane = ok(cu.cuStreamCreate(1))
+        made = created(0); lane = ok(cu.cuStreamCreate(1))
         pooled = ok(cu.cuMemAllocAsync(128 << 20, lane)); plain = ok(cu.cuMemAlloc(64 << 20)); mine = own()
         ok(cu.cuMemAllocFromPoolAsync(64 << 20, mine, lane)); ok(cu.cuCtxDestroy(made)); steps = [held()]
         primary = ok(cu.cuDevicePrimaryCtxRetain(0)); ok(cu.cuMemAlloc(32 << 20))

@@ -31,6 +31,12 @@ def context(device=0):
     ok(cu.cuCtxSetCurrent(made))
     return made
 
+def created(device=0):
+    # By the symbol: the bindings would call it by the signature of newer drivers.
+    made = ctypes.c_void_p()
+    assert ctypes.CDLL("libcuda.so.1").cuCtxCreate_v2(ctypes.byref(made), 0, device) == 0
+    return cu.CUcontext(made.value)
+
 def kernel(*names):
     text = ".version 8.0\\n.target sm_80\\n.address_size 64\\n" + "".join(
         f".visible .entry {name}(.param .u64 a, .param .u32 n) {{ ret; }}\\n" for name in names
@@ -46,6 +52,36 @@ def used():
     free, total = ok(cu.cuMemGetInfo())
     return total - free
 
+"""
+# After the prelude: fill() and wrong() of memory by kernels (vcuda/sim/src/cuda/cu_touch.c). wrong() gives the number of words
+# that are not what fill() left; `step` is the distance between the words that are touched.
+TOUCH = """
+def touching():
+    names = {"sim_fill": 4, "sim_check": 5}
+    text = ".version 8.0\\n.target sm_80\\n.address_size 64\\n" + "".join(
+        f".visible .entry {name}({', '.join(f'.param .u64 p{i}' for i in range(count))}) {{ ret; }}\\n"
+        for name, count in names.items()
+    )
+    library = ok(cu.cuLibraryLoadData(text.encode() + b"\\0", None, None, 0, None, None, 0))
+    return [cu.CUfunction(int(ok(cu.cuLibraryGetKernel(library, name.encode())))) for name in names]
+
+def touch(which, stream, *values):
+    global touchers
+    touchers = globals().get("touchers") or touching()
+    ok(cu.cuLaunchKernel(touchers[which], 1, 1, 1, 32, 1, 1, 0, stream, (values, (ctypes.c_uint64,) * len(values)), 0))
+
+def fill(pointer, size, step=65536, seed=7):
+    touch(0, 0, pointer, size, step, seed)
+
+def captured_fill(pointer, size, stream):
+    touch(0, stream, pointer, size, 65536, 7)
+
+def wrong(pointer, size, step=65536, seed=7):
+    counter = ctypes.c_uint64(0)
+    ok(cu.cuMemHostRegister(ctypes.addressof(counter), 8, 0))
+    touch(1, 0, pointer, size, step, seed, ctypes.addressof(counter))
+    ok(cu.cuMemHostUnregister(ctypes.addressof(counter)))
+    return counter.value
 """
 
 

@@ -104,7 +104,7 @@ CU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     pthread_mutex_lock(&cu_lock);
     bad = cu_place(ctx, ctx->device, bytes < CU_CHUNK ? CU_CHUNK : bytes, CU_BLOCK_MANAGED, 1, &block);
     if (bad)
-        bad = cu_place(ctx, ctx->device, bytes, CU_BLOCK_MANAGED, 0, &block);
+        bad = cu_place(ctx, ctx->device, bytes < CU_CHUNK ? CU_CHUNK : bytes, CU_BLOCK_MANAGED, 0, &block);
     if (!bad) {
         *pointer = block->start;
         block->flags = flags;
@@ -202,6 +202,7 @@ void cu_memory_end(CUcontext ctx)
 {
     pthread_mutex_lock(&cu_lock);
     cu_order_end(ctx);
+    cu_sparse_context_ended(ctx);
     cu_each_block(ctx, end_block);
     pthread_mutex_unlock(&cu_lock);
     cu_pools_settle(ctx->device);

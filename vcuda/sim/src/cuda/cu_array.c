@@ -16,6 +16,12 @@ struct CUmipmappedArray_st {
     struct CUarray_st level[LEVELS];
 };
 
+CUcontext cu_array_context(const void *array, int mipmapped)
+{
+    const struct CUarray_st *one = mipmapped ? ((const struct CUmipmappedArray_st *)array)->level : array;
+    return one && one->magic == CU_MAGIC_ARRAY ? one->ctx : NULL;
+}
+
 static size_t format_bytes(int format)
 {
     switch (format) {
@@ -96,6 +102,7 @@ CU_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIP
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made.start = (uintptr_t)pointer;
+    cu_current(&made.ctx);
     **array = made;
     return CUDA_SUCCESS;
 }
@@ -187,6 +194,7 @@ CU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *mipmapped, const CUD
         free(made);
         return bad;
     }
+    cu_current(&made->level[0].ctx);
     for (unsigned i = 0; i < made->levels; i++)
         made->level[i].start += (uintptr_t)made->pointer;
     made->magic = CU_MAGIC_ARRAY;

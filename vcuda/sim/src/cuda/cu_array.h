@@ -10,7 +10,11 @@ struct CUarray_st {
     size_t row, height, depth; /* bytes of a row; rows; planes (layers) */
     CUDA_ARRAY3D_DESCRIPTOR descriptor;
     int level; /* of a mipmapped array, whose memory it shares */
+    CUcontext ctx; /* whose end is the array's */
 };
+
+/* The context of an array, or of a mipmapped one. */
+CUcontext cu_array_context(const void *array, int mipmapped);
 
 /* Do a set's data effect and fill in its operation. */
 CUresult cu_set_effect(const CUDA_MEMSET_NODE_PARAMS *set, sim_op *op);

@@ -165,5 +165,7 @@ CUresult cu_capture_forbids(void);
 CUresult cu_host_push(CUstream stream, CUhostFn function, CUstreamCallback callback, void *data);
 void cu_host_end(CUstream stream);
 uint64_t cu_kernel_op_ns(const cu_kernel_work *kernel);
+/* What the kernel does to memory, if it is one that does (cu_touch.c). */
+void cu_kernel_touch(CUcontext ctx, const cu_kernel_work *kernel);
 
 #endif

@@ -65,13 +65,13 @@ CUresult cu_effect(CUcontext ctx, const cu_work *work, sim_op *op)
     switch ((int)work->kind) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
         *op = (sim_op){.kind = SIM_OP_WORK, .event = 1, .ns = cu_kernel_op_ns(&work->kernel)};
+        cu_kernel_touch(ctx, &work->kernel);
         return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
         return copy_effect(&work->copy, op);
     case CU_GRAPH_NODE_TYPE_MEMSET:
         return cu_set_effect(&work->set, op);
     default:
-        (void)ctx;
         return CUDA_ERROR_INVALID_VALUE;
     }
 }

@@ -1,4 +1,4 @@
-/* Pinned host memory, registered host memory, prefetches and advice. */
+/* Pinned host memory, registered host memory. */
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -121,50 +121,4 @@ CU_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device_pointer, voi
 CU_EXPORT CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer)
 {
     return flags && pointer ? host_info(pointer, NULL, flags) : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* ---- residency of managed memory: it has one place here, so these only check ---- */
-
-static CUresult managed(CUdeviceptr pointer, size_t bytes)
-{
-    CUresult bad = cu_initialised();
-    if (bad)
-        return bad;
-    pthread_mutex_lock(&cu_lock);
-    const cu_block *block = cu_find((uintptr_t)pointer);
-    if (!bytes || !block || block->kind != CU_BLOCK_MANAGED || pointer + bytes > block->start + block->bytes)
-        bad = CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_unlock(&cu_lock);
-    return bad;
-}
-
-static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
-{
-    CUstream stream;
-    CUresult bad = cu_stream_of(handle, &stream);
-    return bad ? bad : managed(pointer, bytes);
-}
-
-CU_EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream)
-{
-    return device < -1 || device >= cu_process.device_count ? CUDA_ERROR_INVALID_DEVICE : prefetch(pointer, bytes, stream);
-}
-
-CU_EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags,
-                                         CUstream stream)
-{
-    (void)location;
-    return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(pointer, bytes, stream);
-}
-
-CU_EXPORT CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUdevice device)
-{
-    (void)device;
-    return (int)advice < 1 || (int)advice > 6 ? CUDA_ERROR_INVALID_VALUE : managed(pointer, bytes);
-}
-
-CU_EXPORT CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation location)
-{
-    (void)location;
-    return (int)advice < 1 || (int)advice > 6 ? CUDA_ERROR_INVALID_VALUE : managed(pointer, bytes);
 }

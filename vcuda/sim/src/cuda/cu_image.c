@@ -71,11 +71,13 @@ static size_t type_bytes(const char *type, size_t length)
 }
 
 /* A declaration after `.param` or `.global`: attributes, type, name, perhaps [count]. Returns where it ends. */
-static const char *declaration(const char *p, const char **name, size_t *name_length, size_t *bytes, size_t *align)
+static const char *declaration(const char *p, const char **name, size_t *name_length, size_t *bytes, size_t *align,
+                               int *managed)
 {
     size_t element = 0;
     *name = NULL;
     *align = 0;
+    *managed = 0;
     for (;;) {
         p = skip_blank(p);
         const size_t n = word_length(p);
@@ -83,6 +85,13 @@ static const char *declaration(const char *p, const char **name, size_t *name_le
             break;
         if (n == 6 && starts(p, ".align", 6)) {
             *align = strtoul(skip_blank(p + 6), (char **)(void *)&p, 10);
+            continue;
+        }
+        if (n == 10 && starts(p, ".attribute", 10)) {
+            const char *end = strchr(p, ')');
+            const char *word = strstr(p, "managed");
+            *managed |= end && word && word < end;
+            p = end ? end + 1 : p + n;
             continue;
         }
         if (*p == '.') {
@@ -121,9 +130,10 @@ static const char *read_entry(const char *p, CUmodule module)
     for (p = skip_blank(p + 1); *p && *p != ')'; p = skip_blank(*p == ',' ? p + 1 : p)) {
         const char *name, *before = p;
         size_t length, bytes, align;
+        int managed;
         if (starts(p, ".param", 6))
             p += 6;
-        p = declaration(p, &name, &length, &bytes, &align);
+        p = declaration(p, &name, &length, &bytes, &align, &managed);
         if (p == before || function->param_count == CU_PARAMS)
             break;
         offset = (offset + align - 1) / align * align;
@@ -154,9 +164,10 @@ static int read_ptx(const char *text, CUmodule module)
         } else if (!depth && n == 7 && starts(p, ".global", 7)) {
             const char *name;
             size_t length = 0, bytes, align;
-            p = declaration(p + n, &name, &length, &bytes, &align);
+            int managed;
+            p = declaration(p + n, &name, &length, &bytes, &align, &managed);
             if (name && bytes)
-                cu_module_add_global(module, name, length, bytes);
+                cu_module_add_global(module, name, length, bytes, managed);
         } else {
             p += n;
         }
@@ -203,7 +214,7 @@ static void read_symbols(const unsigned char *elf, const Elf64_Shdr *sections, c
     for (size_t i = 0; i < table->sh_size / sizeof *symbols; i++) {
         const char *name = names + symbols[i].st_name;
         if (ELF64_ST_TYPE(symbols[i].st_info) == STT_OBJECT && symbols[i].st_size && *name)
-            cu_module_add_global(module, name, strlen(name), symbols[i].st_size);
+            cu_module_add_global(module, name, strlen(name), symbols[i].st_size, 0);
     }
 }
 

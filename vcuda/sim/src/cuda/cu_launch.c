@@ -78,6 +78,7 @@ static CUresult launch(CUstream handle, cu_kernel_work kernel, int cooperative)
     if (bad)
         return bad;
     const sim_op op = {.kind = SIM_OP_WORK, .event = 1, .ns = cu_kernel_op_ns(&work.kernel)};
+    cu_kernel_touch(stream->ctx, &work.kernel);
     bad = cu_push(stream, &op, 1, NULL);
     if (!bad)
         take_launch_fault(stream->ctx);

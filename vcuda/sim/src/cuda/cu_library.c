@@ -94,11 +94,16 @@ CU_EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int roo
 
 CU_EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
-    const CUresult bad = library_of(library);
+    CUcontext ctx;
+    CUresult bad = library_of(library);
+    if (!bad)
+        bad = cu_current(&ctx);
     if (bad || !module)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    *module = library->module;
-    return CUDA_SUCCESS;
+    bad = cu_module_need(library->module, ctx); /* "associated with the current context": it is loaded there */
+    if (!bad)
+        *module = library->module;
+    return bad;
 }
 
 CU_EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
@@ -109,14 +114,18 @@ CU_EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlib
         bad = cu_current(&ctx);
     if (bad || !name)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    return cu_module_global(library->module, ctx, name, pointer, bytes);
+    return cu_module_global(library->module, ctx, name, 0, pointer, bytes);
 }
 
 CU_EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
 {
-    (void)pointer, (void)bytes, (void)name;
-    const CUresult bad = library_of(library);
-    return bad ? bad : CUDA_ERROR_NOT_FOUND;
+    CUcontext ctx;
+    CUresult bad = library_of(library);
+    if (!bad)
+        bad = cu_current(&ctx);
+    if (bad || !name)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    return cu_module_global(library->module, ctx, name, 1, pointer, bytes);
 }
 
 CU_EXPORT CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)

@@ -64,6 +64,8 @@ CUresult cu_physical_add_free(int device, size_t bytes, CUmemGenericAllocationHa
 void cu_multicast_ended(CUmemGenericAllocationHandle handle);
 /* The same for a sparse array. */
 void cu_sparse_ended(const void *array);
+/* The same for all sparse arrays of a context. */
+void cu_sparse_context_ended(CUcontext ctx);
 
 /* An injected allocation failure, slowness or loss; call once per allocating API call, no lock held. */
 CUresult cu_alloc_fault(CUcontext ctx);
@@ -86,6 +88,9 @@ int cu_order_reuse(CUmemoryPool pool, size_t bytes, CUstream stream, int any, cu
 void cu_order_follows(CUstream stream, int card, const sim_ticket *ticket);
 /* The block's accounts end, and its place. */
 void cu_block_end(cu_block *block);
+
+/* Bring a managed block to a card (-1: to the host) if it is elsewhere and has the room; whether it moved. cu_lock held. */
+int cu_managed_move(cu_block *block, int device);
 
 /* ---- pools ---- */
 CUmemoryPool cu_pool_default(int device); /* cu_lock held */

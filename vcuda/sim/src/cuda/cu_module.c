@@ -35,13 +35,14 @@ CUfunction cu_module_add(CUmodule module, const char *name, size_t length)
     return function;
 }
 
-void cu_module_add_global(CUmodule module, const char *name, size_t length, size_t bytes)
+void cu_module_add_global(CUmodule module, const char *name, size_t length, size_t bytes, int managed)
 {
     cu_global *global = calloc(1, sizeof *global);
     if (!global)
         return;
     global->name = strndup(name, length);
     global->bytes = bytes;
+    global->managed = managed;
     global->next = module->globals;
     module->globals = global;
 }
@@ -71,16 +72,76 @@ static CUresult charge_code(CUcontext ctx, int64_t bytes)
     return bad ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+static int lives(const cu_load *load)
+{
+    return load->ctx->alive && load->ctx->id == load->id;
+}
+
+static cu_load *load_in(CUmodule module, CUcontext ctx)
+{
+    cu_load *load = module->loads;
+    while (load && (load->ctx != ctx || load->id != ctx->id))
+        load = load->next;
+    return load;
+}
+
+static void free_load(CUmodule module, cu_load *load)
+{
+    size_t at = 0;
+    for (cu_global *global = module->globals; lives(load) && global; global = global->next, at++) {
+        cu_block *block = load->pointers[at] && !global->managed ? cu_find((uintptr_t)load->pointers[at]) : NULL;
+        if (block)
+            cu_unplace(block);
+    }
+    free(load->pointers);
+    free(load);
+}
+
+/* Entries of contexts that ended go, so that a library which outlives many of them does not grow. */
+static void drop_ended(CUmodule module)
+{
+    for (cu_load **link = &module->loads; *link;) {
+        cu_load *load = *link;
+        if (lives(load)) {
+            link = &load->next;
+            continue;
+        }
+        *link = load->next;
+        free_load(module, load);
+    }
+}
+
+/* cu_lock held. `charges`: a library's, whose code the context does not have yet. */
+static CUresult add_load(CUmodule module, CUcontext ctx, int charges)
+{
+    size_t globals = 0;
+    for (const cu_global *global = module->globals; global; global = global->next)
+        globals++;
+    drop_ended(module);
+    cu_load *load = calloc(1, sizeof *load);
+    CUdeviceptr *pointers = calloc(globals + 1, sizeof *pointers);
+    CUresult bad = load && pointers ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!bad && charges)
+        bad = charge_code(ctx, (int64_t)module->bytes);
+    if (bad) {
+        free(load);
+        free(pointers);
+        return bad;
+    }
+    *load = (cu_load){module->loads, ctx, ctx->id, pointers};
+    module->loads = load;
+    return CUDA_SUCCESS;
+}
+
 CUresult cu_module_need(CUmodule module, CUcontext ctx)
 {
-    if (module->ctx)
+    if (module->ctx || (module->last == ctx && module->last_id == ctx->id))
         return CUDA_SUCCESS;
     pthread_mutex_lock(&cu_lock);
-    const int there = module->used && module->used->alive && module->used->id == module->used_id;
-    const CUresult bad = there ? CUDA_SUCCESS : charge_code(ctx, (int64_t)module->bytes);
-    if (!there && !bad) {
-        module->used = ctx;
-        module->used_id = ctx->id;
+    const CUresult bad = load_in(module, ctx) ? CUDA_SUCCESS : add_load(module, ctx, 1);
+    if (!bad) {
+        module->last_id = ctx->id;
+        module->last = ctx;
     }
     pthread_mutex_unlock(&cu_lock);
     return bad;
@@ -88,12 +149,17 @@ CUresult cu_module_need(CUmodule module, CUcontext ctx)
 
 void cu_module_clear(CUmodule module)
 {
-    if (module->used && module->used->alive && module->used->id == module->used_id)
-        charge_code(module->used, -(int64_t)module->bytes);
     pthread_mutex_lock(&cu_lock);
+    for (cu_load *load = module->loads, *next; load; load = next) {
+        next = load->next;
+        if (!module->ctx && lives(load))
+            charge_code(load->ctx, -(int64_t)module->bytes);
+        free_load(module, load);
+    }
+    module->loads = NULL;
     for (cu_global *global = module->globals, *next; global; global = next) {
         next = global->next;
-        cu_block *block = global->pointer ? cu_find((uintptr_t)global->pointer) : NULL;
+        cu_block *block = global->shared ? cu_find((uintptr_t)global->shared) : NULL;
         if (block)
             cu_unplace(block);
         free(global->name);
@@ -127,7 +193,7 @@ CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *module)
     CUresult bad = cu_image_read(image, made);
     made->bytes = cu_image_bytes(image);
     for (const cu_global *global = made->globals; global; global = global->next)
-        made->bytes += global->bytes;
+        made->bytes += global->managed ? 0 : global->bytes;
     made->bytes = (made->bytes + CODE_STEP - 1) / CODE_STEP * CODE_STEP;
     if (!bad && ctx)
         bad = charge_code(ctx, (int64_t)made->bytes);
@@ -157,28 +223,44 @@ void cu_modules_end(CUcontext ctx)
     }
 }
 
-/* A global gets its address when first asked for; its memory was charged with the code. */
-CUresult cu_module_global(CUmodule module, CUcontext ctx, const char *name, CUdeviceptr *pointer, size_t *bytes)
+/* cu_lock held. */
+static CUresult place_global(CUmodule module, CUcontext ctx, cu_global *global, CUdeviceptr *pointer)
+{
+    cu_block *block;
+    if (*pointer)
+        return CUDA_SUCCESS;
+    (void)module;
+    const size_t whole = (global->bytes + CU_CHUNK - 1) / CU_CHUNK * CU_CHUNK;
+    CUresult bad = global->managed ? cu_place(NULL, ctx->device, whole, CU_BLOCK_MANAGED, 1, &block)
+                                   : cu_place(ctx, ctx->device, global->bytes, CU_BLOCK_PLAIN, 0, &block);
+    if (bad && global->managed)
+        bad = cu_place(NULL, ctx->device, whole, CU_BLOCK_MANAGED, 0, &block);
+    if (!bad)
+        *pointer = block->start;
+    return bad;
+}
+
+/* A global gets its address when first asked for; its memory was charged with the code, a managed one's is by itself. */
+CUresult cu_module_global(CUmodule module, CUcontext ctx, const char *name, int managed, CUdeviceptr *pointer, size_t *bytes)
 {
     cu_global *global = module->globals;
-    CUresult bad = CUDA_SUCCESS;
-    while (global && strcmp(global->name, name))
-        global = global->next;
-    if (!global)
+    size_t at = 0;
+    for (; global && strcmp(global->name, name); global = global->next)
+        at++;
+    if (!global || (managed >= 0 && managed != global->managed))
         return CUDA_ERROR_NOT_FOUND;
-    bad = cu_module_need(module, ctx);
+    CUresult bad = cu_module_need(module, ctx);
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    if (!global->pointer) {
-        cu_block *block;
-        bad = cu_place(ctx, ctx->device, global->bytes, CU_BLOCK_PLAIN, 0, &block);
-        if (!bad)
-            global->pointer = block->start;
-    }
-    pthread_mutex_unlock(&cu_lock);
+    if (!load_in(module, ctx))
+        bad = add_load(module, ctx, 0); /* a module's own context */
+    CUdeviceptr *place = bad ? NULL : global->managed ? &global->shared : &load_in(module, ctx)->pointers[at];
+    if (place)
+        bad = place_global(module, ctx, global, place);
     if (!bad && pointer)
-        *pointer = global->pointer;
+        *pointer = *place;
+    pthread_mutex_unlock(&cu_lock);
     if (!bad && bytes)
         *bytes = global->bytes;
     return bad;
@@ -303,7 +385,7 @@ CU_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUm
         bad = cu_current(&ctx);
     if (bad || !name || (!pointer && !bytes))
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    return cu_module_global(module, ctx, name, pointer, bytes);
+    return cu_module_global(module, module->ctx ? module->ctx : ctx, name, -1, pointer, bytes);
 }
 
 CU_EXPORT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)

@@ -1,12 +1,14 @@
 /* What keeps physical memory beside handles and mappings: multicast objects, and sparse arrays. */
 #include <stdlib.h>
 
+#include "cu_array.h"
 #include "cu_memory.h"
 
 typedef struct binding {
     struct binding *next;
     CUmemGenericAllocationHandle multicast; /* 0: an array's */
     const void *array;
+    CUcontext ctx; /* the array's */
     int device;
     size_t place[8]; /* of a multicast object: from, to; of an array: level, layer, offsets, extents */
     CUmemGenericAllocationHandle memory;
@@ -69,6 +71,17 @@ static int same_tiles(const binding *one, const binding *like)
         if (one->place[i] != like->place[i])
             return 0;
     return 1;
+}
+
+static int of_context(const binding *one, const binding *like)
+{
+    return one->array && one->ctx == like->ctx;
+}
+
+void cu_sparse_context_ended(CUcontext ctx)
+{
+    while (unbind(of_context, &(binding){.ctx = ctx}))
+        ;
 }
 
 void cu_multicast_ended(CUmemGenericAllocationHandle handle)
@@ -161,7 +174,9 @@ CU_EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, 
     pthread_mutex_lock(&cu_lock);
     for (unsigned i = 0; i < count && !bad; i++) {
         const CUarrayMapInfo *one = &list[i];
-        const binding wanted = {.array = one->resource.array, .memory = one->memHandle.memHandle,
+        const binding wanted = {.array = one->resource.array,
+                                .ctx = cu_array_context(one->resource.array, one->resourceType == 1),
+                                .memory = one->memHandle.memHandle,
                                 .place = {one->subresource.sparseLevel.level, one->subresource.sparseLevel.layer,
                                           one->subresource.sparseLevel.offsetX, one->subresource.sparseLevel.offsetY,
                                           one->subresource.sparseLevel.offsetZ, one->subresource.sparseLevel.extentWidth,

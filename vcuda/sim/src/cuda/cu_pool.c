@@ -390,8 +390,20 @@ CU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute 
 
 CU_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
-    const CUresult bad = pool_of(pool);
-    return bad ? bad : map || !count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    cu_device *found;
+    CUresult bad = pool_of(pool);
+    if (bad || (!map && count))
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; !bad && i < count; i++) {
+        const int on_card = (int)map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+        if (on_card)
+            bad = cu_device_of(map[i].location.id, &found);
+        if (bad || !on_card || map[i].location.id == pool->device)
+            continue;
+        pool->reached_by &= ~(1u << map[i].location.id);
+        pool->reached_by |= (map[i].flags != 0 ? 1u : 0u) << map[i].location.id;
+    }
+    return bad;
 }
 
 CU_EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
@@ -399,7 +411,9 @@ CU_EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool poo
     const CUresult bad = pool_of(pool);
     if (bad || !flags || !location)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    *flags = location->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+    const int own = pool->place == CU_POOL_ON_CARD && location->id == pool->device;
+    const int reached = location->id >= 0 && location->id < SIM_MAX_CARDS && (pool->reached_by >> location->id & 1);
+    *flags = own || reached ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
     return CUDA_SUCCESS;
 }
 

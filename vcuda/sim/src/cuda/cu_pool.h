@@ -13,6 +13,7 @@ struct CUmemPoolHandle_st {
     cu_pool_place place;
     struct CUmemPoolHandle_st *next;
     CUmemPoolProps props;
+    uint32_t reached_by; /* bit per ordinal: cards beside its own that may access it */
     int reuse[3];      /* CU_MEMPOOL_ATTR_REUSE_*: after events, after completion, after a wait of the driver's own */
     uint64_t threshold, reserved, reserved_high, used, used_high;
     uint64_t taken;    /* of `reserved`: in use, or freed in an order that is not there yet */
