@@ -1,4 +1,4 @@
-"""The scheduler extender. May import `vcuda.spec` only (and the version)."""
+"""The scheduler extender. May import `vcuda.spec` and `vcuda.kube` only (and the version)."""
 
 from __future__ import annotations
 

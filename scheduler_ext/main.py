@@ -10,11 +10,13 @@ from collections.abc import Sequence
 import scheduler_ext
 from scheduler_ext import settings
 from scheduler_ext.commands import defrag, explain, serve, simulate
+from scheduler_ext.commands.fetch import CannotFetch
 from scheduler_ext.http.certificate import BadCertificate
 from scheduler_ext.lab.plots import NoPlot
 from scheduler_ext.lab.replay import RecordingError
 from scheduler_ext.lab.trace import TraceError
-from scheduler_ext.sync.apiserver import ApiServer, NoConfiguration
+from scheduler_ext.sync.api import ApiServer
+from vcuda.kube.errors import NoConfiguration
 
 _COMMANDS = ("serve", "explain", "simulate", "defrag")
 
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 2
-    except (explain.CannotExplain, defrag.CannotPlan, serve.LostLease) as error:
+    except (CannotFetch, serve.LostLease) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

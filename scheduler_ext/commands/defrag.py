@@ -8,14 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import urllib3
-
+from scheduler_ext.commands import fetch
 from scheduler_ext.lab import replay
 from scheduler_ext.planning import defrag
-
-
-class CannotPlan(Exception):
-    """No plan came; the message says why."""
 
 
 def _moves(text: str) -> int:
@@ -27,33 +22,14 @@ def _moves(text: str) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--url", default="http://127.0.0.1:3456", help="the extender (default %(default)s)")
+    fetch.add_options(parser, source)
     source.add_argument(
         "--recording", type=Path, metavar="FILE", help="plan on the end of a recording instead"
-    )
-    parser.add_argument(
-        "--ca", metavar="FILE", help="certificates to trust, for https (default: the system's)"
     )
     parser.add_argument(
         "--moves", type=_moves, default=defrag.DEFAULT_MOVES, help="at most so many (default %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-
-
-def _fetch(options: argparse.Namespace) -> dict[str, Any]:
-    url = f"{options.url.rstrip('/')}/scheduler/defrag?moves={options.moves}"
-    try:
-        with urllib3.PoolManager(ca_certs=options.ca) as pool:
-            answer = pool.request("GET", url, timeout=120.0, retries=False)
-        data = json.loads(answer.data)
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        raise CannotPlan(
-            f"no answer from {options.url}: {error!s:.200}; name the extender by --url"
-        ) from error
-    if answer.status != 200 or not isinstance(data, dict):
-        problem = data.get("Error") if isinstance(data, dict) else None
-        raise CannotPlan(str(problem or f"{options.url} answered {answer.status}"))
-    return data
 
 
 def lines(data: dict[str, Any]) -> list[str]:
@@ -84,7 +60,7 @@ def lines(data: dict[str, Any]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a plan. Raises CannotPlan and RecordingError."""
+    """Print a plan. Raises CannotFetch and RecordingError."""
     if options.recording is not None:
         recording = replay.read(options.recording)
         if recording.cut:
@@ -93,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         state.run()
         data = json.loads(json.dumps(defrag.plan(state.engine.snapshot(), options.moves).as_json()))
     else:
-        data = _fetch(options)
+        data = fetch.fetch(options, f"/scheduler/defrag?moves={options.moves}", 120.0)
     if options.json:
         json.dump(data, sys.stdout, indent=1)
         print()

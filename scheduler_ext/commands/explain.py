@@ -8,38 +8,14 @@ import sys
 import urllib.parse
 from typing import Any
 
-import urllib3
-
-
-class CannotExplain(Exception):
-    """No explanation came; the message says why."""
+from scheduler_ext.commands import fetch
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", metavar="POD", help="name or UID of the pod")
     parser.add_argument("-n", "--namespace", default="default", help="its namespace (default %(default)s)")
-    parser.add_argument("--url", default="http://127.0.0.1:3456", help="the extender (default %(default)s)")
-    parser.add_argument(
-        "--ca", metavar="FILE", help="certificates to trust, for https (default: the system's)"
-    )
+    fetch.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as it came")
-
-
-def _fetch(options: argparse.Namespace) -> dict[str, Any]:
-    path = "/".join(urllib.parse.quote(part, safe="") for part in (options.namespace, options.pod))
-    url = f"{options.url.rstrip('/')}/scheduler/explain/{path}"
-    try:
-        with urllib3.PoolManager(ca_certs=options.ca) as pool:
-            answer = pool.request("GET", url, timeout=30.0, retries=False)
-        data = json.loads(answer.data)
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        raise CannotExplain(
-            f"no answer from {options.url}: {error!s:.200}; name the extender by --url"
-        ) from error
-    if answer.status != 200 or not isinstance(data, dict):
-        problem = data.get("Error") if isinstance(data, dict) else None
-        raise CannotExplain(str(problem or f"{options.url} answered {answer.status}"))
-    return data
 
 
 def _lines(data: dict[str, Any]) -> list[str]:
@@ -65,8 +41,9 @@ def _lines(data: dict[str, Any]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the extender says. Raises CannotExplain."""
-    data = _fetch(options)
+    """Print what the extender says. Raises CannotFetch."""
+    path = "/".join(urllib.parse.quote(part, safe="") for part in (options.namespace, options.pod))
+    data = fetch.fetch(options, f"/scheduler/explain/{path}", 30.0)
     if options.json:
         json.dump(data, sys.stdout, indent=1)
         print()

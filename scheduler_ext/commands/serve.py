@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from scheduler_ext.engine.engine import Engine
 from scheduler_ext.http import app
@@ -21,10 +22,11 @@ from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.lab.recorded_engine import RecordedEngine
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
-from scheduler_ext.sync import watch
-from scheduler_ext.sync.apiserver import ApiServer
+from scheduler_ext.sync import feed
+from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
+from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
 _log = logging.getLogger(__name__)
@@ -64,13 +66,14 @@ def _election(
     gained: Callable[[], None],
     lost: Callable[[], None],
     ready: Callable[[], bool],
+    failed: Callable[[], object],
 ) -> Election | None:
     if settings.lease is None:
         return None
     pod = Place(*settings.pod.split("/")) if settings.pod else None
     identity = f"{pod.name if pod else socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Election(
-        api, Place(*settings.lease.split("/")), identity, gained=gained, lost=lost, ready=ready, pod=pod,
+        api, Place(*settings.lease.split("/")), identity, gained=gained, lost=lost, ready=ready, pod=pod, failed=failed,
         label=f"{settings.resource_domain}/vcuda-extender-role",
         lease_seconds=settings.lease_seconds, margin_seconds=settings.api_timeout_seconds,
     )  # fmt: skip
@@ -98,25 +101,22 @@ def _always() -> None:
     return None
 
 
-class _Sweeper:
-    """A thread that expires assumptions and settles uncertain writes."""
+def _sweep(engine: Engine, binder: Binder) -> None:
+    """Expire assumptions and settle uncertain writes."""
+    expired = engine.expire()
+    if expired:
+        _log.info("%d assumed placements expired: their Bind never came", expired)
+    binder.settle()
 
-    def __init__(self, engine: Engine, binder: Binder, pause_seconds: float) -> None:
-        self._engine, self._binder, self._pause = engine, binder, pause_seconds
-        self._stop = threading.Event()
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="sweeper", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._pause):
-            expired = self._engine.expire()
-            if expired:
-                _log.info("%d assumed placements expired: their Bind never came", expired)
-            self._binder.settle()
+def _server(application: ASGIApp, certificate: ServerCertificate | None) -> uvicorn.Server:
+    configuration = uvicorn.Config(
+        application, http="httptools", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_keep_alive=75, timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    configuration.load()
+    configuration.ssl = certificate.context if certificate else None
+    return uvicorn.Server(configuration)
 
 
 async def _answer(
@@ -157,31 +157,42 @@ def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
     if settings.tls_cert and settings.tls_key:
         certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
     listener = _listen(settings)
-    watchers = [watch.Watcher(api, engine, how) for how in watch.handlers(engine)]
+    followed = [*feed.handlers(engine)]
     if settings.quotas:
         engine.expect_quotas()
-        watchers.append(watch.Watcher(api, engine, watch.quota_handlers(engine, *settings.quotas.split("/"))))
+        followed.append(feed.quota_handlers(engine, *settings.quotas.split("/")))
+    informers = [feed.informer(api, engine, how) for how in followed]
     servers: list[uvicorn.Server] = []
     lost = threading.Event()
 
     def follow() -> None:
         # A leader lists everything after it got the lease: what the last one wrote is in that list.
-        for watcher in watchers:
-            watcher.start()
+        for informer in informers:
+            informer.start()
 
     def end() -> None:
         lost.set()
         for server in servers:
             server.should_exit = True
 
-    election = _election(settings, api, gained=follow, lost=end, ready=lambda: engine.not_ready() is None)
+    failed = engine.metrics.worker_failures.labels("election").inc
+    election = _election(
+        settings, api, gained=follow, lost=end, ready=lambda: engine.not_ready() is None, failed=failed
+    )
     stands_by = election.stands_by if election else _always
     with ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read") as executor:
         binder = Binder(api, engine, executor, stands_by)
 
+        sweeper = Worker(
+            "sweeper", lambda: _sweep(engine, binder), failed=engine.metrics.worker_failures.labels("sweeper").inc,
+            pause=min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4),
+        )  # fmt: skip
+        workers = [sweeper, *(informer.worker for informer in informers)]
+        if election is not None:
+            workers.append(election.worker)
+
         def sick() -> str | None:
-            ended = [watcher.resource for watcher in watchers if watcher.ended]
-            return f"the watch of {' and '.join(ended)} has ended; see the log" if ended else None
+            return "; ".join(problem for worker in workers if (problem := worker.problem())) or None
 
         application = app.create(
             engine,
@@ -191,21 +202,12 @@ def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
             sick=sick,
             stands_by=stands_by,
         )
-        configuration = uvicorn.Config(
-            application, http="httptools", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, timeout_keep_alive=75, timeout_graceful_shutdown=5,
-        )  # fmt: skip
-        configuration.load()
-        configuration.ssl = certificate.context if certificate else None
-        sweeper = _Sweeper(
-            engine, binder, min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4)
-        )
-        servers.append(uvicorn.Server(configuration))
+        servers.append(_server(application, certificate))
         sweeper.start()
         if election is None:
             follow()
         else:
-            election.start()
+            election.worker.start()
         scheme = "https" if certificate else "http"
         host, port = listener.getsockname()[:2]
         _log.info("serving on %s://%s:%d, API server %s, %s", scheme, host, port, api.address, settings)
@@ -214,8 +216,8 @@ def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
         try:
             asyncio.run(_answer(servers[0], listener, certificate, binder))
         finally:
-            for watcher in watchers:
-                watcher.stop()
+            for informer in informers:
+                informer.stop()
             sweeper.stop()
             if election is not None:
                 election.stop()

@@ -76,6 +76,12 @@ class Metrics:
         self.watch_errors = Counter(
             "vcuda_extender_watch_errors", "Failed lists and watches", ["resource"], registry=self.registry
         )
+        self.worker_failures = Counter(
+            "vcuda_extender_worker_failures",
+            "Times that a thread's work failed unexpectedly, and was begun again",
+            ["worker"],
+            registry=self.registry,
+        )
 
     def watch_figures(self, figures: Callable[[], Mapping[str, float]]) -> None:
         """Export gauges that are read when scraped."""

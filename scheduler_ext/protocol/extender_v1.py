@@ -12,6 +12,8 @@ from typing import Any
 import orjson
 
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
+from vcuda.kube.errors import BadName
+from vcuda.kube.objects import checked
 
 MAX_PRIORITY = 10  # MaxExtenderPriority
 EXPLAINED_NODES = (
@@ -134,13 +136,25 @@ def read_args(body: bytes) -> ExtenderArgs:
     return ExtenderArgs(pod, names, None)
 
 
+def _is_name(value: str, *, uid: bool) -> bool:
+    """Whether a text may name an object in a URL; a UID is no part of one, and has no certain form."""
+    if uid:
+        return 0 < len(value) <= 253 and "/" not in value
+    try:
+        checked(value)
+    except BadName:
+        return False
+    return True
+
+
 def read_binding(body: bytes) -> BindingArgs:
     """Read ExtenderBindingArgs. Raises BadInput."""
     data = _object(body)
-    values = []
+    values: list[str] = []
     for field in ("PodName", "PodNamespace", "PodUID", "Node"):
         value = data.get(field.lower())
-        if not isinstance(value, str) or not value or len(value) > 253 or "/" in value:
+        named = isinstance(value, str) and _is_name(value, uid=field == "PodUID")
+        if not isinstance(value, str) or not named:
             raise BadInput(f"{field} is missing or not a name")
         values.append(value)
     return BindingArgs(*values)

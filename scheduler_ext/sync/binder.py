@@ -14,8 +14,8 @@ from scheduler_ext.protocol.extender_v1 import BindingArgs
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state import objects
 from scheduler_ext.state.pods import Record, State
-from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
-from scheduler_ext.sync.bindings import Writer
+from scheduler_ext.sync.api import ApiServer, Writer
+from vcuda.kube.errors import ApiError, KubeError
 from vcuda.spec import request
 
 _T = TypeVar("_T")
@@ -38,6 +38,7 @@ class Binder:
         stands_by: Callable[[], str | None] = lambda: None,
         *,
         gang_wait_seconds: float = 3.0,
+        writer: Writer | None = None,
     ) -> None:
         """`stands_by` says why nothing may be written now, or None; it is asked right before each write.
 
@@ -46,7 +47,7 @@ class Binder:
         self._gang_wait = gang_wait_seconds
         self._api, self._engine, self._executor = api, engine, executor
         self._stands_by = stands_by
-        self._writer = Writer(api)
+        self._writer = writer or Writer(api)
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._running: dict[BindingArgs, asyncio.Task[Refused | None]] = {}
 
@@ -88,7 +89,7 @@ class Binder:
             if error.status == _NOT_FOUND:
                 self._engine.lose_pod(record.uid)
             return
-        except ApiUnreachable:
+        except KubeError:
             return
         if objects.uid(pod) != record.uid:
             self._engine.lose_pod(record.uid)
@@ -122,7 +123,7 @@ class Binder:
             if error.status == _NOT_FOUND:
                 return Refused(ExtenderReason.NO_SUCH_POD, f"pod {args.namespace}/{args.name} does not exist")
             return Refused(ExtenderReason.BIND_FAILED, str(error))
-        except ApiUnreachable as error:
+        except KubeError as error:
             return Refused(ExtenderReason.BIND_FAILED, str(error))
         if objects.uid(pod) != args.uid:
             return Refused(
@@ -162,8 +163,8 @@ class Binder:
                 self._engine.end_bind(args.uid, State.ASSUMED)
                 return Refused(ExtenderReason.BIND_FAILED, str(error))
             return await self._in_thread(self._after_doubt, args, str(error))
-        except ApiUnreachable as error:
-            return await self._in_thread(self._after_doubt, args, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, a booking must not stay in BINDING for ever
+            return await self._in_thread(self._after_doubt, args, str(error) or type(error).__name__)
         self._engine.end_bind(args.uid, State.BOUND)
         return None
 

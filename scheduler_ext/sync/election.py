@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import datetime
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.api import ApiServer
+from vcuda.kube.errors import ApiError, KubeError
+from vcuda.kube.worker import Worker
 
 _log = logging.getLogger(__name__)
 _CONFLICT = 409
@@ -57,6 +58,7 @@ class Election:
         ready: Callable[[], bool],
         pod: Place | None = None,
         label: str,
+        failed: Callable[[], object] = lambda: None,
         lease_seconds: float = 30.0,
         margin_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -71,17 +73,18 @@ class Election:
         self._seen: tuple[str, str] | None = None  # holder and version of the lease
         self._seen_since = 0.0
         self._problem = "the lease has not been read yet"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="election", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self.worker = Worker(
+            "election",
+            self.step,
+            failed=failed,
+            pause=lease_seconds / _RENEWALS,
+            longest_wait=lease_seconds / _RENEWALS,
+        )
 
     def stop(self) -> None:
         """End the thread, waiting for a call under way."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.worker.stop()
+        self.worker.join()
 
     def stands_by(self) -> str | None:
         """Why this replica must not serve now, or None if it leads."""
@@ -89,19 +92,13 @@ class Election:
             return None
         return f"this replica stands by: {self._problem}"
 
-    def _run(self) -> None:
-        while True:
-            self.step()
-            if self._over or self._stop.wait(self._seconds / _RENEWALS):
-                return
-
     def step(self) -> None:
         """Read the lease; take or renew it, or note who has it; keep the role label right. Nothing once it is over."""
         if self._over:
             return
         try:
             self._try()
-        except (ApiError, ApiUnreachable) as error:
+        except KubeError as error:
             self._problem = f"lease {self._lease} could not be read or renewed: {error}"
             _log.warning("%s", self._problem)
         if not self._over:
@@ -162,7 +159,7 @@ class Election:
         if self._pod is not None and name and name != self._pod.name:
             try:
                 self._api.label_pod(self._pod.namespace, name, {self._label: "standby"})
-            except (ApiError, ApiUnreachable) as error:
+            except KubeError as error:
                 _log.info("the label of the last leader's pod %s stays: %s", name, error)
 
     def _show_role(self, role: str) -> None:
@@ -171,7 +168,7 @@ class Election:
         try:
             self._api.label_pod(self._pod.namespace, self._pod.name, {self._label: role})
             self._role = role
-        except (ApiError, ApiUnreachable) as error:
+        except KubeError as error:
             _log.warning("label %s=%s on pod %s: %s; trying again", self._label, role, self._pod, error)
 
     def release(self) -> None:
@@ -186,5 +183,5 @@ class Election:
                 spec = {**found["spec"], "holderIdentity": "", "renewTime": _now()}
                 self._api.put_lease(self._lease.namespace, self._lease.name, found, spec)
             self._show_role("standby")
-        except (ApiError, ApiUnreachable) as error:
+        except KubeError as error:
             _log.warning("lease %s was not given back and has to expire: %s", self._lease, error)

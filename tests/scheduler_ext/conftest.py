@@ -16,8 +16,8 @@ import uvicorn
 
 from scheduler_ext.engine.engine import Engine
 from scheduler_ext.http import app
-from scheduler_ext.sync import watch
-from scheduler_ext.sync.apiserver import ApiServer
+from scheduler_ext.sync import feed
+from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, eventually
 
@@ -39,7 +39,7 @@ class Running:
         self.executor = ThreadPoolExecutor(8)
         self.binder = Binder(server, self.engine, self.executor, gang_wait_seconds=gang_wait)
         self.watchers = [
-            watch.Watcher(server, self.engine, how, longest_wait=0.3) for how in watch.handlers(self.engine)
+            feed.informer(server, self.engine, how, longest_wait=0.3) for how in feed.handlers(self.engine)
         ]
         application = app.create(self.engine, self.binder, body_bytes=self.body_bytes, body_seconds=1.0)
         config = uvicorn.Config(

@@ -51,7 +51,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         (503, b'{"message": "no"}', "answered 503"),
         (500, b"[]", "answered 500"),
         (200, b"[]", "answered 200"),
-        (502, b"<html>Bad Gateway</html>", "no answer from http://"),
+        (502, b"<html>Bad Gateway</html>", "answered 502"),
     ],
 )
 def test_a_server_without_a_plan_is_one_line_and_exit_code_1(

@@ -14,18 +14,17 @@ from scheduler_ext.engine.engine import Engine
 from scheduler_ext.engine.outcomes import Refused, Write
 from scheduler_ext.protocol.extender_v1 import BindingArgs
 from scheduler_ext.state.pods import State
-from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import cards, node, plain_pod, pod
+from vcuda.kube.errors import ApiError, ApiUnreachable
 
 ARGS = BindingArgs("p", "default", "p", "a")
 
 
 class Api:
     """Answers every read with `shows`, every write with `refuses`, or with success; errors are raised."""
-
-    proxied = False
 
     def __init__(self, shows: Any = None, refuses: Exception | None = None) -> None:
         self.shows, self.refuses = shows, refuses
@@ -49,8 +48,7 @@ class Api:
 def bind(engine: Engine, api: Api, args: BindingArgs = ARGS) -> Refused | None:
     async def work() -> Refused | None:
         with ThreadPoolExecutor(1) as executor:
-            binder = Binder(cast(ApiServer, api), engine, executor)
-            binder._writer = cast(Any, api)
+            binder = Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api))
             return await binder.bind(args)
 
     return asyncio.run(work())
@@ -89,7 +87,7 @@ def test_what_became_of_a_write_is_asked_until_it_is_known(shows: Any, then: Sta
     engine, one, write = uncertain()
     api = Api({"bound": bound(one, write), "unbound": one}[shows] if isinstance(shows, str) else shows)
     with ThreadPoolExecutor(1) as executor:
-        Binder(cast(ApiServer, api), engine, executor).settle()
+        Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api)).settle()
     assert api.asked == ["default/p"] and api.written == []
     assert (state(engine), free(engine)) == (then, left)
 
@@ -112,8 +110,10 @@ def test_a_second_bind_while_a_write_is_in_doubt_is_refused_and_writes_nothing()
         (ApiError(409, "changed"), "BindFailed: .*409: changed", State.ASSUMED, 70, 1),
         (ApiError(500, "etcd"), "BindFailed: .*500: etcd", State.ASSUMED, 70, 1),
         (ApiUnreachable("cut off"), "BindFailed: cut off", State.ASSUMED, 70, 1),
+        (OSError("token file unreadable"), "BindFailed: token file unreadable", State.ASSUMED, 70, 1),
+        (ZeroDivisionError(), "BindFailed: ZeroDivisionError", State.ASSUMED, 70, 1),
     ],
-    ids=["404", "403", "422", "429", "409", "500", "cut"],
+    ids=["404", "403", "422", "429", "409", "500", "cut", "login", "defect"],
 )
 def test_a_write_that_fails_is_answered_with_the_servers_words_and_looked_at_only_in_doubt(
     error: Exception, message: str, then: State | None, left: int, asked: int

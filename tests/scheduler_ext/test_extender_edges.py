@@ -17,10 +17,10 @@ from scheduler_ext.protocol import quantities
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.scoring import grades, quotas
 from scheduler_ext.state import decisions
-from scheduler_ext.sync.apiserver import ApiError
 from tests.scheduler_ext.extender_engine import engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, node, plain_pod, pod
 from tests.scheduler_ext.test_extender_election import Replica, World
+from vcuda.kube.errors import ApiError
 from vcuda.spec import request
 from vcuda.spec.inventory import Card
 

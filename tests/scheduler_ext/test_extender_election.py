@@ -16,11 +16,12 @@ import pytest
 from scheduler_ext.engine.outcomes import Refused
 from scheduler_ext.main import main
 from scheduler_ext.protocol.extender_v1 import BindingArgs
-from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_command import Served
+from vcuda.kube.errors import ApiError, ApiUnreachable
 
 LABEL = "tencent.com/vcuda-extender-role"
 Start = Callable[..., Any]
@@ -273,6 +274,24 @@ def test_a_write_that_waited_until_the_lease_was_over_is_not_sent(
     assert isinstance(refused, Refused) and str(refused) == "NotLeader: not any more"
     assert api.bindings == []
     assert extender.bind(wanted, "a") == ""
+
+
+def test_what_nobody_expected_ends_neither_the_election_nor_its_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A token file that was unreadable for a moment ended the thread, and the replica stood by for ever, healthy to look at."""
+    world = World()
+    one = Replica(world, "one", lease_seconds=0.06, margin_seconds=0.0)
+    broken = [OSError("the token file can't be read"), KeyError("spec")]
+    call, world.call = (
+        world.call,
+        lambda who, act: (_ for _ in ()).throw(broken.pop()) if broken else call(who, act),
+    )  # type: ignore[method-assign]
+    one.election.worker.start()
+    eventually(lambda: one.serves)
+    assert one.election.worker.failures == 2 and one.election.worker.problem() is None
+    one.election.stop()
+    assert "election: an unexpected failure" in caplog.text
 
 
 def test_settings_that_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:

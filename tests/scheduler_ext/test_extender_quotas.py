@@ -11,8 +11,8 @@ from scheduler_ext.engine.engine import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.scoring import quotas
-from scheduler_ext.sync import watch
-from scheduler_ext.sync.apiserver import ApiServer
+from scheduler_ext.sync import feed
+from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
 
 Start = Callable[..., Any]
@@ -111,10 +111,10 @@ def test_the_peaks_are_those_that_are_booked() -> None:
 
 def test_a_list_without_the_config_map_ends_the_quotas() -> None:
     engine = engine_with("[{namespace: default, cores: 10}]", node("a", cards("a", 1)))
-    how = watch.quota_handlers(engine, "default", "quotas")
-    how.keep({"quotas"}, 0.0)
+    how = feed.quota_handlers(engine, "default", "quotas")
+    how.listed({"quotas"}, 0.0)
     assert engine.filter(pod("p", 11, 1), ["a"]).chosen is None
-    how.keep(set(), 0.0)
+    how.listed(set(), 0.0)
     assert engine.filter(pod("p", 11, 1), ["a"]).chosen == "a"
 
 
@@ -131,10 +131,10 @@ def test_live_from_a_config_map(api: FakeApi, start: Start, tmp_path: Any) -> No
     extender = start(follow=False)
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     extender.engine.expect_quotas()
-    how = watch.quota_handlers(extender.engine, "default", "quotas")
-    extender.watchers.append(watch.Watcher(server, extender.engine, how, longest_wait=0.3))
+    how = feed.quota_handlers(extender.engine, "default", "quotas")
+    extender.watchers.append(feed.informer(server, extender.engine, how, longest_wait=0.3))
     extender.follow(wait=False)
-    metric = 'vcuda_extender_watch_errors_total{resource="namespaces/default/configmaps"}'
+    metric = 'vcuda_extender_watch_errors_total{resource="configmaps"}'
     eventually(lambda: metric in extender.client.get("/metrics").text)
     eventually(lambda: str(extender.engine.not_ready()).startswith("the first list of quotas "))
     api.put("configmaps", config("[{namespace: default, cores: 50}]"))

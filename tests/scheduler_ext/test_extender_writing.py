@@ -17,11 +17,11 @@ import pytest
 from localcluster.apiserver.faults import Fault, Request
 from localcluster.certificates import Certificate
 from scheduler_ext.protocol.extender_v1 import BindingArgs
-from scheduler_ext.sync.apiserver import ApiError, ApiServer, ApiUnreachable
+from scheduler_ext.sync.api import ApiServer, Writer
 from scheduler_ext.sync.binder import Binder
-from scheduler_ext.sync.bindings import Writer
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import FakeApi, cards, node, pod
+from vcuda.kube.errors import ApiError, ApiUnreachable
 
 
 def certificate(directory: Path, name: str) -> tuple[Path, Path]:
@@ -147,7 +147,7 @@ def test_a_login_that_is_refused_is_renewed(
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     seen = note_requests(api)
     tokens = iter(["Bearer old", "Bearer secret"])
-    monkeypatch.setattr(server, "headers", lambda *_: {"Authorization": next(tokens)})
+    monkeypatch.setattr(server.client.endpoint, "headers", lambda *_: {"Authorization": next(tokens)})
 
     async def work() -> None:
         writer = Writer(server)

@@ -38,9 +38,10 @@ _KEEPALIVE = (
 
 
 def excerpt(body: bytes) -> str:
-    """What a server says of an error: the message of a Kubernetes Status, else its first words."""
+    """What a server says of an error: the message of a Kubernetes Status or of an extender, else its first words."""
     try:
-        message = json.loads(body)["message"]
+        data = json.loads(body)
+        message = data["message"] if "message" in data else data["Error"]
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace")
     return " ".join(str(message).split())[:_MOST_EXCERPT]

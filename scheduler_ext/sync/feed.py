@@ -1,0 +1,57 @@
+"""Feeds the engine with the nodes, pods and quotas that the API server shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from scheduler_ext.engine.engine import Engine
+from scheduler_ext.sync.api import ApiServer
+from vcuda.kube.informer import Handlers, Informer
+from vcuda.kube.objects import Object
+
+
+def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
+    """How the engine takes in nodes and pods."""
+
+    def listed(kind: str, keep: Callable[[], None]) -> None:
+        keep()
+        engine.metrics.relists.labels(kind).inc()
+        engine.synced(kind)
+
+    return (
+        Handlers(
+            "nodes",
+            engine.see_node,
+            lambda node: engine.lose_node(str(node["metadata"]["name"])),
+            lambda names, _: listed("nodes", lambda: engine.keep_nodes(names)),
+        ),
+        Handlers(
+            "pods",
+            engine.see_pod,
+            lambda pod: engine.lose_pod(str(pod["metadata"]["uid"])),
+            lambda uids, since: listed("pods", lambda: engine.keep_pods(uids, since)),
+        ),
+    )
+
+
+def quota_handlers(engine: Engine, namespace: str, name: str) -> Handlers:
+    """How the engine takes in its ConfigMap of quotas. None there: no quotas."""
+
+    def seen(config_map: Object) -> str:
+        engine.see_quotas(config_map)
+        return name
+
+    def listed(keys: Collection[str], _since: float) -> None:
+        if not keys:  # a malformed ConfigMap counts as a key without a name
+            engine.see_quotas(None)
+        engine.metrics.relists.labels("configmaps").inc()
+
+    return Handlers(
+        "configmaps", seen, lambda _: engine.see_quotas(None), listed, namespace, f"metadata.name={name}"
+    )
+
+
+def informer(api: ApiServer, engine: Engine, how: Handlers, *, longest_wait: float = 30.0) -> Informer:
+    """The thread that feeds the engine with one kind of objects."""
+    failed = engine.metrics.watch_errors.labels(how.kind).inc
+    return Informer(api.client, how, failed=failed, longest_wait=longest_wait)
