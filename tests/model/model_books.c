@@ -1,0 +1,74 @@
+/* What the card's own books say and what the share's ledger says, read without any call that a shim could change. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "model.h"
+#include "region/abi.h"
+#include "sim_shared.h"
+
+static const sim_shared *machine;
+static const struct vc_usage *usage_file;
+static uint64_t limit_bytes[DEVICES];
+
+static const void *map(const char *path)
+{
+    struct stat about;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || fstat(file, &about)) {
+        perror(path);
+        exit(2);
+    }
+    const void *mapping = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, file, 0);
+    close(file);
+    if (mapping == MAP_FAILED) {
+        perror(path);
+        exit(2);
+    }
+    return mapping;
+}
+
+void books_open(const char *state, const char *usage, const uint64_t *limits)
+{
+    machine = map(state);
+    usage_file = usage ? map(usage) : NULL;
+    for (int card = 0; card < DEVICES; card++)
+        limit_bytes[card] = limits[card];
+}
+
+uint64_t books_of(int card)
+{
+    return __atomic_load_n(&machine->cards[card].used_bytes, __ATOMIC_SEQ_CST);
+}
+
+/* Of the living: the dead ones' slots are freed by whoever needs one. */
+uint64_t ledger_of(int card)
+{
+    uint64_t sum = 0;
+    for (int slot = 0; usage_file && slot < VC_MAX_SLOTS; slot++)
+        if (usage_file->slots[slot].pid > 0 && (!kill(usage_file->slots[slot].pid, 0) || errno != ESRCH))
+            sum += __atomic_load_n(&usage_file->slots[slot].cards[card].committed_bytes, __ATOMIC_SEQ_CST);
+    return sum;
+}
+
+/* The ledger is read first: between steps both only fall, and the books before the ledger does. */
+bool books_check(void)
+{
+    bool broken = false;
+    for (int card = 0; usage_file && card < world.devices; card++) {
+        const uint64_t ledger = ledger_of(card), books = books_of(card);
+        if (books > ledger)
+            say(" !ledger-below-books card %d ledger %lld KiB books %llu KiB", card, (long long)ledger >> 10,
+                (unsigned long long)books >> 10);
+        if (limit_bytes[card] && books > limit_bytes[card])
+            say(" !books-over-limit card %d books %llu KiB limit %llu KiB", card, (unsigned long long)books >> 10,
+                (unsigned long long)limit_bytes[card] >> 10);
+        broken |= books > ledger || (limit_bytes[card] && books > limit_bytes[card]);
+    }
+    return broken;
+}
