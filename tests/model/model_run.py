@@ -1,7 +1,7 @@
 """The reference model: random steps on all kinds of CUDA objects, natively and in a share; whatever differs is an error.
 
-    python -m tests.model.model_run                        20,000 steps of each of 50 seeds, in both modes
-    python -m tests.model.model_run --seeds 7 --steps 500 --mode equal --shrink
+python -m tests.model.model_run                        20,000 steps of each of 50 seeds, in both modes
+python -m tests.model.model_run --seeds 7 --steps 500 --mode equal --shrink
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ class Model:
             (share.lib64 / "libcuda.so.1").write_bytes((self.shim / "libcuda.so.1").read_bytes())
         return share
 
-    def check(
-        self, mode: Mode, seed: int, steps: int | Sequence[int], without: str = ""
-    ) -> Finding | None:
+    def check(self, mode: Mode, seed: int, steps: int | Sequence[int], without: str = "") -> Finding | None:
         """Run the steps in a share (mode `equal`: as large as the card, and natively too); what first went wrong."""
         limit_bytes = CARD_BYTES if mode == "equal" else SMALL_BYTES
         share = self._share(limit_bytes)
@@ -177,7 +175,11 @@ def _promise(trace: Sequence[str], status: int) -> Place | None:
             broken = re.search(r"!(\S+)", line)
             return number, f"{broken[1] if broken else '!'} at {_kind(line)}", line
     if status:
-        return len(trace), f"ended with {status} after {_kind(trace[-1]) if trace else 'nothing'}", "".join(trace[-1:])
+        return (
+            len(trace),
+            f"ended with {status} after {_kind(trace[-1]) if trace else 'nothing'}",
+            "".join(trace[-1:]),
+        )
     return None
 
 
@@ -206,12 +208,16 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tests.model.model_run", description=(__doc__ or "").split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        prog="tests.model.model_run", description=(__doc__ or "").split("\n", 1)[0]
+    )
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--seeds", type=_numbers, default=_numbers("1-50"), metavar="FIRST-LAST")
     parser.add_argument("--mode", choices=("equal", "small", "both"), default="both")
     parser.add_argument("--without", default="", metavar="KIND,…", help="leave out these kinds of steps")
-    parser.add_argument("--shrink", action="store_true", help="show the shortest program found, once per cause")
+    parser.add_argument(
+        "--shrink", action="store_true", help="show the shortest program found, once per cause"
+    )
     parser.add_argument("--seconds", type=float, default=60, help="most that shrinking one may take")
     parser.add_argument("--shim", type=Path, default=LIB / "shim", help="folder of the shims under test")
     options = parser.parse_args()
@@ -229,7 +235,10 @@ def main() -> int:
             print(f"{mode} seed {seed} step {found.step}: {found.what}\n    {found.text}", flush=True)
             if found.what not in seen and options.shrink:
                 steps = model.shrink(found, options.steps, options.without, options.seconds)
-                print(f"  {len(steps)} steps: {steps}\n{model.show(found, steps, options.without)}\n", flush=True)
+                print(
+                    f"  {len(steps)} steps: {steps}\n{model.show(found, steps, options.without)}\n",
+                    flush=True,
+                )
             seen.setdefault(found.what, found)
     runs = len(modes) * len(options.seeds)
     print(

@@ -180,12 +180,12 @@ static void graph(struct dice *dice)
         return;
     }
     const struct graph *from = &world.graphs[roll(dice, GRAPHS)];
-    const bool clone = from->held && !roll(dice, 4);
+    const bool clone = from->held && !from->spoiled && !roll(dice, 4);
     CUgraph made = NULL;
     const int result = clone ? cuGraphClone(&made, from->graph) : cuGraphCreate(&made, 0);
     say(" %s = %d", clone ? "cuGraphClone" : "cuGraphCreate", result);
     if (!result)
-        *one = (struct graph){.graph = made, .held = true, .spoiled = clone && from->spoiled};
+        *one = (struct graph){.graph = made, .held = true};
 }
 
 static void add_memory(struct dice *dice, struct graph *one, const CUgraphNode *from, size_t count)
