@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,17 @@ def is_sidecar(container: JsonObject) -> bool:
 class DeviceManager:
     """Serial admission happens in the caller; streams and restarts may come at any time, hence the lock."""
 
-    def __init__(self, directory: Path, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, directory: Path, on_change: Callable[[], None] = lambda: None, dice: random.Random | None = None
+    ) -> None:
         self._directory = directory
         self._on_change = on_change
         self._lock = threading.RLock()
         self._endpoints: dict[str, Endpoint] = {}
         self._devices: dict[str, dict[str, PluginDevice]] = {}
-        self._held: dict[tuple[str, str], dict[str, Held]] = {}
+        self.records: dict[tuple[str, str], dict[str, Held]] = {}  # by UID and container, by resource
+        self.asks_preferred = True
+        self._dice = dice or random.Random()
         self._closed = False
         self._load()
 
@@ -93,7 +97,7 @@ class DeviceManager:
             if self._endpoints.get(endpoint.resource) is not endpoint:
                 return
             self._devices[endpoint.resource] = {device.id: device for device in devices}
-            self._save()
+            self.save()
         self._on_change()
 
     def _stopped(self, endpoint: Endpoint) -> None:
@@ -114,76 +118,83 @@ class DeviceManager:
                 for resource, devices in self._devices.items()
             }
 
+    def listed(self, resource: str) -> list[PluginDevice] | None:
+        """The devices as the plugin listed them last, all unhealthy once it has gone; None if it never did."""
+        with self._lock:
+            found = self._devices.get(resource)
+        return None if found is None else list(found.values())
+
     def allocatable(self) -> dict[str, list[PluginDevice]]:
         with self._lock:
             return {r: [d for d in devices.values() if d.healthy] for r, devices in self._devices.items()}
 
     # --- admission ---
+    def steps(self, pod: JsonObject) -> Iterator[tuple[str, str, int]]:
+        """Container, resource and count of every call of Allocate, init containers first; resources in any order, as Go's maps."""
+        for container in [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]:
+            wanted = list(limits_of(container).items())
+            self._dice.shuffle(wanted)
+            yield from ((container["name"], resource, count) for resource, count in wanted if count)
+
     def allocate(self, pod: JsonObject) -> None:
-        """Give every container of the pod its devices: init containers first, whose devices are used again.
+        """Give every container of the pod its devices. Raises AdmissionFailure; what was given before it stays until `release`."""
+        for name, resource, count in self.steps(pod):
+            self.give(pod, name, resource, count)
 
-        Raises AdmissionFailure. What was given before the failure stays recorded until `release`.
-        """
+    def give(self, pod: JsonObject, name: str, resource: str, count: int) -> None:
+        """One step of `allocate`. Raises AdmissionFailure."""
         uid = pod["metadata"]["uid"]
-        reusable: dict[str, list[str]] = {}
-        spec = pod["spec"]
-        for container in spec.get("initContainers") or []:
-            self._allocate_container(uid, container, reusable)
-            if not is_sidecar(container):
-                for resource, held in self.held(uid, container["name"]).items():
-                    kept = reusable.setdefault(resource, [])
-                    kept.extend(device for device in held.devices if device not in kept)
-        for container in spec["containers"]:
-            self._allocate_container(uid, container, reusable)
-
-    def _allocate_container(self, uid: str, container: JsonObject, reusable: dict[str, list[str]]) -> None:
-        name = container["name"]
-        wanted = list(limits_of(container).items())
-        random.shuffle(wanted)  # Go's map order: a plugin must not rely on any
-        for resource, count in wanted:
-            with self._lock:
-                endpoint = self._endpoints.get(resource)
-                known = resource in self._devices
-                held = self._held.get((uid, name), {}).get(resource)
-            if not known or count == 0:
-                continue  # not a plugin's resource; admission checks it against the node
-            if held is not None and len(held.devices) == count:
-                continue  # kubelet restarted: the container keeps what it has
-            try:
-                if endpoint is None:
-                    raise PluginFailure(f"cannot allocate unregistered device {resource}")
-                devices = self._choose(endpoint, resource, count, reusable.get(resource, []))
-                response = endpoint.allocate(devices)
-            except PluginFailure as error:
-                message = f"Allocate failed due to {error}, which is unexpected"
-                raise AdmissionFailure("UnexpectedAdmissionError", message) from error
-            reusable[resource] = [device for device in reusable.get(resource, []) if device not in devices]
-            with self._lock:
-                self._held.setdefault((uid, name), {})[resource] = Held(devices, response.SerializeToString())
-                self._save()
-
-    def _choose(self, endpoint: Endpoint, resource: str, count: int, reusable: list[str]) -> list[str]:
         with self._lock:
-            used = {d for held in self._held.values() if resource in held for d in held[resource].devices}
+            endpoint = self._endpoints.get(resource)
+            known = resource in self._devices
+        if not known:
+            return  # not a plugin's resource; admission checks it against the node
+        held = self.held(uid, name).get(resource)
+        if held is not None and len(held.devices) == count:
+            return  # kubelet restarted: the container keeps what it has
+        try:
+            if endpoint is None:
+                raise PluginFailure(f"cannot allocate unregistered device {resource}")
+            devices = self._choose(endpoint, pod, resource, count)
+            response = endpoint.allocate(devices)
+        except PluginFailure as error:
+            message = f"Allocate failed due to {error}, which is unexpected"
+            raise AdmissionFailure("UnexpectedAdmissionError", message) from error
+        with self._lock:
+            self.records.setdefault((uid, name), {})[resource] = Held(devices, response.SerializeToString())
+            self.save()
+
+    def _choose(self, endpoint: Endpoint, pod: JsonObject, resource: str, count: int) -> list[str]:
+        """What the pod's init containers hold, but not the sidecars, is used again before anything new."""
+        uid = pod["metadata"]["uid"]
+        inits = {c["name"] for c in pod["spec"].get("initContainers") or [] if not is_sidecar(c)}
+        reusable: dict[str, None] = {}
+        taken: set[str] = set()
+        with self._lock:
+            for (owner, container), held in self.records.items():
+                if resource in held and owner == uid and container in inits:
+                    reusable.update(dict.fromkeys(held[resource].devices))
+                elif resource in held:
+                    taken.update(held[resource].devices)
             healthy = [device.id for device in self._devices[resource].values() if device.healthy]
-        must = reusable[:count]
-        free = [device for device in healthy if device not in used]
+        must = [device for device in reusable if device not in taken][:count]
+        free = [device for device in healthy if device not in taken and device not in reusable]
         needed = count - len(must)
         if needed > len(free):
             raise PluginFailure(
                 f"requested number of devices unavailable for {resource}. Requested: {needed}, Available: {len(free)}"
             )
         chosen: list[str] = []
-        if endpoint.preferred_allocation and 0 < needed < len(free):
+        if self.asks_preferred and endpoint.preferred_allocation and 0 < needed < len(free):
             preferred = endpoint.preferred([*free, *must], must, count)
             chosen = [device for device in preferred if device in set(free)][:needed]
         rest = [device for device in free if device not in set(chosen)]
-        return must + chosen + random.sample(rest, needed - len(chosen))
+        return must + chosen + self._dice.sample(rest, needed - len(chosen))
 
     # --- records ---
     def held(self, uid: str, container: str) -> dict[str, Held]:
         with self._lock:
-            return dict(self._held.get((uid, container), {}))
+            return dict(self.records.get((uid, container), {}))
 
     def numa_nodes(self, resource: str, devices: list[str]) -> list[int]:
         with self._lock:
@@ -193,22 +204,32 @@ class DeviceManager:
     def release(self, keep: set[str]) -> None:
         """Take the devices of all pods that are not in `keep` (UIDs of active pods)."""
         with self._lock:
-            gone = [key for key in self._held if key[0] not in keep]
+            gone = [key for key in self.records if key[0] not in keep]
             for key in gone:
-                del self._held[key]
+                del self.records[key]
             if gone:
-                self._save()
+                self.save()
+
+    def pre_start(self, uid: str, container: str) -> None:
+        """PreStartContainer for each resource that wants it. Raises PluginFailure."""
+        for resource, held in self.held(uid, container).items():
+            endpoint = self.endpoint(resource)
+            if endpoint.pre_start_required:
+                endpoint.pre_start(held.devices)
+
+    def endpoint(self, resource: str) -> Endpoint:
+        """Raises PluginFailure."""
+        with self._lock:
+            endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            raise PluginFailure(f"endpoint not found in cache for a registered resource: {resource}")
+        return endpoint
 
     def run_options(self, uid: str, container: str) -> RunOptions:
         """Called at every start of a container, PreStartContainer included. Raises PluginFailure."""
+        self.pre_start(uid, container)
         options = RunOptions()
-        for resource, held in self.held(uid, container).items():
-            with self._lock:
-                endpoint = self._endpoints.get(resource)
-            if endpoint is None:
-                raise PluginFailure(f"endpoint not found in cache for a registered resource: {resource}")
-            if endpoint.pre_start_required:
-                endpoint.pre_start(held.devices)
+        for held in self.held(uid, container).values():
             response = v1beta1.ContainerAllocateResponse.FromString(held.response)
             options.environment.update(response.envs)
             options.mounts.update({m.container_path: (m.host_path, m.read_only) for m in response.mounts})
@@ -217,7 +238,7 @@ class DeviceManager:
         return options
 
     # --- checkpoint ---
-    def _save(self) -> None:
+    def save(self) -> None:
         """Write the checkpoint in kubelet's v2 format, atomically. Its checksum is ours: kubelet's hashes Go's memory layout."""
         entries = [
             {
@@ -225,7 +246,7 @@ class DeviceManager:
                 "DeviceIDs": self._by_numa(resource, held.devices),
                 "AllocResp": base64.b64encode(held.response).decode(),
             }
-            for (uid, container), resources in self._held.items()
+            for (uid, container), resources in self.records.items()
             for resource, held in resources.items()
         ]  # fmt: skip
         registered = {
@@ -253,7 +274,7 @@ class DeviceManager:
             data = json.loads(path.read_text(encoding="utf-8"))["Data"]
             for entry in data["PodDeviceEntries"] or []:
                 devices = list(dict.fromkeys(d for ids in entry["DeviceIDs"].values() for d in ids))
-                resources = self._held.setdefault((entry["PodUID"], entry["ContainerName"]), {})
+                resources = self.records.setdefault((entry["PodUID"], entry["ContainerName"]), {})
                 resources[entry["ResourceName"]] = Held(devices, base64.b64decode(entry["AllocResp"]))
             # As the real kubelet after its restart: known resources have no devices until their plugin registers again.
             self._devices = {resource: {} for resource in data["RegisteredDevices"]}

@@ -26,6 +26,7 @@ class KubeletHttp:
         self._read_log = read_log
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True  # head and body are two writes
 
             def do_GET(self) -> None:

@@ -157,7 +157,7 @@ def test_the_extenders_placement_is_obeyed_and_preferred(node: Node, machine: Ma
     assert node.kubelet.cards(mine, "c") == [other]
     keys = {
         device_id.partition("-")[0]
-        for device_id in node.kubelet.held[mine["metadata"]["uid"], "c", NAMES.core]
+        for device_id in node.kubelet.devices.records[mine["metadata"]["uid"], "c"][NAMES.core].devices
     }
     assert len(keys) == 1
 
@@ -232,7 +232,7 @@ def test_what_an_init_container_used_is_free_for_its_pod_only(node: Node) -> Non
     assert {cores for cores, _ in node.booked().values()} == {100}
     # Y's later container needs 50 of the 90: what is left of them is not for others.
     placed = Placement({"a": (CardShare(node.kubelet.cards(node.kubelet.pods[1], "a")[0], 1, 1),)})
-    node.kubelet.held[node.kubelet.pods[1]["metadata"]["uid"], "i", NAMES.core].pop()
+    node.kubelet.devices.records[node.kubelet.pods[1]["metadata"]["uid"], "i"][NAMES.core].devices.pop()
     with pytest.raises(Rejected, match="InsufficientCores"):
         node.kubelet.admit(
             pod("w", container("a", 1, 1), annotations={NAMES.placement: placement.encode(placed)})

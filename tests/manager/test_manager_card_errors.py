@@ -29,10 +29,10 @@ def connected(make_node: Callable[..., Node], machine: Machine) -> Node:
 def unhealthy(node: Node) -> set[str]:
     """Keys of the cards whose devices kubelet was told to be unhealthy, of either resource."""
     return {
-        device_ids.card_of(device.ID)
+        device_ids.card_of(device.id)
         for name in (NAMES.core, NAMES.memory)
-        for device in node.kubelet.lists[name]
-        if device.health == device_ids.UNHEALTHY
+        for device in node.kubelet.listed(name) or ()
+        if not device.healthy
     }
 
 
@@ -106,10 +106,10 @@ def test_a_card_that_answers_with_an_nvml_error(
     bad = machine.cards[0]
     real = getattr(pynvml, function)
 
-    def ask(handle: Any) -> Any:
+    def ask(handle: Any, **version: Any) -> Any:
         if pynvml.nvmlDeviceGetUUID(handle) == bad.uuid:
             raise pynvml.NVMLError(code)
-        return real(handle)
+        return real(handle, **version)
 
     monkeypatch.setattr(pynvml, function, ask)
     connected.kubelet.wait_devices(100)

@@ -123,11 +123,11 @@ def test_what_a_pod_a_node_and_a_scraper_see(connected: Node, machine: Machine) 
     connected.start(wait=200)
     kubelet, api = connected.kubelet, connected.api
     assert api is not None
-    assert {(name, item.endpoint, item.version) for name, item in kubelet.registered.items()} == {
-        ("tencent.com/vcuda-core", "vcore.sock", "v1beta1"),
-        ("tencent.com/vcuda-memory", "vmemory.sock", "v1beta1"),
+    assert kubelet.registered == {
+        "tencent.com/vcuda-core": "vcore.sock",
+        "tencent.com/vcuda-memory": "vmemory.sock",
     }
-    assert {name: len(items) for name, items in kubelet.lists.items()} == {
+    assert {name: total for name, (total, _) in kubelet.devices.capacity().items()} == {
         "tencent.com/vcuda-core": 200,
         "tencent.com/vcuda-memory": 64,
     }

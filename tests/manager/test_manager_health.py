@@ -75,7 +75,7 @@ def test_a_kubelet_that_has_stopped_watching_is_told_again(
     core._unwatched_since -= 1000  # the time before kubelet's first stream does not count
     monkeypatch.setattr(daemon_module, "STUCK_S", 0.2)
     before = node.kubelet.registrations
-    node.kubelet._channels[NAMES.core].close()
+    node.kubelet.hang_up(NAMES.core)
     eventually(failing(node, "kubelet has not watched the core devices for "), "the failure")
     assert 0 < core.unwatched_s < 900
     assert node.kubelet.registrations == before and node.kubelet.healthy(NAMES.core) == 0

@@ -140,8 +140,7 @@ def test_kubelet_asks_again_for_what_it_has_forgotten(node: Node) -> None:
     item = pod("a", container("c", 30, 10))
     node.kubelet.admit(item)
     cards, before = node.kubelet.cards(item, "c"), node.booked()
-    for key in [key for key in node.kubelet.held if key[0] == item["metadata"]["uid"]]:
-        del node.kubelet.held[key], node.kubelet.answers[key]
+    node.kubelet.forget(item)
     node.kubelet.admit(pod("b", container("c", 5, 1)))  # kubelet's checkpoint knows only this one now
     node.kubelet.admit(item)
     assert node.kubelet.cards(item, "c") == cards

@@ -243,4 +243,4 @@ def test_i9_the_schedulers_card_or_a_refusal(
         outcome = f"refused: {refused}"
     show("I9", which, f"a placement on a full card is {outcome}")
     if which == OURS:
-        assert outcome.startswith("refused: InsufficientCores")
+        assert "InsufficientCores" in outcome

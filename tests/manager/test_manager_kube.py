@@ -52,11 +52,11 @@ def test_a_pod_is_marked_assigned_when_all_its_containers_have_devices(connected
     assert api is not None
     item = pod("a", container("c", 30, 10), container("d", 20, 5))
     connected.kubelet.pods.append(item)
-    steps = list(connected.kubelet.steps(item))
+    steps = list(connected.kubelet.devices.steps(item))
     for step in steps[:-1]:
-        connected.kubelet.allocate_one(item, *step)
+        connected.kubelet.devices.give(item, *step)
     assert not [path for path, _ in api.patches if "/pods/" in path]
-    connected.kubelet.allocate_one(item, *steps[-1])
+    connected.kubelet.devices.give(item, *steps[-1])
     patches = eventually(
         lambda: [entry for entry in api.patches if "/pods/" in entry[0]], "a patch of the pod"
     )
@@ -78,8 +78,8 @@ def test_a_placement_that_was_there_is_not_written_again(connected: Node, machin
     chosen = placement.Placement({"c": (placement.CardShare(card, 30, 4),)})
     item = pod("a", container("c", 30, 4), annotations={NAMES.placement: placement.encode(chosen)})
     connected.kubelet.pods.append(item)
-    for step in connected.kubelet.steps(item):
-        connected.kubelet.allocate_one(item, *step)
+    for step in connected.kubelet.devices.steps(item):
+        connected.kubelet.devices.give(item, *step)
     patches = eventually(
         lambda: [patch for path, patch in api.patches if "/pods/" in path], "a patch of the pod"
     )

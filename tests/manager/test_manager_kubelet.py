@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import grpc
+
 from manager.proto import deviceplugin_pb2 as api
+from manager.proto import deviceplugin_pb2_grpc as api_grpc
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.sim import CardLost, CardRecovered, Machine, SimCard, Xid
@@ -13,12 +16,13 @@ from vcuda.sim import CardLost, CardRecovered, Machine, SimCard, Xid
 
 def test_registers_both_resources_with_their_options(node: Node) -> None:
     node.start(wait=200)
-    endpoints = {name: request.endpoint for name, request in node.kubelet.registered.items()}
-    assert endpoints == {NAMES.core: "vcore.sock", NAMES.memory: "vmemory.sock"}
-    for resource, request in node.kubelet.registered.items():
-        assert request.version == "v1beta1"
-        assert request.options.pre_start_required and request.options.get_preferred_allocation_available
-        assert node.kubelet.stub(resource).GetDevicePluginOptions(api.Empty(), timeout=5) == request.options
+    assert node.kubelet.registered == {NAMES.core: "vcore.sock", NAMES.memory: "vmemory.sock"}
+    for resource, socket in node.kubelet.registered.items():
+        endpoint = node.kubelet.devices.endpoint(resource)
+        assert endpoint.pre_start_required and endpoint.preferred_allocation
+        with grpc.insecure_channel(f"unix:{node.kubelet.directory}/{socket}") as channel:
+            options = api_grpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=5)
+        assert options.pre_start_required and options.get_preferred_allocation_available
     assert node.kubelet.healthy(NAMES.memory) == 64
 
 
@@ -85,7 +89,7 @@ def test_xid_errors_of_the_card_count_and_those_of_applications_do_not(node: Nod
     machine.inject(Xid(0, 31))
     machine.inject(Xid(1, 79))
     node.kubelet.wait_devices(100)
-    unhealthy = {device.ID for device in node.kubelet.lists[NAMES.core] if device.health == "Unhealthy"}
+    unhealthy = {device.id for device in node.kubelet.listed(NAMES.core) or () if not device.healthy}
     assert len({device_id.partition("-")[0] for device_id in unhealthy}) == 1
     node.kubelet.wait_devices(200)
 

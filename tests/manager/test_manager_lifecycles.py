@@ -97,7 +97,7 @@ def test_a_pod_deleted_between_bind_and_admission_holds_nothing(connected: Node)
     half = pod("half", container("c", 20, 5))
     connected.api.put("pods", half)
     connected.kubelet.pods.append(half)
-    connected.kubelet.allocate_one(half, *next(connected.kubelet.steps(half)))
+    connected.kubelet.devices.give(half, *next(connected.kubelet.devices.steps(half)))
     connected.kubelet.remove(half)
     connected.api.delete(half)
     eventually(lambda: not connected.region(half, "c").exists(), "the end of what was half given")
@@ -177,12 +177,11 @@ def test_lost_state_is_rebuilt_from_every_format_of_kubelets_checkpoint(node: No
             "PodUID": uid,
             "ContainerName": name,
             "ResourceName": resource,
-            "DeviceIDs": FORMS[form](ids),
-            "AllocResp": base64.b64encode(
-                node.kubelet.answers[uid, name, resource].SerializeToString()
-            ).decode(),
+            "DeviceIDs": FORMS[form](held.devices),
+            "AllocResp": base64.b64encode(held.response).decode(),
         }
-        for (uid, name, resource), ids in node.kubelet.held.items()
+        for (uid, name), resources in node.kubelet.devices.records.items()
+        for resource, held in resources.items()
     ]
     registered = {NAMES.core: ["x-1"], NAMES.memory: ["x-1"]}
     document = {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": registered}, "Checksum": 7}

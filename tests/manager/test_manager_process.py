@@ -129,14 +129,14 @@ def test_kill_9_between_calls_loses_and_doubles_nothing(
     running = process()
     pods = [pod(f"p{number}", container("c", 10, 1 + number)) for number in range(6)]
     for number, item in enumerate(pods):
-        steps = list(node.kubelet.steps(item))
+        steps = list(node.kubelet.devices.steps(item))
         node.kubelet.pods.append(item)
-        node.kubelet.allocate_one(item, *steps[0])
+        node.kubelet.devices.give(item, *steps[0])
         if number % 2:
             running.kill()
             running.wait()
             running = process()
-        node.kubelet.allocate_one(item, *steps[1])
+        node.kubelet.devices.give(item, *steps[1])
         node.kubelet.start_containers(item)
     for number, item in enumerate(pods):
         assert region.read_limits(node.region(item, "c"))[0].memory_bytes == (1 + number) * 256 * 2**20

@@ -60,15 +60,15 @@ def test_a_second_call_that_can_not_be_saved_leaves_the_first_as_it_was(
 ) -> None:
     item = pod("a", container("c", 30, 10))
     node.kubelet.pods.append(item)
-    node.kubelet.allocate_one(item, "c", NAMES.core, 30)
+    node.kubelet.devices.give(item, "c", NAMES.core, 30)
     before = allocator.allocations
     with monkeypatch.context() as patch:
         patch.setattr(allocator._state, "append", full)
         with pytest.raises(Rejected, match=r"StateUnwritable: default/a: .*disk full; make room"):
-            node.kubelet.allocate_one(item, "c", NAMES.memory, 10)
+            node.kubelet.devices.give(item, "c", NAMES.memory, 10)
     assert allocator.allocations == before and set(before[0].held) == {"core"}
     assert region.read_limits(node.region(item, "c"))[0].cores == 30
-    node.kubelet.allocate_one(item, "c", NAMES.memory, 10)
+    node.kubelet.devices.give(item, "c", NAMES.memory, 10)
     assert set(allocator.allocations[0].held) == {"core", "memory"}
 
 
@@ -77,7 +77,7 @@ def test_a_container_that_asks_for_something_else_in_its_second_call_is_refused(
 ) -> None:
     item = pod("a", container("c", 30, 10))
     node.kubelet.pods.append(item)
-    node.kubelet.allocate_one(item, "c", NAMES.core, 30)
+    node.kubelet.devices.give(item, "c", NAMES.core, 30)
     changed = copy.deepcopy(item)
     changed["spec"]["containers"][0]["resources"]["limits"][NAMES.memory] = "12"
     node.kubelet.pods[:] = [changed]
@@ -85,7 +85,7 @@ def test_a_container_that_asks_for_something_else_in_its_second_call_is_refused(
         Rejected,
         match="CallsDisagree: default/a: container 'c' asks for 30 cores and 12 blocks, but 30 and 10 were booked for it; recreate the pod",
     ):
-        node.kubelet.allocate_one(changed, "c", NAMES.memory, 12)
+        node.kubelet.devices.give(changed, "c", NAMES.memory, 12)
     assert allocator.allocations[0].memory_blocks == 10 and set(allocator.allocations[0].held) == {"core"}
 
 
@@ -116,7 +116,7 @@ def test_a_container_whose_driver_directory_is_gone_is_not_started(node: Node, a
 
 def test_ids_are_preferred_even_for_a_call_that_will_be_refused(node: Node, allocator: Allocator) -> None:
     """Kubelet must get as many as it asked for, with those that it insists on."""
-    ids = [device.ID for device in node.kubelet.lists[NAMES.core]]
+    ids = [device.id for device in node.kubelet.listed(NAMES.core) or ()]
     node.kubelet.pods.append(pod("a", container("c", 30)))
     chosen = allocator.preferred("core", ids, ids[7:9], 30)
     assert chosen[:2] == ids[7:9] and len(set(chosen)) == 30 and set(chosen) <= set(ids)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from localcluster.kubelet.devices import Held
 from manager.allocate import allocator as allocation_module
 from manager.allocations.checkpoint import StateError, StateFile
 from manager.allocations.record import Allocation
@@ -175,10 +176,9 @@ def test_a_start_is_refused_when_kubelet_gave_the_devices_to_another(node: Node)
     item = pod("a", container("c", 30, 10))
     node.kubelet.admit(item)
     uid = item["metadata"]["uid"]
-    for resource in (NAMES.core, NAMES.memory):
-        node.kubelet.held["other", "x", resource] = node.kubelet.held.pop((uid, "c", resource))
-        node.kubelet.answers["other", "x", resource] = node.kubelet.answers.pop((uid, "c", resource))
-    node.kubelet.write_checkpoint()
+    records = node.kubelet.devices.records
+    records["other", "x"] = records.pop((uid, "c"))
+    node.kubelet.devices.save()
     other = pod("other", container("x", 30, 10), uid="other")
     with pytest.raises(Rejected, match=r"CallsDisagree: .*kubelet gave these devices to container 'x'"):
         node.kubelet.start_containers(other)
@@ -186,7 +186,7 @@ def test_a_start_is_refused_when_kubelet_gave_the_devices_to_another(node: Node)
 
 def test_a_start_with_devices_that_nobody_was_given_is_refused(node: Node) -> None:
     node.start(wait=200)
-    node.kubelet.held["u", "c", NAMES.core] = ["nothing-1"]
+    node.kubelet.devices.records["u", "c"] = {NAMES.core: Held(["nothing-1"], b"")}
     with pytest.raises(Rejected, match="NotAllocated: 1 devices for core were never given"):
         node.kubelet.start_containers(pod("p", container("c", 1, 1), uid="u"))
 
