@@ -208,7 +208,7 @@ answer([seen, setting, ranges, advice, prefetch, hosts, registered])
 """,
     )
     assert got == [
-        [0, 0, 1, 0, 0, 3, True, True, -1, -1, True, MIB, True],
+        [0, 1, 1, 0, 0, 3, True, True, -1, -1, True, MIB, True],
         [0, 1, 1, 1],
         [-2, [-2, -2], 0, 1, 801, 1],
         [0, 1, 1],

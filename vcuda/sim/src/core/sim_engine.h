@@ -41,6 +41,18 @@ void sim_repair(sim_card *card);
 int sim_memory_take(sim_state *state, sim_card *card, uint64_t bytes);
 void sim_memory_give(sim_state *state, sim_card *card, uint64_t bytes);
 
+/* Memory of other processes' (core/sim_sharing.c). `share`: the own process, which has paid for it, begins to share it; -1: the
+ * table is full. `join`: the own process holds it too; nobody's any more, it pays, and -1 says that it is not there. `leave`:
+ * it holds it no longer, and who is left pays. `known`: its size, or 0. */
+int sim_object_share(sim_state *state, sim_card *card, uint64_t id, uint64_t bytes);
+int sim_object_join(sim_state *state, sim_card *card, uint64_t id, uint64_t bytes);
+void sim_object_leave(sim_state *state, sim_card *card, uint64_t id);
+uint64_t sim_object_known(const sim_card *card, uint64_t id);
+/* The entry goes, whoever holds it, and its payer goes on paying. */
+void sim_object_forget(sim_card *card, uint64_t id);
+/* A process that is gone leaves all that it held. */
+void sim_objects_purge(sim_card *card, int32_t slot);
+
 /* Push one operation. 0, or -1 when the ring is full: unlock, sim_wait_room, lock, try again. */
 int sim_push(sim_card *card, int32_t stream, const sim_op *op);
 int sim_wait_room(sim_state *state, int card, int32_t stream);

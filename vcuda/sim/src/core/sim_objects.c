@@ -189,6 +189,7 @@ void sim_purge(sim_card *card, int32_t slot)
         atomic_store_explicit(&event->done, event->generation, memory_order_release);
         sim_event_destroy(card, e);
     }
+    sim_objects_purge(card, slot); /* what others hold too is theirs now */
     card->used_bytes -= usage->memory_bytes;
     memset(usage, 0, sizeof *usage);
 }

@@ -23,6 +23,7 @@ enum {
     SIM_RING = 1024,         /* operations a stream holds before submission blocks, as on a real card */
     SIM_SAMPLES = 64,        /* ring of utilization buckets */
     SIM_XIDS = 16,
+    SIM_MAX_OBJECTS = 4096, /* per card: memory that a process has handed to others */
     SIM_NONE = -1
 };
 #define SIM_SAMPLE_NS 50000000ull /* width of a utilization bucket */
@@ -116,6 +117,14 @@ typedef struct {
     } xids[SIM_XIDS];
 } sim_faults;
 
+/* Memory that processes share. It is the card's until the last of them lets go; one of them pays for it meanwhile. */
+typedef struct {
+    uint64_t id; /* 0: free */
+    uint64_t bytes;
+    int32_t payer; /* process slot whose memory_bytes hold it */
+    uint64_t holders[SIM_MAX_PROCESSES / 64];
+} sim_object;
+
 typedef struct {
     pthread_mutex_t mutex;
     sim_card_config config;
@@ -134,6 +143,8 @@ typedef struct {
     int32_t contexts_used; /* high-water mark */
     int32_t streams_used;  /* high-water mark */
     sim_sample samples[SIM_SAMPLES];
+    int32_t objects_used; /* high-water mark */
+    sim_object objects[SIM_MAX_OBJECTS];
     sim_usage usage[SIM_MAX_PROCESSES];
     sim_context contexts[SIM_MAX_CONTEXTS];
     sim_event events[SIM_MAX_EVENTS];

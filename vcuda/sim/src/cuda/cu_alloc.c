@@ -1,6 +1,6 @@
 /* Plain, pitched and managed device memory, and what is free. */
 #include "cu_capture.h"
-#include "cu_memory.h"
+#include "cu_sharing.h"
 
 CUresult cu_alloc_fault_on(int device)
 {
@@ -131,7 +131,9 @@ CUresult cu_free_block(CUdeviceptr pointer, CUstream stream)
     pthread_mutex_lock(&cu_lock);
     cu_order_settle();
     cu_block *block = cu_find((uintptr_t)pointer);
-    const CUresult result = block && block->start == (uintptr_t)pointer && block->kind <= CU_BLOCK_GRAPH
+    const CUresult result = block && block->start + block->extent.offset * (block->kind == CU_BLOCK_IMPORTED) == (uintptr_t)pointer &&
+                                    (block->kind <= CU_BLOCK_GRAPH ||
+                                     (block->kind == CU_BLOCK_IMPORTED && block->flags != CU_IMPORT_IPC))
                                 ? free_found(block, stream)
                                 : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&cu_lock);
@@ -193,8 +195,10 @@ CU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CU
 
 static void end_block(cu_block *block)
 {
-    if (!block->freed && block->kind < CU_BLOCK_HOST && block->kind != CU_BLOCK_GRAPH)
-        cu_unplace(block);
+    if (block->freed || block->kind == CU_BLOCK_GRAPH)
+        return;
+    if (block->kind < CU_BLOCK_HOST || block->kind == CU_BLOCK_IMPORTED)
+        cu_block_end(block);
 }
 
 /* Memory of pools, graphs and cuMemCreate is no context's and stays (cuda.h at cuCtxDestroy). */
@@ -203,6 +207,7 @@ void cu_memory_end(CUcontext ctx)
     pthread_mutex_lock(&cu_lock);
     cu_order_end(ctx);
     cu_sparse_context_ended(ctx);
+    cu_external_context_ended(ctx);
     cu_each_block(ctx, end_block);
     pthread_mutex_unlock(&cu_lock);
     cu_pools_settle(ctx->device);

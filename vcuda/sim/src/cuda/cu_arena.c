@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "cu_memory.h"
+#include "cu_sharing.h"
 
 enum { CLASSES = 12, SMALLEST_SHIFT = 9, OUTSIDE_GROWTH = 64 };
 
@@ -18,6 +18,7 @@ typedef struct slab {
 typedef struct {
     cu_block *large;
     slab *small;
+    uint64_t shared; /* the name by which other processes map the block's pages or the slab's; 0: none does */
 } page_entry;
 
 static uintptr_t base;
@@ -172,11 +173,66 @@ CUresult cu_place(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, i
     return CUDA_SUCCESS;
 }
 
+uint64_t *cu_arena_part(const cu_block *block, uintptr_t *start, size_t *bytes)
+{
+    const size_t first = (block->start - base) / CU_CHUNK;
+    *start = base + first * CU_CHUNK;
+    *bytes = pages[first].small ? CU_CHUNK : (block->bytes + CU_CHUNK - 1) / CU_CHUNK * CU_CHUNK;
+    return &pages[first].shared;
+}
+
+void cu_arena_shared(const cu_block *block, uint64_t shared)
+{
+    uintptr_t start;
+    size_t bytes;
+    uint64_t *first = cu_arena_part(block, &start, &bytes);
+    page_entry *page = &pages[(start - base) / CU_CHUNK];
+    (void)first;
+    for (size_t i = 0; i < bytes / CU_CHUNK; i++)
+        page[i].shared = shared;
+}
+
+int cu_arena_pays(const cu_block *block)
+{
+    const slab *small = pages[(block->start - base) / CU_CHUNK].small;
+    return small ? small->charge : block->charged > 0;
+}
+
+int cu_arena_is_shared(uintptr_t address)
+{
+    return pages && address >= base && address < base + page_count * CU_CHUNK && pages[(address - base) / CU_CHUNK].shared;
+}
+
+/* The pages read as zero again, and the card gets back what it was paid for here: at once, or when the last process that maps
+ * them lets go. What a pool pays for (`charged` 0) is the pool's to give back. */
+static void end_pages(size_t first, size_t count, int device, uint64_t charged)
+{
+    unsigned char *start = (unsigned char *)(base + first * CU_CHUNK);
+    const uint64_t shared = pages[first].shared;
+    const int card = cu_process.devices[device].card;
+    if (!shared) {
+        madvise(start, count * CU_CHUNK, MADV_DONTNEED);
+        if (charged)
+            cu_discharge(device, charged);
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        pages[first + i].shared = 0;
+    mmap(start, count * CU_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    madvise(start, count * CU_CHUNK, MADV_NOHUGEPAGE);
+    cu_share_unlink(shared);
+    sim_card_lock(cu_process.state, card);
+    if (charged)
+        sim_object_leave(cu_process.state, sim_card_at(cu_process.state, card), shared);
+    else
+        sim_object_forget(sim_card_at(cu_process.state, card), shared);
+    sim_card_unlock(cu_process.state, card);
+}
+
 static void unplace_small(cu_block *block, slab *home)
 {
     const int places = (int)(CU_CHUNK >> (SMALLEST_SHIFT + home->class));
-    const uintptr_t start = base + home->page * CU_CHUNK;
-    home->hint = (int)((block->start - start) >> (SMALLEST_SHIFT + home->class));
+    home->hint = (int)((block->start - base - home->page * CU_CHUNK) >> (SMALLEST_SHIFT + home->class));
     home->blocks[home->hint] = NULL;
     if (home->used-- == places)
         link_slab(home);
@@ -184,9 +240,7 @@ static void unplace_small(cu_block *block, slab *home)
         return;
     unlink_slab(home);
     pages[home->page].small = NULL;
-    madvise((void *)start, CU_CHUNK, MADV_DONTNEED);
-    if (home->charge)
-        cu_discharge(home->device, CU_CHUNK);
+    end_pages(home->page, 1, home->device, home->charge ? CU_CHUNK : 0);
     free(home);
 }
 
@@ -199,9 +253,7 @@ void cu_unplace(cu_block *block)
         const size_t count = (block->bytes + CU_CHUNK - 1) / CU_CHUNK;
         for (size_t i = 0; i < count; i++)
             pages[first + i].large = NULL;
-        madvise((void *)block->start, count * CU_CHUNK, MADV_DONTNEED);
-        if (block->charged)
-            cu_discharge(block->device, block->charged);
+        end_pages(first, count, block->device, block->charged);
     }
     free(block);
 }
@@ -230,7 +282,7 @@ cu_block *cu_find(uintptr_t address)
     }
     const size_t after = outside_after(address);
     cu_block *block = after ? outside[after - 1] : NULL;
-    return block && address < block->start + block->bytes ? block : NULL;
+    return block && !block->freed && address < block->start + block->bytes ? block : NULL;
 }
 
 int cu_outside_add(const cu_block *block)
@@ -261,6 +313,15 @@ void cu_outside_remove(cu_block *block)
     memmove(outside + at, outside + at + 1, (outside_count - at - 1) * sizeof *outside);
     outside_count--;
     free(block);
+}
+
+cu_block *cu_outside_find(CUmemGenericAllocationHandle handle, CUcontext ctx, unsigned flags)
+{
+    for (size_t i = 0; i < outside_count; i++)
+        if (outside[i]->kind == CU_BLOCK_IMPORTED && outside[i]->handle == handle && outside[i]->ctx == ctx &&
+            outside[i]->flags == flags)
+            return outside[i];
+    return NULL;
 }
 
 void cu_each_block(CUcontext ctx, void (*visit)(cu_block *block))

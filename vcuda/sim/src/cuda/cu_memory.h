@@ -12,7 +12,8 @@
 
 #define CU_CHUNK (2ull << 20)
 
-typedef enum { CU_BLOCK_PLAIN, CU_BLOCK_MANAGED, CU_BLOCK_POOL, CU_BLOCK_GRAPH, CU_BLOCK_HOST, CU_BLOCK_VMM } cu_block_kind;
+typedef enum { CU_BLOCK_PLAIN, CU_BLOCK_MANAGED, CU_BLOCK_POOL, CU_BLOCK_GRAPH, CU_BLOCK_HOST, CU_BLOCK_VMM,
+               CU_BLOCK_IMPORTED } cu_block_kind;
 
 /* A place inside a pool (cu_pool_space.c). */
 typedef struct {
@@ -26,8 +27,8 @@ typedef struct cu_block {
     size_t charged; /* by this block itself; what shares a chunk charges the chunk */
     cu_block_kind kind;
     int device; /* ordinal */
-    unsigned flags; /* host and managed memory: as given; VMM: protection */
-    int registered; /* host memory that the application owns */
+    unsigned flags; /* host and managed memory: as given; VMM: protection; imported: how */
+    int registered; /* host memory that the application owns; imported: how often it is open */
     int references; /* graph memory: nodes that name it */
     int uses;       /* graph memory: launches that hold it; 0: its node is not allocated */
     int held;       /* graph memory: allocated, and no free has been submitted */
@@ -46,9 +47,18 @@ CUresult cu_place(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, i
 void cu_unplace(cu_block *block);
 /* The block that contains an address, device or host; NULL if none does, or if it has been freed in stream order. */
 cu_block *cu_find(uintptr_t address);
-/* Blocks outside the arena: host memory and VMM mappings. */
+/* The part of the arena that the block is in, which other processes may map (cu_sharing.h): its name there, 0 while it has none. */
+uint64_t *cu_arena_part(const cu_block *block, uintptr_t *start, size_t *bytes);
+void cu_arena_shared(const cu_block *block, uint64_t shared);
+/* Whether the card is paid for the block by itself or its slab: not what belongs to a pool, a module or a sparse array. */
+int cu_arena_pays(const cu_block *block);
+/* Whether the address is in a part that is shared. */
+int cu_arena_is_shared(uintptr_t address);
+/* Blocks outside the arena: host memory, VMM mappings, what other processes share. */
 int cu_outside_add(const cu_block *block);
 void cu_outside_remove(cu_block *block);
+/* A mapping of imported memory. */
+cu_block *cu_outside_find(CUmemGenericAllocationHandle handle, CUcontext ctx, unsigned flags);
 /* Each block of the context (NULL: of none), in no order; may be unplaced by `visit`. */
 void cu_each_block(CUcontext ctx, void (*visit)(cu_block *block));
 

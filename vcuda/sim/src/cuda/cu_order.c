@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "cu_pool.h"
+#include "cu_sharing.h"
 
 typedef struct pending {
     struct pending *next;
@@ -41,7 +42,10 @@ void cu_block_end(cu_block *block)
     }
     if (block->pool)
         cu_pool_forget(block);
-    cu_unplace(block);
+    if (block->kind == CU_BLOCK_IMPORTED)
+        cu_physical_unmap(block);
+    else
+        cu_unplace(block);
 }
 
 static int done(int card, const sim_ticket *ticket)

@@ -35,7 +35,7 @@ static CUresult attribute_of(const cu_block *block, int attribute, CUdeviceptr p
         *(int *)data = block->device;
         return CUDA_SUCCESS;
     case 10: /* IPC capable */
-        *(int *)data = 0;
+        *(int *)data = block->kind == CU_BLOCK_PLAIN;
         return CUDA_SUCCESS;
     case 11: /* range */
     case 19:

@@ -76,6 +76,21 @@ CUmemoryPool cu_pool_graph(int device)
     return pool;
 }
 
+CUmemoryPool cu_pool_imported(int device, int fd)
+{
+    const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                  .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                  .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUmemoryPool pool = make_pool(device, &props, CU_POOL_ON_HOST); /* what pays is the exporter's */
+    if (!pool) {
+        close(fd);
+        return NULL;
+    }
+    pool->imported = 1;
+    pool->shared_fd = fd;
+    return pool;
+}
+
 uint64_t cu_pools_trim(int device)
 {
     uint64_t released = 0;
@@ -201,7 +216,7 @@ void cu_pools_reset(int device)
 
 /* ---- the API ---- */
 
-static CUresult pool_of(CUmemoryPool pool)
+CUresult cu_pool_of(CUmemoryPool pool)
 {
     const CUresult bad = cu_initialised();
     if (bad)
@@ -247,7 +262,7 @@ CU_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream 
 
 CU_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    const CUresult bad = pool_of(pool);
+    const CUresult bad = cu_pool_of(pool);
     return bad ? bad : allocate(pointer, bytes, pool, stream);
 }
 
@@ -318,7 +333,7 @@ CU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *pro
 /* Memory that is still in use stays valid; its pool ends with it. */
 CU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    const CUresult bad = pool_of(pool);
+    const CUresult bad = cu_pool_of(pool);
     if (bad)
         return bad;
     cu_device *device = &cu_process.devices[pool->device];
@@ -336,7 +351,7 @@ CU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 CU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-    const CUresult bad = pool_of(pool);
+    const CUresult bad = cu_pool_of(pool);
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
@@ -349,7 +364,7 @@ CU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 
 CU_EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
-    const CUresult bad = pool_of(pool);
+    const CUresult bad = cu_pool_of(pool);
     if (bad || !value)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     const int number = (int)attribute;
@@ -369,7 +384,7 @@ CU_EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute 
 
 CU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
-    CUresult bad = pool_of(pool);
+    CUresult bad = cu_pool_of(pool);
     if (bad || !value)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     const int number = (int)attribute;
@@ -391,7 +406,7 @@ CU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute 
 CU_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
     cu_device *found;
-    CUresult bad = pool_of(pool);
+    CUresult bad = cu_pool_of(pool);
     if (bad || (!map && count))
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; !bad && i < count; i++) {
@@ -408,7 +423,7 @@ CU_EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *
 
 CU_EXPORT CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
 {
-    const CUresult bad = pool_of(pool);
+    const CUresult bad = cu_pool_of(pool);
     if (bad || !flags || !location)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     const int own = pool->place == CU_POOL_ON_CARD && location->id == pool->device;
@@ -444,7 +459,7 @@ CU_EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     cu_device *found;
     CUresult bad = cu_device_of(device, &found);
     if (!bad)
-        bad = pool_of(pool);
+        bad = cu_pool_of(pool);
     if (bad || pool->device != device || pool->place != CU_POOL_ON_CARD || pool->imported)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     found->current_pool = pool;

@@ -32,6 +32,11 @@ static inline uint64_t cu_up(uint64_t bytes, uint64_t step)
     return (bytes + step - 1) / step * step;
 }
 
+/* Whether a handle is a pool's that the application may name. */
+CUresult cu_pool_of(CUmemoryPool pool);
+/* A pool of another process; takes over the descriptor. cu_lock held. */
+CUmemoryPool cu_pool_imported(int device, int fd);
+
 /* All with cu_lock held. How a pool on `device` manages its space: the card's `pools=`, or $VCUDA_SIM_POOLS. */
 void cu_space_begin(CUmemoryPool pool);
 /* A place of `bytes` in what the pool has; 0, or -1: it has none. */

@@ -46,7 +46,7 @@ CUresult cu_set_effect(const CUDA_MEMSET_NODE_PARAMS *set, sim_op *op)
     pthread_mutex_lock(&cu_lock);
     const cu_block *block = cu_find((uintptr_t)set->dst);
     const int inside = block && set->dst + (rows - 1) * pitch + line <= block->start + block->bytes;
-    const int arena = block && block->kind <= CU_BLOCK_GRAPH;
+    const int arena = block && block->kind <= CU_BLOCK_GRAPH && !cu_arena_is_shared((uintptr_t)set->dst);
     pthread_mutex_unlock(&cu_lock);
     if (!inside)
         return CUDA_ERROR_INVALID_VALUE;

@@ -1,10 +1,12 @@
 /* Virtual memory management: reserved addresses, physical allocations, mappings of one into the other. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "cu_capture.h"
 #include "cu_memory.h"
+#include "cu_sharing.h"
 
 /* A physical allocation: a memory file; it is paid for until neither handle nor mapping is left. */
 typedef struct physical {
@@ -13,7 +15,8 @@ typedef struct physical {
     CUmemAllocationProp prop;
     size_t bytes;
     int fd, references, mappings;
-    int imported; /* from another process, which pays */
+    int unpaid;      /* on no card: host memory, a multicast object */
+    uint64_t shared; /* by this name other processes may hold it too; 0: none can */
 } physical;
 
 typedef struct reservation {
@@ -34,6 +37,29 @@ static physical *find_physical(CUmemGenericAllocationHandle handle)
     return one;
 }
 
+static physical *find_shared(uint64_t shared)
+{
+    physical *one = physicals;
+    while (one && one->shared != shared)
+        one = one->next;
+    return one;
+}
+
+/* The card's memory goes with the last handle and mapping of the last process. */
+static void let_go(const physical *one)
+{
+    const int card = cu_process.devices[one->prop.location.id].card;
+    if (one->unpaid)
+        return;
+    if (!one->shared) {
+        cu_discharge(one->prop.location.id, one->bytes);
+    } else if (!find_shared(one->shared)) {
+        sim_card_lock(cu_process.state, card);
+        sim_object_leave(cu_process.state, sim_card_at(cu_process.state, card), one->shared);
+        sim_card_unlock(cu_process.state, card);
+    }
+}
+
 static void release_if_unused(physical *one)
 {
     physical **link = &physicals;
@@ -43,8 +69,7 @@ static void release_if_unused(physical *one)
         link = &(*link)->next;
     *link = one->next;
     close(one->fd);
-    if (!one->imported)
-        cu_discharge(one->prop.location.id, one->bytes);
+    let_go(one);
     const CUmemGenericAllocationHandle handle = one->handle;
     free(one);
     cu_multicast_ended(handle);
@@ -79,22 +104,40 @@ static int whole(uint64_t value)
     return value % CU_CHUNK == 0;
 }
 
-static CUresult check_prop(const CUmemAllocationProp *prop)
+/* `known` is what the memory is told of as: a locality domain is its card, which has one only. */
+static CUresult check_prop(const CUmemAllocationProp *prop, CUmemAllocationProp *known)
 {
     cu_device *found;
     if (!prop || (int)prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if ((int)prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || (int)prop->requestedHandleTypes > 1)
+    *known = *prop;
+    switch ((int)prop->location.type) {
+    case CU_MEM_LOCATION_TYPE_HOST:
+        return prop->requestedHandleTypes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        break;
+    case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
+        if (prop->location.id >> 8)
+            return CUDA_ERROR_INVALID_VALUE;
+        known->location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, prop->location.id & 0xff};
+        break;
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if ((int)prop->requestedHandleTypes > 1)
         return CUDA_ERROR_NOT_SUPPORTED;
-    return cu_device_of(prop->location.id, &found);
+    return (int)known->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? cu_device_of(known->location.id, &found) : CUDA_SUCCESS;
 }
 
 CU_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
                                                  CUmemAllocationGranularity_flags option)
 {
+    CUmemAllocationProp known;
     CUresult bad = cu_initialised();
     if (!bad)
-        bad = check_prop(prop);
+        bad = check_prop(prop, &known);
     if (bad || !granularity || (int)option < 0 || (int)option > 1)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     *granularity = CU_CHUNK;
@@ -152,7 +195,7 @@ CU_EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
     return bad ? bad : one ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult add_physical(const CUmemAllocationProp *prop, size_t bytes, int fd, int imported,
+static CUresult add_physical(const CUmemAllocationProp *prop, size_t bytes, int fd, int unpaid, uint64_t shared,
                              CUmemGenericAllocationHandle *handle)
 {
     physical *made = fd < 0 ? NULL : calloc(1, sizeof *made);
@@ -162,7 +205,7 @@ static CUresult add_physical(const CUmemAllocationProp *prop, size_t bytes, int 
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *made = (physical){.next = physicals, .handle = next_handle++, .prop = *prop, .bytes = bytes, .fd = fd,
-                       .references = 1, .imported = imported};
+                       .references = 1, .unpaid = unpaid, .shared = shared};
     physicals = made;
     *handle = made->handle;
     return CUDA_SUCCESS;
@@ -177,31 +220,42 @@ CUresult cu_physical_add_free(int device, size_t bytes, CUmemGenericAllocationHa
         close(fd);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return add_physical(&prop, bytes, fd, 1, handle);
+    return add_physical(&prop, bytes, fd, 1, 0, handle);
+}
+
+/* A memory file for physical memory; its name tells the card to a process that imports it when nobody has it any more. */
+static int memory_file(int card, size_t bytes)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s%d", CU_PHYSICAL_NAME, card);
+    const int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd < 0 || !ftruncate(fd, (off_t)bytes))
+        return fd;
+    close(fd);
+    return -1;
 }
 
 CU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
                                unsigned long long flags)
 {
+    CUmemAllocationProp known;
     CUresult bad = cu_initialised();
     if (!bad)
-        bad = check_prop(prop);
+        bad = check_prop(prop, &known);
     if (bad || !handle || !bytes || !whole(bytes) || flags)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    bad = cu_alloc_fault_on(prop->location.id);
+    const int on_card = (int)known.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (!on_card)
+        known.location.id = 0;
+    bad = on_card ? cu_alloc_fault_on(known.location.id) : CUDA_SUCCESS;
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    bad = cu_charge(prop->location.id, bytes);
+    bad = on_card ? cu_charge(known.location.id, bytes) : CUDA_SUCCESS;
     if (!bad) {
-        const int fd = memfd_create("cuda-physical", MFD_CLOEXEC);
-        bad = fd < 0 || ftruncate(fd, (off_t)bytes) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-        if (!bad)
-            bad = add_physical(prop, bytes, fd, 0, handle);
-        else if (fd >= 0)
-            close(fd);
-        if (bad)
-            cu_discharge(prop->location.id, bytes);
+        bad = add_physical(&known, bytes, memory_file(cu_process.devices[known.location.id].card, bytes), !on_card, 0, handle);
+        if (bad && on_card)
+            cu_discharge(known.location.id, bytes);
     }
     pthread_mutex_unlock(&cu_lock);
     return bad;
@@ -339,38 +393,82 @@ CU_EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CU_EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-                                                CUmemAllocationHandleType type, unsigned long long flags)
+/* ---- what other processes hold too; the API is in cu_sharing.c, cu_ipc.c and cu_external.c ---- */
+
+int cu_physical_export(CUmemGenericAllocationHandle handle, uint64_t *shared)
 {
-    CUresult bad = cu_initialised();
-    if (bad || !shareable || flags || (int)type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&cu_lock);
-    const physical *one = find_physical(handle);
-    const int fd = one && (int)one->prop.requestedHandleTypes == 1 ? dup(one->fd) : -1;
-    pthread_mutex_unlock(&cu_lock);
-    if (fd < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    *(int *)shareable = fd;
+    physical *one = find_physical(handle);
+    if (!one || one->unpaid || (int)one->prop.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return -1;
+    const int card = cu_process.devices[one->prop.location.id].card;
+    const uint64_t name = cu_file_id(one->fd);
+    sim_card_lock(cu_process.state, card);
+    const int bad = sim_object_share(cu_process.state, sim_card_at(cu_process.state, card), name, one->bytes);
+    sim_card_unlock(cu_process.state, card);
+    if (bad)
+        return -1;
+    one->shared = *shared = name;
+    return dup(one->fd);
+}
+
+CUresult cu_physical_import(int fd, uint64_t shared, int device, size_t bytes, CUmemGenericAllocationHandle *handle)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    const int card = cu_process.devices[device].card;
+    sim_card_lock(cu_process.state, card);
+    const int full = sim_object_join(cu_process.state, sim_card_at(cu_process.state, card), shared, bytes);
+    sim_card_unlock(cu_process.state, card);
+    if (full) {
+        close(fd);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return add_physical(&prop, bytes, fd, 0, shared, handle);
+}
+
+CUresult cu_physical_map(CUmemGenericAllocationHandle handle, CUcontext ctx, size_t offset, size_t bytes, cu_block **made)
+{
+    physical *one = find_physical(handle);
+    const size_t span = (bytes + CU_CHUNK - 1) / CU_CHUNK * CU_CHUNK;
+    unsigned char *place = mmap(NULL, span + CU_CHUNK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    unsigned char *start = (unsigned char *)(((uintptr_t)place + CU_CHUNK - 1) & ~(uintptr_t)(CU_CHUNK - 1));
+    if (start > place)
+        munmap(place, (size_t)(start - place));
+    munmap(start + span, CU_CHUNK - (size_t)(start - place));
+    const cu_block block = {.start = (uintptr_t)start, .bytes = bytes, .kind = CU_BLOCK_IMPORTED, .ctx = ctx,
+                            .device = one->prop.location.id, .handle = handle};
+    if (mmap(start, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, one->fd, (off_t)offset) ==
+            MAP_FAILED ||
+        cu_outside_add(&block)) {
+        munmap(start, span);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    one->mappings++;
+    *made = cu_find((uintptr_t)start);
     return CUDA_SUCCESS;
 }
 
-CU_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
-                                                  CUmemAllocationHandleType type)
+void cu_physical_unmap(cu_block *block)
 {
-    CUcontext ctx;
-    CUresult bad = cu_current(&ctx);
-    if (bad || !handle || (int)type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    const int given = (int)(intptr_t)shareable;
-    const off_t bytes = lseek(given, 0, SEEK_END);
-    if (bytes <= 0 || !whole((uint64_t)bytes))
-        return CUDA_ERROR_INVALID_VALUE;
-    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, ctx->device}};
-    pthread_mutex_lock(&cu_lock);
-    bad = add_physical(&prop, (size_t)bytes, dup(given), 1, handle);
-    pthread_mutex_unlock(&cu_lock);
-    return bad;
+    physical *one = find_physical(block->handle);
+    munmap((void *)block->start, (block->bytes + CU_CHUNK - 1) / CU_CHUNK * CU_CHUNK);
+    cu_outside_remove(block);
+    one->mappings--;
+    release_if_unused(one);
+}
+
+CUmemGenericAllocationHandle cu_physical_shared(uint64_t shared)
+{
+    const physical *one = find_shared(shared);
+    return one ? one->handle : 0;
+}
+
+void cu_physical_release(CUmemGenericAllocationHandle handle)
+{
+    physical *one = find_physical(handle);
+    one->references--;
+    release_if_unused(one);
 }
