@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import signal
 import socket
@@ -16,10 +15,9 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.http import app
 from scheduler_ext.http.certificate import ServerCertificate
-from scheduler_ext.lab.recorded_engine import RecordedEngine
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
 from scheduler_ext.sync import feed
@@ -133,12 +131,12 @@ async def _answer(
 
 
 def _engine(settings: Settings, recorder: Recorder | None) -> Engine:
-    make = Engine if recorder is None else functools.partial(RecordedEngine, recorder)
-    return make(
+    return Engine(
         Names(settings.resource_domain),
         settings.policy,
         expiry_seconds=settings.assume_seconds,
         gang_seconds=settings.gang_seconds,
+        journal=recorder,
     )
 
 

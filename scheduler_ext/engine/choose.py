@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_ext.engine.core import Books
+from scheduler_ext.engine.book import Book
 from scheduler_ext.engine.outcomes import Refused
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, AnyReason, ExtenderReason
@@ -38,64 +37,59 @@ class Choice(NamedTuple):
     refusal: tuple[AnyReason, str] | None = None
 
 
-class Choosing(Books):
-    """The steps of which filter, preempt and gangs are made."""
+class Chooser:
+    """The steps of which filter, preemption and gangs are made."""
 
-    def _table(self, shape: Shape) -> Table:
-        typical = self._workload.typical(self._cluster, self._clock())
-        return self._scores.table(shape, self._cluster, typical)
+    def __init__(self, book: Book) -> None:
+        self._book = book
 
-    def _rows(self, names: Sequence[str]) -> Ints:
-        return np.fromiter(map(self._cluster.index.get, names, repeat(-1)), np.int64, len(names))
-
-    def _choose(self, table: Table, names: Sequence[str], namespace: str) -> Choice:
-        cluster = self._cluster
-        limited = self._quotas.of(namespace)
+    def choose(self, table: Table, names: Sequence[str], namespace: str) -> Choice:
+        book, cluster = self._book, self._book.cluster
+        limited = book.quotas.of(namespace)
         if len(names) > EXPLAINED_NODES and not limited:
             # Usually nearly all nodes are asked for: then the cluster's best one is among them.
             every = np.arange(len(cluster))
             row = scores.cheapest(table, cluster, every)
             if row is not None and cluster.names[row] in names:
                 return Choice(row, every)
-        rows = self._rows(names)
+        rows = book.rows(names)
         known = rows >= 0
         closed, quota = None, ""
         if limited:
-            held = self._ledger.within(namespace)
             closed = np.zeros(len(rows), np.bool_)
-            closed[known], quota = self._quotas.closed(namespace, held, table, cluster, rows[known])
+            closed[known], quota = book.quotas.closed(namespace, book.ledger, table, rows[known])
         row = scores.cheapest(table, cluster, rows[known if closed is None else known & ~closed])
         if row is not None and len(names) > EXPLAINED_NODES:
             return Choice(row, rows, None, quota)
         codes = np.where(known, table.code[rows], _UNKNOWN_NODE)
         return Choice(row, rows, codes if closed is None else np.where(closed, _QUOTA, codes), quota)
 
-    def _use_of(self, shape: Shape, table: Table, row: int) -> Usage:
+    def use_of(self, shape: Shape, table: Table, row: int) -> Usage:
         """What a shape books with the table's picks on a row."""
         here = np.array([row])
-        cores, blocks = quotas.peaks(shape, self._cluster.total_blocks[here], table.picks[here])
+        cores, blocks = quotas.peaks(shape, self._book.cluster.total_blocks[here], table.picks[here])
         use = {
             card.uuid: (int(cores[0, column]), int(blocks[0, column]))
-            for column, card in enumerate(self._cluster.cards[row])
+            for column, card in enumerate(self._book.cluster.cards[row])
             if cores[0, column] or blocks[0, column]
         }
         return Usage(use, shape.cpu_milli, shape.memory_bytes)
 
-    def _assume(self, asked: PodRequest, shape: Shape, table: Table, row: int, priority: int) -> Record:
-        chosen = placement_of(asked, self._cluster.cards[row], table.picks[row].tolist())
+    def assume(self, asked: PodRequest, shape: Shape, table: Table, row: int, priority: int) -> Record:
+        chosen = placement_of(asked, self._book.cluster.cards[row], table.picks[row].tolist())
         usage = Usage(placement.peak_use(asked, chosen), shape.cpu_milli, shape.memory_bytes)
         record = Record(
-            asked.uid, asked.namespace, asked.name, self._cluster.names[row], usage, State.ASSUMED,
-            self._clock(), asked, chosen, self._wall_clock(), priority=priority,
+            asked.uid, asked.namespace, asked.name, self._book.cluster.names[row], usage, State.ASSUMED,
+            self._book.clock(), asked, chosen, self._book.wall_clock(), priority=priority,
         )  # fmt: skip
-        self._ledger.put(record)
+        self._book.ledger.put(record)
         return record
 
-    def _still_possible(self, record: Record) -> Refused | None:
-        row = self._cluster.index.get(record.node)
+    def still_possible(self, record: Record) -> Refused | None:
+        row = self._book.cluster.index.get(record.node)
         if row is None:
             return Refused(ExtenderReason.UNKNOWN_NODE, f"node {record.node} is gone")
-        cards = {card.uuid: card for card in self._cluster.cards[row]}
+        cards = {card.uuid: card for card in self._book.cluster.cards[row]}
         for uuid in record.usage.cards:
             if uuid not in cards:
                 return Refused(Reason.UNKNOWN_CARD, f"card {uuid} is no longer on node {record.node}")
@@ -105,9 +99,9 @@ class Choosing(Books):
                 )
         return None
 
-    def _set_aside(self, uid: str, priority: int) -> list[Record]:
+    def set_aside(self, uid: str, priority: int) -> list[Record]:
         """Take out what is kept for the pod itself and for nominated pods of lower priority, which it may pass."""
-        aside = [one for one in self._ledger.nominated() if one.uid == uid or one.priority < priority]
+        aside = [one for one in self._book.ledger.nominated() if one.uid == uid or one.priority < priority]
         for record in aside:
-            self._ledger.release(record.uid)
+            self._book.ledger.release(record.uid)
         return aside

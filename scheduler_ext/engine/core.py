@@ -1,134 +1,240 @@
-"""What the engine knows and remembers, under one lock; the parts of the engine (see engine.py) are built on it."""
+"""The extender's one decision maker: five parts over one book, and the one lock around them."""
 
 from __future__ import annotations
 
-import functools
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-from scheduler_ext.engine.metrics import Metrics
-from scheduler_ext.planning import evidence
+from scheduler_ext.engine.bindings import Bindings
+from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.choose import Chooser
+from scheduler_ext.engine.events import Events
+from scheduler_ext.engine.filter import Filter
+from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
+from scheduler_ext.engine.preemption import Preemption
+from scheduler_ext.planning import evidence, victims
 from scheduler_ext.planning.evidence import Evidence
 from scheduler_ext.planning.snapshot import Snapshot
+from scheduler_ext.protocol.extender_v1 import Verdict, Victims
 from scheduler_ext.scoring import stats
-from scheduler_ext.scoring.quotas import Quotas
-from scheduler_ext.scoring.scores import Scores
-from scheduler_ext.scoring.typical_pods import Workload
-from scheduler_ext.state.cluster import Cluster
-from scheduler_ext.state.decisions import Decisions
-from scheduler_ext.state.gangs import Gangs
-from scheduler_ext.state.nominations import Nominations
-from scheduler_ext.state.pods import Ledger, Record, State
+from scheduler_ext.state.pods import Record, State
+from vcuda.spec import request
+from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_B = TypeVar("_B", bound="Books")
 
+class Engine:
+    """Thread-safe; no method waits for anything but the lock, and none does I/O. `options`: those of Book."""
 
-def locked(method: Callable[Concatenate[_B, _P], _R]) -> Callable[Concatenate[_B, _P], _R]:
-    """Hold the engine's lock during a method; it may be held already."""
-
-    @functools.wraps(method)
-    def call(self: _B, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return call
-
-
-class Books:
-    """Cluster, ledger, scores, typical pods, quotas and last decisions.
-
-    `clock` gives monotonic seconds, `wall_clock` nanoseconds since the epoch. An assumed placement expires
-    `expiry_seconds` after its decision, an incomplete gang's places `gang_seconds` after its first member's.
-    """
-
-    def __init__(
-        self,
-        names: Names,
-        policy: Policy = Policy.FGD,
-        *,
-        expiry_seconds: float = 300.0,
-        gang_seconds: float = 120.0,
-        metrics: Metrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self.names = names
-        self.metrics = metrics or Metrics()
-        self._policy = policy
-        self._expiry, self._gang_seconds = expiry_seconds, gang_seconds
-        self._clock, self._wall_clock = clock, wall_clock
-        self._lock = threading.RLock()
-        self._cluster = Cluster()
-        self._ledger = Ledger(self._cluster)
-        self._scores = Scores()
-        self._workload = Workload()
-        self._decisions = Decisions()
-        self._quotas = Quotas()
-        self._nominations = Nominations()
-        self._gangs = Gangs()
-        self._unsynced = {"nodes", "pods"}
-        self._frozen = False
+    def __init__(self, names: Names, policy: Policy = Policy.FGD, **options: Any) -> None:
+        self.book = book = Book(names, policy, **options)
+        self.names, self.metrics = book.names, book.metrics
+        self._lock = threading.Lock()
+        chooser = Chooser(book)
+        self._gangs = GangPlaces(book, chooser)
+        self._filter = Filter(book, chooser, self._gangs)
+        self._bindings = Bindings(book, chooser, self._filter)
+        self._preemption = Preemption(book, chooser, self._gangs)
+        self._events = Events(book, self._gangs, self._preemption)
         self.metrics.watch_figures(self.figures)
 
-    @locked
+    # --- kube-scheduler's verbs ---
+
+    def filter(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
+        """Decide one node for a pod that asks for a share, and remember the decision as assumed.
+
+        The same pod filtered again is decided anew, unless a write for it may have taken effect.
+        """
+        with self._lock:
+            return self._filter.filter(pod, names)
+
+    def prioritize(self, pod: Mapping[str, Any], names: Sequence[str]) -> list[int]:
+        """0…10 per name: 10 for the node already decided for the pod, else by cost; 0 where it does not fit."""
+        with self._lock:
+            return self._filter.prioritize(pod, names)
+
+    def prioritize_cpu_only(self, names: Sequence[str]) -> list[int]:
+        """0…10 per name for a pod without a card: most for nodes with the fewest free cards."""
+        with self._lock:
+            return self._filter.prioritize_cpu_only(names)
+
+    def preempt(self, pod: Mapping[str, Any], proposed: Mapping[str, Victims]) -> dict[str, Victims]:
+        """Per node the pods to evict, instead of those that kube-scheduler proposes; nodes where it can't help are left out.
+
+        Evicted are the fewest shares of the lowest priorities below the pod's own whose cards let it in; proposed pods
+        without a share stay proposed. Decides and books nothing; the search holds no lock.
+        """
+        try:
+            asked = request.parse_pod(pod, self.names)
+        except InvalidRequest:
+            return {}
+        if not asked:
+            return dict(proposed)
+        with self._lock:
+            search = self._preemption.begin(asked, pod, proposed)
+        if search is None:
+            return {}
+        chosen = victims.choose(search.ground, search.priority, search.proposals)
+        with self._lock:
+            return self._preemption.agree(search, chosen)
+
+    # --- Bind, as far as it needs no I/O ---
+
+    def gang_waits(self, uid: str) -> str | None:
+        """Why a member of a gang must not be bound yet; None if its gang is complete, or it has none."""
+        with self._lock:
+            return self._gangs.waits(uid)
+
+    def begin_bind(self, uid: str, node: str) -> Write | AlreadyBound | Refused | None:
+        """What to write for an assumed pod; None if nothing is assumed for it; Refused if it must not be bound there.
+
+        After a `Write` the caller sends it once and reports the result by `end_bind`.
+        """
+        with self._lock:
+            return self._bindings.begin(uid, node)
+
+    def decide_for(self, pod: Mapping[str, Any], node: str) -> Refused | None:
+        """Assume a placement on one given node, for a Bind whose Filter we have forgotten (a restart between them)."""
+        with self._lock:
+            return self._bindings.decide_for(pod, node)
+
+    def end_bind(self, uid: str, outcome: State | None) -> None:
+        """Record the result of the write: BOUND, UNCERTAIN, ASSUMED (it failed, may be retried) or None (give it up).
+
+        A pod that the watch has shown or deleted meanwhile is left as it is.
+        """
+        with self._lock:
+            self._bindings.end(uid, outcome)
+
+    def bound_to(self, uid: str) -> str | None:
+        """The node that a pod is known to be bound to."""
+        with self._lock:
+            return self._bindings.bound_to(uid)
+
+    def uncertain(self) -> list[Record]:
+        """Records whose write has an unknown result."""
+        with self._lock:
+            return [record for record in self.book.ledger.pending() if record.state is State.UNCERTAIN]
+
+    # --- what the API server shows, and what no watch shows ---
+
+    def not_ready(self) -> str | None:
+        """Why nothing can be decided yet, or None."""
+        return self._events.not_ready()
+
+    def synced(self, kind: str) -> None:
+        """The first complete list of "nodes" or "pods" is in."""
+        self._events.synced(kind)
+
+    def expect_quotas(self) -> None:
+        """Decide nothing until the quotas are known."""
+        self._events.expect_quotas()
+
+    def see_node(self, data: Mapping[str, Any]) -> str:
+        """Take in a Node as listed or watched. Returns its name."""
+        with self._lock:
+            return self._events.see_node(data)
+
+    def lose_node(self, name: str) -> None:
+        with self._lock:
+            self._events.lose_node(name)
+
+    def keep_nodes(self, names: Collection[str]) -> None:
+        """A complete list of nodes was seen: forget all others."""
+        with self._lock:
+            self._events.keep_nodes(names)
+
+    def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
+        """Take in the ConfigMap of quotas, None if there is none. Raises InvalidQuotas; then the last valid ones stay."""
+        with self._lock:
+            self._events.see_quotas(config_map)
+
+    def see_pod(self, pod: Mapping[str, Any]) -> str:
+        """Take in a Pod as listed or watched. Returns its UID.
+
+        A pod without a node keeps what we assumed for it, whatever its annotations say, unless it is being deleted.
+        """
+        with self._lock:
+            uid, waiting = self._events.see_pod(pod)
+        # Score a new class of pods for all nodes before kube-scheduler asks: a few rows at a time, between requests.
+        while waiting is not None:
+            with self._lock:
+                if not self.book.scores.warm(waiting, self.book.cluster, self.book.typical()):
+                    break
+        return uid
+
+    def lose_pod(self, uid: str) -> None:
+        """The pod is gone, or has ended: nothing of it stays booked."""
+        with self._lock:
+            self._events.lose_pod(uid)
+
+    def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
+        """A complete list of pods, begun at `listed_since` on our clock, was seen: release all others.
+
+        What was assumed or bound after the list began may be missing from it, and stays.
+        """
+        with self._lock:
+            self._events.keep_pods(uids, listed_since)
+
+    def expire(self) -> int:
+        """Release assumed placements whose Bind never came, and what is kept for nominations that never came. Returns how many."""
+        with self._lock:
+            return self._events.expire()
+
+    # --- what can be asked about it ---
+
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
-        return stats.gauges(self._cluster, self._ledger)
+        with self._lock:
+            return stats.gauges(self.book.cluster, self.book.ledger)
 
-    @locked
-    def snapshot(self) -> Snapshot:
-        """A copy of nodes, bookings, quotas and typical pods, to plan on."""
-        return Snapshot(
-            self._cluster.described(),
-            list(self._cluster.models),
-            [replace(record) for uid in self._ledger.uids() if (record := self._ledger.get(uid)) is not None],
-            self._quotas.copy(),
-            self._workload.typical(self._cluster, self._clock()),
-        )
-
-    @locked
     def use(self) -> tuple[float, float]:
         """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""
-        return stats.use(self._cluster, self._workload.typical(self._cluster, self._clock()))
+        with self._lock:
+            return stats.use(self.book.cluster, self.book.typical())
 
-    @locked
-    def holds(self, uid: str) -> bool:
-        """Whether anything is booked for a pod."""
-        return self._ledger.get(uid) is not None
-
-    @locked
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
-        return stats.overbooked(self._cluster, self._ledger)
+        with self._lock:
+            return stats.overbooked(self.book.cluster, self.book.ledger)
 
-    @locked
+    def holds(self, uid: str) -> bool:
+        """Whether anything is booked for a pod."""
+        with self._lock:
+            return self.book.ledger.get(uid) is not None
+
+    def snapshot(self) -> Snapshot:
+        """A copy of nodes, bookings, quotas and typical pods, to plan on."""
+        book = self.book
+        with self._lock:
+            records = [
+                replace(one) for uid in book.ledger.uids() if (one := book.ledger.get(uid)) is not None
+            ]
+            return Snapshot(
+                book.cluster.described(),
+                list(book.cluster.models),
+                records,
+                book.quotas.copy(),
+                book.typical(),
+            )
+
     def evidence(self, *, uid: str | None = None, namespace: str = "", name: str = "") -> Evidence:
         """A copy of what explains a pod, found by its UID, or else by its name."""
-        if uid is None:
-            record = self._ledger.named(namespace, name)
-            uid = record.uid if record is not None else None
-        decisions = self._decisions.of(uid=uid, namespace=namespace, name=name)
-        typical = self._workload.typical(self._cluster, self._clock())
-        uid = decisions[0].uid if decisions else uid
-        found = evidence.gather(self._cluster, self._ledger, typical, decisions, uid or "")
-        gang = self._gangs.of(uid or "")
-        return replace(
-            found,
-            gang=None if gang is None else gang.status(self._ledger, self._clock()),
-            waits_for=self._waits_for(found.record),
-        )
-
-    def _waits_for(self, record: Record | None) -> tuple[str, ...]:
-        """Who is still there of those who were evicted for a nominated pod."""
-        if record is None or record.state is not State.NOMINATED:
-            return ()
-        plan = self._nominations.plan(record.uid, record.node)
-        victims = [self._ledger.get(uid) for uid in plan.victims] if plan is not None else []
-        return tuple(f"{one.namespace}/{one.name}" for one in victims if one is not None)
+        book = self.book
+        with self._lock:
+            if uid is None:
+                record = book.ledger.named(namespace, name)
+                uid = record.uid if record is not None else None
+            decisions = book.decisions.of(uid=uid, namespace=namespace, name=name)
+            uid = decisions[0].uid if decisions else uid
+            found = evidence.gather(book.cluster, book.ledger, book.typical(), decisions, uid or "")
+            gang = book.gangs.of(uid or "")
+            return replace(
+                found,
+                gang=None if gang is None else gang.status(book.ledger, book.clock()),
+                waits_for=self._preemption.waits_for(found.record),
+            )

@@ -3,191 +3,211 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from scheduler_ext.engine.core import locked
-from scheduler_ext.engine.preempt import Preempting
-from scheduler_ext.protocol.quantities import pod_requests
+from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.scoring import quotas
 from scheduler_ext.state import objects
+from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.pods import Record, State
-from scheduler_ext.state.shape import shape_of, shared
+from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
+from vcuda.spec.request import PodRequest
+
+DELETED, EXPIRED = "deleted", "expired"
+_WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
+_log = logging.getLogger(__name__)
 
 
-class Intake(Preempting):
-    """The part of the engine that the watches feed."""
+class Events:
+    """What the watches feed."""
+
+    def __init__(self, book: Book, gangs: GangPlaces, preemption: Preemption) -> None:
+        self._book, self._gangs, self._preemption = book, gangs, preemption
+        self._unsynced = {"nodes", "pods"}
+        self._frozen = False
 
     def not_ready(self) -> str | None:
-        """Why nothing can be decided yet, or None."""
+        """See Engine.not_ready."""
         unsynced = sorted(self._unsynced)
-        return (
-            f"the first list of {' and '.join(unsynced)} from the API server is not complete"
-            if unsynced
-            else None
-        )
+        if not unsynced:
+            return None
+        return f"the first list of {' and '.join(unsynced)} from the API server is not complete"
 
     def synced(self, kind: str) -> None:
-        """The first complete list of "nodes" or "pods" is in."""
+        """See Engine.synced."""
         self._unsynced.discard(kind)
         if not self._unsynced and not self._frozen:
             # A hundred thousand objects that live as long as we do: collecting them takes 50 ms, again and again.
             gc.freeze()
             self._frozen = True
 
+    # --- nodes and quotas ---
+
     def see_node(self, data: Mapping[str, Any]) -> str:
-        """Take in a Node as listed or watched. Returns its name."""
-        seen = objects.node(data, self.names)
-        with self._lock:
-            self._quotas.set_labels(seen.name, seen.labels)
-            self._cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
+        """See Engine.see_node."""
+        seen = objects.node(data, self._book.names)
+        self._book.quotas.set_labels(seen.name, seen.labels)
+        if self._book.cluster.set_node(
+            seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem
+        ):
+            self._book.quotas.recount()
+        self._book.note("node", node=data)
         return seen.name
 
-    @locked
     def lose_node(self, name: str) -> None:
-        self._quotas.forget_node(name)
-        self._cluster.remove_node(name)
+        self._book.quotas.forget_node(name)
+        self._book.cluster.remove_node(name)
+        self._book.note("node_gone", name=name)
 
-    @locked
     def keep_nodes(self, names: Collection[str]) -> None:
-        """A complete list of nodes was seen: forget all others."""
-        for name in set(self._cluster.index) - set(names):
-            self._cluster.remove_node(name)
-            self._quotas.forget_node(name)
+        """See Engine.keep_nodes."""
+        for name in set(self._book.cluster.index) - set(names):
+            self.lose_node(name)
 
     def expect_quotas(self) -> None:
-        """Decide nothing until the quotas are known."""
         self._unsynced.add("quotas")
 
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
-        """Take in the ConfigMap of quotas, None if there is none. Raises InvalidQuotas; then the last valid ones stay."""
-        found = quotas.parse(config_map)
-        with self._lock:
-            self._quotas.set(found)
+        """See Engine.see_quotas."""
+        self._book.quotas.set(quotas.parse(config_map))
+        self._book.note("quotas_changed", data=(config_map or {}).get("data"))
         self.synced("quotas")
 
-    def see_pod(self, pod: Mapping[str, Any]) -> str:
-        """Take in a Pod as listed or watched. Returns its UID.
+    # --- pods ---
 
-        A pod without a node keeps what we assumed for it, whatever its annotations say, unless it is being deleted.
-        """
+    def see_pod(self, pod: Mapping[str, Any]) -> tuple[str, Shape | None]:
+        """See Engine.see_pod; also the shape to score ahead, of a pod that waits in a class that is new."""
         uid, node = objects.uid(pod), objects.place(pod)
         if objects.finished(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
-            return uid
-        if not node:
-            if request.asks_for_share(pod, self.names):
-                self._see_waiting(uid, pod)
-                self._warm(pod)
-            return uid
-        text = objects.annotation(pod, self.names)
-        with self._lock:
-            old = self._ledger.get(uid)
-            if (
-                old is not None
-                and old.state is State.CONFIRMED
-                and old.node == node
-                and old.annotation == text
-            ):
-                if objects.leaving(pod) and not old.leaving:
-                    old.leaving = True
-                    self._make_room(uid)
-                return uid
-            seen = objects.bound_use(pod, self.names)
-            if seen.wrong is not None:
-                self.metrics.distrusted.inc()
-            shape = None
-            if seen.request is not None:
-                use = seen.usage
-                shape = shared(shape_of(seen.request, self._policy, use.cpu_milli, use.memory_bytes))
-                if old is None:
-                    self._workload.observe(shape)
-                if seen.request.gang is not None or not objects.movable(pod, self.names):
-                    shape = None
-            metadata = pod["metadata"]
-            self._ledger.put(
-                Record(
-                    uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, seen.usage,
-                    State.CONFIRMED, self._clock(), annotation=text, priority=objects.priority(pod),
-                    leaving=objects.leaving(pod), shape=shape,
-                )
-            )  # fmt: skip
-            self._nominations.forget(uid)
-            if seen.request is not None and seen.request.gang is not None:
-                shape = shape_of(seen.request, self._policy)
-                self._gangs.join(seen.request, shape, self._clock(), shown=True)
-            if objects.leaving(pod):
-                self._make_room(uid)
-        return uid
+        elif node:
+            self._see_bound(uid, pod, node)
+        elif request.asks_for_share(pod, self._book.names):
+            return uid, self._see_waiting(uid, pod)
+        return uid, None
 
-    def _warm(self, pod: Mapping[str, Any]) -> None:
-        """Score a new class of pods for all nodes before kube-scheduler asks: a few rows at a time, between requests."""
+    def _see_waiting(self, uid: str, pod: Mapping[str, Any]) -> Shape | None:
+        self._preemption.see_nomination(uid, pod)
         try:
-            asked = request.parse_pod(pod, self.names)
+            asked = request.parse_pod(pod, self._book.names)
         except InvalidRequest:
-            return
-        shape = shape_of(asked, self._policy, *pod_requests(pod))
-        more = self.not_ready() is None and not self._scores.knows(shape)
-        while more:
-            with self._lock:
-                typical = self._workload.typical(self._cluster, self._clock())
-                more = self._scores.warm(shape, self._cluster, typical)
+            return None
+        shape = self._book.shape(asked, pod)
+        if asked.gang is not None and asked:
+            self._book.gangs.join(asked, shape, self._book.clock(), shown=True)
+        return shape if self.not_ready() is None and not self._book.scores.knows(shape) else None
 
-    @locked
-    def _see_waiting(self, uid: str, pod: Mapping[str, Any]) -> None:
-        self._see_nomination(uid, pod)
-        self._see_member(pod)
+    def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
+        book = self._book
+        old, leaving = book.ledger.get(uid), objects.leaving(pod)
+        text = objects.annotation(pod, book.names)
+        if old is not None and old.node == node and old.state is State.CONFIRMED:
+            if leaving and not old.leaving:
+                old.leaving = True
+                self._preemption.make_room(uid)
+            if old.annotation == text:
+                return
+            if old.usage.cards:
+                # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves its booking.
+                book.metrics.distrusted.inc()
+                _log.warning(
+                    "pod %s/%s: its placement annotation was changed after it was bound; what it holds stays booked",
+                    old.namespace, old.name,
+                )  # fmt: skip
+                old.annotation = text
+                return
+        asked, usage = self._bound_use(old, pod, node)
+        shape = None
+        if asked is not None:
+            shape = shared(shape_of(asked, book.policy, usage.cpu_milli, usage.memory_bytes))
+            book.count_demand(uid, shape)
+            if asked.gang is not None or not objects.movable(pod, book.names):
+                shape = None
+        metadata = pod["metadata"]
+        book.ledger.put(
+            Record(
+                uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
+                State.CONFIRMED, book.clock(), annotation=text, priority=objects.priority(pod),
+                leaving=leaving, shape=shape,
+            )
+        )  # fmt: skip
+        book.nominations.forget(uid)
+        if asked is not None and asked.gang is not None:
+            book.gangs.join(asked, shape_of(asked, book.policy), book.clock(), shown=True)
+        if leaving:
+            self._preemption.make_room(uid)
+        book.note("pod", at_ns=book.wall_clock(), pod=pod)
 
-    @locked
+    def _bound_use(
+        self, old: Record | None, pod: Mapping[str, Any], node: str
+    ) -> tuple[PodRequest | None, Usage]:
+        """What a pod that the API server shows as bound books: what we wrote for it, else what its annotation says."""
+        seen = objects.bound_use(pod, self._book.names)
+        wrong = seen.wrong is not None
+        usage = seen.usage
+        if (
+            old is not None
+            and old.node == node
+            and old.placement is not None
+            and (old.attempted or old.state in _WRITTEN)
+        ):
+            wrong, usage = seen.usage.cards != old.usage.cards, old.usage
+        if wrong:
+            self._book.metrics.distrusted.inc()
+        return seen.request, usage
+
     def lose_pod(self, uid: str) -> None:
-        """The pod is gone, or has ended: nothing of it stays booked."""
-        self._ledger.release(uid)
-        self._nominations.forget(uid)
-        self._lose_member(uid)
-        self._make_room(uid)
+        """See Engine.lose_pod."""
+        self._book.ledger.release(uid)
+        self._book.nominations.forget(uid)
+        self._book.forget_demand(uid)
+        self._gangs.lose_member(uid)
+        self._preemption.make_room(uid)
+        self._gone(uid, DELETED)
 
-    @locked
     def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
-        """A complete list of pods, begun at `listed_since` on our clock, was seen: release all others.
-
-        What was assumed or bound after the list began may be missing from it, and stays.
-        """
+        """See Engine.keep_pods."""
         known = set(uids)
-        for uid in self._ledger.uids():
-            record = self._ledger.get(uid)
+        for uid in self._book.ledger.uids():
+            record = self._book.ledger.get(uid)
             if uid in known or record is None or record.state is State.RESERVED:
                 continue
             if record.state is State.CONFIRMED or (
                 record.state is not State.BINDING and record.since < listed_since
             ):
                 self.lose_pod(uid)
-        for uid in self._gangs.missing(known, listed_since):
-            self._lose_member(uid)
+        for uid in self._book.gangs.missing(known, listed_since):
+            self._gangs.lose_member(uid)
 
-    @locked
     def expire(self) -> int:
-        """Release assumed placements whose Bind never came, and what is kept for nominations that never came. Returns how many."""
-        limit = self._clock() - self._expiry
+        """See Engine.expire."""
+        book, limit = self._book, self._book.clock() - self._book.expiry_seconds
+        assumed = [record.uid for record in book.ledger.pending() if record.state is State.ASSUMED]
         late = [
             record
-            for record in self._ledger.pending()
+            for record in book.ledger.pending()
             if record.since < limit
             and (
-                (record.state is State.ASSUMED and not self._in_waiting_gang(record.uid))
-                or (record.state is State.NOMINATED and not self._nominations.shown(record.uid))
+                (record.state is State.ASSUMED and not self._gangs.in_waiting_gang(record.uid))
+                or (record.state is State.NOMINATED and not book.nominations.shown(record.uid))
             )
         ]
-        for uid in self._nominations.older(limit):
-            self._nominations.forget(uid)
+        for uid in book.nominations.older(limit):
+            book.nominations.forget(uid)
         for record in late:
-            self._ledger.release(record.uid)
-        self.metrics.expired.inc(len(late))
-        self._lapse()
+            book.ledger.release(record.uid)
+        book.metrics.expired.inc(len(late))
+        self._gangs.lapse()
+        for uid in assumed:
+            if book.ledger.get(uid) is None:
+                self._gone(uid, EXPIRED)
         return len(late)
 
-    @locked
-    def uncertain(self) -> list[Record]:
-        """Records whose write has an unknown result."""
-        return [record for record in self._ledger.pending() if record.state is State.UNCERTAIN]
+    def _gone(self, uid: str, why: str) -> None:
+        self._book.note("gone", at_ns=self._book.wall_clock(), uid=uid, why=why)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import scheduler_ext
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import BadInput, ExtenderArgs

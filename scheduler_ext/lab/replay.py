@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.lab.recording import FORMAT, VERSION, Event
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy

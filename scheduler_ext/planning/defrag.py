@@ -95,8 +95,8 @@ def capacity(cluster: Cluster, typical: Any) -> Capacity:
 
 class _Planner:
     def __init__(self, snapshot: Snapshot, most_moves: int) -> None:
-        self._cluster, self._ledger = snapshot.rebuilt()
-        self._quotas, self._typical = snapshot.quotas, snapshot.typical
+        self._cluster, self._ledger, self._quotas = snapshot.rebuilt()
+        self._typical = snapshot.typical
         self._left = most_moves
         # Cards that may take pods in: shared ones, less those that are being emptied.
         self._open = (self._cluster.free_cores < CORES_PER_CARD) & self._cluster.usable
@@ -206,8 +206,7 @@ class _Planner:
         table.picks = np.zeros((len(cluster), shape.columns), np.int64)
         table.cost[rows], table.picks[rows] = planned.cost, planned.picks
         if self._quotas.of(record.namespace):
-            held = self._ledger.within(record.namespace)
-            closed, _ = self._quotas.closed(record.namespace, held, table, cluster, rows)
+            closed, _ = self._quotas.closed(record.namespace, self._ledger, table, rows)
             table.cost[rows[closed]] = np.inf
         row = cheapest(table, cluster, rows)
         if row is None:
@@ -255,7 +254,7 @@ def plan(snapshot: Snapshot, most_moves: int = DEFAULT_MOVES) -> Plan:
 
 def applied(snapshot: Snapshot, found: Plan) -> tuple[Cluster, Ledger]:
     """The state that the moves lead to, made one after the other. Raises ValueError at a move for which there is no room."""
-    cluster, ledger = snapshot.rebuilt()
+    cluster, ledger, _ = snapshot.rebuilt()
     for move in found.moves:
         record = ledger.release(move.uid)
         if record is None or record.node != move.source:

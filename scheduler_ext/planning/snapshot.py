@@ -21,8 +21,8 @@ class Snapshot(NamedTuple):
     quotas: Quotas
     typical: Typical
 
-    def rebuilt(self) -> tuple[Cluster, Ledger]:
-        """A cluster and a ledger of one's own. Card models get the numbers that `typical` knows them by."""
+    def rebuilt(self) -> tuple[Cluster, Ledger, Quotas]:
+        """A cluster, a ledger and quotas of one's own. Card models get the numbers that `typical` knows them by."""
         cluster = Cluster()
         for model in self.models:
             cluster.model_id(model)
@@ -31,7 +31,8 @@ class Snapshot(NamedTuple):
             known = node.problem in (FITS, CODE_OF[Reason.NO_CARDS])
             problem = None if known else ROW_CODES[node.problem]
             cluster.set_node(node.name, node.cards, node.cpu_milli, node.memory_bytes, problem)
-        ledger = Ledger(cluster)
+        quotas = self.quotas.copy(cluster)
+        ledger = Ledger(cluster, changed=quotas.count)
         for record in self.records:
             ledger.put(record)
-        return cluster, ledger
+        return cluster, ledger, quotas

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import yaml
 
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
-from scheduler_ext.state.pods import Record
+from scheduler_ext.state.pods import Ledger, Record
 from scheduler_ext.state.shape import Shape
 from vcuda.spec.units import CORES_PER_CARD
 
@@ -107,83 +107,100 @@ def peaks(shape: Shape, totals: Ints, picks: Ints) -> tuple[Ints, Ints]:
 
 
 class Quotas:
-    """The quotas in force. Not locked: the engine's lock covers it."""
+    """The quotas in force, with running sums of what is booked against each. Not locked: the engine's lock covers it."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._quotas: dict[str, list[Quota]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
+        self._sums: dict[
+            tuple[str, int], Ints
+        ] = {}  # by namespace and position; those not in it are counted when asked
 
     def set(self, quotas: dict[str, list[Quota]]) -> None:
         self._quotas = quotas
+        self._sums.clear()
+
+    def recount(self) -> None:
+        """A node's cards have changed, so that a quota on some models may cover other bookings."""
+        self._sums.clear()
 
     def of(self, namespace: str) -> bool:
         """Whether a namespace has any."""
         return namespace in self._quotas
 
     def set_labels(self, node: str, labels: Mapping[str, str]) -> None:
-        self._labels[node] = labels
+        if self._labels.get(node) != labels:
+            self._labels[node] = labels
+            self._sums.clear()
 
-    def copy(self) -> Quotas:
-        """One that later changes do not reach."""
-        other = Quotas()
+    def copy(self, cluster: Cluster | None = None) -> Quotas:
+        """One that later changes do not reach, for a cluster of its own."""
+        other = Quotas(cluster or self._cluster)
         other._quotas, other._labels = self._quotas, dict(self._labels)
         return other
 
     def forget_node(self, node: str) -> None:
         self._labels.pop(node, None)
+        self._sums.clear()
+
+    def count(self, record: Record, sign: int) -> None:
+        """A record was booked (1) or released (-1)."""
+        for position, quota in enumerate(self._quotas.get(record.namespace, ())):
+            known = self._sums.get((record.namespace, position))
+            if known is not None:
+                known += sign * self._amounts(quota, record.node, record.usage.cards)
 
     def _covers(self, quota: Quota, node: str) -> bool:
         labels = self._labels.get(node, {})
         return all(labels.get(key) == value for key, value in quota.nodes.items())
 
-    def _used(self, quota: Quota, cluster: Cluster, records: Iterable[Record]) -> Ints:
-        used = np.zeros(3, np.int64)
-        for record in records:
-            if quota.nodes and not self._covers(quota, record.node):
-                continue
-            models: dict[str, str] = {}
-            if quota.models and record.node in cluster.index:
-                models = {card.uuid: card.model for card in cluster.cards[cluster.index[record.node]]}
-            for uuid, (cores, blocks) in record.usage.cards.items():
-                if not quota.models or models.get(uuid) in quota.models:
-                    used += (cores, blocks, cores >= CORES_PER_CARD)
-        return used
+    def _amounts(self, quota: Quota, node: str, cards: Mapping[str, tuple[int, int]]) -> Ints:
+        """What a use of a node's cards counts against a quota: hundredths, blocks, whole cards."""
+        amounts = np.zeros(3, np.int64)
+        if quota.nodes and not self._covers(quota, node):
+            return amounts
+        models: dict[str, str] = {}
+        if quota.models and node in self._cluster.index:
+            models = {card.uuid: card.model for card in self._cluster.cards[self._cluster.index[node]]}
+        for uuid, (cores, blocks) in cards.items():
+            if not quota.models or models.get(uuid) in quota.models:
+                amounts += (cores, blocks, cores >= CORES_PER_CARD)
+        return amounts
+
+    def _used(self, quota: Quota, position: int, ledger: Ledger) -> Ints:
+        key = quota.namespace, position
+        if key not in self._sums:
+            records = ledger.within(quota.namespace)
+            self._sums[key] = sum(
+                (self._amounts(quota, one.node, one.usage.cards) for one in records), np.zeros(3, np.int64)
+            )
+        return self._sums[key]
 
     def over(
         self,
         namespace: str,
-        records: Sequence[Record],
-        cluster: Cluster,
+        ledger: Ledger,
+        without: Collection[str],
         node: str,
         cards: Mapping[str, tuple[int, int]],
     ) -> bool:
-        """Whether a pod with this use of a node's cards would exceed a quota, beside `records`."""
-        quotas = self._quotas.get(namespace, ())
-        if not quotas:
-            return False
-        models = (
-            {card.uuid: card.model for card in cluster.cards[cluster.index[node]]}
-            if node in cluster.index
-            else {}
-        )
-        for quota in quotas:
+        """Whether a pod with this use of a node's cards would exceed a quota when the pods in `without` are gone."""
+        for position, quota in enumerate(self._quotas.get(namespace, ())):
             if quota.nodes and not self._covers(quota, node):
                 continue
-            used = self._used(quota, cluster, records)
-            for uuid, (cores, blocks) in cards.items():
-                if not quota.models or models.get(uuid) in quota.models:
-                    used += (cores, blocks, cores >= CORES_PER_CARD)
+            used = self._used(quota, position, ledger) + self._amounts(quota, node, cards)
+            for uid in without:
+                gone = ledger.get(uid)
+                if gone is not None and gone.namespace == namespace:
+                    used = used - self._amounts(quota, gone.node, gone.usage.cards)
             if any(limit is not None and used[at] > limit for at, limit in enumerate(quota.limits)):
                 return True
         return False
 
-    def closed(
-        self, namespace: str, records: Sequence[Record], table: Table, cluster: Cluster, rows: Ints
-    ) -> tuple[Bools, str]:
-        """Which rows, where the pod would fit, a quota closes to it; and which quota, for people.
-
-        `records`: what the namespace holds.
-        """
+    def closed(self, namespace: str, ledger: Ledger, table: Table, rows: Ints) -> tuple[Bools, str]:
+        """Which rows, where the pod would fit, a quota closes to it; and which quota, for people."""
+        cluster = self._cluster
         closed, said = np.zeros(len(rows), np.bool_), ""
         quotas = self._quotas.get(namespace, ())
         fitting = np.flatnonzero(np.isfinite(table.cost[rows])) if quotas else np.zeros(0, np.int64)
@@ -192,7 +209,7 @@ class Quotas:
         there = rows[fitting]
         cores, blocks = peaks(table.shape, cluster.total_blocks[there], table.picks[there])
         amounts = np.stack((cores, blocks, (cores >= CORES_PER_CARD).astype(np.int64)))
-        for quota in quotas:
+        for position, quota in enumerate(quotas):
             counts = cores > 0
             if quota.models:
                 known = np.array([model in quota.models for model in cluster.models] or [False], np.bool_)
@@ -202,7 +219,7 @@ class Quotas:
                     [self._covers(quota, cluster.names[row]) for row in there.tolist()], np.bool_
                 )[:, None]
             wanted = np.where(counts, amounts, 0).sum(axis=2)
-            used = self._used(quota, cluster, records)
+            used = self._used(quota, position, ledger)
             for index, limit in enumerate(quota.limits):
                 if limit is None:
                     continue

@@ -152,8 +152,8 @@ class Cluster:
         cpu_milli: int,
         memory_bytes: int,
         problem: Reason | ExtenderReason | None = None,
-    ) -> None:
-        """Add a node, or bring it up to date. `problem` says why its cards are not known (then `cards` is empty)."""
+    ) -> bool:
+        """Add a node, or bring it up to date; whether anything was new. `problem` says why its cards are not known (then `cards` is empty)."""
         known = self.index.get(name)
         code = CODE_OF[problem] if problem else (FITS if cards else CODE_OF[Reason.NO_CARDS])
         if (
@@ -162,12 +162,13 @@ class Cluster:
             and self._capacity_cpu[known] == (cpu_milli, memory_bytes)
             and self._problem[known] == code
         ):
-            return
+            return False
         row = self._row(name)
         self.cards[row] = cards
         self._capacity_cpu[row] = (cpu_milli, memory_bytes)
         self._problem[row] = code
         self._rebuild(row)
+        return True
 
     def remove_node(self, name: str) -> None:
         """Forget a node; the bookings on it stay until their pods are released."""

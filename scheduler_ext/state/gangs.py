@@ -18,6 +18,7 @@ class Member:
 
     shape: Shape
     since: float
+    size: int  # of its gang, as its own label says
     shown: bool = False
 
 
@@ -48,11 +49,15 @@ class Gang:
 
     namespace: str
     name: str
-    size: int
     members: dict[str, Member] = field(default_factory=dict)
     places: dict[str, Shape] = field(default_factory=dict)
     until: float | None = None
     lapsed: bool = False
+
+    @property
+    def size(self) -> int:
+        """The largest that a live member names: one made with a wrong size counts until it is deleted."""
+        return max((member.size for member in self.members.values()), default=0)
 
     def placed(self, ledger: Ledger) -> list[str]:
         """Members that have a node."""
@@ -86,16 +91,15 @@ class Gangs:
         self._count = 0
 
     def join(self, asked: PodRequest, shape: Shape, now: float, *, shown: bool = False) -> Gang | None:
-        """Count a pod as a live member of its gang; None if it names none. The members' largest size counts."""
+        """Count a pod as a live member of its gang; None if it names none."""
         wanted = asked.gang
         if wanted is None or wanted.size == 1:
             return None
         gang = self._gangs.get((asked.namespace, wanted.name))
         if gang is None:
-            gang = self._gangs[asked.namespace, wanted.name] = Gang(asked.namespace, wanted.name, wanted.size)
-        gang.size = max(gang.size, wanted.size)
+            gang = self._gangs[asked.namespace, wanted.name] = Gang(asked.namespace, wanted.name)
         if asked.uid not in gang.members:
-            gang.members[asked.uid] = Member(shape, now)
+            gang.members[asked.uid] = Member(shape, now, wanted.size)
             self._of[asked.uid] = gang
         gang.members[asked.uid].shown |= shown
         return gang

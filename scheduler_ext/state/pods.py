@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from scheduler_ext.state.cluster import Cluster, Usage
@@ -54,8 +54,11 @@ class Record:
 class Ledger:
     """Records by UID, with their bookings on the cluster. Not locked: the engine's lock covers it."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(
+        self, cluster: Cluster, changed: Callable[[Record, int], None] = lambda _record, _sign: None
+    ) -> None:
+        """`changed` is told of every record that is booked (1) and released (-1)."""
+        self._cluster, self._changed = cluster, changed
         self._records: dict[str, Record] = {}
         self._pending: set[str] = set()
         self._nominated: set[str] = set()
@@ -84,6 +87,7 @@ class Ledger:
         self._by_namespace.setdefault(record.namespace, {})[record.uid] = record
         if record.state is not State.CONFIRMED:
             self._pending.add(record.uid)
+        self._changed(record, 1)
         if record.state is State.NOMINATED:
             self._nominated.add(record.uid)
         # The watch confirms most pods as they were assumed: then no score of the node has to be worked out again.
@@ -102,6 +106,7 @@ class Ledger:
         return record
 
     def _remove(self, record: Record) -> None:
+        self._changed(record, -1)
         del self._records[record.uid]
         neighbours = self._by_namespace[record.namespace]
         del neighbours[record.uid]

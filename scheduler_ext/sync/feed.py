@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.sync.api import ApiServer
 from vcuda.kube.informer import Handlers, Informer
 from vcuda.kube.objects import Object

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.http import app
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer

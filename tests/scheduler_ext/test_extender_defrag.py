@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_ext.engine.engine import Engine
-from scheduler_ext.lab.recorded_engine import RecordedEngine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.main import main
 from scheduler_ext.planning import defrag
@@ -184,7 +183,7 @@ def test_a_plan_from_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[s
     recorder = Recorder(tmp_path / "r", header, NAMES, most_bytes=2**20)
     recorder.start()
     pods = [placed("p", "a-0", 50, annotations={NAMES.movable: "false"}), placed("q", "b-1", 40)]
-    engine_of({"a": 2, "b": 2}, *pods, engine=RecordedEngine(recorder, NAMES, Policy.FGD))
+    engine_of({"a": 2, "b": 2}, *pods, engine=Engine(NAMES, Policy.FGD, journal=recorder))
     recorder.close()
     assert main(["defrag", "--recording", str(tmp_path / "r")]) == 0
     assert "default/q: to node a" in capsys.readouterr().out

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.http import app
-from scheduler_ext.lab.recorded_engine import RecordedEngine
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.main import main
 from scheduler_ext.planning import defrag
@@ -80,7 +80,7 @@ def test_a_plan_that_stops_at_its_bound_says_so_and_one_with_nobody_to_stay_does
     recorder = Recorder(path, {"domain": NAMES.domain, "policy": "fgd"}, NAMES, most_bytes=2**20)
     recorder.start()
     pods = [placed(f"p{number}", f"a-{number}", 20) for number in range(3)]
-    engine_of({"a": 4}, *pods, engine=RecordedEngine(recorder, NAMES, Policy.FGD))
+    engine_of({"a": 4}, *pods, engine=Engine(NAMES, Policy.FGD, journal=recorder))
     recorder.close()
     with path.open("ab") as file:
         file.write(b'{"kind": "no')  # the extender was killed there

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.engine.outcomes import Refused, Write
 from scheduler_ext.protocol.extender_v1 import BindingArgs
 from scheduler_ext.state.pods import State

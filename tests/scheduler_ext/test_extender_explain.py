@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scheduler_ext import main
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.engine.outcomes import Write
 from scheduler_ext.planning import explain
 from scheduler_ext.state import decisions
@@ -50,7 +50,7 @@ def texts(engine: Engine, one: dict[str, Any]) -> list[str]:
 
 
 def engine_nodes(engine: Engine) -> list[str]:
-    return sorted(engine._cluster.index)
+    return sorted(engine.book.cluster.index)
 
 
 def test_the_least_reduction_is_named_and_is_exact() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.engine.outcomes import Refused, Write
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import Victims
@@ -192,10 +192,10 @@ def test_a_member_that_was_deleted_before_it_was_asked_for_is_forgotten() -> Non
     engine.expire()
     clock.now += 300
     engine.expire()
-    (gang,) = engine._gangs
+    (gang,) = engine.book.gangs
     assert list(gang.members) == ["m1"] and held(engine) == 0
     engine.lose_pod("m1")
-    assert list(engine._gangs) == []
+    assert list(engine.book.gangs) == []
 
 
 def test_bind_after_a_restart_sends_a_member_back_to_filter() -> None:

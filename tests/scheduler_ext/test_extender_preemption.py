@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import Victims
@@ -312,7 +312,7 @@ def test_what_is_kept_ends_with_the_nomination(how: str) -> None:
     else:
         assert engine.expire() == 1
     assert engine.filter(pod("late", 30), ["a"]).chosen == "a"
-    assert engine._nominations._plans == {} and engine._nominations._by_victim == {}
+    assert engine.book.nominations._plans == {} and engine.book.nominations._by_victim == {}
 
 
 # --- over HTTP ---

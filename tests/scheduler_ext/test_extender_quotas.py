@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_ext.engine.engine import Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.scoring import quotas
@@ -101,11 +101,11 @@ def test_the_peaks_are_those_that_are_booked() -> None:
         init=[container("s", 20, 5, restartPolicy="Always"), container("i", 100, None)],
     )  # fmt: skip
     assert engine.filter(one, ["a"]).chosen == "a"
-    booked = engine._ledger._records[one["metadata"]["uid"]].usage.cards
+    booked = engine.book.ledger._records[one["metadata"]["uid"]].usage.cards
     engine.lose_pod(one["metadata"]["uid"])
-    table = next(iter(engine._scores._tables.values()))
-    table.refresh(engine._cluster, engine._workload.typical(engine._cluster, 0.0))
-    cores, blocks = quotas.peaks(table.shape, engine._cluster.total_blocks[:1], table.picks[:1])
+    table = next(iter(engine.book.scores._tables.values()))
+    table.refresh(engine.book.cluster, engine.book.workload.typical(engine.book.cluster, 0.0))
+    cores, blocks = quotas.peaks(table.shape, engine.book.cluster.total_blocks[:1], table.picks[:1])
     assert (cores.sum(), blocks.sum()) == tuple(map(sum, zip(*booked.values(), strict=True)))
 
 

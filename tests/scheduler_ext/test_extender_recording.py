@@ -11,8 +11,8 @@ from typing import IO, Any
 import httpx
 import pytest
 
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.lab import replay
-from scheduler_ext.lab.recorded_engine import RecordedEngine
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.lab.replay import RecordingError, Replay
 from scheduler_ext.main import main
@@ -39,10 +39,10 @@ class Clock:
         return self.now
 
 
-def recorded(path: Path, **options: Any) -> tuple[RecordedEngine, Recorder]:
+def recorded(path: Path, **options: Any) -> tuple[Engine, Recorder]:
     recorder = Recorder(path, HEADER, NAMES, most_bytes=options.pop("most_bytes", 2**20), **options)
     recorder.start()
-    engine = RecordedEngine(recorder, NAMES, Policy.SPREAD, wall_clock=Clock())
+    engine = Engine(NAMES, Policy.SPREAD, wall_clock=Clock(), journal=recorder)
     return engine, recorder
 
 
@@ -59,7 +59,7 @@ def bound(asked: dict[str, Any], node_name: str, placement: str) -> dict[str, An
     }
 
 
-def story(engine: RecordedEngine) -> list[dict[str, Any]]:
+def story(engine: Engine) -> list[dict[str, Any]]:
     """Two nodes of two cards; four halves are spread over all cards, so a pod that wants two cards finds none; then one ends."""
     for name in "ab":
         engine.see_node(node(name, cards(name, 2)))

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_ext.engine.choose import Choice, Choosing
-from scheduler_ext.engine.core import locked
+from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.choose import Choice, Chooser
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
-from scheduler_ext.protocol.quantities import pod_requests
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
 from scheduler_ext.scoring import scores
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.gangs import Gang
 from scheduler_ext.state.pods import Record, State
-from scheduler_ext.state.shape import Shape, shape_of
-from vcuda.spec import request
-from vcuda.spec.errors import InvalidRequest
+from scheduler_ext.state.shape import Shape
 from vcuda.spec.request import PodRequest
 
 
-class Ganging(Choosing):
-    """The part of the engine that keeps gangs together."""
+class GangPlaces:
+    """Keeps gangs together: places for all members or for none."""
 
-    def _decide(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
+    def __init__(self, book: Book, chooser: Chooser) -> None:
+        self._book, self._chooser = book, chooser
+
+    def decide(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
         """Choose a node for a pod and assume it there; for the first of a gang, reserve places for the others too."""
-        gang = self._gangs.join(asked, shape, self._clock())
-        if gang is None or gang.running(self._ledger):
-            table = self._table(shape)
-            choice = self._choose(table, names, asked.namespace)
+        gang = self._book.gangs.join(asked, shape, self._book.clock())
+        if gang is None or gang.running(self._book.ledger):
+            table = self._book.table(shape)
+            choice = self._chooser.choose(table, names, asked.namespace)
             if choice.row is not None:
-                self._assume(asked, shape, table, choice.row, priority)
+                self._chooser.assume(asked, shape, table, choice.row, priority)
             return choice
         if gang.lapsed and len(gang.members) < gang.size:
             message = f"{gang} has {len(gang.members)} of its {gang.size} pods; nothing is reserved before all exist"
@@ -43,18 +42,18 @@ class Ganging(Choosing):
         if choice.row is None:
             self._put_back(gang, taken)
             return choice
-        self._assume(asked, shape, self._table(shape), choice.row, priority)
+        self._chooser.assume(asked, shape, self._book.table(shape), choice.row, priority)
         lacking = self._reserve(gang, shape, names, priority)
         if lacking:
-            self._ledger.release(asked.uid)
+            self._book.ledger.release(asked.uid)
             self._put_back(gang, taken)
-            self.metrics.gangs.labels("refused").inc()
+            self._book.metrics.gangs.labels("refused").inc()
             message = f"{gang} needs {gang.size} places at once, {gang.size - lacking} are there now"
             return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, message)
         return choice
 
     def _refused(self, names: Sequence[str], reason: ExtenderReason, message: str) -> Choice:
-        return Choice(None, self._rows(names), refusal=(reason, message))
+        return Choice(None, self._book.rows(names), refusal=(reason, message))
 
     def _take_place(self, gang: Gang, shape: Shape, names: Sequence[str]) -> tuple[Record, Shape] | None:
         """Give up one reserved place in favour of a member that has come: one made for it, if there is any."""
@@ -63,43 +62,43 @@ class Ganging(Choosing):
         offered = set(names)
 
         def unfit(uid: str) -> tuple[bool, bool]:
-            record = self._ledger.get(uid)
+            record = self._book.ledger.get(uid)
             return gang.places[uid] != shape, record is None or record.node not in offered
 
         uid = min(gang.places, key=unfit)
-        record = self._ledger.release(uid)
+        record = self._book.ledger.release(uid)
         made_for = gang.places.pop(uid)
         return (record, made_for) if record is not None else None
 
     def _put_back(self, gang: Gang, taken: tuple[Record, Shape] | None) -> None:
         if taken is not None:
             record, made_for = taken
-            self._ledger.put(record)
+            self._book.ledger.put(record)
             gang.places[record.uid] = made_for
 
     def _choose_member(
         self, asked: PodRequest, shape: Shape, names: Sequence[str], taken: tuple[Record, Shape] | None
     ) -> Choice:
-        table = self._table(shape)
+        table = self._book.table(shape)
         if taken is not None and taken[1] == shape and taken[0].node in names:
-            row = self._choose(table, [taken[0].node], asked.namespace).row
+            row = self._chooser.choose(table, [taken[0].node], asked.namespace).row
             if row is not None:
-                rows = self._rows(names)
+                rows = self._book.rows(names)
                 codes = np.where(rows >= 0, table.code[rows], CODE_OF[ExtenderReason.UNKNOWN_NODE])
                 return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
-        return self._choose(table, names, asked.namespace)
+        return self._chooser.choose(table, names, asked.namespace)
 
     def _reserve(self, gang: Gang, shape: Shape, names: Sequence[str], priority: int) -> int:
         """Bring the number of reserved places to what the gang lacks. Returns how many could not be had; then none is added.
 
         Members that are known get places of their own shape, those who have not come yet such as this one's.
         """
-        lacking = max(0, gang.size - len(gang.placed(self._ledger)))
+        lacking = max(0, gang.size - len(gang.placed(self._book.ledger)))
         while len(gang.places) > lacking:
-            self._ledger.release(gang.places.popitem()[0])
+            self._book.ledger.release(gang.places.popitem()[0])
         added: list[str] = []
         if len(gang.places) < lacking:
-            rows = self._rows(names)
+            rows = self._book.rows(names)
             rows = rows[rows >= 0]
             for wanted in self._wishes(gang, shape, lacking):
                 uid = self._reserve_one(gang, wanted, rows, priority)
@@ -109,20 +108,20 @@ class Ganging(Choosing):
         short = lacking - len(gang.places)
         if short:
             for uid in added:
-                self._ledger.release(uid)
+                self._book.ledger.release(uid)
                 del gang.places[uid]
             return short
         if added:
-            self.metrics.gangs.labels("reserved").inc()
+            self._book.metrics.gangs.labels("reserved").inc()
         if not gang.places:
             gang.until, gang.lapsed = None, False
         elif gang.until is None:
-            gang.until = self._clock() + self._gang_seconds
+            gang.until = self._book.clock() + self._book.gang_seconds
         return 0
 
     def _wishes(self, gang: Gang, shape: Shape, lacking: int) -> list[Shape]:
         """The shapes for which places are still to be reserved."""
-        waiting = [member.shape for uid, member in gang.members.items() if self._ledger.get(uid) is None]
+        waiting = [member.shape for uid, member in gang.members.items() if self._book.ledger.get(uid) is None]
         reserved = Counter(gang.places.values())
         wishes = []
         for wanted in [*waiting, *[shape] * lacking]:
@@ -134,31 +133,30 @@ class Ganging(Choosing):
 
     def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int) -> str | None:
         """Reserve a place; kube-scheduler has checked the nodes' cpu and memory for one pod only, so they count here."""
-        cluster, table = self._cluster, self._table(shape)
+        cluster, table = self._book.cluster, self._book.table(shape)
         enough = (cluster.free_cpu[rows] >= shape.cpu_milli) & (
             cluster.free_memory[rows] >= shape.memory_bytes
         )
         some = rows[enough]
-        held = self._ledger.within(gang.namespace) if self._quotas.of(gang.namespace) else []
-        closed, _ = self._quotas.closed(gang.namespace, held, table, cluster, some)
+        closed, _ = self._book.quotas.closed(gang.namespace, self._book.ledger, table, some)
         row = scores.cheapest(table, cluster, some[~closed])
         if row is None:
             return None
-        uid = self._gangs.new_place(gang, shape)
-        self._ledger.put(
+        uid = self._book.gangs.new_place(gang, shape)
+        self._book.ledger.put(
             Record(
-                uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[row], self._use_of(shape, table, row),
-                State.RESERVED, self._clock(), priority=priority,
+                uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[row], self._chooser.use_of(shape, table, row),
+                State.RESERVED, self._book.clock(), priority=priority,
             )
         )  # fmt: skip
         return uid
 
     def could_complete(self, asked: PodRequest, shape: Shape, rows: Ints) -> bool:
         """Whether one place for this pod is all that its gang lacks. Reserves nothing."""
-        gang = self._gangs.of(asked.uid)
-        if gang is None or gang.running(self._ledger):
+        gang = self._book.gangs.of(asked.uid)
+        if gang is None or gang.running(self._book.ledger):
             return True
-        needed = max(0, gang.size - 1 - len(gang.placed(self._ledger)) - len(gang.places))
+        needed = max(0, gang.size - 1 - len(gang.placed(self._book.ledger)) - len(gang.places))
         added = []
         for _ in range(needed):
             uid = self._reserve_one(gang, shape, rows, 0)
@@ -166,58 +164,49 @@ class Ganging(Choosing):
                 break
             added.append(uid)
         for uid in added:
-            self._ledger.release(uid)
+            self._book.ledger.release(uid)
             del gang.places[uid]
         return len(added) == needed
 
-    @locked
-    def gang_waits(self, uid: str) -> str | None:
+    def waits(self, uid: str) -> str | None:
         """Why a member must not be bound yet; None if its gang is complete, or it has none."""
-        gang = self._gangs.of(uid)
-        if gang is None or gang.running(self._ledger):
+        gang = self._book.gangs.of(uid)
+        if gang is None or gang.running(self._book.ledger):
             return None
-        placed = len(gang.placed(self._ledger))
+        placed = len(gang.placed(self._book.ledger))
         if placed >= gang.size:
             return None
         return f"{placed} of {gang.size} pods of {gang} have asked for their place; it stays reserved until the deadline"
 
-    def _see_member(self, pod: Mapping[str, Any]) -> None:
-        """A pod that is not bound was seen: if it names a gang, it is a live member."""
-        try:
-            asked = request.parse_pod(pod, self.names)
-        except InvalidRequest:
-            return
-        if asked.gang is not None and asked:
-            shape = shape_of(asked, self._policy, *pod_requests(pod))
-            self._gangs.join(asked, shape, self._clock(), shown=True)
-
-    def _lose_member(self, uid: str) -> None:
-        gang = self._gangs.leave(uid)
+    def lose_member(self, uid: str) -> None:
+        gang = self._book.gangs.leave(uid)
         if gang is not None:
             self._dissolve(gang)
 
     def _dissolve(self, gang: Gang) -> None:
         for place in gang.places:
-            self._ledger.release(place)
+            self._book.ledger.release(place)
         gang.places.clear()
         gang.until = None
 
-    def _lapse(self) -> int:
+    def lapse(self) -> int:
         """Release the places, and the members not bound yet, of gangs whose deadline has passed. Returns how many gangs."""
-        late = [gang for gang in self._gangs if gang.until is not None and gang.until < self._clock()]
+        late = [
+            gang for gang in self._book.gangs if gang.until is not None and gang.until < self._book.clock()
+        ]
         for gang in late:
             self._dissolve(gang)
             gang.lapsed = True
-            for uid in gang.placed(self._ledger):
-                record = self._ledger.get(uid)
+            for uid in gang.placed(self._book.ledger):
+                record = self._book.ledger.get(uid)
                 if record is not None and record.state is State.ASSUMED:
-                    self._ledger.release(uid)
-        for uid in self._gangs.unseen(self._clock() - self._expiry, self._ledger):
-            self._lose_member(uid)
-        self.metrics.gangs.labels("lapsed").inc(len(late))
+                    self._book.ledger.release(uid)
+        for uid in self._book.gangs.unseen(self._book.clock() - self._book.expiry_seconds, self._book.ledger):
+            self.lose_member(uid)
+        self._book.metrics.gangs.labels("lapsed").inc(len(late))
         return len(late)
 
-    def _in_waiting_gang(self, uid: str) -> bool:
+    def in_waiting_gang(self, uid: str) -> bool:
         """Whether a member's place ends with its gang's deadline rather than on its own."""
-        gang = self._gangs.of(uid)
+        gang = self._book.gangs.of(uid)
         return gang is not None and gang.until is not None

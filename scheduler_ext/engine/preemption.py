@@ -2,95 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from scheduler_ext.engine.filter import Deciding
-from scheduler_ext.planning import victims
+from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.choose import Chooser
+from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.planning.evidence import Ground, Holder, ground_of
-from scheduler_ext.planning.victims import Proposal
+from scheduler_ext.planning.victims import Proposal, Set
 from scheduler_ext.protocol.extender_v1 import Victims
-from scheduler_ext.protocol.quantities import pod_requests
 from scheduler_ext.protocol.reasons import FITS
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.decisions import unpacked
 from scheduler_ext.state.nominations import Kept
 from scheduler_ext.state.pods import Record, State
-from scheduler_ext.state.shape import placement_of, shape_of
+from scheduler_ext.state.shape import placement_of
 from vcuda.spec import placement, request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
 
 
-class Preempting(Deciding):
-    """The part of the engine that answers preempt."""
+@dataclass(frozen=True)
+class Search:
+    """What a preempt request asks, on a copy of the state, so that the search for victims holds no lock."""
 
-    def preempt(self, pod: Mapping[str, Any], proposed: Mapping[str, Victims]) -> dict[str, Victims]:
-        """Per node the pods to evict, instead of those that kube-scheduler proposes; nodes where it can't help are left out.
+    asked: PodRequest
+    priority: int
+    proposed: Mapping[str, Victims]
+    nodes: list[str]
+    ground: Ground
+    proposals: list[Proposal]
 
-        Evicted are the fewest shares of the lowest priorities below the pod's own whose cards let it in; proposed pods
-        without a share stay proposed. Decides and books nothing; the search holds no lock.
-        """
-        try:
-            asked = request.parse_pod(pod, self.names)
-        except InvalidRequest:
-            return {}
-        if not asked:
-            return dict(proposed)
+
+class Preemption:
+    """Answers preempt, and keeps what it frees for whom it was freed."""
+
+    def __init__(self, book: Book, chooser: Chooser, gangs: GangPlaces) -> None:
+        self._book, self._chooser, self._gangs = book, chooser, gangs
+
+    def begin(
+        self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]
+    ) -> Search | None:
+        """What to search on; None if evicting would be in vain."""
         priority = objects.priority(pod)
-        with self._lock:
-            if not self._helps_gang(asked, pod):
-                return {}
-            nodes = [
-                node
-                for node, ones in proposed.items()
-                if node in self._cluster.index and self._may_go(ones, priority)
-            ]
-            ground = self._ground(asked, pod, nodes)
-            proposals = [self._proposal(node, proposed[node]) for node in nodes]
-        chosen = victims.choose(ground, priority, proposals)
-        with self._lock:
-            return self._agreed(asked, ground, priority, proposed, dict(zip(nodes, chosen, strict=True)))
+        if not self._helps_gang(asked, pod):
+            return None
+        nodes = [
+            node
+            for node, ones in proposed.items()
+            if node in self._book.cluster.index and self._may_go(ones, priority)
+        ]
+        ground = self._ground(asked, pod, nodes)
+        proposals = [self._proposal(node, proposed[node]) for node in nodes]
+        return Search(asked, priority, proposed, nodes, ground, proposals)
 
     def _helps_gang(self, asked: PodRequest, pod: Mapping[str, Any]) -> bool:
         """Evicting for one member of a gang is in vain while others have no place either."""
-        last = self._decisions.of(uid=asked.uid)
-        if self._gangs.of(asked.uid) is None or not last or last[0].offered is None:
+        last = self._book.decisions.of(uid=asked.uid)
+        if self._book.gangs.of(asked.uid) is None or not last or last[0].offered is None:
             return True
-        rows = unpacked(last[0].offered)
-        return self.could_complete(asked, shape_of(asked, self._policy, *pod_requests(pod)), rows)
+        return self._gangs.could_complete(asked, self._book.shape(asked, pod), unpacked(last[0].offered))
 
     def _may_go(self, ones: Victims, priority: int) -> bool:
         """Whether no proposed pod without a share is as important as the preemptor."""
-        records = (self._ledger.get(uid) for uid in ones.uids)
+        records = (self._book.ledger.get(uid) for uid in ones.uids)
         return all(
             record is None or record.usage.cards or record.usage.unplaced or record.priority < priority
             for record in records
         )
 
     def _ground(self, asked: PodRequest, pod: Mapping[str, Any], nodes: list[str]) -> Ground:
-        shape = shape_of(asked, self._policy, *pod_requests(pod))
-        typical = self._workload.typical(self._cluster, self._clock())
-        rows = np.array([self._cluster.index[node] for node in nodes], np.int64)
-        aside = self._set_aside(asked.uid, objects.priority(pod))
-        found = ground_of(self._cluster, self._ledger, typical, shape, rows)
+        rows = np.array([self._book.cluster.index[node] for node in nodes], np.int64)
+        aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
+        found = ground_of(
+            self._book.cluster, self._book.ledger, self._book.typical(), self._book.shape(asked, pod), rows
+        )
         for record in aside:
-            self._ledger.put(record)
+            self._book.ledger.put(record)
         return found
 
     def _share(self, node: str, uid: str) -> Record | None:
         """The record of a pod that holds a share of that node's cards."""
-        record = self._ledger.get(uid)
+        record = self._book.ledger.get(uid)
         known = record is not None and record.node == node
         return record if known and record and (record.usage.cards or record.usage.unplaced) else None
 
     def _proposal(self, node: str, ones: Victims) -> Proposal:
         shares = frozenset(uid for uid in ones.uids if self._share(node, uid))
-        records = [self._ledger.get(uid) for uid in ones.uids if uid not in shares]
+        records = [self._book.ledger.get(uid) for uid in ones.uids if uid not in shares]
         usages = [record.usage for record in records if record is not None]
         return Proposal(
             shares,
@@ -99,27 +102,18 @@ class Preempting(Deciding):
             sum(one.memory_bytes for one in usages),
         )
 
-    def _agreed(
-        self,
-        asked: PodRequest,
-        ground: Ground,
-        priority: int,
-        proposed: Mapping[str, Victims],
-        chosen: Mapping[str, tuple[tuple[Holder, ...], tuple[Holder, ...]] | None],
-    ) -> dict[str, Victims]:
+    def agree(self, search: Search, chosen: Sequence[tuple[Set, Set] | None]) -> dict[str, Victims]:
+        """The answer for what was found; remembered, so that what it frees is kept for the pod."""
+        asked, ground, proposed = search.asked, search.ground, search.proposed
         answer: dict[str, Victims] = {}
         plans: dict[str, Kept] = {}
-        for position, (node, choice) in enumerate(chosen.items()):
+        for position, (node, choice) in enumerate(zip(search.nodes, chosen, strict=True)):
             if choice is None:
                 continue
             gone, leaving = choice
-            record = self._record(asked, ground, position, (*gone, *leaving), priority)
-            held = [
-                one
-                for one in self._ledger.within(asked.namespace)
-                if one.uid != asked.uid and one.uid not in {other.uid for other in (*gone, *leaving)}
-            ]
-            if self._quotas.over(asked.namespace, held, self._cluster, node, record.usage.cards):
+            record = self._record(asked, ground, position, (*gone, *leaving), search.priority)
+            without = {asked.uid, *(one.uid for one in (*gone, *leaving))}
+            if self._book.quotas.over(asked.namespace, self._book.ledger, without, node, record.usage.cards):
                 continue
             others = [uid for uid in proposed[node].uids if not self._share(node, uid)]
             ranked = [(one.priority, one.uid) for one in gone]
@@ -132,12 +126,12 @@ class Preempting(Deciding):
             uids = tuple(uid for _, uid in sorted(ranked, key=lambda one: -one[0]))
             answer[node] = Victims(uids, min(proposed[node].violations, len(uids)))
             plans[node] = Kept(record, tuple(dict.fromkeys((*uids, *(one.uid for one in leaving)))))
-        self._nominations.remember(asked.uid, plans)
-        self.metrics.preemptions.labels("possible" if answer else "impossible").inc()
+        self._book.nominations.remember(asked.uid, plans)
+        self._book.metrics.preemptions.labels("possible" if answer else "impossible").inc()
         return answer
 
     def _priority(self, uid: str) -> int:
-        record = self._ledger.get(uid)
+        record = self._book.ledger.get(uid)
         return record.priority if record is not None else 0
 
     def _record(
@@ -148,45 +142,53 @@ class Preempting(Deciding):
         usage = Usage(placement.peak_use(asked, chosen), ground.shape.cpu_milli, ground.shape.memory_bytes)
         return Record(
             asked.uid, asked.namespace, asked.name, ground.nodes[position], usage, State.NOMINATED,
-            self._clock(), priority=priority,
+            self._book.clock(), priority=priority,
         )  # fmt: skip
 
     # --- nominations ---
 
-    def _make_room(self, victim: str) -> None:
+    def make_room(self, victim: str) -> None:
         """A victim goes: from now on its cards are kept for whom it was evicted."""
-        for kept in self._nominations.freed_by(victim):
-            if self._ledger.get(kept.record.uid) is None:
-                self._ledger.put(replace(kept.record, since=self._clock()))
+        for kept in self._book.nominations.freed_by(victim):
+            if self._book.ledger.get(kept.record.uid) is None:
+                self._book.ledger.put(replace(kept.record, since=self._book.clock()))
 
-    def _see_nomination(self, uid: str, pod: Mapping[str, Any]) -> None:
+    def see_nomination(self, uid: str, pod: Mapping[str, Any]) -> None:
         """Follow `status.nominatedNodeName` of a pod that is not bound."""
-        node, record = objects.nomination(pod), self._ledger.get(uid)
+        node, record = objects.nomination(pod), self._book.ledger.get(uid)
         if record is not None and record.state is not State.NOMINATED:
             return
         if not node:
-            if record is not None and self._nominations.shown(uid):
-                self._ledger.release(uid)
-                self._nominations.forget(uid)
+            if record is not None and self._book.nominations.shown(uid):
+                self._book.ledger.release(uid)
+                self._book.nominations.forget(uid)
             return
-        self._nominations.show(uid)
+        self._book.nominations.show(uid)
         if record is not None and record.node == node:
             return
-        kept = self._nominations.plan(uid, node)
+        kept = self._book.nominations.plan(uid, node)
         new = kept.record if kept is not None else self._nominated(pod, node)
         if new is not None:
-            self._ledger.put(replace(new, since=self._clock()))
+            self._book.ledger.put(replace(new, since=self._book.clock()))
 
     def _nominated(self, pod: Mapping[str, Any], node: str) -> Record | None:
         """What to keep for a pod that another extender, or we before a restart, preempted for: what leaving pods free."""
         try:
-            asked = request.parse_pod(pod, self.names)
+            asked = request.parse_pod(pod, self._book.names)
         except InvalidRequest:
             return None
-        if node not in self._cluster.index:
+        if node not in self._book.cluster.index:
             return None
         ground = self._ground(asked, pod, [node])
         gone = tuple(one for one in ground.holders[0] if one.leaving)
         if ground.codes(np.array([0]), freed=[gone])[0] != FITS:
             return None
         return self._record(asked, ground, 0, gone, objects.priority(pod))
+
+    def waits_for(self, record: Record | None) -> tuple[str, ...]:
+        """Who is still there of those who were evicted for a nominated pod."""
+        if record is None or record.state is not State.NOMINATED:
+            return ()
+        plan = self._book.nominations.plan(record.uid, record.node)
+        victims = [self._book.ledger.get(uid) for uid in plan.victims] if plan is not None else []
+        return tuple(f"{one.namespace}/{one.name}" for one in victims if one is not None)

@@ -1,0 +1,98 @@
+"""The book: all that the engine knows and remembers. Not locked: the engine's one lock covers it."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+
+from scheduler_ext.engine.metrics import Metrics
+from scheduler_ext.protocol.quantities import pod_requests
+from scheduler_ext.scoring.quotas import Quotas
+from scheduler_ext.scoring.scores import Scores, Table
+from scheduler_ext.scoring.typical_pods import Typical, Workload
+from scheduler_ext.state.cluster import Cluster, Ints
+from scheduler_ext.state.decisions import Decisions
+from scheduler_ext.state.gangs import Gangs
+from scheduler_ext.state.nominations import Nominations
+from scheduler_ext.state.pods import Ledger
+from scheduler_ext.state.shape import Shape, shape_of
+from vcuda.spec.names import Names
+from vcuda.spec.request import PodRequest, Policy
+
+_MOST_COUNTED = 200_000  # pods whose demand has been counted; forgotten when they are gone
+
+
+class Journal(Protocol):
+    """Takes the engine's inputs and decisions in order, without waiting; see lab/recording.py."""
+
+    def put(self, event: dict[str, Any], weight: int = 1) -> None: ...
+
+
+class Book:
+    """Cluster, ledger, scores, typical pods, quotas, gangs, nominations and last decisions.
+
+    `clock` gives monotonic seconds, `wall_clock` nanoseconds since the epoch. An assumed placement expires
+    `expiry_seconds` after its decision, an incomplete gang's places `gang_seconds` after its first member's.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        policy: Policy = Policy.FGD,
+        *,
+        expiry_seconds: float = 300.0,
+        gang_seconds: float = 120.0,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], int] = time.time_ns,
+        journal: Journal | None = None,
+    ) -> None:
+        self.names, self.policy = names, policy
+        self.expiry_seconds, self.gang_seconds = expiry_seconds, gang_seconds
+        self.metrics = metrics or Metrics()
+        self.clock, self.wall_clock = clock, wall_clock
+        self.journal = journal
+        self.cluster = Cluster()
+        self.quotas = Quotas(self.cluster)
+        self.ledger = Ledger(self.cluster, changed=self.quotas.count)
+        self.scores = Scores()
+        self.workload = Workload()
+        self.decisions = Decisions()
+        self.nominations = Nominations()
+        self.gangs = Gangs()
+        self._counted: collections.OrderedDict[str, None] = collections.OrderedDict()
+
+    def note(self, kind: str, weight: int = 1, **event: Any) -> None:
+        """Tell the journal, if there is one. `weight`: how many names or objects the event holds."""
+        if self.journal is not None:
+            self.journal.put({"kind": kind, **event}, weight)
+
+    def shape(self, asked: PodRequest, pod: Mapping[str, Any]) -> Shape:
+        return shape_of(asked, self.policy, *pod_requests(pod))
+
+    def typical(self) -> Typical:
+        return self.workload.typical(self.cluster, self.clock())
+
+    def table(self, shape: Shape) -> Table:
+        return self.scores.table(shape, self.cluster, self.typical())
+
+    def rows(self, names: Sequence[str]) -> Ints:
+        """The rows of nodes; -1 for those that are not known."""
+        return np.fromiter(map(self.cluster.index.get, names, repeat(-1)), np.int64, len(names))
+
+    def count_demand(self, uid: str, shape: Shape) -> None:
+        """Count a pod among the typical ones: once, however often kube-scheduler asks about it."""
+        if uid in self._counted:
+            return
+        self._counted[uid] = None
+        if len(self._counted) > _MOST_COUNTED:
+            self._counted.popitem(last=False)
+        self.workload.observe(shape)
+
+    def forget_demand(self, uid: str) -> None:
+        self._counted.pop(uid, None)
