@@ -68,6 +68,7 @@ PROGRAMS = {
     "slot_many": Program(("slot_many_test.c",)),
     "kill_steps": Program(("kill_steps_test.c",)),
     "region_damage": Program(("region_damage_test.c",)),
+    "region_witness": Program(("region_witness_test.c",)),
     "region_threads": Program(("region_threads_test.c",)),
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS),
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS),

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "check.h"
+#include "region/witness.h"
 
 #define LIMIT 1000u
 #define AT_ONCE 8
@@ -50,6 +51,8 @@ int main(void)
     struct vc_region *region = vc_region_get_at(folder);
     struct stat before, after;
     fstat(region->usage_descriptor, &before);
+    CHECK(vc_quota_reserve(region, 0, 1)); /* opens what it needs */
+    vc_quota_rollback(region, 0, 1);
     int open_before = descriptors();
     for (int number = 0, running = 0; number < PROCESSES || running > 0;) {
         if (number < PROCESSES && running < AT_ONCE) {
@@ -75,10 +78,12 @@ int main(void)
     CHECK(descriptors() == open_before);
     /* One lock is left, our own: asked through another description, as it is in nobody's own way. */
     int other = open(region->usage_path, O_RDONLY | O_CLOEXEC);
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES + 1};
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES + 1, .l_len = VC_MAX_SLOTS};
     CHECK(fcntl(other, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK);
     lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES, .l_len = 1};
     CHECK(fcntl(other, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_WRLCK);
+    for (uint32_t slot = 1; slot < VC_MAX_SLOTS; slot++)
+        CHECK(vc_witness_read(other, slot, 0) == 0);
     close(other);
     remove_region(folder);
     return broken != 0;

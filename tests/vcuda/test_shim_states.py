@@ -14,6 +14,7 @@ from tests.support.share import LIB, MIB, Share
 from vcuda.sim import Machine, SimCard
 
 LIMIT = 256 * MIB
+OUT_OF_MEMORY = 2
 
 
 @pytest.fixture
@@ -33,6 +34,12 @@ stream = C.c_void_p()
 ok("cuStreamCreate", C.byref(stream), 0)
 ok("cuStreamSynchronize", stream)
 answer([module_free, info()[1] // MIB])
+"""
+
+START = """
+context = C.c_void_p()
+ok("cuInit", 0)
+answer(call("cuCtxCreate_v2", C.byref(context), 0, 0))
 """
 
 
@@ -121,16 +128,16 @@ def test_unreadable_limits_are_counted(share: Share) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_unusable_usage_leaves_each_process_to_count_by_itself(
-    share: Share, damage: Callable[[Path], None]
+def test_memory_that_can_not_be_counted_is_refused(
+    share: Share, machine: Machine, damage: Callable[[Path], None]
 ) -> None:
     damage(share.region_directory / "usage")
-    ((results, total), said) = outcome(share)
-    assert results == [0, 2]
-    assert total == LIMIT // MIB
+    (result, said) = outcome(share, START)
+    assert result == OUT_OF_MEMORY  # a context is memory, too
     assert len(said) == 1
     assert "/usage" in said[0]
-    assert said[0].endswith("this process is held to the share by itself, without borrowing idle GPU time")
+    assert said[0].endswith("GPU memory is refused to this process, and it borrows no idle GPU time")
+    assert machine.report().cards[0].used_bytes == 0
 
 
 def test_usage_of_another_container_is_not_used(share: Share, machine: Machine, tmp_path: Path) -> None:
@@ -138,8 +145,8 @@ def test_usage_of_another_container_is_not_used(share: Share, machine: Machine, 
     usage = share.region_directory / "usage"
     usage.unlink()
     usage.symlink_to(other.region_directory / "usage")
-    ((results, _), said) = outcome(share)
-    assert results == [0, 2]
+    (result, said) = outcome(share, START)
+    assert result == OUT_OF_MEMORY
     assert said[0].startswith("vcuda: cannot use ") and "it belongs to another container's limits" in said[0]
     assert other.usage().processes == ()
 

@@ -38,6 +38,7 @@ VC__OFFSET(vc_card_limit, others_gpu_ns, 160);
 
 VC__SIZE(vc_limits, 192 + 16 * 256);
 VC__OFFSET(vc_limits, sequence, 64);
+VC__OFFSET(vc_limits, usage_inode, 80);
 VC__OFFSET(vc_limits, arbiter_heartbeat_ns, 128);
 VC__OFFSET(vc_limits, cards, 192);
 
@@ -63,6 +64,7 @@ VC__OFFSET(vc_slot, cards, 128);
 
 VC__OFFSET(vc_usage, slot_high_water, 64);
 VC__OFFSET(vc_usage, limits_impossible, 88);
+VC__OFFSET(vc_usage, account_damaged, 96);
 VC__OFFSET(vc_usage, cards, 128);
 VC__OFFSET(vc_usage, slots, 128 + 16 * 256);
 

@@ -133,6 +133,9 @@ int vc_files_create(const char *limits_path, const char *usage_path, const struc
 
     if (write_new(new_usage, &usage, sizeof usage, VC_USAGE_FILE_BYTES, 0666) != 0)
         return vc_fail(error, "cannot create %s: %s", usage_path, strerror(errno));
+    /* Who opens the usage file sees whether it is this one, and not a copy that was put in its place. */
+    struct stat made;
+    limits.usage_inode = stat(new_usage, &made) == 0 ? made.st_ino : 0;
     if (write_new(new_limits, &limits, sizeof limits, VC_LIMITS_FILE_BYTES, 0444) != 0) {
         int reason = errno;
         unlink(new_usage);

@@ -4,10 +4,14 @@
 #include <sched.h>
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "region/slot.h"
+#include "region/witness.h"
 
 #define VC__PATIENCE_NS 20000000u
 #define VC__BACKOFF_NS 20000u
 #define VC__ATTEMPTS 64
+#define VC__INTACT_ATTEMPTS 1000
 
 static uint64_t add_saturated(uint64_t a, uint64_t b)
 {
@@ -69,7 +73,9 @@ uint64_t vc_quota_limit(const struct vc_region *region, uint32_t card)
 
 uint64_t vc_quota_used(const struct vc_region *region, uint32_t card)
 {
-    uint64_t overhead = vc_load_relaxed(&region->limits->cards[card].overhead_bytes);
+    uint64_t overhead = vc_load_relaxed(&region->limits->cards[card].overhead_bytes), limit;
+    if (region->state == VC_REGION_UNCOUNTED && (limit = vc_quota_limit(region, card)) != UINT64_MAX)
+        return limit;
     return add_saturated(sum_committed(region, card), overhead);
 }
 
@@ -150,21 +156,76 @@ static bool settle(struct vc_region *region, uint32_t card, struct vc_slot *own,
     return granted;
 }
 
+static void say_damaged(struct vc_region *region, const char *why)
+{
+    vc_add_relaxed(&region->usage->account_damaged, 1);
+    vc_log_once(VC_NOTICE_ACCOUNT,
+                "the container's account of GPU memory (%s) was damaged: %s; GPU memory is refused until the processes that hold it have "
+                "ended",
+                region->usage_path, why);
+}
+
+/* Whether our slot says at least what was granted to us. Other threads may be in the middle of a change, but not for ever. */
+static bool slot_intact(const struct vc_region *region, uint32_t card, const struct vc_slot *own)
+{
+    for (int attempt = 0; attempt < VC__INTACT_ATTEMPTS; attempt++) {
+        uint64_t held = vc_load(&region->held_bytes[card]);
+        bool less = vc_load(&own->cards[card].reserved_bytes) < held;
+        if (!less || vc_load(&region->held_bytes[card]) != held)
+            return true;
+        vc_cpu_relax();
+    }
+    return false;
+}
+
+/* What was reserved is granted: note it where nobody else can write. False: the account was damaged, and nothing is granted. */
+static bool grant(struct vc_region *region, uint32_t card, uint64_t bytes, bool limited)
+{
+    const char *why;
+    if (VC_LIKELY(vc_add(&region->held_bytes[card], bytes) <= vc_load_relaxed(&region->witness.bytes[card])))
+        return true;
+    if (!limited || vc_witness_raise(region, card, &why))
+        return true;
+    say_damaged(region, why);
+    vc_sub(&region->held_bytes[card], bytes);
+    return false;
+}
+
+static void give_back(struct vc_region *region, uint32_t card, uint64_t bytes)
+{
+    uint64_t held = vc_sub(&region->held_bytes[card], bytes);
+    if (VC_UNLIKELY(held + VC_WITNESS_SLACK < vc_load_relaxed(&region->witness.bytes[card])))
+        vc_witness_lower(region, card);
+}
+
 static bool reserve(struct vc_region *region, uint32_t card, uint64_t bytes, bool managed)
 {
     struct vc_slot *own = vc_region_slot(region);
-    if (!own)
+    if (!own || vc_load_relaxed(&region->damaged))
         return false;
     struct bounds bounds = bounds_of(region, card, managed);
+    if (region->state == VC_REGION_UNCOUNTED && bounds.all != UINT64_MAX)
+        return false;
     if (bytes > bounds.all || bytes > bounds.pinned)
         return false;
-    vc_add(&own->cards[card].reserved_bytes, bytes);
+    uint64_t held = vc_load(&region->held_bytes[card]);
+    if (VC_UNLIKELY(vc_add(&own->cards[card].reserved_bytes, bytes) < held + bytes) && !slot_intact(region, card, own)) {
+        vc_store(&region->damaged, 1);
+        vc_raise_to(&own->cards[card].reserved_bytes, vc_load(&region->held_bytes[card]));
+        vc_raise_to(&own->cards[card].committed_bytes, vc_load(&region->held_bytes[card]));
+        say_damaged(region, "the ledger of this process was overwritten");
+        return false;
+    }
     uint64_t sum = sum_reserved(region, card);
     if (VC_UNLIKELY(sum > bounds.all || (bounds.pinned != UINT64_MAX && !fits(region, card, bounds)))) {
         if (!settle(region, card, own, bytes, managed))
             return false;
         sum = sum_reserved(region, card);
         sum = sum < bounds.all ? sum : bounds.all;
+    }
+    if (VC_UNLIKELY(!grant(region, card, bytes, bounds.all != UINT64_MAX))) {
+        vc_sub(&own->cards[card].reserved_bytes, bytes);
+        return false;
     }
     vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum);
     return true;
@@ -219,8 +280,10 @@ void vc_quota_commit(struct vc_region *region, uint32_t card, uint64_t bytes, en
 void vc_quota_rollback(struct vc_region *region, uint32_t card, uint64_t bytes)
 {
     struct vc_slot *own = vc_region_slot(region);
-    if (own)
-        vc_sub(&own->cards[card].reserved_bytes, bytes);
+    if (!own)
+        return;
+    give_back(region, card, bytes);
+    vc_sub(&own->cards[card].reserved_bytes, bytes);
 }
 
 void vc_quota_release(struct vc_region *region, uint32_t card, uint64_t bytes, enum vc_quota_kind kind)
@@ -237,6 +300,7 @@ void vc_quota_release(struct vc_region *region, uint32_t card, uint64_t bytes, e
     if (kind == VC_QUOTA_OVERSOLD)
         __atomic_sub_fetch(&mine->oversold_bytes, bytes, __ATOMIC_RELAXED);
     vc_add(&mine->generation, 1);
+    give_back(region, card, bytes);
     /* In this order reserved_bytes never reads less than committed_bytes for long: others would take it for idle. */
     vc_sub(&mine->committed_bytes, bytes);
     vc_sub(&mine->reserved_bytes, bytes);
@@ -249,6 +313,11 @@ void vc_quota_charge(struct vc_region *region, uint32_t card, uint64_t bytes, en
         return;
     vc_add(&own->cards[card].reserved_bytes, bytes);
     add_committed(&own->cards[card], bytes, kind);
-    if (vc_quota_limit(region, card) != UINT64_MAX)
+    const char *why;
+    bool limited = vc_quota_limit(region, card) != UINT64_MAX;
+    uint64_t held = vc_add(&region->held_bytes[card], bytes);
+    if (region->state == VC_REGION_ENFORCED && limited && held > vc_load_relaxed(&region->witness.bytes[card]))
+        vc_witness_raise(region, card, &why);
+    if (limited)
         vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum_reserved(region, card));
 }

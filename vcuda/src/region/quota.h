@@ -5,7 +5,10 @@
  * never exceeds the limit. Every counter has one writing process and dies with its slot: nothing that a SIGKILL
  * interrupts stays booked. `reserved_bytes` includes what is committed.
  *
- * Pre of all functions: region->state is ENFORCED or ALONE, card < region->card_count. Any thread, no lock held. */
+ * The slots lie in a file that every process of the container may write. A process therefore also counts what it was granted where
+ * nobody else can (held_bytes), and lets the kernel witness it (witness.h): an account that was damaged refuses, it never forgets.
+ *
+ * Pre of all functions: region->state is ENFORCED or UNCOUNTED, card < region->card_count. Any thread, no lock held. */
 #ifndef VC_QUOTA_H
 #define VC_QUOTA_H
 

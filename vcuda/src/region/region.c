@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "region/descriptor.h"
 #include "region/file.h"
 #include "base/log.h"
 
@@ -104,16 +105,6 @@ static void *map_file(int descriptor, size_t bytes, int protection)
     return mapping;
 }
 
-/* Keep our descriptor out of the low numbers that applications close, count or expect. */
-static int move_high(int descriptor)
-{
-    int high = fcntl(descriptor, F_DUPFD_CLOEXEC, 900);
-    if (high < 0)
-        return descriptor;
-    close(descriptor);
-    return high;
-}
-
 static bool open_limits(struct vc_region *region, const char *directory, uint64_t *instance, struct vc_error *error)
 {
     char path[VC_PATH_BYTES];
@@ -154,6 +145,12 @@ static bool open_usage(struct vc_region *region, const char *directory, uint64_t
         close(descriptor);
         return false;
     }
+    if (region->limits && region->limits->usage_inode != 0 &&
+        (fstat(descriptor, &status) != 0 || status.st_ino != region->limits->usage_inode)) {
+        vc_fail(error, "cannot use %s: it was replaced; start the container again", region->usage_path);
+        close(descriptor);
+        return false;
+    }
     struct vc_usage *usage = map_file(descriptor, VC_USAGE_FILE_BYTES, PROT_READ | PROT_WRITE);
     if (!usage || fstat(descriptor, &status) != 0) {
         vc_fail(error, "cannot map %s: %s", region->usage_path, strerror(errno));
@@ -161,14 +158,15 @@ static bool open_usage(struct vc_region *region, const char *directory, uint64_t
         return false;
     }
     region->usage = usage;
-    region->usage_descriptor = move_high(descriptor);
+    region->usage_descriptor = vc_descriptor_move_high(descriptor);
     region->usage_device = status.st_dev;
     region->usage_inode = status.st_ino;
     return true;
 }
 
-/* Count by ourselves in private memory: the same code, with one slot that nobody else sees. */
-static bool stand_alone(struct vc_region *region)
+/* Count GPU time by ourselves in private memory: the same code, with one slot that nobody else sees. Memory is refused: processes
+ * that count alone would get the limit each. */
+static bool count_time_alone(struct vc_region *region)
 {
     void *memory = mmap(NULL, VC_USAGE_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
@@ -202,8 +200,8 @@ static void open_directory(struct vc_region *region, const char *directory)
         region->state = VC_REGION_ENFORCED;
         return;
     }
-    region->state = stand_alone(region) ? VC_REGION_ALONE : VC_REGION_DAMAGED;
-    vc_log_once(VC_NOTICE_ALONE, "%s; this process is held to the share by itself, without borrowing idle GPU time", error.text);
+    region->state = count_time_alone(region) ? VC_REGION_UNCOUNTED : VC_REGION_DAMAGED;
+    vc_log_once(VC_NOTICE_UNCOUNTED, "%s; GPU memory is refused to this process, and it borrows no idle GPU time", error.text);
 }
 
 static void find_region(struct vc_region *region)
@@ -228,11 +226,8 @@ static void find_region(struct vc_region *region)
  * card. A parent without a slot had none there; then it goes, by close, never by unlocking. */
 static void forget_parent(void)
 {
-    struct stat status;
-    int descriptor = the_region.usage_descriptor;
-    if (descriptor >= 0 && !the_region.slot && fstat(descriptor, &status) == 0 &&
-        status.st_dev == the_region.usage_device && status.st_ino == the_region.usage_inode)
-        close(descriptor);
+    if (!the_region.slot && vc_descriptor_is_usage(&the_region, the_region.usage_descriptor))
+        close(the_region.usage_descriptor);
     uint32_t count = vc_load(&reset_count);
     for (uint32_t index = 0; index < count && index < VC__MAX_RESETS; index++) {
         void (*reset)(void) = vc_load_acquire(&resets[index]);
@@ -284,7 +279,8 @@ static struct vc_region *open_once(const char *directory)
         page = vc__region_page;
         memset(&the_region, 0, sizeof the_region);
         pthread_mutex_init(&the_region.slow_mutex, NULL);
-        the_region.usage_descriptor = -1;
+        pthread_mutex_init(&the_region.witness.mutex, NULL);
+        the_region.usage_descriptor = the_region.witness.descriptor = -1;
         if (directory)
             open_directory(&the_region, directory);
         else

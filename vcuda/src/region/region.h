@@ -19,17 +19,25 @@
 enum vc_region_state {
     VC_REGION_ABSENT,   /* nothing is configured: pass everything through */
     VC_REGION_ENFORCED, /* limits and usage are mapped */
-    VC_REGION_ALONE,    /* limits are mapped, usage can't be used: this process counts by itself, guaranteed share, no lending */
+    VC_REGION_UNCOUNTED, /* limits are mapped, usage can't be used: memory refused, guaranteed share, no lending */
     VC_REGION_DAMAGED,  /* limits exist but can't be read: memory refused, compute unthrottled */
+};
+
+/* What this process has witnessed (witness.h). */
+struct vc_witness {
+    pthread_mutex_t mutex;
+    int descriptor; /* a file description of its own: its locks end with it */
+    void *page;     /* keeps the locks where the descriptor is closed */
+    uint64_t bytes[VC_MAX_CARDS];
 };
 
 struct vc_region {
     enum vc_region_state state;
     uint32_t card_count;            /* cards of the share; 0 in ABSENT and DAMAGED */
     const struct vc_limits *limits; /* read-only mapping; NULL in ABSENT and DAMAGED */
-    struct vc_usage *usage;         /* shared in ENFORCED, private zeroed memory in ALONE; else NULL */
+    struct vc_usage *usage;         /* shared in ENFORCED, private zeroed memory in UNCOUNTED; else NULL */
 
-    /* Private to vc_region.c, vc_slot.c and vc_quota.c. */
+    /* Private to this folder. */
     struct vc_slot *slot;        /* own slot, or NULL while none is claimed */
     uint64_t next_claim_ns;      /* after a failed claim: not again before this time */
     uint32_t contending;         /* one thread of the process at a time holds its reservation while it waits */
@@ -37,6 +45,10 @@ struct vc_region {
     int usage_descriptor;        /* holds the slot's lock, together with the mapping */
     uint64_t usage_device;       /* identity of that file: an application may close and reuse our descriptor */
     uint64_t usage_inode;
+    uint64_t held_bytes[VC_MAX_CARDS]; /* granted to this process: what no other process can write; its slot never says less */
+    uint32_t seen_slots;               /* at least so many slots are in use, whatever slot_high_water says */
+    uint32_t damaged;                  /* our slot was written by somebody else: memory is refused */
+    struct vc_witness witness;
     char usage_path[VC_PATH_BYTES];
 };
 
@@ -58,7 +70,7 @@ static inline const struct vc_card_limit *vc_region_only_limit(void)
 
 /* The region of this process, never NULL; found and mapped at the first call in a process (and again in a forked
  * child, which must not inherit its parent's slot). Cost after that: two loads. Says once on stderr why a region is
- * absent, alone or damaged. */
+ * absent, uncounted or damaged. */
 struct vc_region *vc__region_open(void);
 static inline struct vc_region *vc_region_get(void)
 {
@@ -74,10 +86,11 @@ struct vc_region *vc_region_get_at(const char *directory);
 int vc_region_card(const struct vc_region *region, const char *uuid);
 
 /* How many leading slots may be in use: sum over [0, vc_region_slots) instead of all VC_MAX_SLOTS. Sequentially
- * consistent, as the quota needs it. Pre: region->usage != NULL. */
+ * consistent, as the quota needs it. A tenant may lower the shared word; what this process has seen stays. Pre: region->usage != NULL. */
 static inline uint32_t vc_region_slots(const struct vc_region *region)
 {
-    uint32_t slots = vc_load(&region->usage->slot_high_water);
+    uint32_t slots = vc_load(&region->usage->slot_high_water), seen = vc_load_relaxed(&region->seen_slots);
+    slots = slots > seen ? slots : seen;
     return slots <= VC_MAX_SLOTS ? slots : VC_MAX_SLOTS;
 }
 

@@ -4,15 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "region/descriptor.h"
 
-#define VC__OVERLAYFS_MAGIC 0x794c7630 /* <linux/magic.h> */
 #define VC__CLAIM_INTERVAL_NS 10000000u
 
 static struct flock lock_of(uint32_t index, short type)
@@ -56,37 +52,12 @@ bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, b
     return presence == VC_PRESENT && !(vc_load_relaxed(&slot->flags) & VC_SLOT_LOCK_MAPPED);
 }
 
-/* A descriptor of the usage file that is surely still that file, or -1. */
+/* A descriptor of the usage file that is surely still that file, or -1. Where the application closed it, the mapping keeps our lock. */
 static int usage_descriptor(struct vc_region *region)
 {
-    struct stat status;
-    if (region->usage_descriptor >= 0 && fstat(region->usage_descriptor, &status) == 0 &&
-        status.st_dev == region->usage_device && status.st_ino == region->usage_inode)
-        return region->usage_descriptor;
-    /* The application closed it (the mapping keeps our lock): open the file again, if it is still there for us. */
-    region->usage_descriptor = -1;
-    int descriptor = open(region->usage_path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0)
-        return -1;
-    if (fstat(descriptor, &status) != 0 || status.st_dev != region->usage_device || status.st_ino != region->usage_inode) {
-        close(descriptor);
-        return -1;
-    }
-    return region->usage_descriptor = descriptor;
-}
-
-/* Let the slot's lock live in a mapping too, which applications do not close and forked children do not get. A mapping of
- * its own: the one of the whole file may belong to a descriptor that was closed. It is kept for the process's life. */
-static bool pin(int descriptor)
-{
-    size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
-    void *page = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, descriptor, 0);
-    if (page == MAP_FAILED)
-        return false;
-    if (madvise(page, bytes, MADV_DONTFORK) == 0)
-        return true;
-    munmap(page, bytes);
-    return false;
+    if (!vc_descriptor_is_usage(region, region->usage_descriptor))
+        region->usage_descriptor = vc_descriptor_open(region);
+    return region->usage_descriptor;
 }
 
 /* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere. What is committed goes first: half done it
@@ -120,11 +91,6 @@ struct vc_slot *vc_slot_claim(struct vc_region *region)
         return NULL;
     struct vc_identity self;
     vc_identify_self(&self);
-    struct statfs filesystem;
-    uint64_t flags = fstatfs(descriptor, &filesystem) == 0 && filesystem.f_type != VC__OVERLAYFS_MAGIC && pin(descriptor)
-                         ? VC_SLOT_LOCK_MAPPED
-                         : 0;
-
     for (uint32_t index = 0; index < VC_MAX_SLOTS; index++) {
         struct vc_slot *slot = &region->usage->slots[index];
         if (!try_lock(descriptor, index))
@@ -139,7 +105,10 @@ struct vc_slot *vc_slot_claim(struct vc_region *region)
         while (high_water < index + 1 && !__atomic_compare_exchange_n(&region->usage->slot_high_water, &high_water, index + 1,
                                                                       true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
             ;
-        fill_slot(slot, &self, flags);
+        vc_store(&region->seen_slots, index + 1);
+        /* A mapping of its own: the one of the whole file may belong to a descriptor that was closed. Kept for the process's life. */
+        bool mapped = vc_descriptor_pins(descriptor) && vc_descriptor_pin(descriptor);
+        fill_slot(slot, &self, mapped ? VC_SLOT_LOCK_MAPPED : 0);
         return slot;
     }
     return NULL;

@@ -75,7 +75,7 @@ static struct vc_gate *gate_of(struct vc_region *region, int card)
     if (!gates_ready[card]) {
         vc_gate_init(&gates[card], region->limits, &region->limits->cards[card], &region->usage->cards[card],
                      slot ? &slot->cards[card] : &nobodys_slot);
-        gates[card].alone = region->state == VC_REGION_ALONE;
+        gates[card].alone = region->state == VC_REGION_UNCOUNTED;
         if (slot && region->state == VC_REGION_ENFORCED)
             gates[card].turns = (struct vc_turns){&region->usage->cards[card], region->usage->slots,
                                                   &region->usage->slot_high_water, (uint32_t)card,

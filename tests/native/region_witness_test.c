@@ -1,0 +1,112 @@
+/* The witness: as long as what is held, kept over closed descriptors, and stronger than what stands in the file. */
+#include <fcntl.h>
+
+#include "check.h"
+#include "region/descriptor.h"
+#include "region/slot.h"
+#include "region/witness.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define LIMIT (1024 * MIB)
+
+static char *folder;
+
+static uint64_t seen(const struct vc_region *region, uint32_t slot)
+{
+    int other = open(region->usage_path, O_RDONLY | O_CLOEXEC);
+    uint64_t bytes = vc_witness_read(other, slot, 0);
+    close(other);
+    return bytes;
+}
+
+static void follows_what_is_held(struct vc_region *region)
+{
+    CHECK(vc_quota_reserve(region, 0, 1));
+    CHECK(seen(region, 0) == 2 * MIB);
+    CHECK(vc_quota_reserve(region, 0, 100 * MIB));
+    CHECK(seen(region, 0) == 102 * MIB);
+    vc_quota_rollback(region, 0, 14 * MIB);
+    CHECK(seen(region, 0) == 102 * MIB); /* the slack */
+    vc_quota_rollback(region, 0, 4 * MIB);
+    CHECK(seen(region, 0) == 84 * MIB);
+    CHECK(seen(region, 1) == 0);
+}
+
+/* As applications do that become daemons. */
+static void outlives_its_descriptors(struct vc_region *region)
+{
+    for (int descriptor = 3; descriptor < 1024; descriptor++)
+        close(descriptor);
+    CHECK(seen(region, 0) == 84 * MIB);
+    CHECK(vc_quota_reserve(region, 0, 10 * MIB));
+    CHECK(seen(region, 0) == 94 * MIB);
+    vc_quota_rollback(region, 0, 90 * MIB);
+    CHECK(seen(region, 0) == 4 * MIB);
+    CHECK(vc_quota_reserve(region, 0, 90 * MIB));
+}
+
+/* In a sibling, while we hold 92 MiB and a byte. */
+static void believes_the_witness(void)
+{
+    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_slot_card *other = &region->usage->slots[0].cards[0];
+    CHECK(vc_quota_reserve(region, 0, 2 * MIB));
+    uint64_t said = other->reserved_bytes;
+    vc_store(&other->reserved_bytes, 0);
+    CHECK(!vc_quota_reserve(region, 0, 4 * MIB));
+    CHECK(region->usage->account_damaged == 1);
+    CHECK(seen(region, 1) == 2 * MIB && region->held_bytes[0] == 2 * MIB);
+    vc_store(&other->reserved_bytes, said - VC_WITNESS_SLACK);
+    CHECK(vc_quota_reserve(region, 0, 4 * MIB)); /* as much may be on its way */
+    vc_store(&other->reserved_bytes, said);
+    region->usage->slot_high_water = 0;
+    CHECK(!vc_quota_reserve(region, 0, LIMIT - 90 * MIB));
+    region->usage->slot_high_water = 2;
+}
+
+static void believes_itself(struct vc_region *region)
+{
+    uint64_t *said = &region->slot->cards[0].reserved_bytes, before = *said;
+    vc_store(said, 0);
+    CHECK(!vc_quota_reserve(region, 0, 1));
+    CHECK(*said == before && region->damaged);
+    CHECK(!vc_quota_reserve(region, 0, 1)); /* and so it stays */
+}
+
+static void a_locked_range_refuses(void)
+{
+    struct vc_region *region = vc_region_get_at(folder);
+    CHECK(vc_region_slot(region) == &region->usage->slots[1]);
+    int other = open(region->usage_path, O_RDWR | O_CLOEXEC);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)1 << 40};
+    struct flock own = lock;
+    own.l_start += (off_t)1 << 24; /* of slot 1 */
+    CHECK(fcntl(other, F_OFD_SETLK, &own) == 0);
+    CHECK(!vc_quota_reserve(region, 0, 1));
+    CHECK(vc_region_slot(region)->cards[0].reserved_bytes == 0 && region->held_bytes[0] == 0);
+    close(other);
+    CHECK(vc_quota_reserve(region, 0, 1));
+}
+
+static void in_a_child(void (*body)(void))
+{
+    pid_t child = fork();
+    if (child == 0) {
+        body();
+        _exit(broken != 0);
+    }
+    join(child);
+}
+
+int main(void)
+{
+    folder = make_region(LIMIT);
+    struct vc_region *region = vc_region_get_at(folder);
+    follows_what_is_held(region);
+    outlives_its_descriptors(region);
+    in_a_child(believes_the_witness);
+    in_a_child(a_locked_range_refuses);
+    believes_itself(region);
+    remove_region(folder);
+    return broken != 0;
+}
