@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support import share as shares
-from tests.support.share import MIB, Share
+from tests.support.share import MIB
 from vcuda.sim import Machine, SimCard
 
 LIMIT = 1024 * MIB
