@@ -41,7 +41,7 @@ enum reach { BYTES, LOCKS, NAMES };
 static void look_at_the_rest(struct trace *trace, enum reach reach)
 {
     for (uint32_t slot = 1; reach == LOCKS && slot < WATCHED_SLOTS; slot++)
-        trace->locked[slot] = vc_slot_locked(mine->usage_descriptor, slot);
+        trace->locked[slot] = vc_slot_locked(mine->file.descriptor, slot);
     static const char *const endings[] = {"", "", ".new", ".new"};
     for (int name = 0; reach == NAMES && name < 4; name++) {
         char path[320];
@@ -174,7 +174,7 @@ static void check_that_nothing_is_left(void)
     for (uint32_t slot = 1; slot < WATCHED_SLOTS; slot++) {
         CHECK(mine->usage->slots[slot].state == VC_SLOT_FREE);
         CHECK(mine->usage->slots[slot].cards[0].reserved_bytes == 0);
-        CHECK(!vc_slot_locked(mine->usage_descriptor, slot));
+        CHECK(!vc_slot_locked(mine->file.descriptor, slot));
     }
 }
 

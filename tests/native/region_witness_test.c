@@ -13,7 +13,7 @@ static char *folder;
 
 static uint64_t seen(const struct vc_region *region, uint32_t slot)
 {
-    int other = open(region->usage_path, O_RDONLY | O_CLOEXEC);
+    int other = open(region->file.path, O_RDONLY | O_CLOEXEC);
     uint64_t bytes = vc_witness_read(other, slot, 0);
     close(other);
     return bytes;
@@ -77,7 +77,7 @@ static void a_locked_range_refuses(void)
 {
     struct vc_region *region = vc_region_get_at(folder);
     CHECK(vc_region_slot(region) == &region->usage->slots[1]);
-    int other = open(region->usage_path, O_RDWR | O_CLOEXEC);
+    int other = open(region->file.path, O_RDWR | O_CLOEXEC);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)1 << 40};
     struct flock own = lock;
     own.l_start += (off_t)1 << 24; /* of slot 1 */

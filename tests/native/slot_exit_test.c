@@ -88,7 +88,7 @@ static unsigned watch(enum ending ending)
     unsigned seen = 0, lost = 0;
     bool held = true;
     while (held) {
-        bool locked = vc_slot_locked(region->usage_descriptor, 1);
+        bool locked = vc_slot_locked(region->file.descriptor, 1);
         bool alive = vc_slot_alive(&self, slot, locked);
         struct pollfd end = {.fd = card[0], .events = POLLIN};
         held = poll(&end, 1, 0) == 0; /* all its ends closed: hung up */

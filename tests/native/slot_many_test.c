@@ -50,7 +50,7 @@ int main(void)
     folder = make_region(LIMIT);
     struct vc_region *region = vc_region_get_at(folder);
     struct stat before, after;
-    fstat(region->usage_descriptor, &before);
+    fstat(region->file.descriptor, &before);
     CHECK(vc_quota_reserve(region, 0, 1)); /* opens what it needs */
     vc_quota_rollback(region, 0, 1);
     int open_before = descriptors();
@@ -73,11 +73,11 @@ int main(void)
     vc_slots_reap(region);
     CHECK(vc_quota_used(region, 0) == 0);
     CHECK(region->usage->slot_shortage == 0 && region->usage->cards[0].memory_peak_bytes <= LIMIT);
-    fstat(region->usage_descriptor, &after);
+    fstat(region->file.descriptor, &after);
     CHECK(before.st_size == after.st_size && before.st_blocks == after.st_blocks);
     CHECK(descriptors() == open_before);
     /* One lock is left, our own: asked through another description, as it is in nobody's own way. */
-    int other = open(region->usage_path, O_RDONLY | O_CLOEXEC);
+    int other = open(region->file.path, O_RDONLY | O_CLOEXEC);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES + 1, .l_len = VC_MAX_SLOTS};
     CHECK(fcntl(other, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK);
     lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES, .l_len = 1};

@@ -17,7 +17,7 @@ static char *folder;
 
 static bool is_locked(struct vc_region *region, uint32_t index)
 {
-    int descriptor = open(region->usage_path, O_RDONLY | O_CLOEXEC);
+    int descriptor = open(region->file.path, O_RDONLY | O_CLOEXEC);
     bool locked = vc_slot_locked(descriptor, index);
     close(descriptor);
     return locked;

@@ -20,34 +20,34 @@ int vc_descriptor_move_high(int descriptor)
     return high;
 }
 
-bool vc_descriptor_is_usage(const struct vc_region *region, int descriptor)
+bool vc_descriptor_is_usage(const struct vc_usage_file *file, int descriptor)
 {
     struct stat status;
-    return descriptor >= 0 && fstat(descriptor, &status) == 0 && status.st_dev == region->usage_device &&
-           status.st_ino == region->usage_inode;
+    return descriptor >= 0 && fstat(descriptor, &status) == 0 && status.st_dev == file->device &&
+           status.st_ino == file->inode;
 }
 
-static int open_checked(const struct vc_region *region, const char *path)
+static int open_checked(const struct vc_usage_file *file, const char *path)
 {
     int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (descriptor < 0)
         return -1;
-    if (vc_descriptor_is_usage(region, descriptor))
+    if (vc_descriptor_is_usage(file, descriptor))
         return vc_descriptor_move_high(descriptor);
     close(descriptor);
     return -1;
 }
 
-int vc_descriptor_open(const struct vc_region *region)
+int vc_descriptor_open(const struct vc_usage_file *file)
 {
-    if (vc_descriptor_is_usage(region, region->usage_descriptor)) {
+    if (vc_descriptor_is_usage(file, file->descriptor)) {
         char link[32]; /* leads to the file under whatever name it has now */
-        snprintf(link, sizeof link, "/proc/self/fd/%d", region->usage_descriptor);
-        int descriptor = open_checked(region, link);
+        snprintf(link, sizeof link, "/proc/self/fd/%d", file->descriptor);
+        int descriptor = open_checked(file, link);
         if (descriptor >= 0)
             return descriptor;
     }
-    return open_checked(region, region->usage_path);
+    return open_checked(file, file->path);
 }
 
 void *vc_descriptor_pin(int descriptor)

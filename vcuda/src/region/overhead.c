@@ -52,7 +52,7 @@ void vc_overhead_refresh(struct vc_region *region, uint32_t card)
     vc_store_relaxed(&seen[card], done);
     vc_store_relaxed(&asked_ns, now);
     /* The question is a new time of change of the usage file: who measures watches that, and nobody has to poll. */
-    if (utimensat(AT_FDCWD, region->usage_path, NULL, 0) != 0)
+    if (utimensat(AT_FDCWD, region->file.path, NULL, 0) != 0)
         return;
     while (vc_load(samples) == before && vc_now_ns() - now < VC__PATIENCE_NS)
         vc_sleep_ns(VC__POLL_NS);

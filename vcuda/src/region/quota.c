@@ -162,7 +162,7 @@ static void say_damaged(struct vc_region *region, const char *why)
     vc_log_once(VC_NOTICE_ACCOUNT,
                 "the container's account of GPU memory (%s) was damaged: %s; GPU memory is refused until the processes that hold it have "
                 "ended",
-                region->usage_path, why);
+                region->file.path, why);
 }
 
 /* Whether our slot says at least what was granted to us. Other threads may be in the middle of a change, but not for ever. */

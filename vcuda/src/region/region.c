@@ -134,33 +134,33 @@ static bool open_limits(struct vc_region *region, const char *directory, uint64_
 /* `instance` 0: any, for a region whose limits can't be read. */
 static bool open_usage(struct vc_region *region, const char *directory, uint64_t instance, struct vc_error *error)
 {
-    snprintf(region->usage_path, sizeof region->usage_path, "%s/usage", directory);
+    snprintf(region->file.path, sizeof region->file.path, "%s/usage", directory);
     struct vc_header header;
-    int descriptor = vc_file_open(region->usage_path, VC_KIND_USAGE, O_RDWR, &header, error);
+    int descriptor = vc_file_open(region->file.path, VC_KIND_USAGE, O_RDWR, &header, error);
     if (descriptor < 0)
         return false;
     struct stat status;
     if (instance != 0 && header.instance != instance) {
-        vc_fail(error, "cannot use %s: it belongs to another container's limits", region->usage_path);
+        vc_fail(error, "cannot use %s: it belongs to another container's limits", region->file.path);
         close(descriptor);
         return false;
     }
     if (region->limits && region->limits->usage_inode != 0 &&
         (fstat(descriptor, &status) != 0 || status.st_ino != region->limits->usage_inode)) {
-        vc_fail(error, "cannot use %s: it was replaced; start the container again", region->usage_path);
+        vc_fail(error, "cannot use %s: it was replaced; start the container again", region->file.path);
         close(descriptor);
         return false;
     }
     struct vc_usage *usage = map_file(descriptor, VC_USAGE_FILE_BYTES, PROT_READ | PROT_WRITE);
     if (!usage || fstat(descriptor, &status) != 0) {
-        vc_fail(error, "cannot map %s: %s", region->usage_path, strerror(errno));
+        vc_fail(error, "cannot map %s: %s", region->file.path, strerror(errno));
         close(descriptor);
         return false;
     }
     region->usage = usage;
-    region->usage_descriptor = vc_descriptor_move_high(descriptor);
-    region->usage_device = status.st_dev;
-    region->usage_inode = status.st_ino;
+    region->file.descriptor = vc_descriptor_move_high(descriptor);
+    region->file.device = status.st_dev;
+    region->file.inode = status.st_ino;
     return true;
 }
 
@@ -190,10 +190,10 @@ static void open_directory(struct vc_region *region, const char *directory)
         if (open_usage(region, directory, 0, &error)) {
             vc_add(&region->usage->limits_unreadable, 1);
             munmap(region->usage, VC_USAGE_FILE_BYTES);
-            close(region->usage_descriptor);
+            close(region->file.descriptor);
         }
         region->usage = NULL;
-        region->usage_descriptor = -1;
+        region->file.descriptor = -1;
         return;
     }
     if (open_usage(region, directory, instance, &error)) {
@@ -226,8 +226,8 @@ static void find_region(struct vc_region *region)
  * card. A parent without a slot had none there; then it goes, by close, never by unlocking. */
 static void forget_parent(void)
 {
-    if (!the_region.slot && vc_descriptor_is_usage(&the_region, the_region.usage_descriptor))
-        close(the_region.usage_descriptor);
+    if (!the_region.slot && vc_descriptor_is_usage(&the_region.file, the_region.file.descriptor))
+        close(the_region.file.descriptor);
     uint32_t count = vc_load(&reset_count);
     for (uint32_t index = 0; index < count && index < VC__MAX_RESETS; index++) {
         void (*reset)(void) = vc_load_acquire(&resets[index]);
@@ -280,7 +280,7 @@ static struct vc_region *open_once(const char *directory)
         memset(&the_region, 0, sizeof the_region);
         pthread_mutex_init(&the_region.slow_mutex, NULL);
         pthread_mutex_init(&the_region.witness.mutex, NULL);
-        the_region.usage_descriptor = the_region.witness.descriptor = -1;
+        the_region.file.descriptor = the_region.witness.descriptor = -1;
         if (directory)
             open_directory(&the_region, directory);
         else

@@ -13,8 +13,7 @@
 
 #include "region/abi.h"
 #include "base/atomic.h"
-
-#define VC_PATH_BYTES 512
+#include "region/descriptor.h"
 
 enum vc_region_state {
     VC_REGION_ABSENT,   /* nothing is configured: pass everything through */
@@ -42,14 +41,11 @@ struct vc_region {
     uint64_t next_claim_ns;      /* after a failed claim: not again before this time */
     uint32_t contending;         /* one thread of the process at a time holds its reservation while it waits */
     pthread_mutex_t slow_mutex;  /* claiming and reaping: OFD locks of one process never conflict with each other */
-    int usage_descriptor;        /* holds the slot's lock, together with the mapping */
-    uint64_t usage_device;       /* identity of that file: an application may close and reuse our descriptor */
-    uint64_t usage_inode;
+    struct vc_usage_file file;
     uint64_t held_bytes[VC_MAX_CARDS]; /* granted to this process: what no other process can write; its slot never says less */
     uint32_t seen_slots;               /* at least so many slots are in use, whatever slot_high_water says */
     uint32_t damaged;                  /* our slot was written by somebody else: memory is refused */
     struct vc_witness witness;
-    char usage_path[VC_PATH_BYTES];
 };
 
 /* What the first look found. It lives in a page that the kernel wipes in a forked child, however it forked: there both

@@ -55,9 +55,9 @@ bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, b
 /* A descriptor of the usage file that is surely still that file, or -1. Where the application closed it, the mapping keeps our lock. */
 static int usage_descriptor(struct vc_region *region)
 {
-    if (!vc_descriptor_is_usage(region, region->usage_descriptor))
-        region->usage_descriptor = vc_descriptor_open(region);
-    return region->usage_descriptor;
+    if (!vc_descriptor_is_usage(&region->file, region->file.descriptor))
+        region->file.descriptor = vc_descriptor_open(&region->file);
+    return region->file.descriptor;
 }
 
 /* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere. What is committed goes first: half done it

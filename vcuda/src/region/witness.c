@@ -53,11 +53,11 @@ static off_t units_of(uint64_t bytes)
 static int own_descriptor(struct vc_region *region)
 {
     struct vc_witness *mine = &region->witness;
-    if (vc_descriptor_is_usage(region, mine->descriptor))
+    if (vc_descriptor_is_usage(&region->file, mine->descriptor))
         return mine->descriptor;
     vc_descriptor_unpin(mine->page); /* with it the old description goes, and its locks */
     mine->page = NULL;
-    mine->descriptor = vc_descriptor_open(region);
+    mine->descriptor = vc_descriptor_open(&region->file);
     if (mine->descriptor < 0)
         return -1;
     mine->page = vc_descriptor_pin(mine->descriptor);
