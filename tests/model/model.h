@@ -24,6 +24,8 @@ struct dice {
 
 /* 0 … sides - 1. */
 unsigned roll(struct dice *dice, unsigned sides);
+/* Whether steps of this kind, or this feature of one, are to be taken: not those that the command left out. */
+bool wanted(const char *name);
 /* Bytes to ask for: mostly small, sometimes some MiB, rarely nothing or more than any card has. */
 size_t roll_bytes(struct dice *dice);
 

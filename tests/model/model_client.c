@@ -4,7 +4,7 @@
  *
  * STATE is the simulated machine's mapping, USAGE the share's file, LIMIT its limits in bytes (0: the whole card), DRIVER the
  * simulated libcuda. COUNT steps are run, or those whose numbers are read from standard input; none of the kinds in WITHOUT
- * (names between commas). Some steps belong to a second and a third process, which some steps start and end. */
+ * (names between commas; and of parts of kinds: look for wanted("…")). Some steps belong to a second and a third process, which some steps start and end. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -66,7 +66,7 @@ size_t roll_bytes(struct dice *dice)
     const unsigned chance = roll(dice, 100);
     if (chance < 2)
         return 0;
-    if (chance < 4)
+    if (chance < 4 && wanted("huge"))
         return (size_t[]){(size_t)1 << 63, SIZE_MAX, (size_t)1 << 47, (size_t)1 << 40}[roll(dice, 4)];
     if (chance < 44)
         return 1 + roll(dice, 8192);
@@ -87,7 +87,7 @@ CUstream some_stream(struct dice *dice, int *index)
 
 /* ---- one step ---- */
 
-static bool wanted(const char *name)
+bool wanted(const char *name)
 {
     const size_t length = strlen(name);
     for (const char *at = without; (at = strstr(at, name)); at += length)
@@ -143,7 +143,7 @@ static void begin(void)
 {
     int count = 0;
     const int first = cuInit(0), second = cuDeviceGetCount(&count);
-    world.devices = count < DEVICES ? count : DEVICES;
+    world.devices = count < DEVICES || !wanted("second_card") ? 1 : DEVICES;
     world.current = NONE;
     say(" cuInit = %d, cuDeviceGetCount = %d %d", first, second, count);
     if (first || second || !count)

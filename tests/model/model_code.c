@@ -5,7 +5,7 @@
 
 #include "model.h"
 
-#define KERNEL ".visible .entry spin_1us(.param .u64 a, .param .u32 n) { ret; }\n"
+#define KERNEL(name) ".visible .entry " name "(.param .u64 a, .param .u32 n) { ret; }\n"
 
 /* PTX with an array of that many bytes and a comment that makes it that long. To be freed. */
 static char *image(struct dice *dice, size_t *array_bytes)
@@ -17,7 +17,7 @@ static char *image(struct dice *dice, size_t *array_bytes)
     size_t used = (size_t)sprintf(text, ".version 8.0\n.target sm_80\n.address_size 64\n");
     if (*array_bytes)
         used += (size_t)sprintf(text + used, ".visible .global .align 4 .b8 table[%zu];\n", *array_bytes);
-    used += (size_t)sprintf(text + used, KERNEL "//");
+    used += (size_t)sprintf(text + used, KERNEL("spin_1us") KERNEL("spin_2ms") "//");
     memset(text + used, '.', more);
     text[used + more] = 0;
     if (!roll(dice, 24))
@@ -44,7 +44,7 @@ static void module(struct dice *dice)
     one->held = !result;
     one->context = world.current;
     if (!result)
-        say(", cuModuleGetFunction = %d", cuModuleGetFunction(&one->function, one->module, "spin_1us"));
+        say(", cuModuleGetFunction = %d", cuModuleGetFunction(&one->function, one->module, roll(dice, 12) ? "spin_1us" : "spin_2ms"));
 }
 
 static void module_global(struct dice *dice)
@@ -75,6 +75,10 @@ static void library(struct dice *dice)
     }
     size_t array_bytes;
     char *text = image(dice, &array_bytes);
+    if (array_bytes && !wanted("library_arrays")) {
+        free(text);
+        return;
+    }
     const int result = cuLibraryLoadData(&one->library, text, NULL, NULL, 0, NULL, NULL, 0);
     say(" cuLibraryLoadData %zu with %zu = %d", strlen(text), array_bytes, result);
     free(text);

@@ -17,7 +17,7 @@ void context_ended(int context)
 {
     world.contexts[context].alive = false;
     for (int i = 0; i < POINTERS; i++)
-        if (world.pointers[i].kind && world.pointers[i].context == context) {
+        if (world.pointers[i].kind && world.pointers[i].kind != POOLED && world.pointers[i].context == context) {
             world.stale[i % 4] = world.pointers[i].at;
             world.pointers[i] = (struct pointer){0};
         }
@@ -97,6 +97,18 @@ static void context(struct dice *dice)
     look();
 }
 
+/* A reset ends the memory of the card's pools too, where a context's end leaves it. */
+static void reset(int device)
+{
+    context_ended(device);
+    for (int i = 0; i < POINTERS; i++)
+        if (world.pointers[i].kind == POOLED && world.pointers[i].context != NONE &&
+            world.contexts[world.pointers[i].context].device == device) {
+            world.stale[i % 4] = world.pointers[i].at;
+            world.pointers[i] = (struct pointer){0};
+        }
+}
+
 static void primary(struct dice *dice)
 {
     const int device = (int)roll(dice, (unsigned)world.devices);
@@ -107,10 +119,12 @@ static void primary(struct dice *dice)
         say(" cuDevicePrimaryCtxRelease %d = %d", device, cuDevicePrimaryCtxRelease_v2(device));
         break;
     case 2: {
+        if (!wanted("reset"))
+            break;
         const int result = cuDevicePrimaryCtxReset_v2(device);
         say(" cuDevicePrimaryCtxReset %d = %d", device, result);
         if (!result)
-            context_ended(device);
+            reset(device);
         break;
     }
     default: {

@@ -18,7 +18,8 @@ static void forget(struct pointer *one)
 /* By the call that belongs to it, or by the other one, which is allowed too. */
 static void give(struct dice *dice, struct pointer *one)
 {
-    const bool ordered = roll(dice, 8) ? one->kind >= POOLED : one->kind < POOLED;
+    const bool other = !roll(dice, 8) && (one->kind >= POOLED || wanted("ordered_plain"));
+    const bool ordered = (one->kind >= POOLED) != other;
     CUstream stream = some_stream(dice, NULL);
     if (one->kind == MANAGED && ordered) {
         say(" managed memory is not stream-ordered");
@@ -206,15 +207,17 @@ static void pool(struct dice *dice)
 {
     const unsigned which = roll(dice, POOLS);
     if (world.pools[which]) {
+        uint64_t used = 0;
+        if (!wanted("pool_in_use") && (cuMemPoolGetAttribute(world.pools[which], 7, &used) || used))
+            return;
         const int result = cuMemPoolDestroy(world.pools[which]);
         say(" cuMemPoolDestroy = %d", result);
-        if (!result)
-            world.pools[which] = NULL;
+        world.pools[which] = NULL; /* it is refused if a reset has ended it before */
         return;
     }
-    CUmemPoolProps properties = {.allocType = roll(dice, 20) ? 1 : (int)roll(dice, 3)};
+    CUmemPoolProps properties = {.allocType = roll(dice, 20) || !wanted("managed_pools") ? 1 : (int)roll(dice, 3)};
     properties.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, (int)roll(dice, (unsigned)world.devices)};
-    properties.maxSize = roll(dice, 6) ? 0 : roll(dice, 64 << 20);
+    properties.maxSize = roll(dice, 6) || !wanted("most") ? 0 : roll(dice, 64 << 20);
     const int result = cuMemPoolCreate(&world.pools[which], &properties);
     say(" cuMemPoolCreate %d on %d most %zu = %d", properties.allocType, properties.location.id, properties.maxSize, result);
     if (result)
@@ -258,8 +261,8 @@ static void pool_asked(struct dice *dice)
     for (int number = 3; pool && number <= 8; number++) {
         uint64_t value = 0;
         const int result = cuMemPoolGetAttribute(pool, number, &value);
-        if (number == 4 || number >= 7) /* what is reserved depends on when a stream came to its end */
-            say(" %d = %d %llu", number, result, (unsigned long long)value);
+        /* What is reserved and used depends on when a stream came to its end. */
+        say(" %d = %d %llu", number, result, number < 5 ? (unsigned long long)value : 0);
     }
 }
 
