@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
+MODEL_FLAGS ?=
 WHEELS ?= build/gpu-wheels
 WHEELS_PYTHON ?= 3.12
 # Test processes of `make test` and `make coverage`, each with whole files; 0 runs all tests in one that a debugger may stop.
@@ -21,7 +22,7 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC
 
-.PHONY: help demo test coverage lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native
+.PHONY: help demo test coverage model lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
@@ -34,6 +35,9 @@ test: $(VENV)/.dev native  ## every test that this machine can run
 
 coverage: $(VENV)/.dev native  ## branch coverage of Python, line coverage of C (half an hour); for `python -m benchmarks product`
 	$(BIN)/python -m benchmarks._coverage --jobs $(JOBS)
+
+model: $(VENV)/.dev native  ## random steps natively and in shares, 20,000 of 50 seeds (about ten minutes; MODEL_FLAGS='--seeds 1-5 --shrink')
+	$(BIN)/python -m tests.model.model_run $(MODEL_FLAGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, who imports and who includes whom
 	$(BIN)/ruff check .
