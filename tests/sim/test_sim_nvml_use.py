@@ -64,8 +64,8 @@ def test_the_first_process_interface_has_its_smaller_structure(machine: sim.Mach
     assert got[:5] == [7, 1, 0, 1, pid] and got[5] >= 64
 
 
-def test_pids_are_those_of_the_reader_even_for_a_process_in_a_container(machine: sim.Machine) -> None:
-    """As the genuine NVML, which speaks host PIDs: a daemon in the host's PID namespace sees host PIDs."""
+def test_pids_are_those_of_the_host_whoever_reads_and_wherever_the_process_is(machine: sim.Machine) -> None:
+    """As the genuine NVML: a pod's processes find none of the numbers among their own."""
     inside = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this process may not make a PID namespace")
@@ -80,8 +80,29 @@ def test_pids_are_those_of_the_reader_even_for_a_process_in_a_container(machine:
             [int(child), neighbour]
         )
         seen_inside = simulated.nvml(machine, MEMORY, wrapper=inside)
-    assert [row[2] for row in seen_inside] == [[], []], "a process outside has no PID there"
-    assert all(row[0] > 64 * MIB for row in seen_inside)
+        foreign = simulated.nvml(machine, MEMORY, VCUDA_SIM_PIDS="foreign")
+        none = simulated.nvml(machine, MEMORY, VCUDA_SIM_PIDS="none")
+    assert seen_inside == rows
+    assert [row[2][0][0] for row in foreign] == [int(child) + 2**22, neighbour + 2**22]
+    assert [row[2] for row in none] == [[], []] and [row[:2] for row in none] == [row[:2] for row in rows]
+
+
+def test_a_process_in_a_container_does_not_find_itself(machine: sim.Machine) -> None:
+    inside = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this process may not make a PID namespace")
+    own, seen = simulated.nvml(
+        machine,
+        """
+        import ctypes, os
+        cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        assert cuda.cuInit(0) == cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+        nvmlInit()
+        answer([os.getpid(), [p.pid for p in nvmlDeviceGetComputeRunningProcesses(nvmlDeviceGetHandleByIndex(0))]])
+        """,
+        wrapper=inside,
+    )
+    assert len(seen) == 1 and seen[0] != own
 
 
 def test_utilization_follows_the_load_with_nvmls_delay(machine: sim.Machine) -> None:

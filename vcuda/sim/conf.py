@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vcuda.sim.cards import DEFAULT_MODEL, KNOBS, MODELS, Card, MigInstance
 from vcuda.sim.errors import SimError
@@ -19,7 +20,14 @@ def machine_conf(cards: Sequence[Card], driver_version: str, cuda_version: int) 
     """The text of `state/machine.conf`; its grammar is in vcuda/sim/src/core/sim_config.h."""
     lines = [
         "# The simulated machine's cards. Written by vcuda.sim when the machine was made; read by its driver.",
-        _line("driver", {"version": driver_version, "cuda": cuda_version}),
+        _line(
+            "driver",
+            {
+                "version": driver_version,
+                "cuda": cuda_version,
+                "pid_namespace": Path("/proc/self/ns/pid").stat().st_ino,
+            },
+        ),
     ]
     lines += [_line("card", _card_keys(card)) for card in cards]
     lines += [_line("card", _mig_keys(card, instance)) for card in cards for instance in card.mig]

@@ -180,6 +180,8 @@ static int set_driver_key(sim_config *config, const char *key, const char *value
             return -1;
         config->cuda_version = (int)number;
     }
+    if (!strcmp(key, "pid_namespace") && to_number(value, UINT64_MAX >> 1, &config->pid_namespace))
+        return -1;
     return 0;
 }
 
@@ -253,6 +255,7 @@ int sim_config_read(const char *path, sim_config *config, char *why, size_t why_
     memset(config, 0, sizeof *config);
     snprintf(config->driver_version, sizeof config->driver_version, "%s", VC_SIM_DRIVER_VERSION);
     config->cuda_version = 12040;
+    config->pid_namespace = 0xeffffffcull; /* PROC_PID_INIT_INO */
     config->text = read_text(path, why, why_size);
     if (!config->text)
         return -1;

@@ -3,7 +3,7 @@
  * One statement per line, `#` starts a comment line, values with spaces stand in double quotes. Unknown keys are
  * ignored, an unknown statement or a malformed value is an error that names the line.
  *
- *   driver version=550.163.01 cuda=12040
+ *   driver version=550.163.01 cuda=12040 pid_namespace=4026531836
  *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
  *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0
  *   card index=1 parent=0 profile=1g.5gb caps=3,4 uuid=MIG-… minor=0 memory=… …
@@ -45,6 +45,7 @@ typedef struct {
 
 typedef struct {
     int card_count;
+    uint64_t pid_namespace; /* the host's: whose PIDs NVML speaks. Default: the kernel's first */
     int cuda_version; /* as cuDriverGetVersion says it */
     char driver_version[32];
     sim_card_config cards[SIM_MAX_CARDS];

@@ -68,6 +68,8 @@ int sim_process_alive(sim_state *state, int32_t slot, int *pid)
     if (fcntl(state->lock_fd, F_GETLK, &lock) || lock.l_type == F_UNLCK)
         return 0;
     *pid = lock.l_pid > 0 ? (int)lock.l_pid : 0;
+    if (*pid && !process->host_pid && own_namespace() == state->config.pid_namespace)
+        atomic_store_explicit(&state->shared->processes[slot].host_pid, *pid, memory_order_relaxed);
     return 1;
 }
 
@@ -86,6 +88,7 @@ int sim_process_join(sim_state *state)
         process->generation++;
         process->start_ticks = own_start_ticks();
         process->pid_namespace = own_namespace();
+        process->host_pid = process->pid_namespace == state->config.pid_namespace ? getpid() : 0;
         own_name(process->name, sizeof process->name);
         atomic_store_explicit(&process->pid, getpid(), memory_order_release);
         state->slot = i;

@@ -155,6 +155,7 @@ typedef struct {
 
 typedef struct {
     _Atomic int32_t pid; /* in its own PID namespace; 0: free */
+    _Atomic int32_t host_pid; /* in the machine's; 0: nobody who could tell has looked yet */
     uint32_t generation; /* grows with each use of the slot */
     uint64_t start_ticks; /* /proc/PID/stat field 22 */
     uint64_t pid_namespace; /* inode number */

@@ -29,6 +29,8 @@ typedef struct {
     int32_t slot; /* own process slot, or SIM_NONE: an observer */
 } sim_state;
 
+enum { SIM_UNKNOWN_PID = 1 << 22 }; /* Linux gives out none from here on (PID_MAX_LIMIT) */
+
 /* CLOCK_MONOTONIC now. */
 uint64_t sim_now(void);
 
@@ -79,6 +81,7 @@ typedef struct {
 
 typedef struct {
     int pid; /* as this process sees it; 0 when it is outside this PID namespace */
+    int host_pid; /* as the machine's host sees it; above every PID there is, while nobody of the host has looked */
     int32_t slot;
     uint32_t generation;
     int contexts;

@@ -40,8 +40,10 @@ int sim_view_processes(sim_state *state, int index, sim_process_view *views, int
         if ((usage->contexts == 0 && usage->memory_bytes == 0) || !sim_process_alive(state, i, &pid))
             continue;
         if (count < capacity) {
+            const int host_pid = state->shared->processes[i].host_pid;
             views[count] = (sim_process_view){
                 .pid = pid,
+                .host_pid = host_pid ? host_pid : SIM_UNKNOWN_PID + i,
                 .slot = i,
                 .generation = usage->generation,
                 .contexts = usage->contexts,

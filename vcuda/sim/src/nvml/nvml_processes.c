@@ -9,22 +9,30 @@ enum { MOST = SIM_MAX_PROCESSES * 2 };
 typedef struct {
     nvmlDevice_t device; /* card or instance that it is on */
     sim_process_view view;
+    int pid;
 } entry;
 
-/* The processes on a card and its instances, or on an instance, without those that this PID namespace can't name.
- * Returns how many; *entries is to be freed. */
+/* The driver knows processes by their PIDs on the host, whoever asks. $VCUDA_SIM_PIDS of the asking process: `foreign` shows
+ * numbers that no process has, as to a pod in which none of them is one of its own; `none` shows no process. */
+static int pid_offset(void)
+{
+    const char *named = secure_getenv("VCUDA_SIM_PIDS");
+    return !named ? 0 : !strcmp(named, "none") ? -1 : !strcmp(named, "foreign") ? SIM_UNKNOWN_PID : 0;
+}
+
+/* The processes on a card and its instances, or on an instance. Returns how many; *entries is to be freed. */
 static int processes_on(nvmlDevice_t device, entry **entries)
 {
     sim_process_view *views = calloc(SIM_MAX_PROCESSES, sizeof *views);
+    const int offset = pid_offset();
     int count = 0;
     *entries = calloc(MOST, sizeof **entries);
-    for (int i = 0; views && *entries && i < nv_card_count; i++) {
+    for (int i = 0; views && *entries && offset >= 0 && i < nv_card_count; i++) {
         if (i != device->index && nv_cards[i].parent != device->index)
             continue;
         const int found = sim_view_processes(nv_state, i, views, SIM_MAX_PROCESSES);
         for (int p = 0; p < found && count < MOST; p++)
-            if (views[p].pid > 0)
-                (*entries)[count++] = (entry){&nv_cards[i], views[p]};
+            (*entries)[count++] = (entry){&nv_cards[i], views[p], views[p].host_pid + offset};
     }
     free(views);
     return count;
@@ -62,7 +70,7 @@ static nvmlReturn_t list_v1(nvmlDevice_t device, unsigned *count, nvmlProcessInf
     const int found = processes_on(device, &entries);
     result = room_for((unsigned)found, count, infos);
     for (int i = 0; result == NVML_SUCCESS && i < found; i++)
-        infos[i] = (nvmlProcessInfo_v1_t){(unsigned)entries[i].view.pid, bytes_of(&entries[i])};
+        infos[i] = (nvmlProcessInfo_v1_t){(unsigned)entries[i].pid, bytes_of(&entries[i])};
     free(entries);
     return result;
 }
@@ -76,7 +84,7 @@ static nvmlReturn_t list_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInf
     const int found = processes_on(device, &entries);
     result = room_for((unsigned)found, count, infos);
     for (int i = 0; result == NVML_SUCCESS && i < found; i++)
-        infos[i] = (nvmlProcessInfo_v2_t){(unsigned)entries[i].view.pid, bytes_of(&entries[i]),
+        infos[i] = (nvmlProcessInfo_v2_t){(unsigned)entries[i].pid, bytes_of(&entries[i]),
                                           gpu_instance_of(&entries[i]), compute_instance_of(&entries[i])};
     free(entries);
     return result;
@@ -136,7 +144,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
     result = room_for((unsigned)found, &list->count, list->entries);
     for (int i = 0; result == NVML_SUCCESS && i < found; i++)
         list->entries[i] =
-            (nvmlProcessDetail_v1_t){(unsigned)entries[i].view.pid, bytes_of(&entries[i]),
+            (nvmlProcessDetail_v1_t){(unsigned)entries[i].pid, bytes_of(&entries[i]),
                                      gpu_instance_of(&entries[i]), compute_instance_of(&entries[i]), 0};
     free(entries);
     return result;
@@ -158,7 +166,7 @@ static unsigned process_samples(nvmlDevice_t device, unsigned long long after_us
         const unsigned percent = nv_busy_percent(entries[i].device->index, entries[i].view.slot);
         if (written < room)
             infos[written] = (nvmlProcessUtilizationInfo_v1_t){.time_stamp = stamp,
-                                                               .pid = (unsigned)entries[i].view.pid,
+                                                               .pid = (unsigned)entries[i].pid,
                                                                .sm_util = percent,
                                                                .mem_util = percent / 2};
         written++;
