@@ -32,9 +32,9 @@ from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir_keeper import MirrorKeeper
 from manager.errors import Refusal, StartError
 from manager.housekeeping import Housekeeper
-from manager.kube import config
-from manager.kube.api import Kube, Pod
-from manager.kube.pod_watch import PodWatch
+from manager.kube import api
+from manager.kube.api import Pod
+from manager.kube.pods import NodePods
 from manager.kube.writer import Outbox
 from manager.kubelet import pods
 from manager.kubelet.records import PodResources
@@ -47,6 +47,7 @@ from manager.process import instance_lock, logs, sdnotify
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
 from vcuda.driver.root import HostRoot
+from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
 # A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not take.
@@ -83,17 +84,18 @@ class Daemon:
             usage_storage = storage.choose(settings.virtual_manager_path, settings.usage_storage)
             kind = "a small tmpfs each" if usage_storage.tmpfs else "plain directories"
             log.info("regions live in %s: %s", kind, usage_storage.why)
-            api = config.api_server(settings.kubeconfig, environment)
-            kube = Kube(api[0], settings.node_name) if api else None
+            login = api.login(settings.kubeconfig, environment)
+            kube = api.connect(login, settings.node_name)
             kubelet = pods.connect(
                 settings.kubelet_url,
                 settings.kubelet_token_file,
                 settings.kubelet_ca_file,
-                api[1] if api else None,
+                login,
             )
             self._state = StateFile(settings.checkpoint_path)
             self._stack.callback(self._state.close)
             self.metrics = Metrics()
+            self._pods: NodePods | None = None
             self.outbox = Outbox(kube)
             self.inventory = Inventory(
                 root, open_driver, settings.health_check_interval, settings.health_ignore_xids
@@ -101,7 +103,9 @@ class Daemon:
             self.mirror = MirrorKeeper(settings.virtual_manager_path, root, shims)
             self.cdi = CdiKeeper(settings.cdi_root, settings.device_list_strategy, names, root, self.mirror)
             self._pod_resources = PodResources(settings.pod_resources_socket, names)
-            self.admission = Admission(names, settings.device_plugin_path, kubelet, self._pod_resources, kube)
+            self.admission = Admission(
+                names, settings.device_plugin_path, kubelet, self._pod_resources, kube, self._known_pods
+            )
             self._arbiter = make_arbiter()
             self._stack.callback(self._arbiter.close)
             regions = Regions(settings.virtual_manager_path, usage_storage, self._arbiter)
@@ -141,8 +145,9 @@ class Daemon:
                 self.allocator,
                 self.outbox,
                 kube,
+                self._known_pods,
             )
-            self._watch = PodWatch(kube, self._keeper.wake) if kube else None
+            self._pods = NodePods(kube, self._keeper.wake, self.allocator.reconcile) if kube else None
             self._reporter = reporter = Reporter(
                 settings.node_name,
                 self.inventory,
@@ -209,19 +214,19 @@ class Daemon:
             self._keeper.start()
             self.overhead.start()
             self.drift.start()
-            if self._watch is not None:
-                self._watch.start()
+            if self._pods is not None:
+                self._pods.informer.start()
         except BaseException:
             self.stop()
             raise
         log.info("serving on %s:%d", self.settings.query_addr, self.port)
 
     def stop(self) -> None:
-        """Everything ends within two seconds; running containers are left as they are."""
+        """Calls of kubelet that have begun are answered first, all else ends within two seconds; running containers are left as they are."""
         self._keeper.stop()
         self._board.close()
-        if self._watch is not None:
-            self._watch.stop()
+        if self._pods is not None:
+            self._pods.informer.stop()
         self.registrar.stop()
         self.outbox.stop()
         self._pod_resources.close()
@@ -338,7 +343,17 @@ class Daemon:
         except NodeProblem:
             return {}
 
+    def _known_pods(self) -> list[Pod] | None:
+        return self._pods.known if self._pods is not None else None
+
     # Probes.
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The threads that the daemon needs."""
+        parts = (self._keeper, self.registrar, self.inventory, self.outbox, self.overhead, self.drift)
+        watch = [self._pods.informer.worker] if self._pods is not None else []
+        return [*(part.worker for part in parts), *watch]
 
     def unhealthy(self) -> list[str]:
         """Reasons for which a restart may help."""
@@ -351,9 +366,7 @@ class Daemon:
         for resource, seconds in self.registrar.unwatched_s().items():
             if seconds > STUCK_S:
                 found.append(f"kubelet has not watched the {resource} devices for {seconds:.0f} s")
-        if self._keeper.dead:
-            found.append("the housekeeping thread has ended")
-        return found
+        return found + [problem for worker in self.workers if (problem := worker.problem())]
 
     def not_ready(self) -> list[str]:
         """Reasons for which pods can't be given shares now."""
@@ -368,7 +381,10 @@ class Daemon:
         return found
 
     def _counts(self) -> Counts:
-        return Counts(self.registrar.registered, self.registrar.registrations, self.cgroups.restored, {})
+        failures = {worker.name: worker.failures for worker in self.workers}
+        return Counts(
+            self.registrar.registered, self.registrar.registrations, self.cgroups.restored, failures
+        )
 
 
 def notify_address(environment: Mapping[str, str]) -> str | None:

@@ -17,13 +17,12 @@ from manager.cards.driver import DriverError, NullDriver
 from manager.config.settings import Settings
 from manager.container import driver_dir
 from manager.errors import StartError
-from manager.kube import config
-from manager.kube.api import Kube
-from manager.kube.http import HttpError
+from manager.kube import api
 from manager.kubelet import pods
 from manager.plugin import registration
 from manager.regions import storage
 from vcuda.driver.root import HostRoot
+from vcuda.kube.errors import KubeError
 
 _TIMEOUT_S = 3.0
 
@@ -165,12 +164,12 @@ def _kubelet(settings: Settings) -> Iterator[Check]:
 
 def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
     try:
-        api = config.api_server(settings.kubeconfig, environment)
+        login = api.login(settings.kubeconfig, environment)
         kubelet = pods.connect(
             settings.kubelet_url,
             settings.kubelet_token_file,
             settings.kubelet_ca_file,
-            api[1] if api else None,
+            login,
         )
     except StartError as error:
         yield Check("API server", Verdict.FAIL, str(error))
@@ -180,15 +179,17 @@ def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
             yield Check(
                 "kubelet's pods", Verdict.OK, f"{len(kubelet.list(_TIMEOUT_S))} at {settings.kubelet_url}"
             )
-        except HttpError as error:
+        except KubeError as error:
             yield Check("kubelet's pods", Verdict.FAIL, f"{error}; is nodes/pods (or nodes/proxy) granted?")
-    if api is None:
+    kube = api.connect(login, settings.node_name)
+    if kube is None:
         yield Check("API server", Verdict.WARN, "not configured: no events, no annotations on node and pods")
         return
     try:
-        found = len(Kube(api[0], settings.node_name).pods(_TIMEOUT_S)[0])
-        yield Check("API server", Verdict.OK, f"{found} pods on node {settings.node_name} at {api[0].url}")
-    except HttpError as error:
+        found = len(kube.pods(_TIMEOUT_S))
+        where = kube.client.endpoint.url
+        yield Check("API server", Verdict.OK, f"{found} pods on node {settings.node_name} at {where}")
+    except KubeError as error:
         yield Check("API server", Verdict.FAIL, str(error))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from manager.allocate.allocator import Allocator
@@ -21,9 +21,11 @@ from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir_keeper import MirrorKeeper
 from manager.errors import Refusal
-from manager.kube.api import Kube, uid_of
-from manager.kube.http import HttpError
+from manager.kube.api import Kube, Pod
 from manager.kube.writer import Outbox
+from vcuda.kube.errors import KubeError
+from vcuda.kube.objects import uid_of
+from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
 # Pods come in bursts, and kubelet admits them one after another: what can wait a little waits until it is quiet.
@@ -63,8 +65,9 @@ class Housekeeper:
         allocator: Allocator,
         outbox: Outbox,
         kube: Kube | None,
+        pods: Callable[[], Sequence[Pod] | None],
     ) -> None:
-        """`apply` is called, from this thread, with new settings when there are any."""
+        """`apply` is called, from this thread, with new settings when there are any; `pods`: the node's, by the watch."""
         self._settings = settings
         self._names = names
         self._reloader = reloader
@@ -80,12 +83,13 @@ class Housekeeper:
         self._allocator = allocator
         self._outbox = outbox
         self._kube = kube
-        self._stopping = threading.Event()
+        self._pods = pods
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._next_collection = 0.0
+        self.worker = Worker("housekeeping", self._turn)
 
     def start(self) -> None:
-        self._thread.start()
+        self.worker.start()
 
     def wake(self) -> None:
         """Look again now."""
@@ -93,35 +97,45 @@ class Housekeeper:
 
     def stop(self) -> None:
         """Ask the thread to end; it is not waited for."""
-        self._stopping.set()
+        self.worker.stop()
         self._wake.set()
 
-    @property
-    def dead(self) -> bool:
-        """Whether the thread has ended although nobody asked it to."""
-        return self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
+    def _turn(self) -> None:
+        """All that is due, once; what fails keeps nothing else from being done."""
+        failures: list[Exception] = []
+        for chore in (self._reload, self._sync, self._look_at_cards, self._audit, self._collect_when_due):
+            try:
+                chore()
+            except Exception as error:  # noqa: BLE001  (it is raised below, for the worker to tell)
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        self._wake.wait(min(self._settings.health_check_interval, self._settings.allocation_check_period))
 
-    def _run(self) -> None:
-        next_collection = 0.0
-        while not self._stopping.is_set():
-            changed = self._reloader.poll()
-            if changed is not None:
-                self._settings = changed
-                self._apply(changed)
-            await_quiet(lambda: self._allocator.quiet_s, self._wake)
-            self._allocator.sync()
-            self._look_at_cards()
-            if self._wake.is_set() or time.monotonic() >= next_collection:
-                self._wake.clear()
-                self._collect()
-                next_collection = time.monotonic() + self._settings.allocation_check_period
-            self._wake.wait(min(self._settings.health_check_interval, self._settings.allocation_check_period))
+    def _reload(self) -> None:
+        changed = self._reloader.poll()
+        if changed is not None:
+            self._settings = changed
+            self._apply(changed)
+
+    def _sync(self) -> None:
+        await_quiet(lambda: self._allocator.quiet_s, self._wake)
+        self._allocator.sync()
+
+    def _collect_when_due(self) -> None:
+        if self._wake.is_set() or time.monotonic() >= self._next_collection:
+            self._wake.clear()
+            self._next_collection = time.monotonic() + self._settings.allocation_check_period
+            self._collect()
 
     def _look_at_cards(self) -> None:
         snapshot = self._inventory.snapshot
         self._mirror.refresh(snapshot.driver_version)
         self._cdi.refresh(snapshot, self._settings)
         self._inventory.block(self._coexistence.blocked(snapshot.cards))
+
+    def _audit(self) -> None:
+        snapshot = self._inventory.snapshot
         allocations = self._allocator.allocations
         cards = [item.card.uuid for item in snapshot.cards]
         self._overhead.sample(allocations, cards)
@@ -134,6 +148,8 @@ class Housekeeper:
             self._allocator.collect()
         except Refusal as refusal:
             log.warning("looking for pods that are gone: %s", refusal)
+        for pod in self._pods() or ():
+            self._allocator.reconcile(pod)
         self._recycle()
         used = {item.mirror for item in self._allocator.allocations}
         self._mirror.remove_unused({Path(directory) for directory in used if directory})
@@ -143,8 +159,8 @@ class Housekeeper:
         if not grace or self._kube is None:
             return
         try:
-            pods = self._kube.pods(timeout=5.0)[0]
-        except HttpError as error:
+            pods = self._kube.pods(timeout=5.0)
+        except KubeError as error:
             log.debug("no clean-up of failed admissions while the API server is away: %s", error)
             return
         for pod in failed_pods.failed_admissions(pods, self._names, grace, time.time()):

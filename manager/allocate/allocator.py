@@ -26,14 +26,17 @@ from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir_keeper import MirrorKeeper
 from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
+from manager.kube.pods import is_static
 from manager.kube.writer import Outbox
 from manager.kubelet import device_ids, records
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions.regions import Company, Regions
 from vcuda.driver.root import HostRoot
+from vcuda.kube.objects import uid_of
 from vcuda.spec import errors, placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
+from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod
 
 LOCK_TIMEOUT_S = 1.0
@@ -86,6 +89,9 @@ class Allocator:
         self._allocations = AllocationIndex()
         self._parsed: tuple[Pod, PodRequest] | None = None
         self._absent_since: dict[str, float] = {}
+        self._booked: dict[
+            tuple[str, str], float
+        ] = {}  # since this start, by the monotonic clock: the other one may jump
         self._called = float("-inf")
 
     # Reading.
@@ -165,7 +171,10 @@ class Allocator:
                     refusal = error
                 else:
                     self._admission.succeeded(candidate.uid)
-                    self._announce(candidate)
+                    if not is_static(
+                        candidate.pod
+                    ):  # those are told by their object's own UID, when the watch shows it
+                        self.reconcile(candidate.pod)
                     return answer
                 late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
                 if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
@@ -210,6 +219,8 @@ class Allocator:
 
     def _book(self, allocation: Allocation, before: Allocation | None) -> None:
         self._allocations[allocation.key] = allocation
+        if before is None:
+            self._booked[allocation.key] = time.monotonic()
         try:
             self._save([allocation])
         except Refusal:
@@ -274,17 +285,28 @@ class Allocator:
             self._inventory.on_node_problem(problem.node)
             raise Refusal(Reason.DEVICE_NODES_MISSING, str(problem)) from problem
 
-    def _announce(self, candidate: Candidate) -> None:
-        """Tell the API server when all containers of the pod have their devices."""
-        if Facts.of(candidate.pod, self._names).next_container(self._allocations.holdings) is None:
-            namespace, name = candidate.full_name
-            written = {self._names.gpu_assigned: "true"}
-            if self._names.placement not in (candidate.pod["metadata"].get("annotations") or {}):
-                # We chose the cards: an extender that comes later must find out which.
-                mine = self._allocations.of_pod(candidate.uid)
-                chosen = placement.Placement({item.container: item.shares for item in mine})
-                written[self._names.placement] = placement.encode(chosen)
-            self._outbox.annotate_pod(namespace, name, candidate.uid, written)
+    def reconcile(self, pod: Pod) -> None:
+        """Have a pod's annotations say what was promised, if they do not and all its containers have their devices.
+
+        What counts is our state: whoever may edit a running pod changes nothing by it.
+        """
+        uid = uid_of(pod)
+        mine = [item for item in self.allocations if item.pod_uid == uid]
+        holdings = {item.key: frozenset(item.held) for item in mine}
+        if not mine or Facts.of(pod, self._names).next_container(holdings) is not None:
+            return
+        metadata = pod["metadata"]
+        annotations = metadata.get("annotations") or {}
+        chosen = {item.container: item.shares for item in mine}
+        written = {}
+        if annotations.get(self._names.gpu_assigned) != "true":
+            written[self._names.gpu_assigned] = "true"
+        if not _says(annotations.get(self._names.placement), chosen):
+            # Ours, too, where no extender chose: one that comes later must find out which.
+            written[self._names.placement] = placement.encode(placement.Placement(chosen))
+        if written:
+            namespace, name = str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
+            self._outbox.annotate_pod(namespace, name, str(metadata.get("uid", "")), written)
 
     # The other calls.
 
@@ -372,7 +394,7 @@ class Allocator:
             absent = {
                 item.pod_uid
                 for item in self._allocations.values()
-                if item.pod_uid not in seen.present and item.created_ns < seen.started_ns
+                if item.pod_uid not in seen.present and self._booked.get(item.key, 0.0) < seen.started
             }
             self._absent_since = {uid: self._absent_since.get(uid, now) for uid in absent}
             grace = 0.0 if seen.certain else ABSENT_GRACE_S
@@ -387,6 +409,7 @@ class Allocator:
             self._save([], [item.key for item in gone])
             for item in gone:
                 del self._allocations[item.key]
+                self._booked.pop(item.key, None)
         for item in gone:
             # One by one, so that a pod that is being admitted waits for one at most; a static pod may have come again meanwhile.
             with self._lock:
@@ -397,3 +420,10 @@ class Allocator:
         with self._lock:
             self._regions.reshare(self._allocations, {share.uuid for item in gone for share in item.shares})
         return gone
+
+
+def _says(written: object, chosen: Mapping[str, tuple[CardShare, ...]]) -> bool:
+    try:
+        return isinstance(written, str) and placement.decode(written).containers == chosen
+    except SpecError:
+        return False

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from manager.allocate import matcher
 from manager.allocate.matcher import Candidate, Facts, FactsCache
 from manager.allocations.index import AllocationIndex
 from manager.errors import Reason, Refusal
-from manager.kube.api import Kube, Pod, terminal, uid_of
-from manager.kube.http import HttpError
+from manager.kube.api import Kube, Pod
+from manager.kube.pods import ended
 from manager.kubelet.pods import KubeletPods
-from manager.kubelet.records import Checkpoint, Entry, PodResources, RecordsError
+from manager.kubelet.records import Checkpoint, Entry, PodResources, RecordsDamaged, RecordsError
 from manager.process.logs import Conditions
+from vcuda.kube.errors import KubeError
+from vcuda.kube.objects import terminal, uid_of
 from vcuda.spec.names import Names
 
 # Allocate blocks kubelet's sync loop: one source may take this long, all of them together BUDGET_S.
@@ -33,12 +35,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Presence:
-    """Pods by UID: `present` to kubelet or the API server, `ended` by either. `certain`: the API server was asked.
+    """Pods by UID: `present` to kubelet or the API server, `ended` by either. `certain`: the API server was asked. `started`: when, monotonic.
 
     A kubelet that has just started lists only the pods that it has looked at, so its word alone does not make a pod gone.
     """
 
-    started_ns: int
+    started: float
     present: frozenset[str]
     ended: frozenset[str]
     certain: bool
@@ -54,8 +56,11 @@ class Admission:
         kubelet: KubeletPods | None,
         pod_resources: PodResources | None,
         kube: Kube | None,
+        known: Callable[[], list[Pod] | None] = lambda: None,
     ) -> None:
+        """`known`: this node's pods by the API server's last word; None before its first."""
         self._names = names
+        self._known = known
         self._checkpoint = Checkpoint(device_plugin_path, names)
         self._kubelet = kubelet
         self._pod_resources = pod_resources
@@ -65,6 +70,8 @@ class Admission:
         self._last_uid: str | None = None
         self._conditions = Conditions(log)
         self._facts = FactsCache(names)
+        self._kubelet_is_new = False
+        self._away = ""  # who could not tell us the pods of the last call
 
     def refused(self, uid: str) -> None:
         """A refused pod stays in kubelet's list until its status has come back from the API server."""
@@ -79,18 +86,20 @@ class Admission:
             self._refused.pop(uid, None)
 
     def kubelet_restarted(self) -> None:
-        """A new kubelet admits all pods anew, in an order of its own."""
+        """A new kubelet admits all pods anew, in an order of its own; before it can call us."""
         with self._lock:
             self._last_uid = None
+            self._kubelet_is_new = True
 
     def pods(self, deadline: float | None = None) -> tuple[list[Pod], bool]:
         """This node's pods, and whether they are kubelet's own view. Raises Refusal. `deadline`: on the monotonic clock."""
         deadline = time.monotonic() + BUDGET_S if deadline is None else deadline
         problems = []
+        self._away = ""
         if self._kubelet is not None:
             try:
                 pods = self._kubelet.list(_within(PODS_TIMEOUT_S, deadline))
-            except HttpError as error:
+            except KubeError as error:
                 problems.append(f"kubelet's /pods: {error}")
                 self._conditions.set(
                     "kubelet", f"kubelet's pods can't be had: {error}; asking the API server instead"
@@ -100,9 +109,14 @@ class Admission:
                 return pods, True
         if self._kube is not None:
             try:
-                return self._kube.pods(_within(PODS_TIMEOUT_S, deadline))[0], False
-            except HttpError as error:
+                return self._kube.pods(_within(PODS_TIMEOUT_S, deadline)), False
+            except KubeError as error:
                 problems.append(f"the API server: {error}")
+                # Kubelet asks the API server who we are, and so refuses us while that one is away; what it admits then, both have told before.
+                known = self._known()
+                if known is not None:
+                    self._away = "; ".join(problems)
+                    return known, False
         reason = "; ".join(problems) or "neither --kubelet-url nor an API server is configured"
         raise Refusal(Reason.POD_UNKNOWN, f"the pod being admitted can't be identified: {reason}")
 
@@ -122,7 +136,9 @@ class Admission:
                 excluded=refused, last_uid=last, skip_deleted=own_view,
             )  # fmt: skip
 
-        found = matching(allocations.holdings, refused=excluded, last=last_uid)
+        found = self._forgotten(facts, allocations, matching, deadline) if self._kubelet_is_new else []
+        if not found:
+            found = matching(allocations.holdings, refused=excluded, last=last_uid)
         if not found:
             # A static pod that was refused comes again with its UID; a restarted kubelet admits anew what it rejected.
             found = matching(allocations.holdings, refused=frozenset(), last=last_uid)
@@ -136,6 +152,8 @@ class Admission:
         if len(found) == 1:
             return found[0], facts
         what = f"{count} {self._names.core if resource == 'core' else self._names.memory}"
+        if not found and self._away:
+            raise Refusal(Reason.POD_UNKNOWN, f"the pod being admitted can't be identified: {self._away}")
         if not found:
             raise Refusal(
                 Reason.POD_UNKNOWN,
@@ -149,6 +167,30 @@ class Admission:
             tuple((*item.full_name, item.uid) for item in found),
         )
 
+    def _forgotten(
+        self,
+        facts: Sequence[Facts],
+        allocations: AllocationIndex,
+        matching: Callable[..., list[Candidate]],
+        deadline: float,
+    ) -> list[Candidate]:
+        """Whom a kubelet that has lost its checkpoint asks for again: of those that fit the pod that it admits first.
+
+        It admits running pods anew, the oldest first, and would kill whom we refuse (kubernetes pkg/kubelet, HandlePodAdditions).
+        """
+        known = self._kubelet_holdings([item.pod for item in facts], deadline, damaged=True)
+        if known is None:
+            return []
+        listed = {item.uid for item in facts if not item.terminal}
+        lost = {uid for uid, container in allocations if uid in listed and (uid, container) not in known}
+        if not lost:
+            self._kubelet_is_new = False
+            return []
+        found = matching(known, refused=frozenset(), last=None)
+        if not any(item.uid in lost for item in found):
+            return []
+        return [min(found, key=lambda item: (_created(item.pod), item.uid not in lost, item.name))]
+
     def _narrow(self, found: list[Candidate], deadline: float) -> list[Candidate]:
         """Drop candidates that hold devices by kubelet's own records, or have ended by the API server's newer view."""
         known = self._kubelet_holdings([candidate.pod for candidate in found], deadline)
@@ -158,8 +200,8 @@ class Admission:
             found = rest or found
         if len(found) > 1 and self._kube is not None:
             try:
-                current = {uid_of(pod): pod for pod in self._kube.pods(_within(PODS_TIMEOUT_S, deadline))[0]}
-            except HttpError as error:
+                current = {uid_of(pod): pod for pod in self._kube.pods(_within(PODS_TIMEOUT_S, deadline))}
+            except KubeError as error:
                 log.info("the API server can't tell which of %d pods has ended: %s", len(found), error)
             else:
                 found = [item for item in found if item.uid in current and not terminal(current[item.uid])]
@@ -167,7 +209,14 @@ class Admission:
 
     def records(self, deadline: float | None = None, *, answers: bool = False) -> list[Entry]:
         """Kubelet's records from both sources; empty if neither can be had. `answers`: with what Allocate answered."""
+        return self._records(deadline, answers=answers)[0]
+
+    def _records(
+        self, deadline: float | None, *, answers: bool = False, damaged: bool = False
+    ) -> tuple[list[Entry], bool]:
+        """Kubelet's records, and whether it has said anything. `damaged`: a checkpoint that can't be parsed counts as an empty one."""
         found: list[Entry] = []
+        heard = False
         sources: list[tuple[str, Callable[[], list[Entry]]]] = [
             ("checkpoint", lambda: self._checkpoint.list(answers=answers))
         ]
@@ -178,16 +227,20 @@ class Admission:
         for name, source in sources:
             try:
                 found += source()
+                heard = True
             except RecordsError as error:
+                heard = heard or (damaged and isinstance(error, RecordsDamaged))
                 self._conditions.set(name, f"kubelet's records: {error}")
             else:
                 self._conditions.clear(name)
-        return found
+        return found, heard
 
-    def _kubelet_holdings(self, pods: list[Pod], deadline: float) -> dict[tuple[str, str], set[str]] | None:
-        """What kubelet's records say, by UID; None if there are none."""
-        entries = self.records(deadline)
-        if not entries:
+    def _kubelet_holdings(
+        self, pods: list[Pod], deadline: float, *, damaged: bool = False
+    ) -> dict[tuple[str, str], set[str]] | None:
+        """What kubelet's records say, by UID; None if there are none. `damaged`: an empty or unreadable checkpoint says "nothing"."""
+        entries, heard = self._records(deadline, damaged=damaged)
+        if not entries and not (damaged and heard):
             return None
         by_name = {
             (str(pod["metadata"].get("namespace", "default")), str(pod["metadata"].get("name"))): uid_of(pod)
@@ -204,32 +257,37 @@ class Admission:
         """What both servers say of this node's pods; None if nobody can say now. For garbage collection."""
         by_kubelet: set[str] | None = None
         by_api: set[str] | None = None
-        ended: set[str] = set()
-        started_ns = time.time_ns()
+        over: set[str] = set()
+        started = time.monotonic()
         if self._kubelet is not None:
             try:
                 pods = self._kubelet.list(timeout)
-            except HttpError as error:
+            except KubeError as error:
                 log.debug("garbage collection without kubelet's pods: %s", error)
             else:
                 by_kubelet = {uid_of(pod) for pod in pods}
-                ended |= {uid_of(pod) for pod in pods if terminal(pod)}
+                over |= {uid_of(pod) for pod in pods if ended(pod)}
         if self._kube is not None:
             try:
-                pods = self._kube.pods(timeout)[0]
-            except HttpError as error:
+                pods = self._kube.pods(timeout)
+            except KubeError as error:
                 log.debug("no garbage collection while the API server is away: %s", error)
                 return None
             by_api = {uid_of(pod) for pod in pods}
-            ended |= {uid_of(pod) for pod in pods if terminal(pod)}
+            over |= {uid_of(pod) for pod in pods if ended(pod)}
         if by_kubelet is None and by_api is None:
             return None
         return Presence(
-            started_ns,
+            started,
             frozenset((by_kubelet or set()) | (by_api or set())),
-            frozenset(ended),
+            frozenset(over),
             by_api is not None,
         )
+
+
+def _created(pod: Pod) -> str:
+    """The time as the API server writes it, which sorts as text; static pods, without one, come first."""
+    return str((pod.get("metadata") or {}).get("creationTimestamp") or "")
 
 
 def _within(patience: float, deadline: float) -> float:

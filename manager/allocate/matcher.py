@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from manager.kube.api import Pod, terminal, uid_of
+from manager.kube.api import Pod
+from vcuda.kube.objects import terminal, uid_of
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.units import parse_count

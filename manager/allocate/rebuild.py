@@ -14,10 +14,12 @@ from pathlib import Path
 
 from manager.allocations.record import Allocation, Held
 from manager.container import driver_dir
-from manager.kube.api import Pod, terminal, uid_of
+from manager.kube.api import Pod
+from manager.kube.pods import ended
 from manager.kubelet.records import Entry
 from manager.regions import regions
 from vcuda import region
+from vcuda.kube.objects import uid_of
 from vcuda.spec import placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
@@ -57,7 +59,7 @@ def complete(
     found = dict(known)
     for key, group in grouped.items():
         held = {entry.resource: entry.held for entry in group}
-        if key[0] in by_uid and terminal(by_uid[key[0]]):
+        if key[0] in by_uid and ended(by_uid[key[0]]):
             continue
         before = found.get(key)
         if before is not None:

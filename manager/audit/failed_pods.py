@@ -9,7 +9,8 @@ import calendar
 import time
 from collections.abc import Iterable, Iterator
 
-from manager.kube.api import Pod, phase_of
+from manager.kube.api import Pod
+from vcuda.kube.objects import phase_of
 from vcuda.spec.names import Names
 from vcuda.spec.request import asks_for_share
 

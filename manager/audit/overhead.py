@@ -18,6 +18,7 @@ from manager.allocations.record import Allocation
 from manager.audit.owners import Key, Owners
 from manager.cards.driver import CardProcess
 from vcuda import region
+from vcuda.kube.worker import Worker
 from vcuda.overhead import Meter, Questions
 from vcuda.region import Usage
 
@@ -54,17 +55,24 @@ class Overhead:
         self._questions = Questions()
         self._stopping = threading.Event()
         self._ended = os.eventfd(0, os.EFD_CLOEXEC)  # readable when it stops: wakes the poll
-        self._thread = threading.Thread(target=self._answer, name="overhead", daemon=True)
+        self._poll = select.poll()
+        self._poll.register(self._ended, select.POLLIN)
+        if self._questions.descriptor >= 0:
+            self._poll.register(self._questions.descriptor, select.POLLIN)
+        self._followed: Sequence[Allocation] = ()
+        self._files: dict[str, Path] = {}
+        self._next_look = 0.0
+        self.worker = Worker("overhead", self._answer)
 
     def start(self) -> None:
         """Answer questions in a thread."""
-        self._thread.start()
+        self.worker.start()
 
     def stop(self) -> None:
         self._stopping.set()
+        self.worker.stop()
         os.eventfd_write(self._ended, 1)
-        if self._thread.ident is not None:
-            self._thread.join(2 * _FOLLOW_S)
+        self.worker.join(2 * _FOLLOW_S)
         self._questions.close()
         os.close(self._ended)
 
@@ -116,6 +124,8 @@ class Overhead:
             first, second = before[item.key], self._usage(item)
             if item.whole or first is None or second is None:
                 continue
+            if [card.uuid for card in first.cards] != [card.uuid for card in second.cards]:
+                continue  # made anew meanwhile
             for old, new in zip(first.cards, second.cards, strict=True):
                 held_bytes = sums.get((item.key, new.uuid), 0)
                 if new.uuid in held and held_bytes is not None:
@@ -136,34 +146,25 @@ class Overhead:
     # Questions.
 
     def _answer(self) -> None:
-        poll = select.poll()
-        poll.register(self._ended, select.POLLIN)
-        if self._questions.descriptor >= 0:
-            poll.register(self._questions.descriptor, select.POLLIN)
-        followed: Sequence[Allocation] = ()
-        files: dict[str, Path] = {}
-        next_look = 0.0
-        while not self._stopping.is_set():
-            allocations = self._allocations()
-            if allocations != followed:
-                files = {
-                    "/".join(item.key): Path(item.region) / region.USAGE_NAME
-                    for item in allocations
-                    if not item.whole
-                }
-            # A file that is made anew while the old one is still mapped leaves no sign: those are looked for now and then.
-            if (
-                allocations != followed
-                or self._questions.followed < len(files)
-                or time.monotonic() >= next_look
-            ):
-                self._questions.follow(files)
-                followed, next_look = allocations, time.monotonic() + _LOOK_S
-            end = time.monotonic() + _FOLLOW_S
-            while (left := end - time.monotonic()) > 0 and not self._stopping.is_set():
-                if poll.poll(1000 * left):
-                    self._answer_all(self._questions.read())
-                    time.sleep(_PAUSE_S)
+        """Follow the usage files of who is there now, and answer for a while."""
+        allocations = self._allocations()
+        changed = allocations != self._followed
+        if changed:
+            self._files = {
+                "/".join(item.key): Path(item.region) / region.USAGE_NAME
+                for item in allocations
+                if not item.whole
+            }
+        # A file that is made anew while the old one is still mapped leaves no sign: those are looked for now and then.
+        missing = self._questions.followed < len(self._files)
+        if changed or missing or time.monotonic() >= self._next_look:
+            self._questions.follow(self._files)
+            self._followed, self._next_look = allocations, time.monotonic() + _LOOK_S
+        end = time.monotonic() + _FOLLOW_S
+        while (left := end - time.monotonic()) > 0 and not self._stopping.is_set():
+            if self._poll.poll(1000 * left):
+                self._answer_all(self._questions.read())
+                time.sleep(_PAUSE_S)
 
     def _answer_all(self, asked: set[str]) -> None:
         everyone = self._allocations()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from manager.allocations.record import Allocation
 from manager.audit.owners import Key, Owners
 from manager.cards.driver import CardProcess, ProcessUtilization
+from vcuda.kube.worker import Worker
 from vcuda.region import Usage
 
 TURN_S = 1.0
@@ -67,11 +68,11 @@ class Drift:
         self._owners: dict[int, Key | None] = {}
         self._stopping = threading.Event()
         self._looked = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="drift", daemon=True)
+        self.worker = Worker("drift", self._turn)
 
     def start(self) -> None:
         """Compare in a thread."""
-        self._thread.start()
+        self.worker.start()
 
     def looked(self) -> None:
         """Somebody has looked who is on the cards: before that, there is nothing to compare on an idle node."""
@@ -79,19 +80,18 @@ class Drift:
 
     def stop(self) -> None:
         self._stopping.set()
+        self.worker.stop()
         self._looked.set()
-        if self._thread.ident is not None:
-            self._thread.join(1.0)
+        self.worker.join(1.0)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            if self._before:
-                self._stopping.wait(self.turn_s)
-            else:
-                self._looked.wait()
-                self._looked.clear()
-            if not self._stopping.is_set():
-                self.turn()
+    def _turn(self) -> None:
+        if self._before:
+            self._stopping.wait(self.turn_s)
+        else:
+            self._looked.wait()
+            self._looked.clear()
+        if not self._stopping.is_set():
+            self.turn()
 
     def turn(self) -> None:
         """Read NVML once; at the end of a window compare and begin the next one. Never raises for what a tenant or the driver does."""

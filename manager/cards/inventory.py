@@ -18,6 +18,7 @@ from manager.cards.driver import Driver, DriverError, NodeCard, NullDriver, Prob
 from manager.cards.use import CardUse
 from manager.process.logs import Conditions
 from vcuda.driver.root import HostRoot
+from vcuda.kube.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Inventory(CardUse):
         self._snapshot = Snapshot("none", "", ())
         self._conditions = Conditions(log)
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.worker = Worker("cards", self._watch)
         self._last_probe = time.monotonic()
         self.on_change: Callable[[Snapshot], None] = lambda _snapshot: None
         self.on_node_problem: Callable[[str], None] = lambda _node: None
@@ -87,34 +88,31 @@ class Inventory(CardUse):
 
     def start(self) -> None:
         """Watch in a thread, after a first `probe`."""
-        self._thread = threading.Thread(target=self._watch, name="cards", daemon=True)
-        self._thread.start()
+        self.worker.start()
 
     def stop(self) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
+        self.worker.stop()
+        self.worker.join(1.0)
         self._driver.close()
 
     def _watch(self) -> None:
-        next_probe = time.monotonic() + self._interval
-        while not self._stop.is_set():
-            left = next_probe - time.monotonic()
-            if left <= 0:
-                self.probe()
-                next_probe = time.monotonic() + self._interval
-                continue
-            try:
-                # Short waits, so that stopping does not take the driver's whole time-out.
-                event = self._driver.wait_xid(min(left, 0.5)) if self._driver.has_events else None
-            except DriverError as error:
-                self._conditions.set("events", f"waiting for Xid events failed: {error}")
-                self._stop.wait(min(left, 1.0))
-                continue
-            if event is not None:
-                self._xid(event)
-            elif not self._driver.has_events:
-                self._stop.wait(min(left, 0.5))
+        """One turn of watching: a probe when it is time, else a short wait for an event."""
+        left = self._last_probe + self._interval - time.monotonic()
+        if left <= 0:
+            self.probe()
+            return
+        try:
+            # Short waits, so that stopping does not take the driver's whole time-out.
+            event = self._driver.wait_xid(min(left, 0.5)) if self._driver.has_events else None
+        except DriverError as error:
+            self._conditions.set("events", f"waiting for Xid events failed: {error}")
+            self._stop.wait(min(left, 1.0))
+            return
+        if event is not None:
+            self._xid(event)
+        elif not self._driver.has_events:
+            self._stop.wait(min(left, 0.5))
 
     def _xid(self, event: XidEvent) -> None:
         if event.xid in self._ignored:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from manager.kube.api import Kube
-from manager.kube.http import HttpError
 from manager.process.logs import Conditions
+from vcuda.kube.errors import BadName, KubeError
+from vcuda.kube.worker import Worker
 
 TIMEOUT_S = 5.0
 _KEPT = 2048
@@ -55,13 +56,12 @@ class Outbox:
         self._pending: OrderedDict[str, _Message] = OrderedDict()
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._stop = threading.Event()
         self._conditions = Conditions(log)
         self._node = Conditions(log)
         self._labels: dict[str, str | None] = {}  # all that were ever said of the node
         self._silent_until = float("-inf")
         self._pause = _FIRST_PAUSE_S
-        self._thread: threading.Thread | None = None
+        self.worker = Worker("outbox", self._turn)
 
     @property
     def reachable(self) -> bool | None:
@@ -72,14 +72,12 @@ class Outbox:
         if self._kube is None:
             log.info("no API server is configured: no events, no annotations on node and pods")
             return
-        self._thread = threading.Thread(target=self._send_all, name="outbox", daemon=True)
-        self._thread.start()
+        self.worker.start()
 
     def stop(self) -> None:
-        self._stop.set()
+        self.worker.stop()
         self._wake.put(None)
-        if self._thread is not None:
-            self._thread.join(0.5)
+        self.worker.join(0.5)
 
     def _put(self, name: str, send: Callable[[Kube], None]) -> None:
         if self._kube is None:
@@ -116,7 +114,7 @@ class Outbox:
         def send(kube: Kube) -> None:
             try:
                 kube.evict(namespace, name, uid, TIMEOUT_S)
-            except HttpError as error:
+            except KubeError as error:
                 if error.status != 429:
                     raise
                 log.warning("%s/%s is not evicted: %s", namespace, name, error)
@@ -142,36 +140,38 @@ class Outbox:
         with contextlib.suppress(queue.Empty):
             self._wake.get(timeout=left)
 
-    def _send_all(self) -> None:
-        while not self._stop.is_set():
-            entry = self._next()
-            if entry is None or self._kube is None:
-                self._rest()
-            else:
-                self._send(self._kube, *entry)
+    def _turn(self) -> None:
+        entry = self._next()
+        if entry is None or self._kube is None:
+            self._rest()
+        else:
+            self._send(self._kube, *entry)
 
     def _send(self, kube: Kube, name: str, message: _Message) -> bool:
         """Whether the API server answered, be it with a refusal."""
         try:
             message.send(kube)
-        except HttpError as error:
-            if error.status is None:
+        except KubeError as error:
+            if isinstance(error, BadName):
+                log.warning("%s can't be sent: %s", name.partition(" ")[0], error)
+            elif error.status is None:
                 self._failing(error)
                 self._silent_until = self._clock() + self._pause
                 self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
                 return False
-            if error.status == 404 and name == _NODE:
+            elif error.status == 404 and name == _NODE:
                 self._node.set(
                     "node",
-                    f"the API server does not have our node: {error}; trying on until kubelet has made it (is --hostname-override its name?)",
+                    f"the API server does not have our node: {error}; trying again until kubelet has made it (is --hostname-override its name?)",
                 )
                 message.postpone(self._clock())
                 return True
-            if error.status not in _FINAL:
+            elif error.status not in _FINAL:
                 self._failing(error)
                 self._fail(message)
                 return False
-            log.warning("the API server refused %s: %s", name.partition(" ")[0], error)
+            else:
+                log.warning("%s was refused: %s", name.partition(" ")[0], error)
         except Exception:  # a defect of ours must not stop the others
             log.exception("%s can't be sent", name.partition(" ")[0])
             self._fail(message)
@@ -187,9 +187,9 @@ class Outbox:
             self._conditions.clear("api", "the API server answers again")
         return True
 
-    def _failing(self, error: HttpError) -> None:
+    def _failing(self, error: KubeError) -> None:
         if not self._conditions.active():  # each message fails in words of its own
-            self._conditions.set("api", f"the API server can't be reached: {error}; trying on")
+            self._conditions.set("api", f"the API server takes no messages: {error}; trying again")
 
     def _fail(self, message: _Message) -> None:
         message.postpone(self._clock())

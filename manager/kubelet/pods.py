@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from manager.errors import StartError
-from manager.kube.api import Pod
-from manager.kube.config import tls_context, token_file
-from manager.kube.http import Endpoint, HttpError
+from manager.kube.api import COMPONENT, Pod
+from manager.kube.pods import essential
 from manager.kubelet.incremental_json import Form, Pieces
+from vcuda.kube.config import Login, token_file
+from vcuda.kube.endpoint import Endpoint
+from vcuda.kube.errors import ApiUnreachable, NoConfiguration
 
 _UID = b'"uid":"'
 _UID_BYTES = 36
-_SPEC = ("nodeName", "initContainers", "containers")
-_CONTAINER = ("name", "resources", "restartPolicy")
-_STATUS = ("phase", "reason", "message")
-
-
-def essential(pod: Mapping[str, Any]) -> Pod:
-    """What our rules read of a pod; environments, volumes and conditions are most of what kubelet lists, and of the memory they would take.
-
-    What has not the form of a pod is left as it is, for those rules to judge.
-    """
-    found = dict(pod)
-    metadata, spec, status = (pod.get(name) for name in ("metadata", "spec", "status"))
-    if isinstance(metadata, dict) and "managedFields" in metadata:
-        found["metadata"] = {name: value for name, value in metadata.items() if name != "managedFields"}
-    if isinstance(spec, dict):
-        found["spec"] = kept = _only(spec, _SPEC)
-        for name in _SPEC[1:]:
-            if isinstance(kept.get(name), list):
-                kept[name] = [
-                    _only(item, _CONTAINER) if isinstance(item, dict) else item for item in kept[name]
-                ]
-    if isinstance(status, dict):
-        found["status"] = _only(status, _STATUS)
-    return found
-
-
-def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: mapping[name] for name in names if name in mapping}
 
 
 def _uid(data: bytes, place: int) -> bytes:
@@ -106,23 +80,28 @@ class KubeletPods:
         self._parser = PodListParser()
 
     def list(self, timeout: float) -> list[Pod]:
-        """Raises HttpError."""
-        status, data = self._endpoint.raw("GET", "/pods", timeout=timeout)
+        """Raises KubeError."""
+        data = self._endpoint.raw("GET", "/pods", timeout=timeout)
         try:
             return self._parser.parse(data)
         except ValueError:
-            raise HttpError(f"{self._endpoint.url}/pods did not answer with a list of pods", status) from None
+            raise ApiUnreachable(f"{self._endpoint.url}/pods did not answer with a list of pods") from None
 
 
-def connect(
-    url: str, token: Path | None, ca: Path | None, api_token: Callable[[], str] | None
-) -> KubeletPods | None:
+def connect(url: str, token: Path | None, ca: Path | None, api: Login | None) -> KubeletPods | None:
     """The client for `--kubelet-url`; None if it is not set. Raises StartError for an unusable URL or CA."""
     if not url:
         return None
+    if not url.startswith(("http://", "https://")):
+        raise StartError(f"--kubelet-url: {url!r:.120} is no http:// or https:// URL")
     # Kubelet signs its own certificate unless told otherwise; without a CA there is nothing to verify it with.
-    context = tls_context(ca, verify=ca is not None) if url.startswith("https:") else None
+    found = Login(url, ca=ca, verify=ca is not None)
+    if token is not None:
+        found = dataclasses.replace(found, token=token_file(token))
+    elif api is not None:
+        found = dataclasses.replace(found, token=api.token)
     try:
-        return KubeletPods(Endpoint(url, context, token_file(token) if token else api_token))
-    except ValueError as error:
-        raise StartError(f"--kubelet-url: {error}") from None
+        found.tls()
+    except NoConfiguration as error:
+        raise StartError(str(error)) from None
+    return KubeletPods(Endpoint(found, agent=COMPONENT, who="kubelet"))

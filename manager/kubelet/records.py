@@ -34,6 +34,10 @@ class RecordsError(Exception):
     """Kubelet's records can't be had now; the message says which and why."""
 
 
+class RecordsDamaged(RecordsError):
+    """Kubelet's checkpoint is there and says nothing that can be read; kubelet then begins with an empty one."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """Devices of one resource ("core" or "memory") that a container holds.
@@ -104,9 +108,9 @@ class Checkpoint:
         try:
             entries = self._entries(data, answers)
         except ValueError as error:
-            raise RecordsError(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
+            raise RecordsDamaged(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise RecordsError(
+            raise RecordsDamaged(
                 f"kubelet's checkpoint {path} has an unknown format ({error!s:.80})"
             ) from error
         found = [entry for entry in entries if entry is not None]

@@ -7,7 +7,9 @@ directory is watched by inotify; a look once a second catches what a watch can m
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +25,15 @@ from manager.plugin.server import OPTIONS, Board, Plugin
 from manager.process.logs import Conditions
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
+from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
 API_VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 SOCKETS = {"core": "vcore.sock", "memory": "vmemory.sock"}
 REGISTER_TIMEOUT_S = 5.0
+# An Allocate that has begun ends with an answer: it takes a lock and what finding its pod may take.
+GRACE_S = 3.0
 _LOOK_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 # Kubelet dials back within moments; one whose stream broke does not by itself, and takes the devices for unhealthy.
@@ -82,7 +87,9 @@ class Registrar:
         self._stop = threading.Event()
         self._conditions = Conditions(log)
         self._observer: BaseObserver | None = None
-        self._thread: threading.Thread | None = None
+        self._folder = -1  # open and locked while we serve in it
+        self._pause = _FIRST_PAUSE_S
+        self.worker = Worker("registration", self._turn)
         self._since = self._last = 0.0
         self.registrations = 0
 
@@ -102,14 +109,13 @@ class Registrar:
         return {plugin.resource: plugin.stalled_s for plugin in self._plugins}
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
-        self._thread.start()
+        self.worker.start()
 
     def stop(self) -> None:
         self._stop.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
+        self.worker.stop()
+        self.worker.join(1.0)
         if self._observer is not None:
             self._observer.stop()
         self._stop_servers()
@@ -118,26 +124,26 @@ class Registrar:
             with contextlib.suppress(OSError):
                 if path.stat().st_ino == inode:
                     path.unlink()
+        self._release()
 
-    def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
-        while not self._stop.is_set():
-            self._wake.clear()
-            self._observe()
-            kubelet = self._kubelet()
-            if kubelet is None:
-                self._registered_with = None
-                self._conditions.set(
-                    "kubelet", f"waiting for kubelet: there is no {self._directory / KUBELET_SOCKET}"
-                )
-            elif kubelet != self._registered_with or not self._sockets_intact() or self._given_up():
-                if self._register(kubelet):
-                    pause = _FIRST_PAUSE_S
-                else:
-                    self._stop.wait(pause)
-                    pause = min(pause * 2, _LONGEST_PAUSE_S)
-                    continue
-            self._wake.wait(_LOOK_S)
+    def _turn(self) -> None:
+        if self._stop.is_set():
+            return
+        self._wake.clear()
+        self._observe()
+        kubelet = self._kubelet()
+        if kubelet is None:
+            self._registered_with = None
+            self._conditions.set(
+                "kubelet", f"waiting for kubelet: there is no {self._directory / KUBELET_SOCKET}"
+            )
+        elif kubelet != self._registered_with or not self._sockets_intact() or self._given_up():
+            if not self._register(kubelet):
+                self._stop.wait(self._pause)
+                self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
+                return
+            self._pause = _FIRST_PAUSE_S
+        self._wake.wait(_LOOK_S)
 
     def _kubelet(self) -> tuple[int, int] | None:
         """What tells one kubelet's socket from its successor's."""
@@ -186,7 +192,14 @@ class Registrar:
     def _register(self, kubelet: tuple[int, int]) -> bool:
         before, self._registered_with = self._registered_with, None
         started = self._last = time.monotonic()
+        self._kubelet_restarted()
         try:
+            if not self._claim():
+                self._conditions.set(
+                    "kubelet",
+                    f"another gpu-manager serves {self._directory}; stop it, or give this one another --device-plugin-path",
+                )
+                return False
             self._serve()
             with grpc.insecure_channel(f"unix:{self._directory / KUBELET_SOCKET}") as channel:
                 stub = deviceplugin_pb2_grpc.RegistrationStub(channel)
@@ -200,20 +213,38 @@ class Registrar:
                     stub.Register(request, timeout=REGISTER_TIMEOUT_S)
         except grpc.RpcError as error:
             self._conditions.set(
-                "kubelet", f"kubelet does not take the registration: {error.details()}; trying on"
+                "kubelet", f"kubelet does not take the registration: {error.details()}; trying again"
             )
             return False
         except (OSError, RuntimeError) as error:  # grpc reports an unusable address as RuntimeError
-            self._conditions.set("kubelet", f"cannot serve in {self._directory}: {error}; trying on")
+            self._conditions.set("kubelet", f"cannot serve in {self._directory}: {error}; trying again")
             return False
         self._conditions.clear("kubelet", "kubelet is there")
         if kubelet != before:
             self._since = time.monotonic()
         self._registered_with = kubelet
         self.registrations += 1
-        self._kubelet_restarted()
         log.info("registered with kubelet in %.0f ms", (time.monotonic() - started) * 1000)
         return True
+
+    def _claim(self) -> bool:
+        """Whether the folder is ours, by a lock on itself: files in it a starting kubelet removes."""
+        if self._folder >= 0 and os.fstat(self._folder).st_ino == self._directory.stat().st_ino:
+            return True
+        self._release()
+        folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            return False
+        self._folder = folder
+        return True
+
+    def _release(self) -> None:
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
 
     def _serve(self) -> None:
         """New servers on new sockets; streams of the old ones end, which kubelet takes for a restarted plugin."""
@@ -236,7 +267,7 @@ class Registrar:
             self._own_inodes[name] = path.stat().st_ino
 
     def _stop_servers(self) -> None:
-        stopping = [server.stop(grace=0.2) for server in self._servers]
+        stopping = [server.stop(grace=GRACE_S) for server in self._servers]
         for event in stopping:
-            event.wait(0.5)
+            event.wait(GRACE_S + 0.5)
         self._servers.clear()

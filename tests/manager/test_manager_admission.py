@@ -15,10 +15,10 @@ from manager.allocations.index import AllocationIndex
 from manager.allocations.record import Allocation, Held
 from manager.errors import Refusal
 from manager.kube.api import Kube
-from manager.kube.http import HttpError
 from manager.kubelet.pods import KubeletPods
 from manager.kubelet.records import CHECKPOINT_FILE, Entry, PodResources, RecordsError
 from tests.manager.manager_pods import NAMES, container, pod
+from vcuda.kube.errors import ApiError, ApiUnreachable
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind
 
@@ -36,8 +36,8 @@ class Source:
             raise self.says
         return list(self.says)
 
-    def pods(self, timeout: float) -> tuple[list[Any], str]:
-        return self.list(timeout), "1"
+    def pods(self, timeout: float) -> list[Any]:
+        return self.list(timeout)
 
 
 def admission(directory: Path, kubelet: Any = None, kube: Any = None, resources: Any = None) -> Admission:
@@ -115,7 +115,7 @@ def test_records_by_name_count_for_the_pod_of_that_name_and_others_for_nobody(tm
     assert find(admission(tmp_path, [A, B], resources=rows)) == "a"
 
 
-@pytest.mark.parametrize("kube", [None, HttpError("away", 503), [A, B]])
+@pytest.mark.parametrize("kube", [None, ApiError(503, "away"), [A, B]])
 def test_pods_that_nothing_tells_apart_are_refused_by_name(tmp_path: Path, kube: Any) -> None:
     broken = RecordsError("PodResources: there is no socket")
     one = admission(tmp_path, [A, B], kube, broken)
@@ -136,9 +136,9 @@ def test_both_holding_by_the_records_tells_nothing(tmp_path: Path) -> None:
     ("kubelet", "kube", "reason"),
     [
         (None, None, "neither --kubelet-url nor an API server is configured"),
-        (HttpError("refused"), None, "kubelet's /pods: refused"),
-        (None, HttpError("403"), "the API server: 403"),
-        (HttpError("refused"), HttpError("away"), "kubelet's /pods: refused; the API server: away"),
+        (ApiUnreachable("refused"), None, "kubelet's /pods: refused"),
+        (None, ApiUnreachable("403"), "the API server: 403"),
+        (ApiUnreachable("refused"), ApiUnreachable("away"), "kubelet's /pods: refused; the API server: away"),
     ],
 )
 def test_without_any_list_of_pods_the_refusal_says_who_did_not_answer(
@@ -150,7 +150,7 @@ def test_without_any_list_of_pods_the_refusal_says_who_did_not_answer(
 
 
 def test_a_kubelet_that_comes_back_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one = admission(tmp_path, HttpError("refused"), [A])
+    one = admission(tmp_path, ApiUnreachable("refused"), [A])
     assert find(one) == "a" and find(one) == "a"
     assert caplog.text.count("kubelet's pods can't be had: refused; asking the API server instead") == 1
     cast(Any, one._kubelet).says = [B]
@@ -181,7 +181,7 @@ ENDED = B | {"status": {"phase": "Succeeded"}}
         ([A], None, "a", "", False),
         ([A, ENDED], None, "ab", "b", False),
         (None, [A, ENDED], "ab", "b", True),
-        (HttpError("away"), [A], "a", "", True),
+        (ApiUnreachable("away"), [A], "a", "", True),
         ([A], [ENDED], "ab", "b", True),
         ([], [], "", "", True),
     ],
@@ -196,7 +196,12 @@ def test_who_is_there_is_what_either_says_and_certain_only_with_the_api_server(
 
 @pytest.mark.parametrize(
     ("kubelet", "kube"),
-    [(None, None), (HttpError("away"), None), ([A], HttpError("away")), (HttpError("x"), HttpError("y"))],
+    [
+        (None, None),
+        (ApiUnreachable("away"), None),
+        ([A], ApiUnreachable("away")),
+        (ApiUnreachable("x"), ApiUnreachable("y")),
+    ],
 )
 def test_nobody_is_gone_while_the_one_who_knows_is_away(tmp_path: Path, kubelet: Any, kube: Any) -> None:
     assert admission(tmp_path, kubelet, kube).presence(1.0) is None

@@ -176,7 +176,7 @@ def test_an_api_server_that_refuses_and_settings_that_can_not_work_are_named(
     assert verdicts(node)["API server"] == (Verdict.OK, f"0 pods on node node-1 at {node.api.url}")
     node.api.failing = True
     verdict, details = verdicts(node)["API server"]
-    assert verdict is Verdict.FAIL and "500 the store is away" in details
+    assert verdict is Verdict.FAIL and "answered 500: the store is away" in details
     verdict, details = verdicts(node, "--kubelet-url=nowhere")["API server"]
     assert verdict is Verdict.FAIL and "--kubelet-url: 'nowhere' is no http:// or https:// URL" in details
     node.with_kubelet_url = False

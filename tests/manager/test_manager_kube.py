@@ -6,18 +6,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from manager.errors import StartError
 from manager.kube import api
-from manager.kube import config as kubeconfig
-from manager.kube.http import Endpoint, HttpError
-from tests.manager.manager_api import FakeApi
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
-from tests.manager.manager_support import Node, free_port
+from tests.manager.manager_support import Node
+from vcuda.kube.client import Client
+from vcuda.kube.errors import ApiError
 from vcuda.sim import CardLost, Machine
 from vcuda.spec import inventory, placement
 from vcuda.spec.request import parse_pod
@@ -125,7 +124,7 @@ def config(tmp_path: Path, **changes: object) -> Path:
     ("changes", "message"),
     [
         ({"current-context": "other"}, "is incomplete: no 'other'"),
-        ({"users": [{"name": "u", "user": {"exec": {}}}]}, "uses 'exec'; use a certificate"),
+        ({"users": [{"name": "u", "user": {"username": "u"}}]}, "uses 'username'; use a certificate"),
         ({"clusters": [{"name": "k", "cluster": {"server": "ftp://x"}}]}, "is no http:// or https:// URL"),
         (
             {
@@ -149,32 +148,19 @@ def test_an_unusable_kubeconfig_is_one_clear_message(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(StartError, match=message):
-        kubeconfig.api_server(config(tmp_path, **changes), {})
+        api.login(config(tmp_path, **changes), {})
 
 
 def test_a_kubeconfig_with_a_token_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc\n")
     users = [{"name": "u", "user": {"tokenFile": "token"}}]
-    found = kubeconfig.api_server(config(tmp_path, users=users), {})
+    found = api.login(config(tmp_path, users=users), {})
     assert found is not None
-    assert (found[0].url, found[1]()) == ("https://10.0.0.1:6443", "abc")
+    assert (found.url, found.token()) == ("https://10.0.0.1:6443", "abc")
 
 
 def test_no_configuration_at_all_is_no_error() -> None:
-    assert kubeconfig.api_server(None, {}) is None
-
-
-def test_answers_that_are_not_what_they_should_be() -> None:
-    fake = FakeApi()
-    endpoint = Endpoint(fake.url, token=lambda: fake.token)
-    assert endpoint.json("GET", "/api/v1/pods", timeout=5)["items"] == []
-    fake.failing = True
-    with pytest.raises(HttpError, match="500 the store is away") as error:
-        endpoint.json("GET", "/api/v1/pods", timeout=5)
-    assert error.value.status == 500
-    fake.stop()
-    with pytest.raises(HttpError):
-        Endpoint(f"http://127.0.0.1:{free_port()}").json("GET", "/", timeout=5)
+    assert api.login(None, {}) is None
 
 
 def test_an_events_name_is_as_long_as_a_name_may_be() -> None:
@@ -189,11 +175,11 @@ def test_an_events_name_is_as_long_as_a_name_may_be() -> None:
 def test_a_cluster_without_the_first_version_of_evictions_is_asked_in_the_beta_version() -> None:
     asked: list[str] = []
 
-    class Old(Endpoint):
-        def json(self, *_: str, **what: Any) -> Any:
-            asked.append(what["body"]["apiVersion"])
+    class Old:
+        def call(self, _method: str, _path: str, body: Any, **_: Any) -> Any:
+            asked.append(body["apiVersion"])
             if len(asked) == 1:
-                raise HttpError('400 no kind "Eviction" is registered for version "policy/v1"', 400)
+                raise ApiError(400, '400 no kind "Eviction" is registered for version "policy/v1"')
 
-    api.Kube(Old("http://127.0.0.1:1"), "node-1").evict("default", "p", "u", 1.0)
+    api.Kube(cast(Client, Old()), "node-1").evict("default", "p", "u", 1.0)
     assert asked == ["policy/v1", "policy/v1beta1"]

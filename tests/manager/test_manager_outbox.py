@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from manager.kube.api import Kube
-from manager.kube.http import HttpError
 from manager.kube.writer import Outbox
 from tests.manager.manager_pods import eventually
 from tests.manager.manager_support import Node
+from vcuda.kube.errors import ApiError
 from vcuda.sim import Machine
 
 
@@ -29,7 +29,7 @@ class Api:
     def patch_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None], _: float) -> None:
         if not self.has_node:
             self.refused += 1
-            raise HttpError('nodes "node-1" not found', 404)
+            raise ApiError(404, 'nodes "node-1" not found')
         self.node.append(annotations)
         self.labels = labels
 

@@ -1,0 +1,95 @@
+"""This node's pods as the API server tells them: watched, and kept while it is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from manager.kube.api import Kube, Pod
+from vcuda.kube.informer import Handlers, Informer
+from vcuda.kube.objects import MIRROR_ANNOTATION, terminal
+
+_SPEC = ("nodeName", "initContainers", "containers")
+_CONTAINER = ("name", "resources", "restartPolicy")
+_STATUS = ("phase", "reason", "message")
+_STATUSES = ("initContainerStatuses", "containerStatuses")
+# Where kubelet has a pod from; it writes this into its own list only (kubernetes pkg/kubelet/types).
+_SOURCE_ANNOTATION = "kubernetes.io/config.source"
+
+
+def essential(pod: Mapping[str, Any]) -> Pod:
+    """What our rules read of a pod; environments, volumes and conditions are most of what is listed, and of the memory they would take.
+
+    What has not the form of a pod stays as it is: those rules judge it.
+    """
+    found = dict(pod)
+    metadata, spec, status = (pod.get(name) for name in ("metadata", "spec", "status"))
+    if isinstance(metadata, dict) and "managedFields" in metadata:
+        found["metadata"] = {name: value for name, value in metadata.items() if name != "managedFields"}
+    if isinstance(spec, dict):
+        found["spec"] = kept = _only(spec, _SPEC)
+        for name in _SPEC[1:]:
+            if isinstance(kept.get(name), list):
+                kept[name] = [
+                    _only(item, _CONTAINER) if isinstance(item, dict) else item for item in kept[name]
+                ]
+    if isinstance(status, dict):
+        found["status"] = kept = _only(status, _STATUS)
+        for name in _STATUSES:
+            if isinstance(status.get(name), list):
+                kept[name] = [_only(item, ("state",)) for item in status[name] if isinstance(item, dict)]
+    return found
+
+
+def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: mapping[name] for name in names if name in mapping}
+
+
+def ended(pod: Pod) -> bool:
+    """Whether nothing of a pod runs any more: one that exceeded its deadline is Failed while its containers still have their grace."""
+    status = pod.get("status") or {}
+    statuses = [item for name in _STATUSES for item in status.get(name) or ()]
+    return terminal(pod) and not any((item.get("state") or {}).get("running") for item in statuses)
+
+
+def is_static(pod: Pod) -> bool:
+    """Whether kubelet has the pod from a file of its own: the API server's object then has another UID."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    return annotations.get(_SOURCE_ANNOTATION, "api") != "api" or MIRROR_ANNOTATION in annotations
+
+
+class NodePods:
+    """Follows them. `on_gone`: one was deleted or has ended, or some may have; `on_pod`: one is as it says now."""
+
+    def __init__(self, kube: Kube, on_gone: Callable[[], None], on_pod: Callable[[Pod], None]) -> None:
+        self._on_gone = on_gone
+        self._on_pod = on_pod
+        self._known: dict[str, Pod] = {}
+        self._listed = False
+        self.informer = Informer(
+            kube.client, Handlers("pods", self._seen, self._lost, self._complete, selector=kube.selector)
+        )
+
+    @property
+    def known(self) -> list[Pod] | None:
+        """Their essentials by the last word of the API server; None before its first."""
+        return list(self._known.values()) if self._listed else None
+
+    def _seen(self, pod: Pod) -> str:
+        key = str(pod["metadata"]["uid"])
+        kept = essential(pod)
+        self._known[key] = kept
+        if ended(kept):
+            self._on_gone()
+        else:
+            self._on_pod(kept)
+        return key
+
+    def _lost(self, pod: Pod) -> None:
+        self._known.pop(str(pod["metadata"]["uid"]), None)
+        self._on_gone()
+
+    def _complete(self, keys: Collection[str], _began: float) -> None:
+        self._known = {key: pod for key, pod in self._known.items() if key in keys}
+        self._listed = True
+        self._on_gone()
