@@ -49,7 +49,7 @@ def ended(pod: Pod) -> bool:
     """Whether nothing of a pod runs any more: one that exceeded its deadline is Failed while its containers still have their grace."""
     status = pod.get("status") or {}
     statuses = [item for name in _STATUSES for item in status.get(name) or ()]
-    return terminal(pod) and not any((item.get("state") or {}).get("running") for item in statuses)
+    return terminal(pod) and not any("running" in (item.get("state") or {}) for item in statuses)
 
 
 def is_static(pod: Pod) -> bool:
