@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,10 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argpars
     return parser, serving, simulating
 
 
+def _ended(*_: object) -> None:
+    sys.exit(0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status: 0, 1 for a failure at run time, 2 for unusable settings."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -50,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.insert(0, "serve")
     options = parser.parse_args(words)
     try:
+        if options.command == "serve":
+            signal.signal(
+                signal.SIGTERM, _ended
+            )  # until the server takes it over: to end while starting is no failure
         if options.command == "simulate":
             return simulate.run(options, simulating)
         if options.command == "defrag":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from vcuda.kube.errors import BadName
+from vcuda.kube.objects import checked
 from vcuda.spec.names import DEFAULT_DOMAIN
 from vcuda.spec.request import Policy
 
@@ -22,6 +26,10 @@ class Settings:
     policy: Policy = Policy.FGD
     tls_cert: str | None = None
     tls_key: str | None = None
+    client_ca: str | None = None
+    client_name: str | None = None
+    allow_anyone: bool = False
+    probe_port: int | None = None
     assume_seconds: float = 300.0
     gang_seconds: float = 120.0
     body_mib: int = 32
@@ -39,39 +47,43 @@ class Settings:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
 
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= 65535:
-        raise ValueError
-    return number
+def _number(least: float, most: float, what: str) -> Callable[[str], int]:
+    """A parser of whole numbers, whose message says what is wrong."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(
+                f"invalid: {text!r:.40} is not {what} from {least:g} to {most:g}"
+            )
+        return int(text)
+
+    return parse
 
 
-def _positive(text: str) -> float:
-    number = float(text)
+_port = _number(0, 65535, "a port number")
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < 1e6:
-        raise ValueError
+        raise argparse.ArgumentTypeError(
+            f"invalid: {text!r:.40} is not a number of seconds above 0 and below 1000000"
+        )
     return number
 
 
 def _place(text: str) -> str:
     namespace, slash, name = text.partition("/")
-    if not (namespace and slash and name) or "/" in name:
-        raise ValueError
-    return text
-
-
-def _mib(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 1024:
-        raise ValueError
-    return number
-
-
-def _record_mib(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 2**20:
-        raise ValueError
-    return number
+    try:
+        if slash:
+            checked(namespace), checked(name)
+            return text
+    except BadName:
+        pass
+    raise argparse.ArgumentTypeError(f"invalid: {text!r:.80} is not NAMESPACE/NAME")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -104,32 +116,53 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--tls-key", help="private key file (PEM)")
     add(
+        "--client-ca",
+        metavar="FILE",
+        help="certificates (PEM) that sign kube-scheduler's; others than its holder may decide, bind and ask nothing",
+    )
+    add(
+        "--client-name",
+        metavar="NAME",
+        help="only a client certificate with this common name counts (default: any)",
+    )
+    add(
+        "--allow-anyone",
+        action="store_true",
+        help="listen beyond this machine without --client-ca: everybody who reaches the port may book and bind",
+    )
+    add(
+        "--probe-port",
+        type=_port,
+        default=default.probe_port,
+        help="port of its own, plain HTTP, for /healthz, /readyz, /metrics and /version (default: none)",
+    )
+    add(
         "--assume-seconds",
-        type=_positive,
+        type=_seconds,
         default=default.assume_seconds,
         help="how long a decision waits for its Bind (default %(default)s)",
     )
     add(
         "--gang-seconds",
-        type=_positive,
+        type=_seconds,
         default=default.gang_seconds,
         help="how long the places of an incomplete gang stay reserved (default %(default)s)",
     )
     add(
         "--body-mib",
-        type=_mib,
+        type=_number(1, 1024, "a number of MiB"),
         default=default.body_mib,
         help="largest request body in MiB (default %(default)s)",
     )
     add(
         "--body-seconds",
-        type=_positive,
+        type=_seconds,
         default=default.body_seconds,
         help="how long a request body may take (default %(default)s)",
     )
     add(
         "--api-timeout-seconds",
-        type=_positive,
+        type=_seconds,
         default=default.api_timeout_seconds,
         help="how long an API call may take (default %(default)s)",
     )
@@ -141,7 +174,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--lease-seconds",
-        type=_positive,
+        type=_seconds,
         default=default.lease_seconds,
         help="how long the lease lasts; at least twice --api-timeout-seconds (default %(default)s)",
     )
@@ -164,11 +197,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--record-mib",
-        type=_record_mib,
+        type=_number(1, 2**20, "a number of MiB"),
         default=default.record_mib,
         help="size of both parts of the recording together in MiB (default %(default)s)",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def from_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> Settings:
@@ -177,10 +217,19 @@ def from_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParse
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     if (settings.tls_cert is None) != (settings.tls_key is None):
         parser.error("--tls-cert and --tls-key belong together; give both or neither")
+    if settings.client_ca and not settings.tls_cert:
+        parser.error("--client-ca asks for certificates by TLS; give --tls-cert and --tls-key too")
+    if settings.client_name and not settings.client_ca:
+        parser.error("--client-name is a name in a certificate; give --client-ca too")
     if settings.lease and settings.lease_seconds < 2 * settings.api_timeout_seconds:
         parser.error("--lease-seconds must be at least twice --api-timeout-seconds")
     if settings.pod and not settings.lease:
         parser.error("--pod is for the role label of replicas; give --lease too")
     if not settings.resource_domain or "/" in settings.resource_domain:
         parser.error(f"--resource-domain {settings.resource_domain!r} is not a domain")
+    if not (settings.client_ca or settings.allow_anyone or _is_loopback(settings.bind_address)):
+        parser.error(
+            f"on {settings.bind_address} everybody who reaches the port could book cards and bind pods; give --client-ca "
+            "(kube-scheduler sends its certificate by tlsConfig.certFile), --bind-address 127.0.0.1 or --allow-anyone"
+        )
     return settings

@@ -6,18 +6,15 @@ import asyncio
 import logging
 import signal
 import socket
-import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import uvicorn
-from starlette.types import ASGIApp
-
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.http import app
 from scheduler_ext.http.certificate import ServerCertificate
+from scheduler_ext.http.server import Server
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
 from scheduler_ext.sync import feed
@@ -37,18 +34,18 @@ class CannotServe(Exception):
     """The server can't start; the message names what and why."""
 
 
-def _listen(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.bind_address else socket.AF_INET
+def _listen(address: str, port: int, option: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # asyncio switches Nagle's delay (40 ms per answer) off only on sockets whose protocol is given.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.bind_address, settings.port))
+        listener.bind((address, port))
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise CannotServe(
-            f"cannot listen on {settings.bind_address} port {settings.port}: {error.strerror}; choose another by --port"
+            f"cannot listen on {address} port {port}: {error.strerror}; choose another by {option}"
         ) from error
     return listener
 
@@ -95,10 +92,6 @@ def _recorder(settings: Settings) -> Recorder | None:
     return recorder
 
 
-def _always() -> None:
-    return None
-
-
 def _sweep(engine: Engine, binder: Binder) -> None:
     """Expire assumptions and settle uncertain writes."""
     expired = engine.expire()
@@ -107,27 +100,12 @@ def _sweep(engine: Engine, binder: Binder) -> None:
     binder.settle()
 
 
-def _server(application: ASGIApp, certificate: ServerCertificate | None) -> uvicorn.Server:
-    configuration = uvicorn.Config(
-        application, http="httptools", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_keep_alive=75, timeout_graceful_shutdown=5,
-    )  # fmt: skip
-    configuration.load()
-    configuration.ssl = certificate.context if certificate else None
-    return uvicorn.Server(configuration)
-
-
-async def _answer(
-    server: uvicorn.Server, listener: socket.socket, certificate: ServerCertificate | None, binder: Binder
-) -> None:
-    renewal = asyncio.create_task(certificate.keep_fresh()) if certificate else None
+async def _answer(server: Server, binder: Binder) -> None:
     try:
-        await server.serve([listener])
+        await server.run_until_stopped()
     finally:
         # The lease is given back after this: no write of ours may be under way then.
         await binder.close()
-    if renewal is not None:
-        renewal.cancel()
 
 
 def _engine(settings: Settings, recorder: Recorder | None) -> Engine:
@@ -144,82 +122,103 @@ def run(settings: Settings, api: ApiServer) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate, and LostLease."""
     recorder = _recorder(settings)
     try:
-        _serve(settings, api, _engine(settings, recorder))
+        _Replica(settings, api, recorder).run()
     finally:
         if recorder is not None:
             recorder.close()
 
 
-def _serve(settings: Settings, api: ApiServer, engine: Engine) -> None:
-    certificate = None
-    if settings.tls_cert and settings.tls_key:
-        certificate = ServerCertificate(settings.tls_cert, settings.tls_key)
-    listener = _listen(settings)
-    followed = [*feed.handlers(engine)]
-    if settings.quotas:
-        engine.expect_quotas()
-        followed.append(feed.quota_handlers(engine, *settings.quotas.split("/")))
-    informers = [feed.informer(api, engine, how) for how in followed]
-    servers: list[uvicorn.Server] = []
-    lost = threading.Event()
+class _Replica:
+    """The parts of one replica and their threads."""
 
-    def follow() -> None:
-        # A leader lists everything after it got the lease: what the last one wrote is in that list.
-        for informer in informers:
-            informer.start()
-
-    def end() -> None:
-        lost.set()
-        for server in servers:
-            server.should_exit = True
-
-    failed = engine.metrics.worker_failures.labels("election").inc
-    election = _election(
-        settings, api, gained=follow, lost=end, ready=lambda: engine.not_ready() is None, failed=failed
-    )
-    stands_by = election.stands_by if election else _always
-    with ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read") as executor:
-        binder = Binder(api, engine, executor, stands_by)
-
-        sweeper = Worker(
-            "sweeper", lambda: _sweep(engine, binder), failed=engine.metrics.worker_failures.labels("sweeper").inc,
+    def __init__(self, settings: Settings, api: ApiServer, recorder: Recorder | None) -> None:
+        self._settings, self._api = settings, api
+        self._engine = engine = _engine(settings, recorder)
+        self._certificate = None
+        if settings.tls_cert and settings.tls_key:
+            self._certificate = ServerCertificate(settings.tls_cert, settings.tls_key, settings.client_ca)
+        self._listener = _listen(settings.bind_address, settings.port, "--port")
+        self._probes = None
+        if settings.probe_port is not None:
+            self._probes = _listen(settings.bind_address, settings.probe_port, "--probe-port")
+        followed = [*feed.handlers(engine)]
+        if settings.quotas:
+            engine.expect_quotas()
+            followed.append(feed.quota_handlers(engine, *settings.quotas.split("/")))
+        self._informers = [feed.informer(api, engine, how) for how in followed]
+        self._lost = False
+        self._election = _election(
+            settings, api, gained=self._follow, lost=self._lose, ready=lambda: engine.not_ready() is None,
+            failed=engine.metrics.worker_failures.labels("election").inc,
+        )  # fmt: skip
+        self._reads = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
+        self._binder = Binder(api, engine, self._reads, self._stands_by)
+        self._sweeper = Worker(
+            "sweeper", lambda: _sweep(engine, self._binder), failed=engine.metrics.worker_failures.labels("sweeper").inc,
             pause=min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4),
         )  # fmt: skip
-        workers = [sweeper, *(informer.worker for informer in informers)]
-        if election is not None:
-            workers.append(election.worker)
+        self._workers = [self._sweeper, *(informer.worker for informer in self._informers)]
+        if recorder is not None:
+            self._workers.append(recorder.worker)
+        if self._election is not None:
+            self._workers.append(self._election.worker)
+        self._server = self._built()
 
-        def sick() -> str | None:
-            return "; ".join(problem for worker in workers if (problem := worker.problem())) or None
-
+    def _built(self) -> Server:
+        settings = self._settings
         application = app.create(
-            engine,
-            binder,
-            body_bytes=settings.body_mib * MIB,
-            body_seconds=settings.body_seconds,
-            sick=sick,
-            stands_by=stands_by,
-        )
-        servers.append(_server(application, certificate))
-        sweeper.start()
-        if election is None:
-            follow()
+            self._engine, self._binder, body_bytes=settings.body_mib * MIB, body_seconds=settings.body_seconds,
+            sick=self._sick, stands_by=self._stands_by, authenticate=settings.client_ca is not None,
+            client_name=settings.client_name,
+        )  # fmt: skip
+        open_to_all = app.probes(self._engine, self._sick, self._stands_by)
+        probes = (open_to_all, self._probes) if self._probes else None
+        return Server(application, self._listener, self._certificate, probes)
+
+    def _stands_by(self) -> str | None:
+        return self._election.stands_by() if self._election is not None else None
+
+    def _sick(self) -> str | None:
+        return "; ".join(problem for worker in self._workers if (problem := worker.problem())) or None
+
+    def _follow(self) -> None:
+        # A leader lists everything after it got the lease: what the last one wrote is in that list.
+        for informer in self._informers:
+            informer.start()
+
+    def _lose(self) -> None:
+        self._lost = True
+        self._server.should_exit = True
+
+    def _end(self, *_: object) -> None:
+        self._server.should_exit = True
+
+    def run(self) -> None:
+        """Serve until a signal, or until another replica has taken the lease. Raises LostLease."""
+        # The server catches signals while it serves, and raises them once more at its end for whoever was there before.
+        signal.signal(signal.SIGTERM, self._end)
+        self._sweeper.start()
+        if self._election is None:
+            self._follow()
         else:
-            election.worker.start()
-        scheme = "https" if certificate else "http"
-        host, port = listener.getsockname()[:2]
-        _log.info("serving on %s://%s:%d, API server %s, %s", scheme, host, port, api.address, settings)
-        # uvicorn shuts down on SIGTERM and then raises it once more for whoever was there before: nobody.
-        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+            self._election.worker.start()
+        host, port = self._listener.getsockname()[:2]
+        scheme = "https" if self._certificate else "http"
+        _log.info(
+            "serving on %s://%s:%d, API server %s, %s", scheme, host, port, self._api.address, self._settings
+        )
+        if self._probes is not None:
+            _log.info("probes on http://%s:%d", *self._probes.getsockname()[:2])
         try:
-            asyncio.run(_answer(servers[0], listener, certificate, binder))
+            asyncio.run(_answer(self._server, self._binder))
         finally:
-            for informer in informers:
+            for informer in self._informers:
                 informer.stop()
-            sweeper.stop()
-            if election is not None:
-                election.stop()
-    if election is not None:
-        election.release()
-    if lost.is_set():
-        raise LostLease("another replica has taken the lease; this one ends, to start again as a standby")
+            self._sweeper.stop()
+            if self._election is not None:
+                self._election.stop()
+            self._reads.shutdown()
+        if self._election is not None:
+            self._election.release()
+        if self._lost:
+            raise LostLease("another replica has taken the lease; this one ends, to start again as a standby")

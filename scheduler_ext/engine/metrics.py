@@ -56,6 +56,11 @@ class Metrics:
         self.bad_input = Counter(
             "vcuda_extender_bad_requests", "Requests refused as malformed", registry=self.registry
         )
+        self.strangers = Counter(
+            "vcuda_extender_unauthenticated_requests",
+            "Requests refused because their client showed no certificate that counts",
+            registry=self.registry,
+        )
         self.binds = Counter(
             "vcuda_extender_binds", "Bind answers by result", ["result"], registry=self.registry
         )

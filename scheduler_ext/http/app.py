@@ -18,12 +18,15 @@ import scheduler_ext
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
-from scheduler_ext.protocol.extender_v1 import BadInput, ExtenderArgs
+from scheduler_ext.protocol.extender_v1 import BadInput
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.sync.binder import Binder
 from vcuda.spec import request as pod_request
 
 _JSON = [(b"content-type", b"application/json")]
+_OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
+_ROOM_SECONDS = 5.0
+_AT_ONCE = 4  # bodies of the largest size in memory at once
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Answerer = Callable[[bytes], Awaitable[bytes]]
@@ -39,12 +42,13 @@ class Extender:
     def __init__(self, engine: Engine, binder: Binder) -> None:
         self._engine, self._binder = engine, binder
 
-    def _args(self, body: bytes) -> ExtenderArgs:
-        args = extender_v1.read_args(body)
-        if pod_request.asks_for_share(args.pod, self._engine.names):
-            self._require_uid(args.pod)
-            self._require_ready()
-        return args
+    def _asks(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod is our business; then it must have a UID, and we must be ready."""
+        if not pod_request.asks_for_share(pod, self._engine.names):
+            return False
+        self._require_uid(pod)
+        self._require_ready()
+        return True
 
     @staticmethod
     def _require_uid(pod: Mapping[str, Any]) -> None:
@@ -58,9 +62,9 @@ class Extender:
             raise NotReady(f"{ExtenderReason.NOT_SYNCED}: {problem}")
 
     async def filter(self, body: bytes) -> bytes:
-        args = self._args(body)
+        args = extender_v1.read_args(body)
         verdicts = self._engine.metrics.verdicts
-        if not pod_request.asks_for_share(args.pod, self._engine.names):
+        if not self._asks(args.pod):
             verdicts.labels("untouched").inc()
             return extender_v1.untouched(args)
         verdict = self._engine.filter(args.pod, args.names)
@@ -68,14 +72,14 @@ class Extender:
         return extender_v1.filter_answer(args, verdict)
 
     async def prioritize(self, body: bytes) -> bytes:
-        args = self._args(body)
-        return extender_v1.priorities(
-            list(zip(args.names, self._engine.prioritize(args.pod, args.names), strict=True))
-        )
+        args = extender_v1.read_args(body)
+        self._asks(args.pod)
+        scores = self._engine.prioritize(args.pod, args.names)
+        return extender_v1.priorities(list(zip(args.names, scores, strict=True)))
 
     async def prioritize_cpu_only(self, body: bytes) -> bytes:
-        args = self._args(body)
-        if pod_request.asks_for_share(args.pod, self._engine.names):
+        args = extender_v1.read_args(body)
+        if self._asks(args.pod):
             scores = [0] * len(args.names)
         else:
             self._require_ready()
@@ -84,10 +88,8 @@ class Extender:
 
     async def preempt(self, body: bytes) -> bytes:
         args = extender_v1.read_preemption(body)
-        if not pod_request.asks_for_share(args.pod, self._engine.names):
+        if not self._asks(args.pod):
             return extender_v1.preemption_answer(args.victims)
-        self._require_uid(args.pod)
-        self._require_ready()
         # The search may take long; it works on a copy.
         found = await asyncio.to_thread(self._engine.preempt, args.pod, args.victims)
         return extender_v1.preemption_answer(found)
@@ -100,22 +102,48 @@ class Extender:
         return extender_v1.binding_answer("" if refused is None else str(refused))
 
 
-async def _body(scope: Scope, receive: Receive, most: int) -> bytes:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > most:
-            raise BadInput(f"the body has {int(value)} bytes; at most {most} are read (--body-mib)")
-    chunks, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise BadInput("the connection ended before the body did")
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > most:
-            raise BadInput(f"the body has more than {most} bytes; no more are read (--body-mib)")
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+class _Bodies:
+    """Reads bodies, each of at most `most` bytes, and of all together no more than `_AT_ONCE` times as many in memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left = _AT_ONCE * most
+        self._freed = asyncio.Condition()
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Raises BadInput and NotReady. Waits before the first byte until there is room for the body that is announced."""
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        size = int(announced) if announced.isdigit() else self._most
+        if size > self._most:
+            raise BadInput(f"the body has {size} bytes; at most {self._most} are read (--body-mib)")
+        try:
+            async with asyncio.timeout(_ROOM_SECONDS), self._freed:
+                await self._freed.wait_for(lambda: self._left >= size)
+                self._left -= size
+        except TimeoutError:
+            raise NotReady(
+                f"{ExtenderReason.OVERLOADED}: too many bytes of other requests are being read"
+            ) from None
+        try:
+            return await self._whole(receive)
+        finally:
+            async with self._freed:
+                self._left += size
+                self._freed.notify_all()
+
+    async def _whole(self, receive: Receive) -> bytes:
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise BadInput("the connection ended before the body did")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > self._most:
+                raise BadInput(f"the body has more than {self._most} bytes; no more are read (--body-mib)")
+            chunks.append(chunk)
+            if not message.get("more_body"):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _respond(send: Send, status: int, body: bytes, *, close: bool = False) -> None:
@@ -126,7 +154,9 @@ async def _respond(send: Send, status: int, body: bytes, *, close: bool = False)
     await send({"type": "http.response.body", "body": body})
 
 
-def _pages(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[], str | None]) -> ASGIApp:
+def probes(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[], str | None]) -> Starlette:
+    """What is open to all: probes, metrics and the version; on a port of its own if there is one."""
+
     async def version(_: Request) -> Response:
         return JSONResponse({"version": scheduler_ext.__version__, "name": "gpu-scheduler-extender"})
 
@@ -144,6 +174,18 @@ def _pages(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[
         return PlainTextResponse(
             "ok\n" if problem is None else f"{problem}\n", 200 if problem is None else 503
         )
+
+    async def metrics(_: Request) -> Response:
+        return Response(engine.metrics.render(), media_type=_METRICS_TYPE)
+
+    pages = {
+        "/version": version, "/scheduler/version": version, "/healthz": healthz, "/readyz": readyz, "/metrics": metrics,
+    }  # fmt: skip
+    return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
+
+
+def _answers(engine: Engine, stands_by: Callable[[], str | None]) -> list[Route]:
+    """What people ask: explanations and plans."""
 
     async def explained(request: Request) -> Response:
         idle = stands_by()
@@ -179,23 +221,12 @@ def _pages(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[
             orjson.dumps(found.as_json(), option=orjson.OPT_NON_STR_KEYS), media_type="application/json"
         )
 
-    async def metrics(_: Request) -> Response:
-        return Response(engine.metrics.render(), media_type=_METRICS_TYPE)
-
-    pages = {
-        "/version": version,
-        "/scheduler/version": version,
-        "/healthz": healthz,
-        "/readyz": readyz,
-        "/metrics": metrics,
-        "/defrag": defragmentation,
-        "/scheduler/defrag": defragmentation,
-    } | {
+    pages = {"/defrag": defragmentation, "/scheduler/defrag": defragmentation} | {
         f"{prefix}/explain/{which}": explained
         for prefix in ("", "/scheduler")
         for which in ("{uid}", "{namespace}/{name}")
     }
-    return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
+    return [Route(path, page, methods=["GET"]) for path, page in pages.items()]
 
 
 def _well() -> None:
@@ -210,10 +241,13 @@ def create(
     body_seconds: float,
     sick: Callable[[], str | None] = _well,
     stands_by: Callable[[], str | None] = _well,
+    authenticate: bool = False,
+    client_name: str | None = None,
 ) -> ASGIApp:
     """The ASGI application. Bodies are bounded in size and time; malformed requests get 400 and do nothing.
 
-    `sick` says why only a restart can help, for /healthz. `stands_by` says why another replica has to be asked: then
+    `authenticate`: whoever has shown no certificate (of `client_name`, if one is given) gets 403 before anything of his
+    is read, except for the probes. `sick` says why only a restart can help, for /healthz. `stands_by` says why another replica has to be asked: then
     every verb gets 503, and nothing is decided.
     """
     extender = Extender(engine, binder)
@@ -225,9 +259,24 @@ def create(
         "/scheduler/preempt": ("preempt", extender.preempt),
         "/scheduler/bind": ("bind", extender.bind),
     }
-    pages = _pages(engine, sick, stands_by)
+    pages = probes(engine, sick, stands_by)
+    pages.routes.extend(_answers(engine, stands_by))
+    bodies = _Bodies(body_bytes)
+
+    def stranger(scope: Scope) -> str | None:
+        """Why this client may ask nothing, or None."""
+        name = scope.get("state", {}).get("client")
+        if not authenticate or (name is not None and client_name in (None, name)) or scope["path"] in _OPEN:
+            return None
+        shown = "no client certificate was sent" if name is None else f"the certificate is of {name!r:.80}"
+        return f"{ExtenderReason.UNAUTHENTICATED}: {shown}; kube-scheduler sends its own by tlsConfig.certFile and keyFile"
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        unknown = stranger(scope) if scope["type"] == "http" else None
+        if unknown is not None:
+            engine.metrics.strangers.inc()
+            await _respond(send, 403, extender_v1.binding_answer(unknown), close=True)
+            return
         known = verbs.get(scope["path"]) if scope["type"] == "http" else None
         if known is None:
             await pages(scope, receive, send)
@@ -238,12 +287,15 @@ def create(
             return
         try:
             async with asyncio.timeout(body_seconds):
-                body = await _body(scope, receive, body_bytes)
+                body = await bodies.read(scope, receive)
         except TimeoutError:
             await _bad(send, engine, f"the body did not arrive within {body_seconds:g} s (--body-seconds)")
             return
         except BadInput as error:
             await _bad(send, engine, str(error))
+            return
+        except NotReady as error:
+            await _respond(send, 503, extender_v1.binding_answer(str(error)), close=True)
             return
         start = time.perf_counter()
         idle = stands_by()

@@ -16,10 +16,14 @@ class BadCertificate(Exception):
 
 
 class ServerCertificate:
-    """A certificate chain and its key, in PEM files. Raises BadCertificate if they can't be used at the start."""
+    """A certificate chain and its key, in PEM files. Raises BadCertificate if they can't be used at the start.
 
-    def __init__(self, chain: str, key: str) -> None:
-        self._chain, self._key = chain, key
+    `client_ca`: file with the certificates that sign those of clients. Who sends one must prove that it is his; who
+    sends none can still ask for what is open to all.
+    """
+
+    def __init__(self, chain: str, key: str, client_ca: str | None = None) -> None:
+        self._chain, self._key, self._client_ca = chain, key, client_ca
         self._seen = self._fingerprint()
         self.context = self._fresh()
 
@@ -36,10 +40,18 @@ class ServerCertificate:
             raise BadCertificate(
                 f"certificate {self._chain} with key {self._key} cannot be used: {error}"
             ) from error
+        if self._client_ca is None:
+            return
+        try:
+            context.load_verify_locations(self._client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+        except (OSError, ssl.SSLError) as error:
+            raise BadCertificate(f"client CA {self._client_ca} cannot be used: {error}") from error
 
     def _fingerprint(self) -> tuple[tuple[int, int], ...]:
         try:
-            found = [Path(file).stat() for file in (self._chain, self._key)]
+            files = [self._chain, self._key, *([self._client_ca] if self._client_ca else [])]
+            found = [Path(file).stat() for file in files]
         except OSError:
             return ()  # being replaced: it is different again when it is back
         return tuple((status.st_mtime_ns, status.st_ino) for status in found)

@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 
 from scheduler_ext.state.objects import SAFE_TO_EVICT
+from vcuda.kube.worker import Worker
 from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL, POD_GROUP_LABEL, Names
 
 FORMAT, VERSION = "gpu-scheduler-extender recording", 1
@@ -110,23 +111,23 @@ class Recorder:
         self._queue: collections.deque[tuple[Event, int]] = collections.deque()
         self._queued, self._lost = 0, 0
         self._wake = threading.Condition()
-        self._stop = False
         self._file: IO[bytes] | None = None
         self._written, self._next_part = 0, 0
         self._broken_until: float | None = None
         self._left_out = 0
-        # What a new part begins with, and the number by which a node is named in bit maps, which never changes.
+        # What a new part begins with, and the number by which a node is named in bit maps while it is there.
         self._nodes: dict[str, bytes] = {}
         self._pods: dict[str, bytes] = {}
         self._quotas: bytes | None = None
         self._numbers: dict[str, int] = {}
+        self._free: list[int] = []  # numbers of nodes that are gone
         self._asked: dict[str, None] = {}
-        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self.worker = Worker("recorder", self._once)
 
     def start(self) -> None:
         """Begin the file. Raises OSError if it can't be written now: that is a mistake in the settings."""
         self._begin_part()
-        self._thread.start()
+        self.worker.start()
 
     def put(self, event: Event, weight: int = 1) -> None:
         """Take one event, whose objects nobody changes any more. `weight`: how many names or objects it holds."""
@@ -140,28 +141,30 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is queued, and end."""
+        self.worker.stop()
         with self._wake:
-            self._stop = True
             self._wake.notify()
-        self._thread.join(10.0)
+        if not self.worker.join(10.0):
+            return  # the disk hangs
+        self._write_queued()
+        if self._file is not None:
+            self._file.close()
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._queue and not self._stop:
-                    self._wake.wait()
-                batch, lost = list(self._queue), self._lost
-                self._queue.clear()
-                self._queued, self._lost = 0, 0
-                stop = self._stop
-            lines = [line for event, _ in batch for line in self._lines(event)]
-            if lost:
-                lines.append(self._encoded({"kind": "lost", "events": lost}))
-            self._write(lines)
-            if stop:
-                if self._file is not None:
-                    self._file.close()
-                return
+    def _once(self) -> None:
+        with self._wake:
+            while not self._queue and not self.worker.stopped:
+                self._wake.wait()
+        self._write_queued()
+
+    def _write_queued(self) -> None:
+        with self._wake:
+            batch, lost = list(self._queue), self._lost
+            self._queue.clear()
+            self._queued, self._lost = 0, 0
+        lines = [line for event, _ in batch for line in self._lines(event)]
+        if lost:
+            lines.append(self._encoded({"kind": "lost", "events": lost}))
+        self._write(lines)
 
     # --- what an event becomes; nothing of this runs in the thread that decides ---
 
@@ -178,7 +181,9 @@ class Recorder:
         return [line] if line else []
 
     def _number(self, name: str) -> int:
-        return self._numbers.setdefault(name, len(self._numbers))
+        if name not in self._numbers:
+            self._numbers[name] = self._free.pop() if self._free else len(self._numbers)
+        return self._numbers[name]
 
     def _node(self, event: Event) -> bytes | None:
         slim = slim_node(event["node"], self._names)
@@ -190,7 +195,11 @@ class Recorder:
         return line
 
     def _node_gone(self, event: Event) -> bytes | None:
-        return self._encoded(event) if self._nodes.pop(event["name"], None) else None
+        if not self._nodes.pop(event["name"], None):
+            return None
+        # Whoever reads in order knows by then whom it meant: autoscaled nodes have ever new names.
+        self._free.append(self._numbers.pop(event["name"]))
+        return self._encoded(event)
 
     def _pod(self, event: Event) -> bytes:
         line = self._encoded({**event, "pod": slim_pod(event["pod"], self._names)})
@@ -223,7 +232,7 @@ class Recorder:
         """ "all" known nodes, or the numbers of some as base64 of packed bits. Unknown nodes can't be chosen, and are left out."""
         if len(offered) >= len(self._nodes) and self._nodes.keys() <= set(offered):
             return "all"
-        bits = np.zeros(len(self._numbers), np.bool_)
+        bits = np.zeros(len(self._numbers) + len(self._free), np.bool_)
         bits[[self._numbers[name] for name in offered if name in self._numbers]] = True
         return base64.b64encode(np.packbits(bits).tobytes()).decode()
 

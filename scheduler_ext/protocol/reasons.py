@@ -19,6 +19,8 @@ class ExtenderReason(enum.StrEnum):
     GANG_INCOMPLETE = "GangIncomplete"  # other pods of the gang are missing or have no place yet
     GANG_DOES_NOT_FIT = "GangDoesNotFit"  # this pod fits, the whole gang does not
     NOT_LEADER = "NotLeader"  # another replica serves, or the lease could not be renewed
+    UNAUTHENTICATED = "Unauthenticated"  # the client has shown no certificate that counts
+    OVERLOADED = "Overloaded"  # too much is being read or worked on at once
     NO_SUCH_POD = "NoSuchPod"
     OTHER_POD = "OtherPod"  # same name, other UID
     OTHER_NODE = "OtherNode"  # the pod is assumed on, or bound to, another node

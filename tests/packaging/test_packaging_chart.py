@@ -113,6 +113,7 @@ def test_the_programs_understand_their_flags(values: dict[str, Any], tmp_path: P
     assert settings.pod == "vcuda-system/extender-0"
     assert settings.port == 3456
     assert settings.tls_cert == "/etc/tls/tls.crt"
+    assert settings.client_ca == "/etc/tls/ca.crt" and settings.client_name and settings.probe_port == 3457
     assert settings.quotas == ("vcuda-system/gpu-quotas" if values else None)
 
 
@@ -137,7 +138,8 @@ def test_a_recording_is_written_to_its_volume() -> None:
     deployment = found["Deployment", "gpu-scheduler-extender"]
     parser = argparse.ArgumentParser(exit_on_error=False)
     extender_settings.add_options(parser)
-    settings = parser.parse_args(container(deployment)["args"])
+    words = [word.replace("$(POD_NAME)", "extender-0") for word in container(deployment)["args"]]
+    settings = parser.parse_args(words)
     (mount,) = container(deployment)["volumeMounts"]
     assert str(settings.record).startswith(f"{mount['mountPath']}/")
     assert settings.record_mib == 64
@@ -251,9 +253,12 @@ def test_tls_is_the_same_for_server_probes_and_scheduler(mode: str) -> None:
     scheme = "http" if mode == "none" else "https"
     extender = container(found["Deployment", "gpu-scheduler-extender"])
     assert any("--tls-cert" in word for word in extender["args"]) == (scheme == "https")
+    assert any("--client-ca" in word for word in extender["args"]) == (scheme == "https")
+    assert ("--allow-anyone" in extender["args"]) == (scheme == "http")
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert extender[probe]["httpGet"]["scheme"] == scheme.upper()
-    assert (("Certificate", "gpu-scheduler-extender") in found) == (mode == "cert-manager")
+        assert extender[probe]["httpGet"] == {"path": extender[probe]["httpGet"]["path"], "port": "probes"}
+    for name in ("gpu-scheduler-extender", "gpu-scheduler-extender-client"):
+        assert (("Certificate", name) in found) == (mode == "cert-manager")
     for version in ("v1", "v1beta2", "v1beta1"):
         text = found["ConfigMap", "gpu-scheduler-configuration"]["data"][f"{version}.yaml"]
         configuration = yaml.safe_load(text)
@@ -269,6 +274,7 @@ def test_tls_is_the_same_for_server_probes_and_scheduler(mode: str) -> None:
         assert "managedResources" not in cpu_only
         for entry in (shares, cpu_only):
             assert entry.get("enableHTTPS", False) == (scheme == "https")
+            assert {"caFile", "certFile", "keyFile"} <= set(entry.get("tlsConfig", ())) or scheme == "http"
 
 
 def test_optional_kinds_are_there_when_asked_for() -> None:

@@ -167,7 +167,7 @@ def test_every_field_is_one_that_the_kind_knows(values: dict[str, Any]) -> None:
             API.sanitize_for_serialization(item)
     assert not problems
     assert builtin >= 14
-    assert foreign == (4 if values else 0)
+    assert foreign == (5 if values else 0)
 
 
 def test_policy_v1_is_the_kind_of_newer_clusters() -> None:

@@ -123,19 +123,27 @@ def test_settings_that_cannot_work_end_with_one_clear_line(
     empty.write_text("")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
+        here = ["--bind-address", "127.0.0.1"]
         cases = [
             (["--kubeconfig", config, "--bind-address", "127.0.0.1", "--port", port], f"port {port}"),
-            (["--kubeconfig", config, "--bind-address", "203.0.113.7", "--port", "0"], "203.0.113.7"),
-            (["--kubeconfig", config, "--bind-address", "not an address", "--port", "0"], "not an address"),
-            (["--kubeconfig", str(tmp_path / "none")], "none"),
-            (["--kubeconfig", str(garbage)], "garbage"),
-            (["--kubeconfig", str(empty)], "empty"),
-            ([], "service account"),
+            (
+                ["--kubeconfig", config, "--bind-address", "203.0.113.7", "--port", "0", "--allow-anyone"],
+                "203.0.113.7",
+            ),
+            (
+                ["--kubeconfig", config, "--bind-address", "not an address", "--port", "0", "--allow-anyone"],
+                "not an address",
+            ),
+            (["--kubeconfig", str(tmp_path / "none"), *here], "none"),
+            (["--kubeconfig", str(garbage), *here], "garbage"),
+            (["--kubeconfig", str(empty), *here], "empty"),
+            (here, "service account"),
             (
                 [
                     "serve",
                     "--kubeconfig",
                     config,
+                    *here,
                     "--port",
                     "0",
                     "--tls-cert",

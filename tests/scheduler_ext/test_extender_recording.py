@@ -281,5 +281,8 @@ def test_a_recording_that_cannot_be_written_at_the_start_is_a_mistake(
     api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = str(tmp_path / "no such folder" / "r")
-    assert main(["--kubeconfig", api.kubeconfig(tmp_path), "--record", target]) == 2
+    assert (
+        main(["--kubeconfig", api.kubeconfig(tmp_path), "--bind-address", "127.0.0.1", "--record", target])
+        == 2
+    )
     assert target in capsys.readouterr().err

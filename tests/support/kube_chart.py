@@ -25,11 +25,11 @@ EXTENDER_NAME = f"gpu-scheduler-extender.{NAMESPACE}.svc"
 SHIM = "libcuda.so.1"
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for the extender's Service, and its key."""
-    files = folder / "tls.crt", folder / "tls.key"
+def certificate(folder: Path, name: str = "tls", subject: str = "extender") -> tuple[Path, Path]:
+    """A self-signed certificate for the extender's Service, or for who asks it, and its key."""
+    files = folder / f"{name}.crt", folder / f"{name}.key"
     command = [
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=extender",
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={subject}",
         "-addext", f"subjectAltName=DNS:{EXTENDER_NAME}", "-out", str(files[0]), "-keyout", str(files[1]),
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=60, capture_output=True)
@@ -76,10 +76,11 @@ class Chart:
         shutil.rmtree(runtime)
         self._import("test", lambda _: None)
         crt, key = certificate(folder)
+        self._client = certificate(folder, "client", "gpu-scheduler-extender-client")
         system.lab.kubectl("create", "namespace", NAMESPACE)
         secret = system.lab.kubectl(
-            "create", "secret", "tls", "gpu-scheduler-extender-tls", f"--cert={crt}", f"--key={key}",
-            "-n", NAMESPACE, "--dry-run=client", "-o", "yaml",
+            "create", "secret", "generic", "gpu-scheduler-extender-tls", "--type=kubernetes.io/tls",
+            f"--from-file=tls.crt={crt}", f"--from-file=tls.key={key}", f"--from-file=ca.crt={self._client[0]}", "-n", NAMESPACE, "--dry-run=client", "-o", "yaml",
         )  # fmt: skip
         system.lab.kubectl("apply", "-f", "-", stdin=secret)
         self._values = self._needed(crt)
@@ -119,7 +120,11 @@ class Chart:
                 "extraVolumeMounts": [{"name": "simulation", "mountPath": machine}],
             },
             "extender": {"podDisruptionBudget": {"apiVersion": "policy/v1beta1"}},
-            "scheduler": {"caFile": str(certificate_file)},
+            "scheduler": {
+                "caFile": str(certificate_file),
+                "clientCertFile": str(self._client[0]),
+                "clientKeyFile": str(self._client[1]),
+            },
         }
 
     def values(self, more: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -50,10 +50,11 @@ class Worker:
         """Ask the thread to end after the work under way."""
         self._stop.set()
 
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, at most `timeout` seconds."""
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for its end, at most `timeout` seconds; whether it has ended, or never began."""
         if self._thread.ident is not None:
             self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def problem(self) -> str | None:
         """Why only a restart of the program can help, or None."""
