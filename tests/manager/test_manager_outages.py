@@ -74,7 +74,6 @@ def test_a_kubelet_that_lost_its_checkpoint_gets_the_same_answers_again(
     path.unlink()
     if damage != "gone":
         path.write_text("" if damage == "empty" else '{"Data": 7}')
-    node.kubelet.held.clear()
     if state == "lost":  # and the daemon starts anew, with its own records
         node.stop()
         node.start()
@@ -105,7 +104,7 @@ def test_kubelets_refusals_while_the_api_server_is_away_do_not_refuse_pods_that_
     eventually(lambda: len(daemon._known_pods() or ()) == 1, "the watch's word of the pod")
     api.failing = True
     connected.kubelet.admit(item)
-    with pytest.raises(Rejected, match=r"kubelet's /pods: .*403.*; the API server: .*the store is away"):
+    with pytest.raises(Rejected, match=r"kubelet's /pods: .*401.*; the API server: .*the store is away"):
         connected.kubelet.admit(pod("nobody knows", container("c", 31, 10)))
 
 
