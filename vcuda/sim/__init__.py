@@ -1,6 +1,6 @@
 """The simulated driver and its machine. Imports vcuda.spec only; shares no code with the interposer."""
 
-from vcuda.sim.cards import DEFAULT_MODEL, MODELS, Card, CardModel, MigInstance, SimCard
+from vcuda.sim.cards import DEFAULT_MODEL, MODELS, SECOND_TIMING, Card, CardModel, MigInstance, SimCard
 from vcuda.sim.errors import SimError
 from vcuda.sim.faults import (
     AllocationError,
@@ -19,6 +19,7 @@ __all__ = [
     "CONTAINER_DIRECTORY",
     "DEFAULT_MODEL",
     "MODELS",
+    "SECOND_TIMING",
     "AllocationError",
     "Card",
     "CardLost",

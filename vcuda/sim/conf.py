@@ -13,7 +13,7 @@ from pathlib import Path
 from vcuda.sim.cards import DEFAULT_MODEL, KNOBS, MODELS, Card, MigInstance
 from vcuda.sim.errors import SimError
 
-_TIMING_KEYS = ("context", "slice_us", "switch_us", "run_to_completion", *KNOBS)
+_TIMING_KEYS = ("context", "run_to_completion", *KNOBS)
 
 
 def machine_conf(cards: Sequence[Card], driver_version: str, cuda_version: int) -> str:

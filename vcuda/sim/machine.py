@@ -120,20 +120,24 @@ class Machine:
 
     # Behaviour.
 
-    def set_kernel_time(self, pattern: str, ns: int, ns_per_block: int = 0) -> None:
+    def set_kernel_time(
+        self, pattern: str, ns: int, ns_per_block: int = 0, *, other_ns: int = 0, every_ns: int = 0
+    ) -> None:
         """Kernels whose name matches the shell pattern take ns + ns_per_block x blocks, in running clients too.
 
-        The rule set last wins; clients see it within 10 ms. Raises SimError for a pattern with spaces or negative times.
+        With `every_ns`, `ns` and `other_ns` take turns each `every_ns` of wall time, by the moment of the launch. The rule set
+        last wins; clients see it within 10 ms. Raises SimError for a pattern with spaces or negative times.
         """
         if not _RULE_PATTERN.fullmatch(pattern) or len(pattern) > 200:
             raise SimError(f"the kernel pattern {pattern!r:.60} must be one word, for instance 'spin*'")
-        if ns < 0 or ns_per_block < 0:
+        if min(ns, ns_per_block, other_ns, every_ns) < 0:
             raise SimError(
                 f"kernel {pattern}: {ns} ns + {ns_per_block} ns per block; neither can be negative"
             )
         path = self.state / "kernels"
         others = [line for line in path.read_text().splitlines() if line.split()[:1] != [pattern]]
-        _write_readable(path, "\n".join([f"{pattern} {ns} {ns_per_block}", *others]) + "\n")
+        turns = f" {other_ns} {every_ns}" if every_ns else ""
+        _write_readable(path, "\n".join([f"{pattern} {ns} {ns_per_block}{turns}", *others]) + "\n")
 
     def inject(self, *faults: Fault) -> None:
         """Make the faults happen now, for every client. Raises SimError for a card that the machine does not have.

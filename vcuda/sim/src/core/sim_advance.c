@@ -1,6 +1,37 @@
 /* Evaluates a card's timeline: which context is on the card, what runs, what completes when. */
 #include "sim_engine.h"
 
+/* ---- what the second timing model draws ---- */
+
+uint64_t sim_draw(sim_card *card, uint64_t most)
+{
+    if (!most)
+        return 0;
+    card->random ^= card->random << 13;
+    card->random ^= card->random >> 7;
+    card->random ^= card->random << 17;
+    return card->random % (most + 1);
+}
+
+static uint64_t slice_length(sim_card *card)
+{
+    return card->config.slice_ns + sim_draw(card, card->config.slice_spread_ns);
+}
+
+/* The same two processes always cost each other the same; contexts of one process share what they need. */
+static uint64_t switch_cost(const sim_card *card, int32_t from, int32_t to)
+{
+    const sim_card_config *config = &card->config;
+    const uint64_t before = (uint64_t)card->contexts[from].process, after = (uint64_t)card->contexts[to].process;
+    if (!config->switch_spread_ns || before == after)
+        return config->switch_ns;
+    uint64_t mixed = (before * 0x9e3779b97f4a7c15ull) ^ ((after + config->timing_seed) * 0xbf58476d1ce4e5b9ull);
+    mixed ^= mixed >> 29;
+    return config->switch_ns + mixed % (config->switch_spread_ns + 1);
+}
+
+/* ---- */
+
 static sim_op *head_of(sim_stream *stream)
 {
     const uint64_t done = atomic_load_explicit(&stream->done, memory_order_relaxed);
@@ -37,10 +68,14 @@ static void complete_head(sim_card *card, sim_stream *stream, const sim_op *op)
     atomic_fetch_add_explicit(&stream->done, 1, memory_order_release);
 }
 
-static void stamp(sim_event *event, uint64_t generation, uint64_t time)
+static void stamp(sim_card *card, sim_stream *stream, sim_event *event, uint64_t generation)
 {
+    const uint64_t late = card->time_ns + sim_draw(card, card->config.event_jitter_ns);
+    uint64_t time = late / card->config.event_step_ns * card->config.event_step_ns;
     if (atomic_load_explicit(&event->done, memory_order_relaxed) >= generation)
         return;
+    time = time > stream->stamped_ns ? time : stream->stamped_ns;
+    stream->stamped_ns = time;
     atomic_store_explicit(&event->time_ns, time, memory_order_relaxed);
     atomic_store_explicit(&event->done, generation, memory_order_release);
 }
@@ -61,6 +96,9 @@ static int settle_stream(sim_state *state, sim_card *card, sim_context *context,
             return 0;
         stream->started = 1;
         stream->left_ns = op->ns;
+        stream->ready_ns = 0;
+        if (op->kind == SIM_OP_WORK && (card->config.gap_ns || card->config.gap_spread_ns))
+            stream->ready_ns = card->time_ns + card->config.gap_ns + sim_draw(card, card->config.gap_spread_ns);
     }
     switch (op->kind) {
     case SIM_OP_WAIT: {
@@ -85,7 +123,7 @@ static int settle_stream(sim_state *state, sim_card *card, sim_context *context,
     case SIM_OP_RECORD:
         if (!on_card)
             return 0;
-        stamp(&card->events[op->event], op->value, card->time_ns);
+        stamp(card, stream, &card->events[op->event], op->value);
         break;
     default:
         if (stream->left_ns || (op->kind == SIM_OP_WORK && !on_card))
@@ -136,6 +174,37 @@ static void settle(sim_state *state, sim_card *card, demand *wants)
     } while (moved);
 }
 
+static int runs(const sim_card *card, const sim_stream *stream, const sim_op *op, int draining)
+{
+    return op && stream->started && op->kind == SIM_OP_WORK && stream->ready_ns <= card->time_ns &&
+           !(draining && stream->left_ns == op->ns);
+}
+
+/* Until the next stream of the current context is through its gap: no longer than `span`. */
+static uint64_t until_ready(sim_card *card, uint64_t span)
+{
+    if (!card->config.gap_ns && !card->config.gap_spread_ns)
+        return span;
+    for (int32_t s = card->contexts[card->current].first_stream; s != SIM_NONE; s = card->streams[s].next) {
+        const sim_stream *stream = &card->streams[s];
+        if (head_of(&card->streams[s]) && stream->started && stream->ready_ns > card->time_ns &&
+            stream->ready_ns - card->time_ns < span)
+            span = stream->ready_ns - card->time_ns;
+    }
+    return span;
+}
+
+/* By how much work takes longer now; `span` is cut to how long that holds. */
+static uint64_t slowdown_ppm(const sim_card *card, const demand *wants, uint64_t *span)
+{
+    uint64_t slow = wants->copies[0] || wants->copies[1] ? card->config.drag_ppm : 0;
+    if (card->config.cold_ppm && card->time_ns < card->cold_end_ns) {
+        slow += card->config.cold_ppm;
+        *span = card->cold_end_ns - card->time_ns < *span ? card->cold_end_ns - card->time_ns : *span;
+    }
+    return slow;
+}
+
 /* The streams of the current context that run now: those of the highest priority; while draining only begun ones. */
 static int runners(sim_card *card, int draining, int *priority, uint64_t *least)
 {
@@ -145,7 +214,7 @@ static int runners(sim_card *card, int draining, int *priority, uint64_t *least)
     for (int32_t s = card->contexts[card->current].first_stream; s != SIM_NONE; s = card->streams[s].next) {
         sim_stream *stream = &card->streams[s];
         const sim_op *op = head_of(stream);
-        if (!op || !stream->started || op->kind != SIM_OP_WORK || (draining && stream->left_ns == op->ns))
+        if (!runs(card, stream, op, draining))
             continue;
         if (count == 0 || stream->priority < *priority) {
             *priority = stream->priority;
@@ -159,15 +228,15 @@ static int runners(sim_card *card, int draining, int *priority, uint64_t *least)
     return count;
 }
 
-static void run_current(sim_card *card, int draining, int priority, int count, uint64_t span)
+static void run_current(sim_card *card, int draining, int priority, int count, uint64_t span, uint64_t slow_ppm)
 {
+    const uint64_t done = (slow_ppm ? span * 1000000 / (1000000 + slow_ppm) : span) / (uint64_t)count;
     sim_context *context = &card->contexts[card->current];
     for (int32_t s = context->first_stream; s != SIM_NONE; s = card->streams[s].next) {
         sim_stream *stream = &card->streams[s];
         const sim_op *op = head_of(stream);
-        if (op && stream->started && op->kind == SIM_OP_WORK && stream->priority == priority &&
-            !(draining && stream->left_ns == op->ns))
-            stream->left_ns -= span / (uint64_t)count;
+        if (runs(card, stream, op, draining) && stream->priority == priority)
+            stream->left_ns -= done < stream->left_ns ? done : stream->left_ns;
     }
     sim_usage *usage = &card->usage[context->process];
     usage->busy_ns += span;
@@ -200,7 +269,7 @@ static int choose(sim_card *card, const demand *wants)
         return 0;
     if (card->current == SIM_NONE) {
         card->current = wants->waiting;
-        card->slice_end_ns = t + card->config.slice_ns;
+        card->slice_end_ns = t + slice_length(card);
         return 0;
     }
     if (t >= card->slice_end_ns && wants->waiting == SIM_NONE) /* alone: slices go on, unseen */
@@ -212,7 +281,7 @@ static int choose(sim_card *card, const demand *wants)
     if (card->config.run_to_completion && wants->current_needs && runners(card, 1, &priority, &least))
         return 1;
     card->switching = wants->waiting;
-    card->switch_end_ns = t + card->config.switch_ns;
+    card->switch_end_ns = t + switch_cost(card, card->current, wants->waiting);
     card->switches++;
     return 0;
 }
@@ -224,7 +293,8 @@ void sim_advance(sim_state *state, sim_card *card, uint64_t now)
         if (card->switching != SIM_NONE && card->time_ns >= card->switch_end_ns) {
             card->current = card->switching;
             card->switching = SIM_NONE;
-            card->slice_end_ns = card->time_ns + card->config.slice_ns;
+            card->slice_end_ns = card->time_ns + slice_length(card);
+            card->cold_end_ns = card->time_ns + card->config.cold_ns;
         }
         const int32_t before = card->current;
         settle(state, card, &wants);
@@ -234,17 +304,22 @@ void sim_advance(sim_state *state, sim_card *card, uint64_t now)
         int priority = 0;
         uint64_t least = 0, span = now - card->time_ns;
         const int count = runners(card, draining, &priority, &least);
-        if (count && least * (uint64_t)count < span)
-            span = least * (uint64_t)count;
+        const uint64_t slow_ppm = count ? slowdown_ppm(card, &wants, &span) : 0;
+        const uint64_t needed = least * (uint64_t)count;
+        const uint64_t needed_now = slow_ppm ? needed + (needed * slow_ppm + 999999) / 1000000 : needed;
+        if (count && needed_now < span)
+            span = needed_now;
+        if (card->current != SIM_NONE && card->switching == SIM_NONE)
+            span = until_ready(card, span);
         if (wants.copies[0] || wants.copies[1])
             span = copies_span(card, &wants, span, 0);
         if (card->switching != SIM_NONE && card->switch_end_ns - card->time_ns < span)
             span = card->switch_end_ns - card->time_ns;
-        if (count && !draining && wants.waiting != SIM_NONE && card->switching == SIM_NONE &&
+        if ((count || wants.current_needs) && !draining && wants.waiting != SIM_NONE && card->switching == SIM_NONE &&
             card->slice_end_ns - card->time_ns < span)
             span = card->slice_end_ns - card->time_ns;
         if (count)
-            run_current(card, draining, priority, count, span);
+            run_current(card, draining, priority, count, span, slow_ppm);
         if (wants.copies[0] || wants.copies[1])
             copies_span(card, &wants, span, 1);
         card->time_ns += span;

@@ -122,6 +122,17 @@ static int set_key(sim_card_config *card, int index, const char *key, const char
         {"mig", offsetof(sim_card_config, mig), 0},
         {"sms", offsetof(sim_card_config, sms), 0},
         {"run_to_completion", offsetof(sim_card_config, run_to_completion), 0},
+        {"slice_spread_us", offsetof(sim_card_config, slice_spread_ns), 1000},
+        {"switch_spread_us", offsetof(sim_card_config, switch_spread_ns), 1000},
+        {"cold_us", offsetof(sim_card_config, cold_ns), 1000},
+        {"cold_ppm", offsetof(sim_card_config, cold_ppm), 1},
+        {"drag_ppm", offsetof(sim_card_config, drag_ppm), 1},
+        {"gap_ns", offsetof(sim_card_config, gap_ns), 1},
+        {"gap_spread_ns", offsetof(sim_card_config, gap_spread_ns), 1},
+        {"event_step_ns", offsetof(sim_card_config, event_step_ns), 1},
+        {"event_jitter_ns", offsetof(sim_card_config, event_jitter_ns), 1},
+        {"kernel_jitter_ppm", offsetof(sim_card_config, kernel_jitter_ppm), 1},
+        {"timing_seed", offsetof(sim_card_config, timing_seed), 1},
         {"pool_seed", offsetof(sim_card_config, pool_seed), 1},
         {"memory", offsetof(sim_card_config, memory_bytes), 1},
         {"context", offsetof(sim_card_config, context_bytes), 1},
@@ -196,6 +207,7 @@ static void card_defaults(sim_card_config *card, int index)
     card->context_bytes = 64ull << 20;
     card->slice_ns = 2000000;
     card->switch_ns = 75000;
+    card->event_step_ns = 1;
     strcpy(card->model, "NVIDIA Simulated GPU");
     snprintf(card->pci, sizeof card->pci, "0000:%02x:00.0", (unsigned)(index + 1) & 0xffu);
 }
@@ -206,8 +218,8 @@ static const char *card_problem(const sim_config *config, const sim_card_config 
         return "a card needs index, minor, uuid and memory";
     if (card->parent >= config->card_count || (card->parent >= 0 && !config->cards[card->parent].mig))
         return "parent must be the index of an earlier card that says mig=1";
-    if (card->slice_ns == 0 || card->sms <= 0)
-        return "slice_us and sms must be at least 1";
+    if (card->slice_ns == 0 || card->sms <= 0 || card->event_step_ns == 0)
+        return "slice_us, sms and event_step_ns must be at least 1";
     if (card->context_bytes > card->memory_bytes)
         return "context is larger than the card's memory";
     return NULL;

@@ -5,7 +5,9 @@
  *
  *   driver version=550.163.01 cuda=12040 pid_namespace=4026531836
  *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
- *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0
+ *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0 \
+ *        slice_spread_us=0 switch_spread_us=0 cold_us=0 cold_ppm=0 drag_ppm=0 gap_ns=0 gap_spread_ns=0 \
+ *        event_step_ns=1 event_jitter_ns=0 kernel_jitter_ppm=0 timing_seed=0
  *   card index=1 parent=0 profile=1g.5gb caps=3,4 uuid=MIG-… minor=0 memory=… …
  *
  * (One line each in the file: a backslash does not continue a line.) `index` is 0, 1, 2 … in file order. `parent`
@@ -37,6 +39,15 @@ typedef struct {
     uint64_t context_bytes; /* what one context costs */
     uint64_t slice_ns;      /* time slice of a context while others wait */
     uint64_t switch_ns;     /* cost of changing the context */
+    /* The second timing model: all 0 (and a step of 1) leaves the first one. What is drawn follows from timing_seed. */
+    uint64_t slice_spread_ns;  /* a slice lasts slice_ns and up to so much more */
+    uint64_t switch_spread_ns; /* a switch costs up to so much more, by which process comes after which */
+    uint64_t cold_ns, cold_ppm; /* for so long after a switch, work takes longer by so much */
+    uint64_t drag_ppm;         /* while host copies run, work takes longer by so much */
+    uint64_t gap_ns, gap_spread_ns; /* between an operation's turn in its stream and its start */
+    uint64_t event_step_ns, event_jitter_ns; /* events tell multiples of the step, late by up to the jitter */
+    uint64_t kernel_jitter_ppm; /* a launch takes up to so much more than its kernel's time */
+    uint64_t timing_seed;
     char uuid[SIM_TEXT];
     char model[SIM_TEXT];
     char pci[32];

@@ -53,6 +53,9 @@ void sim_object_forget(sim_card *card, uint64_t id);
 /* A process that is gone leaves all that it held. */
 void sim_objects_purge(sim_card *card, int32_t slot);
 
+/* A number from 0 to `most`, from the card's seed. */
+uint64_t sim_draw(sim_card *card, uint64_t most);
+
 /* Push one operation. 0, or -1 when the ring is full: unlock, sim_wait_room, lock, try again. */
 int sim_push(sim_card *card, int32_t stream, const sim_op *op);
 int sim_wait_room(sim_state *state, int card, int32_t stream);

@@ -13,7 +13,7 @@ enum { MAX_RULES = 256, PATTERN = 192 };
 
 typedef struct {
     char pattern[PATTERN];
-    uint64_t ns, ns_per_block;
+    uint64_t ns, ns_per_block, other_ns, every_ns;
 } rule;
 
 static pthread_mutex_t rules_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -31,11 +31,13 @@ static void read_rules(FILE *file)
     rule_count = 0;
     while (rule_count < MAX_RULES && fgets(line, sizeof line, file)) {
         rule *next = &rules[rule_count];
-        unsigned long long ns, per_block = 0;
-        if (line[0] == '#' || sscanf(line, "%191s %llu %llu", next->pattern, &ns, &per_block) < 2)
+        unsigned long long ns, per_block = 0, other = 0, every = 0;
+        if (line[0] == '#' || sscanf(line, "%191s %llu %llu %llu %llu", next->pattern, &ns, &per_block, &other, &every) < 2)
             continue;
         next->ns = ns;
         next->ns_per_block = per_block;
+        next->other_ns = other;
+        next->every_ns = every;
         rule_count++;
     }
 }
@@ -88,11 +90,13 @@ static void match(const char *name, sim_kernel_time *cache)
         if (fnmatch(rules[i].pattern, name, 0) == 0) {
             cache->ns = rules[i].ns;
             cache->ns_per_block = rules[i].ns_per_block;
+            cache->other_ns = rules[i].other_ns;
+            cache->every_ns = rules[i].every_ns;
             return;
         }
     }
     cache->ns = time_in_name(name);
-    cache->ns_per_block = 0;
+    cache->ns_per_block = cache->every_ns = 0;
     if (!cache->ns)
         cache->ns = SIM_KERNEL_NS;
 }
@@ -111,5 +115,6 @@ uint64_t sim_kernel_ns(const sim_state *state, const char *name, uint64_t blocks
         }
         pthread_mutex_unlock(&rules_mutex);
     }
-    return cache->ns + cache->ns_per_block * blocks;
+    const int other = cache->every_ns && now / cache->every_ns % 2;
+    return (other ? cache->other_ns : cache->ns) + cache->ns_per_block * blocks;
 }

@@ -74,6 +74,8 @@ typedef struct {
     uint64_t submitted_ns;      /* sum of durations ever pushed: waiters predict with it */
     uint64_t done_ns;           /* of those completed */
     uint64_t left_ns;           /* of the head, once started */
+    uint64_t ready_ns;          /* the head does not run before that, once started */
+    uint64_t stamped_ns;        /* the last event's time: the next one is not before it */
     sim_op ring[SIM_RING];
 } sim_stream;
 
@@ -134,6 +136,8 @@ typedef struct {
     int32_t switching;   /* a context switch is under way until switch_end_ns */
     uint64_t switch_end_ns;
     uint64_t slice_end_ns;
+    uint64_t cold_end_ns; /* until then the context on the card fills caches anew */
+    uint64_t random;      /* of the second timing model */
     uint64_t used_bytes; /* all processes' contexts and allocations */
     uint64_t busy_ns;    /* since the machine was made */
     uint64_t switches;

@@ -66,6 +66,7 @@ static void fill(sim_shared *shared, const sim_config *config)
         make_mutex(&card->mutex);
         card->config = config->cards[i];
         card->time_ns = sim_now();
+        card->random = (card->config.timing_seed + 1) * 0x9e3779b97f4a7c15ull | 1;
         card->current = card->switching = card->first_free_event = SIM_NONE;
     }
     shared->magic = SIM_MAGIC;

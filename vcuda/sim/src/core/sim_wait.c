@@ -16,8 +16,11 @@ int sim_push(sim_card *card, int32_t index, const sim_op *op)
         return -1;
     sim_op *target = &stream->ring[at % SIM_RING];
     *target = *op;
+    const sim_card_config *config = &card->config;
+    if (config->kernel_jitter_ppm && op->kind == SIM_OP_WORK)
+        target->ns += sim_draw(card, op->ns * config->kernel_jitter_ppm / 1000000);
     target->order = ++card->contexts[stream->context].order;
-    stream->submitted_ns += op->ns;
+    stream->submitted_ns += target->ns;
     atomic_store_explicit(&stream->submitted, at + 1, memory_order_release);
     return 0;
 }
@@ -51,6 +54,8 @@ static uint64_t least_left(const sim_card *card, const sim_ticket *ticket)
     uint64_t left = ticket->sum_ns > stream->done_ns ? ticket->sum_ns - stream->done_ns : 0;
     if (stream->started)
         left -= head->ns - stream->left_ns <= left ? head->ns - stream->left_ns : left;
+    if (stream->started && stream->ready_ns > card->time_ns)
+        left += stream->ready_ns - card->time_ns;
     if (head->kind == SIM_OP_WAIT || head->kind == SIM_OP_AFTER || head->kind == SIM_OP_HOST || head->kind == SIM_OP_COPY_IN ||
         head->kind == SIM_OP_COPY_OUT)
         return left;

@@ -10,6 +10,7 @@ typedef struct {
     unsigned char *start;
     size_t row, plane; /* bytes from one row and plane to the next */
     int on_host;
+    int device; /* which card, unless on the host */
 } side;
 
 static int find_side(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array, size_t x, size_t y, size_t z,
@@ -22,6 +23,7 @@ static int find_side(CUmemorytype type, const void *host, CUdeviceptr device, CU
         found->plane = array->row * (array->height ? array->height : 1);
         found->start = (unsigned char *)array->start + x + y * found->row + z * found->plane;
         found->on_host = 0;
+        found->device = array->ctx ? array->ctx->device : 0;
         return 0;
     }
     found->row = pitch;
@@ -29,6 +31,7 @@ static int find_side(CUmemorytype type, const void *host, CUdeviceptr device, CU
     found->start = (unsigned char *)((int)type == CU_MEMORYTYPE_HOST ? (uintptr_t)host : (uintptr_t)device) + x +
                    y * found->row + z * found->plane;
     const cu_block *block = cu_find((uintptr_t)found->start);
+    found->device = block ? block->device : 0;
     found->on_host = (int)type == CU_MEMORYTYPE_HOST || !block || block->kind == CU_BLOCK_HOST;
     if ((int)type != CU_MEMORYTYPE_DEVICE)
         return found->start || !bytes ? 0 : -1;
@@ -55,6 +58,8 @@ static CUresult copy_effect(const CUDA_MEMCPY3D *copy, sim_op *op)
     if (from.on_host || to.on_host)
         *op = (sim_op){.kind = from.on_host ? SIM_OP_COPY_IN : SIM_OP_COPY_OUT,
                        .ns = COPY_LATENCY_NS + bytes / HOST_BYTES_PER_NS};
+    else if (from.device != to.device) /* from card to card: an engine beside the compute, over the bus */
+        *op = (sim_op){.kind = SIM_OP_COPY_OUT, .ns = COPY_LATENCY_NS + bytes / HOST_BYTES_PER_NS};
     else
         *op = (sim_op){.kind = SIM_OP_WORK, .ns = DEVICE_LATENCY_NS + 2 * bytes / DEVICE_BYTES_PER_NS};
     return CUDA_SUCCESS;
