@@ -23,6 +23,7 @@ from manager.audit.owners import Owners
 from manager.audit.shim_bypass import BypassWatch
 from manager.audit.time_drift import Drift
 from manager.cards import device_nodes, nvml
+from manager.cards.context_cost import ContextCosts
 from manager.cards.device_nodes import NodeProblem
 from manager.cards.driver import Driver
 from manager.cards.inventory import Inventory, Snapshot
@@ -108,7 +109,8 @@ class Daemon:
             )
             self._arbiter = make_arbiter()
             self._stack.callback(self._arbiter.close)
-            regions = Regions(settings.virtual_manager_path, usage_storage, self._arbiter)
+            self.costs = ContextCosts(settings.virtual_manager_path, root)
+            regions = Regions(settings.virtual_manager_path, usage_storage, self._arbiter, self.costs.bytes)
             self.allocator = Allocator(
                 settings,
                 names,
@@ -142,6 +144,7 @@ class Daemon:
                 self.drift,
                 self.auditor,
                 self.cgroups,
+                self.costs,
                 self.allocator,
                 self.outbox,
                 kube,

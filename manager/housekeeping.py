@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from manager.audit.foreign_use import Coexistence
 from manager.audit.memory import Auditor
 from manager.audit.overhead import Overhead
 from manager.audit.time_drift import Drift
+from manager.cards.context_cost import ContextCosts
 from manager.cards.inventory import Inventory
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
@@ -62,6 +64,7 @@ class Housekeeper:
         drift: Drift,
         auditor: Auditor,
         cgroups: Watcher,
+        costs: ContextCosts,
         allocator: Allocator,
         outbox: Outbox,
         kube: Kube | None,
@@ -80,6 +83,7 @@ class Housekeeper:
         self._drift = drift
         self._auditor = auditor
         self._cgroups = cgroups
+        self._costs = costs
         self._allocator = allocator
         self._outbox = outbox
         self._kube = kube
@@ -130,6 +134,9 @@ class Housekeeper:
 
     def _look_at_cards(self) -> None:
         snapshot = self._inventory.snapshot
+        if learnt := self._costs.look(snapshot):
+            with contextlib.suppress(Refusal):  # a call of kubelet's takes long; the next change tells it
+                self._allocator.reshare(learnt)
         self._mirror.refresh(snapshot.driver_version)
         self._cdi.refresh(snapshot, self._settings)
         self._inventory.block(self._coexistence.blocked(snapshot.cards))

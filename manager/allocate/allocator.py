@@ -132,6 +132,11 @@ class Allocator:
                     log.warning("%s", refusal.message)
             self._save(self._allocations.values())
 
+    def reshare(self, uuid: str) -> None:
+        """Write the limits of the shares of a card anew. Raises Refusal."""
+        with self._locked():
+            self._regions.reshare(self._allocations, {uuid})
+
     def _save(self, put: Collection[Allocation], drop: Collection[tuple[str, str]] = ()) -> None:
         """`put` stands in the allocations already, `drop` may still. Raises Refusal; then the files say what they said before."""
         gone = set(drop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -69,8 +69,17 @@ def _run_together(one: Kind, other: Kind) -> bool:
 class Regions:
     """All regions of this node."""
 
-    def __init__(self, base: Path, storage: Storage, arbiter: ArbiterLike) -> None:
+    def __init__(
+        self,
+        base: Path,
+        storage: Storage,
+        arbiter: ArbiterLike,
+        context_bytes: Callable[[str], int] = lambda _uuid: 0,
+    ) -> None:
+        """`context_bytes`: what a context takes of a card, by its UUID; 0: not known."""
         self.base = base / FOLDER
+        self._context_bytes = context_bytes
+        self._written: dict[tuple[str, str], tuple[region.CardLimit, ...]] = {}
         self._storage = storage
         self._arbiter = arbiter
         self._managed: set[str] = set()
@@ -95,6 +104,7 @@ class Regions:
                 whole=allocation.whole,
                 shared=share.uuid in shared,
                 priority=cast(region.Priority, allocation.priority),
+                context_bytes=self._context_bytes(share.uuid),
             )
             for share in allocation.shares
         )
@@ -108,13 +118,14 @@ class Regions:
         self._forget(allocation)
         try:
             self._storage.make(directory)
-            region.create(directory, self._limits(allocation, shared))
+            limits = self._limits(allocation, shared)
+            region.create(directory, limits)
         except (OSError, region.RegionError) as error:
             self._drop(directory)
             raise Refusal(
                 Reason.REGION_UNAVAILABLE, f"cannot make the region of {allocation.name}: {error}"
             ) from error
-        self._shared[allocation.key] = shared
+        self._shared[allocation.key], self._written[allocation.key] = shared, limits
 
     def ensure(self, allocation: Allocation, shared: frozenset[str]) -> bool:
         """Before a container starts: make the region again if a reboot or a clean-up took it, and hand it to the arbiter.
@@ -144,15 +155,16 @@ class Regions:
         return tuple(card.uuid for card in cards) == tuple(share.uuid for share in allocation.shares)
 
     def share(self, allocation: Allocation, shared: frozenset[str]) -> None:
-        """Tell a running container, live, on which of its cards it has company."""
-        if self._shared.get(allocation.key) == shared:
+        """Tell a running container, live, on which of its cards it has company, and what a context takes."""
+        limits = self._limits(allocation, shared)
+        if self._written.get(allocation.key) == limits:
             return
         try:
-            region.update(Path(allocation.region), self._limits(allocation, shared))
+            region.update(Path(allocation.region), limits)
         except (OSError, region.RegionError) as error:
             log.warning("cannot update the region of %s: %s", allocation.name, error)
             return
-        self._shared[allocation.key] = shared
+        self._shared[allocation.key], self._written[allocation.key] = shared, limits
 
     def reshare(self, allocations: AllocationIndex, changed: Collection[str]) -> None:
         """Bring the shared flags of the containers on the `changed` cards (UUIDs) up to date after one came or went."""
@@ -175,6 +187,7 @@ class Regions:
 
     def _forget(self, allocation: Allocation) -> None:
         self._shared.pop(allocation.key, None)
+        self._written.pop(allocation.key, None)
         if allocation.region in self._managed:
             self._managed.discard(allocation.region)
             self._arbiter.remove(allocation.region)

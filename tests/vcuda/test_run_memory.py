@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests.support.runs import Runner, wait_for
 from tests.support.share import PRELUDE
 from tests.vcuda.test_shim_oversell import SAID
 from vcuda import region, sim
+from vcuda.runs.context_costs import ContextCosts
 
 LAZY = """
 text = (b".version 8.0\\n.target sm_80\\n.address_size 64\\n.global .align 4 .b8 large[104857600];\\n"
@@ -64,3 +66,64 @@ def test_an_oversell_below_the_share_is_refused(vcuda: Runner, share: list[str])
     done = vcuda.call(*vcuda.run("true", share=["--core", core, *share]))
     assert done.returncode == 2 and "--oversell is 512MiB" in done.stderr
     assert vcuda.bookings() == []
+
+
+GROWING = """
+context = begin()
+answer("grows")
+for _ in range(1000000):
+    held = [alloc(64 << 20)[1] for _ in range(16)]
+    for pointer in held: ok("cuMemFree_v2", pointer)
+"""
+
+
+def test_a_context_costs_what_it_takes_whatever_a_neighbour_takes_meanwhile(vcuda: Runner) -> None:
+    """Measured once, by `vcuda run` itself; the keeper, which writes the limits anew, leaves it."""
+    costs = vcuda.ledger / f"context-{os.geteuid()}"
+    share = ["--core", "30", "--memory", "2GiB"]
+    neighbour = vcuda.start(*vcuda.run(sys.executable, "-c", PRELUDE + GROWING, share=share))
+    try:
+        assert neighbour.stdout and neighbour.stdout.readline() == '"grows"\n'
+        costs.unlink()  # as if the neighbour were another user's
+        code = "begin(); answer(info()[0] >> 20)"
+        first = vcuda.call(*vcuda.run(sys.executable, "-c", PRELUDE + code))
+        written = costs.stat().st_mtime_ns
+        second = vcuda.start(
+            *vcuda.run(sys.executable, "-c", PRELUDE + code + "; sys.stdin.read()"), stdin=subprocess.PIPE
+        )
+        assert second.stdout and int(second.stdout.readline()) == 1024 - 64
+        names = [entry.name for entry in vcuda.bookings()]
+        limits = [region.read_limits(vcuda.ledger / name / "vcuda")[0] for name in names]
+        assert second.communicate("", timeout=60)[1] == ""
+    finally:
+        neighbour.terminate()
+        neighbour.communicate(timeout=60)
+    assert first.stdout == f"{1024 - 64}\n", first.stderr
+    assert [limit.context_bytes for limit in limits] == [64 << 20] * 2
+    assert costs.stat().st_mtime_ns == written
+
+
+def test_another_users_figures_are_not_believed(tmp_path: Path) -> None:
+    costs = ContextCosts(tmp_path)
+    path = tmp_path / f"context-{os.geteuid()}"
+    limits = [region.CardLimit("GPU-0", 0, 1 << 30, 10, 10)]
+    path.write_text('{"driver": "", "cards": {"GPU-0": 7}}')
+    assert costs.fill(limits)[0].context_bytes == 7
+    for text in (
+        "",
+        "[]",
+        "{",
+        '{"cards": []}',
+        '{"cards": {"GPU-0": -1}}',
+        '{"cards": {"GPU-0": "1"}}',
+        "[" * 60000,
+    ):
+        path.write_text(text)
+        assert costs.fill(limits)[0].context_bytes == 0
+    path.write_text('{"driver": "", "cards": {"GPU-0": 7}}')
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        assert costs.fill(limits)[0].context_bytes == 0
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    assert costs.fill(limits)[0].context_bytes == 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from vcuda import arbiter, region
 from vcuda.runs import place
+from vcuda.runs.context_costs import ContextCosts
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
 from vcuda.runs.overhead import RunOverhead
@@ -62,12 +63,13 @@ class Duty:
 
     def _follow(self, arbiter_now: arbiter.Arbiter) -> None:
         everyone = self.ledger.bookings()
+        costs = ContextCosts(self.ledger.folder)
         mine = {entry.name: entry for entry in everyone if entry.user_id == self.user_id}
         for name in [name for name in self._limits if name not in mine]:
             arbiter_now.remove(name)
             del self._limits[name]
         for name, entry in mine.items():
-            wanted = place.limits(entry, everyone)
+            wanted = costs.fill(place.limits(entry, everyone))
             if self._limits.get(name) == wanted:
                 continue
             folder = self.ledger.region_folder(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -9,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vcuda.region import RegionError, read_limits, update
 from vcuda.runs import cards, driver, front, layout, place, processes
 from vcuda.runs.booking import Booking
+from vcuda.runs.context_costs import ContextCosts
 from vcuda.runs.driver import Driver
 from vcuda.runs.duty import Duty
 from vcuda.runs.errors import RunError
@@ -69,6 +72,7 @@ def run(
     folder = Path(entry.folder)
     try:
         region = ledger.region_folder(entry.name)
+        tell_context_costs(ledger, entry, found, machine)
         if injection == PRELOAD:
             libraries = layout.lay_out_preload(folder, region)
         else:
@@ -90,6 +94,15 @@ def run(
         finish=lambda: ledger.remove(entry.name, entry.folder),
     )
     return front.run(task, say)
+
+
+def tell_context_costs(ledger: Ledger, entry: Booking, found: Driver, machine: Machine) -> None:
+    """Into the limits of a run that has not begun. Without it each of its cards is measured in the run's first process."""
+    costs = ContextCosts(ledger.folder)
+    costs.learn(found, [share.uuid for share in entry.shares if not share.whole], dict(machine.environment))
+    folder = ledger.region_folder(entry.name)
+    with contextlib.suppress(RegionError, OSError):  # the keeper tries it again
+        update(folder, costs.fill(read_limits(folder)))
 
 
 def book(
