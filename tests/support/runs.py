@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import leftovers
 from vcuda.runs.booking import Booking
 from vcuda.runs.ledger import Ledger
 
@@ -45,8 +46,8 @@ class Runner:
     machine: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        # The last one is there while coverage is measured.
-        clean = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG")
+        # COVERAGE_… is there while coverage is measured; by its marks a process is known as a test's.
+        clean = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG", *leftovers.MARKS)
         kept = {key: os.environ[key] for key in clean if key in os.environ}
         return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **more}
 

@@ -16,6 +16,15 @@ import pytest
 from tests.support.runs import Runner, alive, wait_for
 from vcuda import sim
 
+# Ends with status 5 at a signal. Not by a handler and a sleep: a signal that comes after Python's last look for signals and
+# before the system call is handled when the sleep is over.
+WAITS = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [{0}])
+print('ready', flush=True)
+signal.sigwait([{0}])
+raise SystemExit(5)
+"""
 SLEEP = "import time; print('ready', flush=True); time.sleep(300)"
 
 
@@ -118,13 +127,18 @@ def test_the_folder_holds_copies_of_the_shims_and_links_to_the_driver(vcuda: Run
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_reach_the_command(vcuda: Runner, number: signal.Signals) -> None:
-    script = (
-        "import signal, sys, time\n"
-        f"signal.signal({int(number)}, lambda *_: sys.exit(5))\n"
-        "print('ready', flush=True)\ntime.sleep(300)"
-    )
-    front, _, _ = family(vcuda, [sys.executable, "-c", script])
+    front, _, _ = family(vcuda, [sys.executable, "-c", WAITS.format(int(number))])
     front.send_signal(number)
+    assert front.wait(30) == 5
+
+
+def test_a_signal_before_the_keeper_listens_reaches_the_command(vcuda: Runner) -> None:
+    front, keeper, _ = family(vcuda, [sys.executable, "-c", WAITS.format(int(signal.SIGUSR1))])
+    os.kill(keeper, signal.SIGSTOP)
+    front.send_signal(signal.SIGUSR1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        front.wait(0.3)
+    os.kill(keeper, signal.SIGCONT)
     assert front.wait(30) == 5
 
 
