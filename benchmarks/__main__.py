@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME…] [--report FILE]`: run the benchmark programs one after the other, and write the report.
 
 Every program in this folder is one; each prints its machine and its tables. The report is regenerated from what they printed and wrote, never edited;
-programs that are not run again keep their last figures.
+programs that are not run again keep what it says of them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> int:
             failed = True
         if options.report:  # at once: the next program may be the last that this machine does
             _report.save(options.report.with_suffix(".json"), runs)
-            _report.write(options.report, runs)
+            _report.write(options.report, runs, programs())
     return 1 if failed else 0
 
 

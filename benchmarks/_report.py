@@ -1,10 +1,12 @@
-"""The report: a pure function of what the programs printed and wrote, kept as JSON beside it."""
+"""The report: made from what the programs printed and wrote (kept as JSON beside it, not in git), and from the report before."""
 
 from __future__ import annotations
 
 import datetime
 import json
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ HEAD = """# Benchmarks
 
 Written by `make bench`; do not edit. Every figure below was printed by a program in `benchmarks/` on the machine that it
 names, on the **simulated driver** unless a card is named: that proves the logic and our own costs, never accuracy on a real
-card. The load average beside a table tells how much else ran on the machine. The raw figures are in [{json}]({json}).
+card. The load average beside a table tells how much else ran on the machine. The raw figures are in `{json}`,
+which the run writes and git does not keep: a program's part and verdicts stay as they are until it runs again.
 """
 METHOD = """## Method
 
@@ -89,11 +92,53 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def write(path: Path, runs: dict[str, Run]) -> None:
-    """Write the Markdown, and the pictures into `images` beside it."""
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier report says of programs whose raw figures are not here: lines of targets and of misses, pictures, sections."""
+
+    targets: dict[str, _targets.Verdict] = field(default_factory=dict)
+    misses: dict[str, str] = field(default_factory=dict)
+    pictures: dict[str, str] = field(default_factory=dict)  # title by file
+    sections: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Earlier:
+        if not path.exists():
+            return cls()
+        text = path.read_text()
+        cells = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| T\d", line)]
+        return cls(
+            {row[0]: _targets.Verdict(*row) for row in cells if len(row) == 5},
+            {
+                found[1]: found[0]
+                for found in re.finditer(r"^- (T\d+(?: G)?), .*\. See .*$", text, re.MULTILINE)
+            },
+            {file: title for title, file in re.findall(r"^!\[(.*)\]\(images/(.*)\)$", text, re.MULTILINE)},
+            {
+                found[1]: found[0]
+                for found in re.finditer(r"^## (\w+)\n\n`.*?\n```\n.*?^```\n", text, re.MULTILINE | re.DOTALL)
+            },
+        )
+
+    def date(self, name: str) -> str:
+        found = re.search(r"`, (\d{4}-\d\d-\d\d \d\d:\d\d)", self.sections.get(name, ""))
+        return found[1] if found else ""
+
+
+def write(path: Path, runs: dict[str, Run], programs: Collection[str] | None = None) -> None:
+    """Write the Markdown, and the pictures into `images` beside it.
+
+    A program of `programs` (None: any) that has no run, or an older one, keeps what the report says of it already.
+    """
+    earlier = Earlier.read(path)
+    runs = {name: run for name, run in runs.items() if run.date >= earlier.date(name)}
+    kept = {name for name in earlier.sections if name not in runs and (programs is None or name in programs)}
     figures = {name: run.figures for name, run in runs.items() if run.figures is not None}
     without = {name: {"skipped": run.why_none()} for name, run in runs.items() if run.figures is None}
-    verdicts = _targets.judge({**figures, **without})
+    verdicts = [
+        earlier.targets[row.name] if row.name in earlier.targets and kept & set(row.programs) else row
+        for row in _targets.judge({**figures, **without})
+    ]
     lines = [HEAD.format(json=path.with_suffix(".json").name), "## Targets", ""]
     lines += ["| | what | target | measured | verdict |", "|---|---|---|---|---|"]
     lines += [
@@ -106,13 +151,17 @@ def write(path: Path, runs: dict[str, Run]) -> None:
         f"{counts['met']} met, {counts['missed']} missed (in bold by how much), {rest} without a figure.",
         "",
     ]
-    lines += [*_falls_short(verdicts, runs), METHOD, "## Growth", ""]
-    pictures = _plots.draw(figures, path.parent / "images")
-    lines += [f"![{title}](images/{file.name})" for title, file in pictures] or [
+    lines += [*_falls_short(verdicts, runs, earlier), METHOD, "## Growth", ""]
+    drawn = {file.name: title for title, file in _plots.draw(figures, path.parent / "images")}
+    pictures = {**{file: title for file, title in earlier.pictures.items() if kept}, **drawn}
+    lines += [f"![{title}](images/{file})" for file, title in pictures.items()] or [
         "No picture: no figures of growth, or no matplotlib."
     ]
     lines.append("")
-    for name in sorted(runs):
+    for name in sorted({*runs, *kept}):
+        if name in kept:
+            lines.append(earlier.sections[name])
+            continue
         run = runs[name]
         note = f"**This run {run.problem}: what is below is not the whole.**\n\n" if run.problem else ""
         body = "\n".join(line.rstrip() for line in run.output.strip().splitlines())
@@ -121,11 +170,15 @@ def write(path: Path, runs: dict[str, Run]) -> None:
     path.write_text("\n".join(lines))
 
 
-def _falls_short(verdicts: list[_targets.Verdict], runs: dict[str, Run]) -> list[str]:
+def _falls_short(verdicts: list[_targets.Verdict], runs: dict[str, Run], earlier: Earlier) -> list[str]:
     """The targets that were missed, with what is known of their runs; and those without a figure, by reason."""
     lines = ["## What falls short", ""]
     for row in verdicts:
-        if row.verdict == "missed":
+        if row.verdict == "missed" and row is earlier.targets.get(row.name):
+            lines.append(
+                earlier.misses.get(row.name, f"- {row.name}, {row.what} ({row.target}): {row.measured}.")
+            )
+        elif row.verdict == "missed":
             where = ", ".join(f"[{name}](#{name})" for name in row.programs)
             busy = ", ".join(f"{name}: {told}" for name in row.programs if (told := runs[name].busy()))
             short = "; ".join(part for part in row.measured.split("; ") if part.startswith("**"))

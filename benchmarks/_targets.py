@@ -50,29 +50,27 @@ def _on_card(target: Target) -> Target:
 
 
 def _verdict(target: Target, figures: _readings.Figures) -> Verdict:
+    measured, verdict = _measured(target, figures)
+    return Verdict(target.name, target.what, target.target, measured, verdict, target.programs)
+
+
+def _measured(target: Target, figures: _readings.Figures) -> tuple[str, str]:
     missing = [name for name in target.programs if name not in figures]
     if missing:
-        return Verdict(target.name, target.what, target.target, "-", f"not run: {', '.join(missing)}")
+        return "-", f"not run: {', '.join(missing)}"
     skipped = [str(figures[name]["skipped"]) for name in target.programs if figures[name].get("skipped")]
     if skipped:
-        return Verdict(target.name, target.what, target.target, "-", f"not measured: {skipped[0]}")
+        return "-", f"not measured: {skipped[0]}"
     try:
         readings = target.read(figures)
     except _readings.NotMeasured as reason:
-        return Verdict(target.name, target.what, target.target, "-", f"not measured: {reason}")
+        return "-", f"not measured: {reason}"
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        return Verdict(target.name, target.what, target.target, "-", f"no such figure: {error!r}")
+        return "-", f"no such figure: {error!r}"
     if not readings:
-        return Verdict(target.name, target.what, target.target, "-", "not measured")
+        return "-", "not measured"
     measured = "; ".join(text if met else f"**{text}**" for text, met in readings)
-    return Verdict(
-        target.name,
-        target.what,
-        target.target,
-        measured,
-        "met" if all(met for _, met in readings) else "missed",
-        target.programs,
-    )
+    return measured, "met" if all(met for _, met in readings) else "missed"
 
 
 TARGETS = (

@@ -188,6 +188,31 @@ def test_the_report_is_made_from_what_is_kept(tmp_path: Path) -> None:
         assert (tmp_path / picture).stat().st_size > 1000
 
 
+def test_a_report_keeps_what_it_says_of_programs_whose_raw_figures_are_gone(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    rows = [{"live": live, "added_ns": 500, "bytes": 4096, "processes": 1} for live in (1, 9)]
+    _report.write(report, {"memory": a_run("an older table", costs=rows)})
+    before = report.read_text()
+    assert before.count("T3, added to alloc + free") == 1 and "![" in before
+    kube = _report.Run("python -m benchmarks.kube", "2026-01-02 10:00 UTC", "no cluster", "", None)
+    _report.write(report, {"kube": kube})
+    text = report.read_text()
+    assert "an older table" in text and "no cluster" in text
+    for line in ("| T3 | added", "- T3, added"):
+        assert [one for one in before.splitlines() if one.startswith(line)] == [
+            one for one in text.splitlines() if one.startswith(line)
+        ]
+    assert [line for line in text.splitlines() if line.startswith("![")] == [
+        line for line in before.splitlines() if line.startswith("![")
+    ]
+    # Raw figures that lie about from an earlier run don't replace a newer report's.
+    stale = _report.Run("python -m benchmarks.kube", "2026-01-01 09:00 UTC", "an old cluster", "", None)
+    _report.write(report, {"kube": stale})
+    assert report.read_text() == text
+    _report.write(report, {"kube": kube}, ["kube"])
+    assert "an older table" not in report.read_text() and "not run: memory" in report.read_text()
+
+
 def test_what_falls_short_is_told_with_what_else_the_machine_did(tmp_path: Path) -> None:
     costs = [{"live": 1, "added_ns": 5}, {"live": 9, "added_ns": 500}]
     figures: dict[str, object] = {"costs": costs, "load": {"native_ms": 1, "shim_ms": 2}}
