@@ -69,7 +69,7 @@ def _election(
     identity = f"{pod.name if pod else socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Election(
         api, Place(*settings.lease.split("/")), identity, gained=gained, lost=lost, ready=ready, pod=pod, failed=failed,
-        label=f"{settings.resource_domain}/vcuda-extender-role",
+        label=Names(settings.resource_domain).role_label,
         lease_seconds=settings.lease_seconds, margin_seconds=settings.api_timeout_seconds,
     )  # fmt: skip
 

@@ -8,27 +8,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy import manifests
-from manager.errors import Reason as ManagerReason
-from scheduler_ext.protocol.reasons import ExtenderReason
-from vcuda.spec.errors import Reason
+from deploy import manifests, names_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/troubleshooting.md"
 OPERATIONS = ROOT / "docs/operations.md"
-_EVENT = re.compile(r"""(?:event|_bypass|_say)\([^()]*?["']([A-Z][a-z]+[A-Z][A-Za-z]+)["']""")
 
 
 def test_every_reason_has_its_line() -> None:
     page = PAGE.read_text()
-    codes = [str(code) for kind in (Reason, ManagerReason, ExtenderReason) for code in kind]
+    codes = [code for code, _ in names_page.reasons()]
     assert len(codes) > 30
     assert not [code for code in codes if f"`{code}`" not in page]
 
 
 def test_every_event_of_the_daemon_has_its_line() -> None:
     page = PAGE.read_text()
-    events = {name for path in (ROOT / "manager").rglob("*.py") for name in _EVENT.findall(path.read_text())}
+    events = {name for name, _ in names_page.events()}
     assert {"CardUnhealthy", "MemoryUnaccounted", "DevicesLost"} <= events
     assert not [name for name in events if f"`{name}`" not in page]
 
@@ -56,8 +52,22 @@ def test_every_right_is_listed_with_its_reason() -> None:
                             assert told, f"{verb} {resource} is not in the table"
 
 
+def test_the_page_of_names_is_what_the_code_makes() -> None:
+    assert names_page.PAGE.read_text() == names_page.page(), f"run {names_page.COMMAND}"
+
+
+@pytest.mark.parametrize("table", ["LABELS", "VARIABLES"])
+def test_a_name_that_nobody_explains_is_named(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    known = dict(getattr(names_page, table))
+    gone, _ = known.popitem()
+    monkeypatch.setattr(names_page, table, known)
+    with pytest.raises(ValueError, match=re.escape(gone)):
+        names_page.page()
+
+
 def test_links_lead_somewhere() -> None:
-    for page in (OPERATIONS, PAGE, ROOT / "docs/migration.md"):
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "benchmarks.md"]
+    for page in (*pages, ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
             file = (page.parent / target).resolve() if target else page
             assert file.exists(), f"{page.name}: {target}"

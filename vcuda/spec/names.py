@@ -48,18 +48,22 @@ class Names:
 
     @property
     def priority(self) -> str:
+        """Annotation: `low`, `normal` or `high`: who comes first on a contended card, within what each is promised."""
         return f"{self.domain}/vcuda-priority"
 
     @property
     def policy(self) -> str:
+        """Annotation: the extender's placement policy for this pod."""
         return f"{self.domain}/vcuda-policy"
 
     @property
     def card_model(self) -> str:
+        """Annotation: only cards of these models."""
         return f"{self.domain}/vcuda-card-model"
 
     @property
     def card_uuid(self) -> str:
+        """Annotation: only these cards."""
         return f"{self.domain}/vcuda-card-uuid"
 
     @property
@@ -94,6 +98,7 @@ class Names:
 
     @property
     def predicate_node(self) -> str:
+        """Annotation: the node that was chosen (old name)."""
         return f"{self.domain}/predicate-node"
 
     @property
@@ -109,8 +114,13 @@ class Names:
 
     @property
     def model_label(self) -> str:
-        """Label on nodes with the card model: the old name, below `gaia.` of the domain."""
+        """Label on nodes: the model of their cards (old name, below `gaia.` of the domain)."""
         return f"gaia.{self.domain}/gpu-model"
+
+    @property
+    def role_label(self) -> str:
+        """Label on the extender's own pods: "leader" or "standby"; the Service selects the leader."""
+        return f"{self.domain}/vcuda-extender-role"
 
     def written_by_us(self, annotation: str) -> bool:
         """Whether a pod annotation is ours to write, hence untrusted on a pod that is not bound yet."""

@@ -1,0 +1,194 @@
+"""Makes docs/names.md, the page of all names that users, operators and dashboards meet, from the code; with --check only compares."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from manager.config import settings
+from manager.errors import Reason as NodeReason
+from manager.observe import metrics as node_metrics
+from manager.observe import report
+from scheduler_ext.engine import metrics as extender_metrics
+from scheduler_ext.protocol.reasons import ExtenderReason
+from vcuda.spec import names
+from vcuda.spec.errors import Reason
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "names.md"
+COMMAND = "python -m deploy.names_page"
+# How the daemon's code names the event that it sends.
+_EVENT = re.compile(r"""(?:event|_bypass|_say)\([^()]*?["']([A-Z][a-z]+[A-Z][A-Za-z]+)["']""")
+_VARIABLE = re.compile(r'"((?:VCUDA|NVIDIA|CUDA|LD)_[A-Z_]+|GPU_MANAGER_|NODE_NAME)"')
+
+# What the code says only by using them: the command fails for one that is missing here or is no more.
+LABELS = {
+    names.NODE_SELECTOR_LABEL: f'Label on nodes: "{names.NODE_SELECTOR_VALUE}" brings the daemon',
+    names.POD_GROUP_LABEL: "Label on pods: the pod group of kube-scheduler's coscheduling plugin",
+    names.OLD_POD_GROUP_NAME_LABEL: "Label on pods: the same in the plugin's first version",
+    names.OLD_POD_GROUP_SIZE_LABEL: "Label on pods: its size in the plugin's first version",
+}
+VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "`vcuda run` sets it to the cards of the share; the simulated driver reads it",
+    settings.ENV_PREFIX: "each of the daemon's settings: `--query-port` is `GPU_MANAGER_QUERY_PORT`",
+    "LD_LIBRARY_PATH": "a container's and a run's: our libraries come before the driver's",
+    "LD_PRELOAD": "`vcuda run --injection preload`: our library for programs that pass the library path by",
+    "NODE_NAME": "the daemon's node (downward API), where `--hostname-override` is not given",
+    "NVIDIA_VISIBLE_DEVICES": "set in containers so that NVIDIA's runtime brings nothing of its own",
+    "VCUDA_RUN": "in a run's processes: the name of its booking",
+    "VCUDA_SIM_DEV": "the simulated driver: where its device nodes are",
+    "VCUDA_SIM_DIR": "the simulated driver: its machine's state",
+    "VCUDA_SIM_PIDS": "the simulated driver: whose process IDs NVML shows",
+    "VCUDA_SIM_POOLS": "the simulated driver: how its memory pools grow",
+}
+
+
+def _sample(kind: type, **given: Any) -> Any:
+    """An object of a report with any value in every field: only the metrics' names are wanted."""
+    plain = {"str": "x", "int": 1, "float": 1.0, "bool": True, "tuple": ()}
+    values = {
+        field.name: plain.get(re.split(r"\W", str(field.type))[0], 1) for field in dataclasses.fields(kind)
+    }
+    return kind(**{**values, **given})
+
+
+def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
+    container = _sample(report.ContainerReport, cards=(_sample(report.ShareReport),))
+    seen = _sample(report.NodeReport, cards=(_sample(report.CardReport),), containers=(container,))
+    node = node_metrics.Metrics()
+    node.watch(lambda: seen)
+    node.count(lambda: _sample(node_metrics.Counts, failures={"x": 1}))
+    yield "gpu-manager", node.registry
+    extender = extender_metrics.Metrics()
+    extender.watch_figures(lambda: {"nodes": 0, "cards": 0, "free_cores": 0})
+    yield "extender", extender.registry
+
+
+def metrics() -> list[tuple[str, str, str]]:
+    """Name as it is exported, who exports it, its help text."""
+    rows = []
+    for owner, registry in _registries():
+        for family in registry.collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            rows.append((name, owner, family.documentation))
+    return sorted(rows)
+
+
+def events() -> list[tuple[str, str]]:
+    """Reason and sender of the events on pods and nodes that are no refusals."""
+    sources = (ROOT / "manager").rglob("*.py")
+    return [
+        (name, "gpu-manager")
+        for name in sorted({n for path in sources for n in _EVENT.findall(path.read_text())})
+    ]
+
+
+def reasons() -> list[tuple[str, str]]:
+    """Every refusal's code, and who gives it."""
+    owners = ((Reason, "both"), (NodeReason, "gpu-manager"), (ExtenderReason, "extender"))
+    return sorted((str(code), owner) for kind, owner in owners for code in kind)
+
+
+def variables() -> list[tuple[str, str]]:
+    """Raises ValueError if the code and `VARIABLES` differ."""
+    files = [
+        path for folder in ("vcuda", "manager", "scheduler_ext") for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".c", ".h")
+    ]  # fmt: skip
+    found = {name for path in files for name in _VARIABLE.findall(path.read_text())}
+    if found != VARIABLES.keys():
+        raise ValueError(
+            f"environment: {', '.join(sorted(found ^ VARIABLES.keys()))} in VARIABLES or in the code only"
+        )
+    return [(f"{name}…" if name.endswith("_") else name, VARIABLES[name]) for name in sorted(found)]
+
+
+def keys() -> list[tuple[str, str]]:
+    """Resources, annotations and labels with what they mean, in their order. Raises ValueError for one that does not say."""
+    here = names.Names()
+    rows = []
+    for name, member in vars(names.Names).items():
+        text = inspect.getdoc(member) or ""
+        if isinstance(member, property):
+            rows.append((str(getattr(here, name)), text))
+        elif name == "predicate_gpu_index":
+            rows.append((here.predicate_gpu_index(0).removesuffix("0") + "N", text))
+    constants = {value for name, value in vars(names).items() if name.endswith("_LABEL")}
+    if constants != LABELS.keys():
+        raise ValueError(
+            f"labels: {', '.join(constants ^ LABELS.keys())} in LABELS or in vcuda.spec.names only"
+        )
+    for key, text in rows:
+        if not text.startswith(("Resource", "Annotation", "Label")):
+            raise ValueError(f"{key}: begin its docstring with Resource, Annotation or Label")
+    return [*rows, *LABELS.items()]
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    columns = list(head)
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return [*lines, *(f"| `{first}` | {' | '.join(rest)} |" for first, *rest in rows), ""]
+
+
+def page() -> str:
+    """The whole page."""
+    words = [(key, *text.partition(": ")[::2]) for key, text in keys()]
+    lines = [
+        f"<!-- Made by `{COMMAND}`; do not edit. -->",
+        "# Names",
+        "",
+        f"Everything that has a name outside of our code. `{names.DEFAULT_DOMAIN}` is the default of `--resource-domain`.",
+        "",
+        "## Resources, annotations, labels",
+        "",
+        *_table(("name", "kind", "what"), words),
+        "## Environment variables",
+        "",
+        *_table(("variable", "what"), variables()),
+        "## Metrics",
+        "",
+        "Labels and units: [metrics.md](metrics.md), [extender.md](extender.md).",
+        "",
+        *_table(("metric", "of", "what"), metrics()),
+        "## Events",
+        "",
+        "What to do about each, and about refusals: [troubleshooting.md](troubleshooting.md). A refusal is an event too, with its reason.",
+        "",
+        *_table(("event", "by"), events()),
+        "## Reasons",
+        "",
+        *_table(("reason", "by"), reasons()),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if the page is out of date"
+    )
+    check = parser.parse_args().check
+    try:
+        text = page()
+    except ValueError as error:
+        print(f"{PAGE.name}: {error}", file=sys.stderr)
+        return 1
+    if PAGE.exists() and PAGE.read_text() == text:
+        return 0
+    if check:
+        print(f"{PAGE} is out of date; run {COMMAND}", file=sys.stderr)
+        return 1
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
