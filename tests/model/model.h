@@ -14,7 +14,9 @@
 
 enum { DEVICES = 2, CONTEXTS = 6, STREAMS = 6, POINTERS = 24, POOLS = 5, HANDLES = 8, RANGES = 3, PARTS = 8, ARRAYS = 8 };
 enum { MULTICASTS = 2, MODULES = 4, LIBRARIES = 3, GRAPHS = 5, EXECS = 5, EVENTS = 3, GREENS = 2, HOSTS = 3, TAKEN = 8 };
+enum { IMPORTS = 2, EXTERNALS = 2 };
 enum { NONE = -1 };
+enum { PARCELS_IN = 900, PARCELS_OUT, STEPS_IN, LINES_OUT }; /* descriptors of all processes; of the workers */
 
 /* ---- one step ---- */
 
@@ -40,7 +42,7 @@ struct context { /* the first DEVICES are the primary ones */
     bool alive;
 };
 
-enum pointer_kind { PLAIN = 1, MANAGED, POOLED, CAPTURED };
+enum pointer_kind { PLAIN = 1, MANAGED, OPENED, POOLED, CAPTURED, IMPORTED };
 
 struct pointer {
     CUdeviceptr at;
@@ -99,6 +101,12 @@ struct graph {
     CUdeviceptr taken[TAKEN]; /* by its allocation nodes, not freed in it */
 };
 
+struct external {
+    void *memory;
+    size_t bytes;
+    int context;
+};
+
 struct world {
     int devices;
     int current; /* index of the current context, or NONE */
@@ -109,6 +117,7 @@ struct world {
     int host_context[HOSTS];
     CUmemoryPool pools[POOLS];
     int pool_device[POOLS];
+    bool pool_bounded[POOLS]; /* by a size of its own */
     struct physical physicals[HANDLES];
     struct range ranges[RANGES];
     CUmemGenericAllocationHandle multicasts[MULTICASTS];
@@ -118,6 +127,8 @@ struct world {
     struct event events[EVENTS];
     struct graph graphs[GRAPHS], execs[EXECS];
     CUgreenCtx greens[GREENS];
+    CUmemoryPool imports[IMPORTS];
+    struct external externals[EXTERNALS];
 };
 
 extern struct world world;
@@ -144,7 +155,7 @@ struct kind {
 };
 
 extern const struct kind memory_kinds[], pool_kinds[], map_kinds[], array_kinds[], code_kinds[], work_kinds[], graph_kinds[],
-    context_kinds[];
+    context_kinds[], sharing_kinds[];
 
 /* ---- what the card and the ledger say ---- */
 
@@ -152,6 +163,8 @@ extern const struct kind memory_kinds[], pool_kinds[], map_kinds[], array_kinds[
 void books_open(const char *state, const char *usage, const uint64_t *limits);
 /* Say what breaks the promise: a ledger below the books, books above the limit. Returns whether something did. */
 bool books_check(void);
+/* Say so if an allocation was refused that the limit has room for by the ledger itself. */
+void books_judge(int result, int card, size_t bytes);
 uint64_t books_of(int card);
 uint64_t ledger_of(int card);
 

@@ -56,6 +56,15 @@ uint64_t ledger_of(int card)
     return sum;
 }
 
+/* A small allocation needs room for a chunk, even if it would have found room in one (docs/memory.md). */
+void books_judge(int result, int card, size_t bytes)
+{
+    const uint64_t limit = limit_bytes[card], ledger = ledger_of(card);
+    if (usage_file && result == CUDA_ERROR_OUT_OF_MEMORY && bytes < limit && ledger + bytes + 2 * CHUNK <= limit)
+        say(" !refused-with-room card %d ledger %llu KiB limit %llu KiB wanted %zu KiB", card, (unsigned long long)ledger >> 10,
+            (unsigned long long)limit >> 10, bytes >> 10);
+}
+
 /* The ledger is read first: between steps both only fall, and the books before the ledger does. */
 bool books_check(void)
 {

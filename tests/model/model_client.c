@@ -12,17 +12,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "model.h"
 
-enum { WORKERS = 2, LINE = 8192, END = -1, FIRST_WORKER_FD = 3 };
+enum { WORKERS = 2, LINE = 8192, END = -1 };
 
 static void workers_step(struct dice *dice);
 static void forked_step(struct dice *dice);
 static const struct kind process_kinds[] = {{"workers", 3, false, workers_step, NULL}, {"forked", 1, false, forked_step, NULL}, {0}};
-static const struct kind *const tables[] = {memory_kinds, pool_kinds,  map_kinds,     array_kinds,   code_kinds,
+static const struct kind *const tables[] = {memory_kinds, pool_kinds,  map_kinds,     array_kinds,   code_kinds, sharing_kinds,
                                             work_kinds,   graph_kinds, context_kinds, process_kinds, NULL};
 
 struct world world;
@@ -158,7 +159,7 @@ static void finish(void)
         named("capture_ended")->run(&dice);
     has_context();
     say(" %d", cuCtxSynchronize());
-    static const char *const order[] = {"graph", "plain", "pool", "handle", "array", "module", "capture_ended"};
+    static const char *const order[] = {"graph", "plain", "given", "pool", "handle", "array", "module", "capture_ended"};
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         say(" %s:", order[i]);
         named(order[i])->end();
@@ -252,10 +253,10 @@ static void start_worker(struct worker *worker)
         exit(2);
     worker->pid = fork();
     if (!worker->pid) {
-        dup2(in[0], 30);
-        dup2(out[1], 31);
+        dup2(in[0], STEPS_IN);
+        dup2(out[1], LINES_OUT);
         for (int file = 3; file < 1024; file++)
-            if (file != 30 && file != 31)
+            if (file < PARCELS_IN || file > LINES_OUT)
                 close(file);
         setenv("MODEL_WORKER", "1", 1);
         execv("/proc/self/exe", arguments);
@@ -314,7 +315,7 @@ static int be_worker(uint64_t seed)
 {
     is_worker = true;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int step; read(30, &step, sizeof step) == sizeof step;) {
+    for (int step; read(STEPS_IN, &step, sizeof step) == sizeof step;) {
         if (step == 0) {
             begin();
         } else if (step == END) {
@@ -324,7 +325,7 @@ static int be_worker(uint64_t seed)
             roll(&dice, 8);
             own_step(&dice);
         }
-        send_line(31);
+        send_line(LINES_OUT);
         if (step == END)
             break;
     }
@@ -363,6 +364,12 @@ int main(int count, char **values)
         return be_worker(seed);
     signal(SIGPIPE, SIG_IGN);
     start_auditor(values[5]);
+    int parcels[2];
+    if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, parcels) || dup2(parcels[0], PARCELS_IN) < 0 ||
+        dup2(parcels[1], PARCELS_OUT) < 0)
+        return 2;
+    close(parcels[0]);
+    close(parcels[1]);
     begin();
     send_line(STDOUT_FILENO);
     if (!strcmp(values[7], "-"))

@@ -17,13 +17,16 @@ void context_ended(int context)
 {
     world.contexts[context].alive = false;
     for (int i = 0; i < POINTERS; i++)
-        if (world.pointers[i].kind && world.pointers[i].kind != POOLED && world.pointers[i].context == context) {
+        if (world.pointers[i].kind && world.pointers[i].kind != POOLED && world.pointers[i].kind != IMPORTED && world.pointers[i].context == context) {
             world.stale[i % 4] = world.pointers[i].at;
             world.pointers[i] = (struct pointer){0};
         }
     for (int i = 0; i < ARRAYS; i++)
         if (world.arrays[i].held && world.arrays[i].context == context)
             world.arrays[i] = (struct array){0};
+    for (int i = 0; i < EXTERNALS; i++)
+        if (world.externals[i].memory && world.externals[i].context == context)
+            world.externals[i] = (struct external){0};
     for (int i = 0; i < STREAMS; i++)
         if (world.streams[i].held && world.streams[i].context == context)
             world.streams[i] = (struct stream){0};
@@ -80,6 +83,7 @@ static void context(struct dice *dice)
     if (!one->alive) {
         const int device = (int)roll(dice, (unsigned)world.devices), result = cuCtxCreate_v2(&one->handle, roll(dice, 30) ? 0 : 3, device);
         say(" cuCtxCreate %d on %d = %d", index, device, result);
+        books_judge(result, device, 64 * MIB);
         one->alive = !result;
         one->device = device;
         if (!result) /* it takes the place of the one before: the stack stays short */

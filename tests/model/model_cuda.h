@@ -35,6 +35,24 @@ typedef struct {
     CUgraphNode errorNode, errorFromNode;
 } model_update_result;
 
+typedef struct {
+    int type, padding, fd, unused[3];
+    unsigned long long size;
+    unsigned int flags, reserved[17];
+} model_external_memory; /* CUDA_EXTERNAL_MEMORY_HANDLE_DESC by descriptor */
+
+typedef struct {
+    unsigned long long offset, size;
+    unsigned int flags, reserved[17];
+} model_external_buffer; /* CUDA_EXTERNAL_MEMORY_BUFFER_DESC */
+
+_Static_assert(sizeof(model_external_memory) == 104 && offsetof(model_external_memory, size) == 24, "ABI");
+_Static_assert(sizeof(model_external_buffer) == 88, "ABI");
+
+struct model_ipc_handle { /* CUipcMemHandle, and CUmemPoolPtrExportData */
+    char data[64];
+};
+
 #define API(name, ...) extern int name(__VA_ARGS__);
 
 API(cuInit, unsigned)
@@ -149,6 +167,17 @@ API(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, model_update_result *)
 API(cuGraphExecDestroy, CUgraphExec)
 API(cuDeviceGraphMemTrim, int)
 API(cuDeviceGetGraphMemAttribute, int, int, void *)
+
+API(cuIpcGetMemHandle, void *, CUdeviceptr)
+API(cuIpcOpenMemHandle_v2, CUdeviceptr *, struct model_ipc_handle, unsigned)
+API(cuIpcCloseMemHandle, CUdeviceptr)
+API(cuMemPoolExportToShareableHandle, void *, CUmemoryPool, int, unsigned long long)
+API(cuMemPoolImportFromShareableHandle, CUmemoryPool *, void *, int, unsigned long long)
+API(cuMemPoolExportPointer, void *, CUdeviceptr)
+API(cuMemPoolImportPointer, CUdeviceptr *, CUmemoryPool, void *)
+API(cuImportExternalMemory, void **, const model_external_memory *)
+API(cuExternalMemoryGetMappedBuffer, CUdeviceptr *, void *, const model_external_buffer *)
+API(cuDestroyExternalMemory, void *)
 
 #undef API
 

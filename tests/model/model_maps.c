@@ -23,6 +23,7 @@ static void handle(struct dice *dice)
     const size_t bytes = roll(dice, 20) ? CHUNK * (1 + roll(dice, 3)) : roll_bytes(dice);
     const int result = cuMemCreate(&one->handle, bytes, &properties, 0);
     say(" cuMemCreate %zu on %d = %d", bytes, properties.location.id, result);
+    books_judge(result, properties.location.id, bytes);
     one->held = !result;
     one->bytes = bytes;
     one->device = properties.location.id;

@@ -10,7 +10,7 @@ static struct pointer *pointer_of(struct dice *dice)
 
 static void forget(struct pointer *one)
 {
-    if (one->kind != CAPTURED)
+    if (one->kind < OPENED || one->kind == POOLED)
         world.stale[(one - world.pointers) % 4] = one->at;
     *one = (struct pointer){0};
 }
@@ -18,6 +18,11 @@ static void forget(struct pointer *one)
 /* By the call that belongs to it, or by the other one, which is allowed too. */
 static void give(struct dice *dice, struct pointer *one)
 {
+    if (one->kind == OPENED) {
+        say(" cuIpcCloseMemHandle = %d", cuIpcCloseMemHandle(one->at));
+        forget(one);
+        return;
+    }
     const bool other = !roll(dice, 8) && (one->kind >= POOLED || wanted("ordered_plain"));
     const bool ordered = (one->kind >= POOLED) != other;
     CUstream stream = some_stream(dice, NULL);
@@ -38,6 +43,13 @@ static void keep(struct pointer *one, int result, CUdeviceptr at, size_t bytes, 
         *one = (struct pointer){at, bytes, kind, world.current};
 }
 
+/* Of an allocation on the current context's card. */
+static void judge(int result, size_t bytes)
+{
+    if (world.current != NONE)
+        books_judge(result, world.contexts[world.current].device, bytes);
+}
+
 static void plain(struct dice *dice)
 {
     struct pointer *one = pointer_of(dice);
@@ -50,6 +62,7 @@ static void plain(struct dice *dice)
     say(" cuMemAlloc %zu", bytes);
     const int result = cuMemAlloc_v2(&at, bytes);
     keep(one, result, at, bytes, PLAIN);
+    judge(result, bytes);
 }
 
 static void pitched(struct dice *dice)
@@ -81,6 +94,7 @@ static void managed(struct dice *dice)
     say(" cuMemAllocManaged %zu, %u", bytes, flags);
     const int result = cuMemAllocManaged(&at, bytes, flags);
     keep(one, result, at, bytes, MANAGED);
+    judge(result, bytes);
 }
 
 static void stale(struct dice *dice)
@@ -149,7 +163,9 @@ static void end_pointers(void)
     for (int i = 0; i < POINTERS; i++) {
         struct pointer *one = &world.pointers[i];
         if (one->kind)
-            say(" %d", one->kind >= POOLED ? cuMemFreeAsync(one->at, NULL) : cuMemFree_v2(one->at));
+            say(" %d", one->kind == OPENED   ? cuIpcCloseMemHandle(one->at)
+                       : one->kind >= POOLED ? cuMemFreeAsync(one->at, NULL)
+                                             : cuMemFree_v2(one->at));
         *one = (struct pointer){0};
     }
     for (int i = 0; i < HOSTS; i++)
@@ -199,6 +215,11 @@ static void ordered(struct dice *dice)
     say(" %s %zu", own ? "cuMemAllocFromPoolAsync" : "cuMemAllocAsync", bytes);
     const int result = own ? cuMemAllocFromPoolAsync(&at, bytes, pool, stream) : cuMemAllocAsync(&at, bytes, stream);
     keep(one, result, at, bytes, capturing ? CAPTURED : POOLED);
+    bool bounded = false;
+    for (int i = 0; own && i < POOLS; i++)
+        bounded |= pool == world.pools[i] && world.pool_bounded[i];
+    if (own && !bounded)
+        books_judge(result, device, bytes);
     if (!result && at && index >= 0)
         one->context = world.streams[index].context;
 }
@@ -215,7 +236,7 @@ static void pool(struct dice *dice)
         world.pools[which] = NULL; /* it is refused if a reset has ended it before */
         return;
     }
-    CUmemPoolProps properties = {.allocType = roll(dice, 20) || !wanted("managed_pools") ? 1 : (int)roll(dice, 3)};
+    CUmemPoolProps properties = {.handleTypes = roll(dice, 2) ? 0 : 1, .allocType = roll(dice, 20) || !wanted("managed_pools") ? 1 : (int)roll(dice, 3)};
     properties.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, (int)roll(dice, (unsigned)world.devices)};
     properties.maxSize = roll(dice, 6) || !wanted("most") ? 0 : roll(dice, 64 << 20);
     const int result = cuMemPoolCreate(&world.pools[which], &properties);
@@ -223,6 +244,7 @@ static void pool(struct dice *dice)
     if (result)
         world.pools[which] = NULL;
     world.pool_device[which] = properties.location.id;
+    world.pool_bounded[which] = properties.maxSize != 0;
 }
 
 static void pool_told(struct dice *dice)
