@@ -60,7 +60,7 @@ class Program:
 
 
 PROGRAMS = {
-    "ledger": Program(("ledger_test.c",)),
+    "table": Program(("table_test.c",)),
     "quota_threads": Program(("quota_threads_test.c",)),
     "quota_processes": Program(("quota_processes_test.c",)),
     "slot": Program(("slot_test.c",)),

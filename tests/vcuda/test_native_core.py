@@ -23,7 +23,7 @@ def _runner() -> ModuleType:
 @pytest.mark.parametrize(
     ("name", "sanitizer"),
     [
-        ("ledger", "none"),
+        ("table", "none"),
         ("quota_threads", "none"),
         ("quota_processes", "none"),
         ("slot", "none"),

@@ -32,9 +32,6 @@ FLOORS: Mapping[str, tuple[str, ...]] = {
     "preload": ("base", "include", "cuda/driver", "nvml"),
 }
 
-# Circles that are there today: the account's lowest file names those who can give memory back.
-_CIRCLES_IN = ("cuda/memory/",)
-
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # Found by -I of their own: the region's layout, and the drivers' declarations.
 _ELSEWHERE = {"region.abi": "", "native.abi": ""}
@@ -75,7 +72,7 @@ def violations(sources: Path = SOURCES, floors: Mapping[str, tuple[str, ...]] = 
                 wrong.append(
                     f'{own}: "{name}" is in {reached}, which {folder} may not include (only {floors[folder]})'
                 )
-            if target and _module(target) != _module(own) and not own.startswith(_CIRCLES_IN):
+            if target and _module(target) != _module(own):
                 graph.setdefault(_module(own), set()).add(_module(target))
     try:
         graphlib.TopologicalSorter(graph).prepare()

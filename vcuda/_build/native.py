@@ -74,6 +74,8 @@ class Library:
 GLIBC_HEADER = "vcuda/src/include/vc_glibc.h"
 OLD_LIBC = ("-Wl,--no-as-needed", "-l:libdl.so.2", "-l:libpthread.so.0")
 
+HIDDEN_TABLES = f"-Wl,--version-script={ROOT / 'vcuda/src/include/tables.map'}"
+
 # Every header is included by its path below vcuda/src, so that an include shows which folder it reaches into.
 INCLUDES = ("vcuda/src", "vcuda/src/include", "vcuda/abi")
 # What a tenant's process needs of its region; the CUDA shim also has the gate.
@@ -118,6 +120,7 @@ LIBRARIES: tuple[Library, ...] = (
             "-Wl,--as-needed",
             "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv",
             "-Wl,--enable-new-dtags",
+            HIDDEN_TABLES,
             *OLD_LIBC,
         ),
         prelude=GLIBC_HEADER,
@@ -135,6 +138,7 @@ LIBRARIES: tuple[Library, ...] = (
             "-Wl,--as-needed",
             "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv",
             "-Wl,--enable-new-dtags",
+            HIDDEN_TABLES,
             *OLD_LIBC,
         ),
         prelude=GLIBC_HEADER,

@@ -127,6 +127,8 @@ typedef struct {
     unsigned int reserved[2];
 } CUarrayMapInfo;
 
+#define CUDA_ARRAY3D_LAYERED 0x01
+#define CUDA_ARRAY3D_CUBEMAP 0x04
 #define CUDA_ARRAY3D_SPARSE 0x40
 #define CUDA_ARRAY3D_DEFERRED_MAPPING 0x80
 
@@ -171,6 +173,9 @@ enum {
     CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
     CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8,
+    CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9,
+    CU_MEMPOOL_ATTR_LOCATION_ID = 11,
+    CU_MEMPOOL_ATTR_LOCATION_TYPE = 12,
 };
 
 typedef struct CUctxCreateParams_st CUctxCreateParams;       /* passed through untouched */
@@ -330,6 +335,8 @@ typedef struct CUgraphEdgeData_st CUgraphEdgeData;
 
 enum {
     CU_MEM_ATTACH_GLOBAL = 1,
+    CU_MEM_ATTACH_HOST = 2,
+    CU_MEM_ATTACH_SINGLE = 4,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_LIMIT_STACK_SIZE = 0,
     CU_LIMIT_PRINTF_FIFO_SIZE = 1,

@@ -12,6 +12,7 @@
 #include "nvml/devices.h"
 #include "region/share.h"
 #include "base/clock.h"
+#include "base/fork.h"
 
 #define VC__PERIOD_NS 166666667u /* NVML's shortest sample period, 1/6 s */
 #define VC__FIRST_NS 100000000u
@@ -34,11 +35,7 @@ static void forget(void)
 {
     pthread_mutex_init(&mutex, NULL);
 }
-
-static void prepare(void)
-{
-    vc_region_on_fork(forget);
-}
+VC_AT_FORK(forget);
 
 static void take(struct reading *reading, const struct vc_region *region, uint32_t card)
 {
@@ -64,8 +61,6 @@ static unsigned int percent(uint64_t busy_ns, uint64_t window_ns, uint32_t cores
 
 void vc_utilization_of(struct vc_region *region, uint32_t card, bool in_use, struct vc_utilization *found)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, prepare);
     struct history *history = &histories[card];
 
     pthread_mutex_lock(&mutex);

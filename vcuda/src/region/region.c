@@ -14,27 +14,18 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fork.h"
 #include "region/descriptor.h"
 #include "region/file.h"
 #include "base/log.h"
 
 #define VC__SYSTEM_DIRECTORY "/etc/vcuda"
-#define VC__MAX_RESETS 16
 
 static struct vc_region_page first_page;
 struct vc_region_page *vc__region_page = &first_page;
 static const struct vc_card_limit no_limit = {.cores = 100, .core_limit = 100, .flags = VC_CARD_WHOLE};
 static struct vc_region the_region;
 static bool opened; /* `the_region` was filled in, here or in the process that we were forked from */
-static void (*resets[VC__MAX_RESETS])(void);
-static uint32_t reset_count;
-
-void vc_region_on_fork(void (*reset)(void))
-{
-    uint32_t index = vc_add(&reset_count, 1) - 1;
-    if (index < VC__MAX_RESETS)
-        vc_store_release(&resets[index], reset);
-}
 
 static void map_fork_page(void)
 {
@@ -42,8 +33,8 @@ static void map_fork_page(void)
         return;
     struct vc_region_page *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
-        return; /* forked children then share their parent's slot: counted, if under the wrong name */
-    if (madvise(page, sizeof *page, MADV_WIPEONFORK) != 0) {
+        return;
+    if (madvise(page, sizeof *page, MADV_WIPEONFORK) != 0) { /* before Linux 4.14: see child_after_fork */
         munmap(page, sizeof *page);
         return;
     }
@@ -228,18 +219,19 @@ static void forget_parent(void)
 {
     if (!the_region.slot && vc_descriptor_is_usage(&the_region.file, the_region.file.descriptor))
         close(the_region.file.descriptor);
-    uint32_t count = vc_load(&reset_count);
-    for (uint32_t index = 0; index < count && index < VC__MAX_RESETS; index++) {
-        void (*reset)(void) = vc_load_acquire(&resets[index]);
-        if (reset)
-            reset();
-    }
+    vc_fork_forget();
 }
 
 /* At once, or the modules' memory of the parent would be used. A child made without fork(3) comes here when it first looks
  * for its region. */
 static void child_after_fork(void)
 {
+    struct vc_region_page *page = vc__region_page;
+    if (page == &first_page) { /* this kernel wipes nothing: what a child made without fork(3) does is undefined there */
+        vc_store_relaxed(&page->only, NULL);
+        vc_store_relaxed(&page->lock, 0);
+        vc_store_release(&page->region, NULL);
+    }
     if (opened && vc_load_acquire(&vc__region_page->region) == NULL) {
         forget_parent();
         opened = false;

@@ -107,9 +107,4 @@ struct vc_card_view {
  * may be used. The identity of the cards never changes while a region lives. */
 bool vc_limits_read(const struct vc_limits *limits, uint32_t card, struct vc_card_view *view);
 
-/* Register `reset` to run in a forked child before its first vc_region_get returns, to forget what belongs to the
- * parent (memory that is not the child's, locks that a thread of the parent held). Call it once per module, from the
- * module's own initialisation; at most 16 modules. `reset` must not call vc_region_get. */
-void vc_region_on_fork(void (*reset)(void));
-
 #endif

@@ -1,97 +1,141 @@
 /* Contexts: reserve what one costs before the driver makes it, true up afterwards, give back what dies with it. */
 #include <stdlib.h>
 
-#include "cuda/memory/binding.h"
-#include "cuda/memory/charge.h"
+#include "base/table.h"
+#include "cuda/memory/account.h"
 #include "cuda/context/context.h"
 #include "cuda/context/measure.h"
 #include "cuda/work/work.h"
 
 #define VC__MAX_DEVICES 64
 
-/* context → its cost; `kind` holds the count of cuCtxAttach and `owner` nothing. */
-static struct vc_ledger contexts = VC_LEDGER_INITIALIZER;
+/* What a context of its own costs. */
+struct cost {
+    uint64_t key; /* the context */
+    uint64_t bytes;
+    vc_cards cards;
+    uint32_t attached; /* how often cuCtxDetach has to be called */
+};
+VC_TABLE(contexts, struct cost);
 
 /* Primary contexts: at most one per device and process. */
 static struct primary {
     uint32_t charged;
     CUcontext context;
-    struct vc_entry cost;
+    struct cost cost;
 } primaries[VC__MAX_DEVICES];
+
+/* One measurement at a time: two would each see both contexts. Held across the creation of the first context of a card only, in places
+ * where nobody has told us what one costs. */
+static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
 
 static void forget(void)
 {
-    vc_ledger_reset(&contexts);
+    pthread_mutex_init(&measuring, NULL);
     for (int device = 0; device < VC__MAX_DEVICES; device++)
         primaries[device] = (struct primary){0};
 }
+VC_AT_FORK(forget);
 
 struct creation {
     struct vc_charge charge;
     struct vc_measure measure;
+    uint64_t ledger; /* of this process on the card when the measurement began */
     bool measuring;
 };
 
+static uint64_t own_ledger(struct vc_region *region, uint32_t card)
+{
+    struct vc_slot *own = vc_region_slot(region);
+    return own ? vc_load(&own->cards[card].committed_bytes) : 0;
+}
+
+/* What a context on the card costs, as far as anybody knows. */
+static uint64_t known_cost(struct vc_region *region, int card)
+{
+    uint64_t told = vc_load_relaxed(&region->limits->cards[card].context_bytes);
+    return told ? told : vc_load_relaxed(&region->usage->cards[card].learnt_context_bytes);
+}
+
 static CUresult begin_creation(struct creation *creation, CUdevice device)
 {
-    static uint32_t watching;
     struct vc_region *region = vc_region_get();
-    if (VC_UNLIKELY(!vc_load_relaxed(&watching)) && __atomic_exchange_n(&watching, 1, __ATOMIC_RELAXED) == 0)
-        vc_region_on_fork(forget);
     creation->measuring = false;
-    creation->charge = (struct vc_charge){.region = region, .card = VC_CARD_UNKNOWN};
+    creation->charge = (struct vc_charge){.region = region};
     if (region->state == VC_REGION_DAMAGED)
         return CUDA_SUCCESS; /* computing is allowed then, allocating is not */
     int card = vc_card_of_device(region, device);
     uint64_t expected = 0;
-    if (card >= 0) {
-        expected = vc_load_relaxed(&region->limits->cards[card].context_bytes);
-        if (expected == 0)
-            expected = vc_load_relaxed(&region->usage->cards[card].learnt_context_bytes);
+    if (card >= 0 && (expected = known_cost(region, card)) == 0) {
+        pthread_mutex_lock(&measuring);
+        expected = known_cost(region, card);
         creation->measuring = expected == 0;
+        if (!creation->measuring)
+            pthread_mutex_unlock(&measuring);
     }
     CUresult result = vc_charge_device(&creation->charge, device, expected);
-    if (result == CUDA_SUCCESS && creation->measuring)
+    if (creation->measuring && result == CUDA_SUCCESS) {
         vc_measure_begin(&creation->measure, region->limits->cards[card].uuid);
+        creation->ledger = own_ledger(region, (uint32_t)card);
+    } else if (creation->measuring) {
+        pthread_mutex_unlock(&measuring);
+    }
     return result;
+}
+
+/* It was not made, or there is one already. */
+static void drop(const struct creation *creation)
+{
+    if (creation->measuring)
+        pthread_mutex_unlock(&measuring);
+    vc_charge_drop(&creation->charge);
+}
+
+/* What the card's use grew by, without what other threads of this process allocated meanwhile. */
+static uint64_t measured_cost(const struct creation *creation, uint32_t card)
+{
+    uint64_t grown = vc_measure_end(&creation->measure), ledger = own_ledger(creation->charge.region, card);
+    uint64_t beside = ledger > creation->ledger ? ledger - creation->ledger : 0;
+    uint64_t cost = grown > beside ? grown - beside : 0;
+    vc_raise_to(&creation->charge.region->usage->cards[card].learnt_context_bytes, cost);
+    pthread_mutex_unlock(&measuring);
+    return cost;
 }
 
 /* The context exists. Hold what it costs; false: that is over the limit, and it must go again. */
 static bool hold_cost(struct creation *creation)
 {
     struct vc_charge *charge = &creation->charge;
-    if (charge->card < 0)
+    if (!charge->cards)
         return true;
-    uint32_t card = (uint32_t)charge->card;
+    uint32_t card = (uint32_t)__builtin_ctz(charge->cards);
     if (creation->measuring) {
-        uint64_t cost = vc_measure_end(&creation->measure);
+        uint64_t cost = measured_cost(creation, card);
         if (cost > 0 && !vc_quota_reserve(charge->region, card, cost)) {
             vc_quota_refused(charge->region, card);
             return false;
         }
         charge->reserved = cost;
-        vc_raise_to(&charge->region->usage->cards[card].learnt_context_bytes, cost);
     }
     vc_quota_commit(charge->region, card, charge->reserved, VC_QUOTA_CONTEXT);
     return true;
 }
 
-static struct vc_entry cost_of(const struct creation *creation, CUcontext context)
+static struct cost cost_of(const struct creation *creation, CUcontext context)
 {
-    return (struct vc_entry){.key = (uint64_t)(uintptr_t)context, .bytes = creation->charge.reserved,
-                             .card = creation->charge.card, .kind = 1};
+    return (struct cost){.key = (uint64_t)(uintptr_t)context, .bytes = creation->charge.reserved,
+                             .cards = creation->charge.cards, .attached = 1};
 }
 
-static void release_cost(const struct vc_entry *cost)
+static void release_cost(const struct cost *cost)
 {
-    if (cost->card >= 0)
-        vc_quota_release(vc_region_get(), (uint32_t)cost->card, cost->bytes, VC_QUOTA_CONTEXT);
+    vc_cards_release(vc_region_get(), cost->cards, cost->bytes, VC_QUOTA_CONTEXT);
 }
 
 static CUresult end_creation(struct creation *creation, CUresult result, CUcontext *context)
 {
     if (result != CUDA_SUCCESS) {
-        vc_charge_drop(&creation->charge);
+        drop(creation);
         return result;
     }
     if (!hold_cost(creation)) {
@@ -99,8 +143,8 @@ static CUresult end_creation(struct creation *creation, CUresult result, CUconte
         *context = NULL;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    struct vc_entry cost = cost_of(creation, *context);
-    if (creation->charge.card >= 0 && !vc_ledger_put(&contexts, &cost)) {
+    struct cost cost = cost_of(creation, *context);
+    if (creation->charge.cards && !vc_table_put(&contexts, &cost)) {
         vc_real.cuCtxDestroy_v2(*context);
         *context = NULL;
         release_cost(&cost);
@@ -144,10 +188,10 @@ CUresult vc_hook_cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameter
 CUresult vc_hook_cuCtxAttach(CUcontext *context, unsigned int flags)
 {
     CUresult result = vc_real.cuCtxAttach(context, flags);
-    struct vc_entry cost;
-    if (result == CUDA_SUCCESS && vc_ledger_take(&contexts, (uint64_t)(uintptr_t)*context, &cost)) {
-        cost.kind++;
-        vc_ledger_put(&contexts, &cost);
+    struct cost cost;
+    if (result == CUDA_SUCCESS && vc_table_take(&contexts, (uint64_t)(uintptr_t)*context, &cost)) {
+        cost.attached++;
+        vc_table_put(&contexts, &cost);
     }
     return result;
 }
@@ -155,24 +199,19 @@ CUresult vc_hook_cuCtxAttach(CUcontext *context, unsigned int flags)
 /* Allocations of the context and its own cost: taken out before the driver destroys it, released after. */
 static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext))
 {
-    struct vc_entry cost;
+    struct cost cost;
     vc_region_get(); /* a forked child forgets its parent's contexts first */
-    bool known = vc_ledger_take(&contexts, (uint64_t)(uintptr_t)context, &cost);
-    size_t count = 0;
-    struct vc_freeing *dying = known ? vc_charge_take_context(context, &count) : NULL;
+    bool known = vc_table_take(&contexts, (uint64_t)(uintptr_t)context, &cost);
+    struct vc_dying dying = known ? vc_account_context_ending(context) : (struct vc_dying){0};
     struct vc_tracker *work = vc_work_context_ending(context);
     CUresult result = call(context);
     vc_work_context_ended(work, result == CUDA_SUCCESS);
     vc_cards_forget_contexts();
-    for (size_t index = 0; index < count; index++)
-        vc_charge_freed(&dying[index], result);
-    free(dying);
-    if (result == CUDA_SUCCESS)
-        vc_bindings_context_ended(context);
+    vc_account_context_ended(dying, context, result);
     if (known && result == CUDA_SUCCESS)
         release_cost(&cost);
     else if (known)
-        vc_ledger_put(&contexts, &cost);
+        vc_table_put(&contexts, &cost);
     return result;
 }
 
@@ -188,13 +227,13 @@ CUresult vc_hook_cuCtxDestroy_v2(CUcontext context)
 
 CUresult vc_hook_cuCtxDetach(CUcontext context)
 {
-    struct vc_entry cost;
-    if (!vc_ledger_get(&contexts, (uint64_t)(uintptr_t)context, &cost) || cost.kind <= 1)
+    struct cost cost;
+    if (!vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &cost) || cost.attached <= 1)
         return destroy(context, vc_real.cuCtxDetach);
     CUresult result = vc_real.cuCtxDetach(context);
-    if (result == CUDA_SUCCESS && vc_ledger_take(&contexts, cost.key, &cost)) {
-        cost.kind--;
-        vc_ledger_put(&contexts, &cost);
+    if (result == CUDA_SUCCESS && vc_table_take(&contexts, cost.key, &cost)) {
+        cost.attached--;
+        vc_table_put(&contexts, &cost);
     }
     return result;
 }
@@ -211,12 +250,12 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
     if (result != CUDA_SUCCESS)
         return result;
     result = keeper->call(keeper->argument, context);
-    if (result != CUDA_SUCCESS || creation.charge.card < 0) {
-        vc_charge_drop(&creation.charge);
+    if (result != CUDA_SUCCESS || !creation.charge.cards) {
+        drop(&creation);
         return result;
     }
     if (__atomic_exchange_n(&primary->charged, 1, __ATOMIC_ACQ_REL)) {
-        vc_charge_drop(&creation.charge); /* another thread was here first: there is one context, charged once */
+        drop(&creation); /* another thread was here first: there is one context, charged once */
         return result;
     }
     if (!hold_cost(&creation)) {
@@ -249,15 +288,10 @@ CUresult vc_hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return vc_primary_keep(device, &(struct vc_keeper){retain, release, &device}, context);
 }
 
-/* What a context held is gone with the driver's word. */
+/* What a context held is gone by the driver's word. */
 static void empty(CUcontext context)
 {
-    size_t count = 0;
-    struct vc_freeing *dying = vc_charge_take_context(context, &count);
-    for (size_t index = 0; index < count; index++)
-        vc_charge_freed(&dying[index], CUDA_SUCCESS);
-    free(dying);
-    vc_bindings_context_ended(context);
+    vc_account_context_ended(vc_account_context_ending(context), context, CUDA_SUCCESS);
 }
 
 bool vc_primary_ended(CUdevice device)
@@ -268,7 +302,7 @@ bool vc_primary_ended(CUdevice device)
     if (!vc_load_acquire(&primary->charged) || vc_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS ||
         active)
         return false;
-    struct vc_entry cost = primary->cost;
+    struct cost cost = primary->cost;
     CUcontext context = primary->context;
     if (!__atomic_exchange_n(&primary->charged, 0, __ATOMIC_ACQ_REL))
         return true;

@@ -1,15 +1,14 @@
 /* Green contexts: parts of their card's primary context, which they keep. */
 #include "cuda/driver/owner.h"
 #include "cuda/context/context.h"
-#include "base/ledger.h"
+#include "base/table.h"
 
-/* Green context → its device, in `bytes`, and the primary context, in `owner`. */
-static struct vc_ledger greens = VC_LEDGER_INITIALIZER;
-
-static void forget(void)
-{
-    vc_ledger_reset(&greens);
-}
+struct green {
+    uint64_t key; /* the green context */
+    CUdevice device;
+    CUcontext primary;
+};
+VC_TABLE(greens, struct green);
 
 struct creation {
     CUgreenCtx *green;
@@ -39,20 +38,16 @@ static void destroy(void *argument, CUdevice device)
 
 CUresult vc_hook_cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {
-    static uint32_t watching;
     struct creation creation = {context, resources, device, flags};
     if (!context)
         return vc_real.cuGreenCtxCreate(context, resources, device, flags);
     vc_region_get();
-    if (VC_UNLIKELY(!vc_load_relaxed(&watching)) && __atomic_exchange_n(&watching, 1, __ATOMIC_RELAXED) == 0)
-        vc_region_on_fork(forget);
     CUcontext primary = NULL;
     CUresult result = vc_primary_keep(device, &(struct vc_keeper){create, destroy, &creation}, &primary);
     if (result != CUDA_SUCCESS)
         return result;
-    struct vc_entry entry = {.key = (uint64_t)(uintptr_t)*context, .bytes = (uint64_t)device,
-                             .owner = (uint64_t)(uintptr_t)primary};
-    if (!vc_ledger_put(&greens, &entry)) {
+    struct green entry = {(uint64_t)(uintptr_t)*context, device, primary};
+    if (!vc_table_put(&greens, &entry)) {
         destroy(&creation, device);
         vc_primary_ended(device);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -62,14 +57,14 @@ CUresult vc_hook_cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resourc
 
 CUresult vc_hook_cuGreenCtxDestroy(CUgreenCtx context)
 {
-    struct vc_entry entry;
+    struct green entry;
     vc_region_get();
-    bool known = vc_ledger_take(&greens, (uint64_t)(uintptr_t)context, &entry);
+    bool known = vc_table_take(&greens, (uint64_t)(uintptr_t)context, &entry);
     CUresult result = vc_real.cuGreenCtxDestroy(context);
     if (known && result == CUDA_SUCCESS)
-        vc_primary_ended((CUdevice)entry.bytes);
+        vc_primary_ended(entry.device);
     else if (known)
-        vc_ledger_put(&greens, &entry);
+        vc_table_put(&greens, &entry);
     return result;
 }
 
@@ -77,9 +72,9 @@ CUresult vc_hook_cuGreenCtxDestroy(CUgreenCtx context)
 CUresult vc_hook_cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     CUresult result = vc_real.cuCtxFromGreenCtx(context, green);
-    struct vc_entry entry;
+    struct green entry;
     vc_region_get();
-    if (result == CUDA_SUCCESS && vc_ledger_get(&greens, (uint64_t)(uintptr_t)green, &entry))
-        vc_owner_set(*context, (CUcontext)(uintptr_t)entry.owner);
+    if (result == CUDA_SUCCESS && vc_table_get(&greens, (uint64_t)(uintptr_t)green, &entry))
+        vc_owner_set(*context, entry.primary);
     return result;
 }

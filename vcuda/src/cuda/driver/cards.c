@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/fork.h"
 #include "base/log.h"
 
 #define VC__MAX_DEVICES 64
@@ -98,8 +99,39 @@ int vc_card_of_current(struct vc_region *region, CUcontext *context)
     return card;
 }
 
+/* The device of a context that need not be current. */
+static bool device_of(CUcontext context, CUdevice *device)
+{
+    CUcontext now = NULL;
+    if (vc_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context)
+        return vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
+    if (!vc_real.cuCtxPushCurrent_v2 || !vc_real.cuCtxPopCurrent_v2 || vc_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    bool known = vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
+    vc_real.cuCtxPopCurrent_v2(&now);
+    return known;
+}
+
+bool vc_stream_device(CUstream stream, CUdevice *device, CUcontext *context)
+{
+    *context = NULL;
+    bool of_current = stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !vc_real.cuStreamGetCtx;
+    if (of_current)
+        return vc_real.cuCtxGetCurrent(context) == CUDA_SUCCESS && *context && vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
+    return vc_real.cuStreamGetCtx(stream, context) == CUDA_SUCCESS && device_of(*context, device);
+}
+
+bool vc_stream_captures(CUstream stream)
+{
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return vc_real.cuStreamIsCapturing &&
+           (vc_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
 void vc_cards_forget_contexts(void)
 {
     if (vc_add(&context_epoch, 1) == 0)
         vc_add(&context_epoch, 1); /* 0 means: nothing remembered */
 }
+
+VC_AT_FORK(vc_cards_forget_contexts);

@@ -7,6 +7,14 @@
 #define VC_CARD_NONE (-1)    /* the device is not part of the share */
 #define VC_CARD_UNKNOWN (-2) /* no current context, or an invalid device: the driver's own error will say so */
 
+/* A set of cards of the share: bit i is its card i. */
+typedef uint32_t vc_cards;
+
+static inline vc_cards vc_cards_all(const struct vc_region *region)
+{
+    return (vc_cards)((UINT64_C(1) << region->card_count) - 1);
+}
+
 /* Card of a device, by its UUID; asked of the driver once per device. Pre: vc_real is loaded. */
 int vc_card_of_device(struct vc_region *region, CUdevice device);
 
@@ -17,6 +25,19 @@ bool vc_card_is_visible(struct vc_region *region, CUdevice device);
 /* Card and handle of the calling thread's current context; *context may be NULL to ask for the card only. Remembered per
  * thread. */
 int vc_card_of_current(struct vc_region *region, CUcontext *context);
+
+/* The device of a stream (an explicit handle) and its context. False: the driver will say what is
+ * wrong with the stream. */
+bool vc_stream_device(CUstream stream, CUdevice *device, CUcontext *context);
+
+/* An explicit handle for the default stream that a call means. */
+static inline CUstream vc_stream_handle(CUstream stream, bool per_thread)
+{
+    return stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+/* Whether work on a stream (an explicit handle) is recorded into a graph, or can't be done at all: then the driver answers. */
+bool vc_stream_captures(CUstream stream);
 
 /* A context was destroyed: its handle may come back for another device. */
 void vc_cards_forget_contexts(void);

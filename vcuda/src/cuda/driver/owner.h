@@ -10,4 +10,7 @@ void vc_owner_set(CUcontext context, CUcontext owner);
 /* The context that memory dies with which is allocated in this one. */
 CUcontext vc_context_owner(CUcontext context);
 
+/* A context is gone: handles that were its own, or made of it, may come back for others. */
+void vc_owner_ended(CUcontext owner);
+
 #endif

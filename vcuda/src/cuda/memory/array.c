@@ -1,10 +1,11 @@
 /* Arrays and mipmapped arrays: their layout is the driver's secret, so reserve an estimate, then hold the real size. */
-#include "cuda/memory/binding.h"
-#include "cuda/memory/charge.h"
+#include "cuda/memory/object.h"
 #include "cuda/memory/small_array.h"
 
 #define VC__TILE_ROWS 8u       /* rows and row bytes are padded to tiles */
 #define VC__TILE_ROW_BYTES 64u
+#define VC__LEVEL_ALIGNMENT 512u
+#define VC__LARGEST_EXTENT 131072u /* of any card, in any direction */
 
 /* CUarray_format → bytes per element, for those of the public header that are not one byte; block formats count one. */
 static uint64_t element_bytes(int format, unsigned int channels)
@@ -20,19 +21,29 @@ static uint64_t element_bytes(int format, unsigned int channels)
     }
 }
 
-static uint64_t times(uint64_t a, uint64_t b)
+static uint64_t extent_of(uint64_t whole, unsigned int level)
 {
-    uint64_t product;
-    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+    uint64_t extent = level < 64 ? whole >> level : 0;
+    return extent ? extent : 1;
+}
+
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int level)
+{
+    bool layers = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    uint64_t element = element_bytes(shape->Format, shape->NumChannels);
+    uint64_t row = vc_round_up(vc_times(extent_of(shape->Width, level), element), VC__TILE_ROW_BYTES);
+    uint64_t rows = shape->Height ? vc_round_up(extent_of(shape->Height, level), VC__TILE_ROWS) : 1;
+    uint64_t depth = layers ? extent_of(shape->Depth, 0) : extent_of(shape->Depth, level);
+    return vc_times(vc_times(row, rows), depth);
 }
 
 static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
-    uint64_t row = vc_round_up(times(shape->Width, element_bytes(shape->Format, shape->NumChannels)), VC__TILE_ROW_BYTES);
-    uint64_t rows = shape->Height ? vc_round_up(shape->Height, VC__TILE_ROWS) : 1;
-    uint64_t bytes = times(times(row, rows), shape->Depth ? shape->Depth : 1);
-    if (levels > 1)
-        bytes = times(bytes, 2); /* 1 + 1/2 + 1/4 + … for one dimension; less for more */
+    uint64_t bytes = level_bytes(shape, 0);
+    for (unsigned int level = 1; level < levels && level < 32; level++) {
+        uint64_t more = vc_round_up(level_bytes(shape, level), VC__LEVEL_ALIGNMENT);
+        bytes = more > UINT64_MAX - bytes - VC__LEVEL_ALIGNMENT ? UINT64_MAX : vc_round_up(bytes, VC__LEVEL_ALIGNMENT) + more;
+    }
     return bytes;
 }
 
@@ -42,24 +53,26 @@ static bool has_memory(unsigned int flags)
     return !(flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
 }
 
-static uint64_t real_array_bytes(CUarray array)
+/* Whether the driver may make it at all. If not, it says what is wrong: that it is too large is not what the share has to say. */
+static bool is_possible(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
-    CUDA_ARRAY_MEMORY_REQUIREMENTS requirements = {0};
-    CUdevice device;
-    if (!vc_real.cuArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
-        vc_real.cuArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
-        return 0; /* the driver tells it of some arrays only: then the estimate stands */
-    return requirements.size;
+    return levels > 0 && shape->Width > 0 && shape->Width <= VC__LARGEST_EXTENT && shape->Height <= VC__LARGEST_EXTENT &&
+           shape->Depth <= VC__LARGEST_EXTENT && shape->NumChannels > 0 && shape->NumChannels <= 4;
 }
 
-static uint64_t real_mipmap_bytes(CUmipmappedArray array)
+/* 0: the driver tells it of some arrays only; then the estimate stands. */
+static uint64_t real_bytes(CUarray array, CUmipmappedArray mipmap)
 {
     CUDA_ARRAY_MEMORY_REQUIREMENTS requirements = {0};
     CUdevice device;
-    if (!vc_real.cuMipmappedArrayGetMemoryRequirements || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
-        vc_real.cuMipmappedArrayGetMemoryRequirements(&requirements, array, device) != CUDA_SUCCESS)
+    if (vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS)
         return 0;
-    return requirements.size;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    if (array && vc_real.cuArrayGetMemoryRequirements)
+        result = vc_real.cuArrayGetMemoryRequirements(&requirements, array, device);
+    else if (mipmap && vc_real.cuMipmappedArrayGetMemoryRequirements)
+        result = vc_real.cuMipmappedArrayGetMemoryRequirements(&requirements, mipmap, device);
+    return result == CUDA_SUCCESS ? requirements.size : 0;
 }
 
 /* What is reserved for an array while the driver makes it. */
@@ -69,24 +82,13 @@ struct making {
     uint64_t bytes; /* estimated */
 };
 
-/* FNV-1a over what makes arrays alike. */
-static uint64_t shape_name(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
-{
-    const uint64_t parts[] = {shape->Width, shape->Height, shape->Depth, (uint64_t)shape->Format, shape->NumChannels, shape->Flags, levels};
-    uint64_t name = 0xcbf29ce484222325u;
-    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
-        for (int shift = 0; shift < 64; shift += 8)
-            name = (name ^ (parts[part] >> shift & 0xff)) * 0x100000001b3u;
-    }
-    return name;
-}
-
 static CUresult begin_array(struct making *making, const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
-    making->bytes = estimate(shape, levels);
+    making->bytes = is_possible(shape, levels) ? estimate(shape, levels) : VC_SMALL_ARRAY + 1;
     if (making->bytes <= VC_SMALL_ARRAY)
-        return vc_small_array_begin(&making->small, &making->charge, making->bytes, shape_name(shape, levels));
-    return vc_charge_current(&making->charge, vc_round_up(making->bytes, VC_CHUNK));
+        return vc_small_array_begin(&making->small, &making->charge, making->bytes);
+    /* An impossible one is held to its real size, should the driver make it all the same. */
+    return vc_charge_current(&making->charge, is_possible(shape, levels) ? vc_round_up(making->bytes, VC_CHUNK) : 0);
 }
 
 /* The driver did not make it, or it was taken back. */
@@ -102,14 +104,14 @@ static void drop_array(struct making *making)
 static bool hold_array(struct making *making, uint64_t real, const void *handle)
 {
     bool small = making->bytes <= VC_SMALL_ARRAY;
-    if (small && real <= VC_SMALL_ARRAY && real <= making->bytes)
+    if (small && real <= making->bytes)
         return vc_small_array_keep(&making->small, &making->charge, handle);
     if (small) { /* larger than it was taken for */
         drop_array(making);
         making->bytes = real > VC_SMALL_ARRAY ? real : VC_SMALL_ARRAY + 1;
         if (vc_charge_current(&making->charge, vc_round_up(making->bytes, VC_CHUNK)) != CUDA_SUCCESS)
             return false;
-    } else if (real > 0 && !vc_charge_resize(&making->charge, vc_round_up(real, VC_CHUNK))) {
+    } else if (!vc_charge_resize(&making->charge, vc_round_up(real > 0 ? real : making->bytes, VC_CHUNK))) {
         drop_array(making);
         return false;
     }
@@ -122,11 +124,19 @@ static CUresult end_array(struct making *making, CUresult result, CUarray *array
         drop_array(making);
         return result;
     }
-    if (hold_array(making, real_array_bytes(*array), *array))
+    if (hold_array(making, real_bytes(*array, NULL), *array))
         return CUDA_SUCCESS;
     vc_real.cuArrayDestroy(*array);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
+
+/* `call` makes what `shape` describes. */
+#define VC__MAKE_ARRAY(shape, call)                                                                                  \
+    do {                                                                                                             \
+        struct making making;                                                                                        \
+        CUresult result = begin_array(&making, shape, 1);                                                            \
+        return result != CUDA_SUCCESS ? result : end_array(&making, call, array);                                    \
+    } while (0)
 
 CUresult vc_hook_cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v2 *descriptor)
 {
@@ -134,9 +144,7 @@ CUresult vc_hook_cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v2
         return vc_real.cuArrayCreate_v2(array, descriptor);
     CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Format = descriptor->Format,
                                         .NumChannels = descriptor->NumChannels};
-    struct making making;
-    CUresult result = begin_array(&making, &shape, 1);
-    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArrayCreate_v2(array, descriptor), array);
+    VC__MAKE_ARRAY(&shape, vc_real.cuArrayCreate_v2(array, descriptor));
 }
 
 CUresult vc_hook_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *descriptor)
@@ -145,47 +153,60 @@ CUresult vc_hook_cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d
         return vc_real.cuArrayCreate(array, descriptor);
     CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Format = descriptor->Format,
                                         .NumChannels = descriptor->NumChannels};
-    struct making making;
-    CUresult result = begin_array(&making, &shape, 1);
-    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArrayCreate(array, descriptor), array);
+    VC__MAKE_ARRAY(&shape, vc_real.cuArrayCreate(array, descriptor));
+}
+
+/* An array without memory of its own dies with its context all the same, and with it what was mapped into it. */
+static CUresult end_sparse(CUresult result, void *const *array)
+{
+    if (result == CUDA_SUCCESS)
+        vc_sparse_array_made(*array);
+    return result;
 }
 
 CUresult vc_hook_cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v2 *descriptor)
 {
-    if (!array || !descriptor || !has_memory(descriptor->Flags))
+    if (!array || !descriptor)
         return vc_real.cuArray3DCreate_v2(array, descriptor);
-    struct making making;
-    CUresult result = begin_array(&making, descriptor, 1);
-    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArray3DCreate_v2(array, descriptor), array);
+    if (!has_memory(descriptor->Flags))
+        return end_sparse(vc_real.cuArray3DCreate_v2(array, descriptor), (void *const *)array);
+    VC__MAKE_ARRAY(descriptor, vc_real.cuArray3DCreate_v2(array, descriptor));
 }
 
 CUresult vc_hook_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *descriptor)
 {
-    if (!array || !descriptor || !has_memory(descriptor->Flags))
+    if (!array || !descriptor)
         return vc_real.cuArray3DCreate(array, descriptor);
+    if (!has_memory(descriptor->Flags))
+        return end_sparse(vc_real.cuArray3DCreate(array, descriptor), (void *const *)array);
     CUDA_ARRAY3D_DESCRIPTOR_v2 shape = {.Width = descriptor->Width, .Height = descriptor->Height, .Depth = descriptor->Depth,
-                                        .Format = descriptor->Format, .NumChannels = descriptor->NumChannels};
-    struct making making;
-    CUresult result = begin_array(&making, &shape, 1);
-    return result != CUDA_SUCCESS ? result : end_array(&making, vc_real.cuArray3DCreate(array, descriptor), array);
+                                        .Format = descriptor->Format, .NumChannels = descriptor->NumChannels,
+                                        .Flags = descriptor->Flags};
+    VC__MAKE_ARRAY(&shape, vc_real.cuArray3DCreate(array, descriptor));
+}
+
+static CUresult end_destroy(CUresult result, bool known, const struct vc_freeing *freeing, const void *array)
+{
+    if (known)
+        vc_charge_freed(freeing, result);
+    else if (result == CUDA_SUCCESS)
+        vc_sparse_array_ended(array);
+    return result;
 }
 
 CUresult vc_hook_cuArrayDestroy(CUarray array)
 {
     struct vc_freeing freeing;
     bool known = vc_charge_take((uint64_t)(uintptr_t)array, &freeing);
-    CUresult result = vc_real.cuArrayDestroy(array);
-    if (known)
-        vc_charge_freed(&freeing, result);
-    else if (result == CUDA_SUCCESS)
-        vc_bindings_end(array);
-    return result;
+    return end_destroy(vc_real.cuArrayDestroy(array), known, &freeing, array);
 }
 
 CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR_v2 *descriptor, unsigned int levels)
 {
-    if (!array || !descriptor || !has_memory(descriptor->Flags))
+    if (!array || !descriptor)
         return vc_real.cuMipmappedArrayCreate(array, descriptor, levels);
+    if (!has_memory(descriptor->Flags))
+        return end_sparse(vc_real.cuMipmappedArrayCreate(array, descriptor, levels), (void *const *)array);
     struct making making;
     CUresult result = begin_array(&making, descriptor, levels);
     if (result != CUDA_SUCCESS)
@@ -195,7 +216,7 @@ CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRA
         drop_array(&making);
         return result;
     }
-    if (hold_array(&making, real_mipmap_bytes(*array), *array))
+    if (hold_array(&making, real_bytes(NULL, *array), *array))
         return CUDA_SUCCESS;
     vc_real.cuMipmappedArrayDestroy(*array);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -205,10 +226,5 @@ CUresult vc_hook_cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
     struct vc_freeing freeing;
     bool known = vc_charge_take((uint64_t)(uintptr_t)array, &freeing);
-    CUresult result = vc_real.cuMipmappedArrayDestroy(array);
-    if (known)
-        vc_charge_freed(&freeing, result);
-    else if (result == CUDA_SUCCESS)
-        vc_bindings_end(array);
-    return result;
+    return end_destroy(vc_real.cuMipmappedArrayDestroy(array), known, &freeing, array);
 }

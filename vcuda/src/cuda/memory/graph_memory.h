@@ -1,4 +1,4 @@
-/* Memory that graphs allocate by nodes of their own: charged by what the driver has reserved of the card for them. */
+/* Memory that graphs allocate by nodes of their own: charged by what the driver has reserved of each card for them. */
 #ifndef VC_GRAPH_MEMORY_H
 #define VC_GRAPH_MEMORY_H
 
@@ -7,8 +7,5 @@
 /* Launch or upload (`call`) an executable graph; CUDA_ERROR_OUT_OF_MEMORY, without calling, if the share has no room for
  * what it may allocate. Costs one load in a process whose graphs allocate nothing. */
 CUresult vc_graph_memory_launch(CUgraphExec graph, CUstream stream, CUresult (*call)(CUgraphExec, CUstream));
-
-/* Give back what the driver holds for graphs and no graph uses. Returns whether the quota became larger. */
-bool vc_graph_memory_make_room(uint32_t card);
 
 #endif

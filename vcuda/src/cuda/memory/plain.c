@@ -1,5 +1,5 @@
 /* Plain, pitched and managed allocations, and the free that serves all kinds. */
-#include "cuda/memory/charge.h"
+#include "cuda/memory/account.h"
 
 /* What the pitched allocator may round a row up to: no card aligns rows to more. Trued up when the pitch is known. */
 #define VC__PITCH_ALIGNMENT 512u
@@ -27,6 +27,8 @@ static CUresult allocate_oversold(struct vc_charge *charge, CUdeviceptr *pointer
 CUresult vc_hook_cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     struct vc_charge charge;
+    if (!pointer || bytes == 0)
+        return vc_real.cuMemAlloc_v2(pointer, bytes); /* the driver says what is wrong */
     CUresult result = vc_charge_either(&charge, vc_round_up(bytes, VC_CHUNK));
     if (result != CUDA_SUCCESS)
         return result;
@@ -39,6 +41,8 @@ CUresult vc_hook_cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 CUresult vc_hook_cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
 {
     struct vc_charge charge;
+    if (!pointer || bytes == 0)
+        return vc_real.cuMemAlloc(pointer, bytes);
     CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
     if (result != CUDA_SUCCESS)
         return result;
@@ -46,22 +50,24 @@ CUresult vc_hook_cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
     return end_allocation(&charge, result, result == CUDA_SUCCESS ? *pointer : 0, bytes, VC_MEMORY_PLAIN);
 }
 
-static uint64_t times(uint64_t a, uint64_t b)
-{
-    uint64_t product;
-    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
-}
-
 static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 {
-    return vc_round_up(times(vc_round_up(width, VC__PITCH_ALIGNMENT), height), VC_CHUNK);
+    return vc_round_up(vc_times(vc_round_up(width, VC__PITCH_ALIGNMENT), height), VC_CHUNK);
+}
+
+/* No other is allowed, so far. */
+static bool is_element(unsigned int bytes)
+{
+    return bytes == 4 || bytes == 8 || bytes == 16;
 }
 
 CUresult vc_hook_cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
     struct vc_charge charge;
-    bool possible = pointer && pitch && width && height && (element == 4 || element == 8 || element == 16);
-    CUresult result = (possible ? vc_charge_either : vc_charge_current)(&charge, pitched_bytes(width, height));
+    if (!pointer || !pitch || width == 0 || height == 0)
+        return vc_real.cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+    bool likely = is_element(element); /* what the driver will refuse is not refused for its size; what it gives is charged */
+    CUresult result = (likely ? vc_charge_either : vc_charge_current)(&charge, likely ? pitched_bytes(width, height) : 0);
     if (result != CUDA_SUCCESS)
         return result;
     if (VC_UNLIKELY(charge.managed)) {
@@ -73,26 +79,32 @@ CUresult vc_hook_cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t 
     }
     result = vc_real.cuMemAllocPitch_v2(pointer, pitch, width, height, element);
     bool made = result == CUDA_SUCCESS;
-    return end_allocation(&charge, result, made ? *pointer : 0, made ? times(*pitch, height) : 0, VC_MEMORY_PLAIN);
+    return end_allocation(&charge, result, made ? *pointer : 0, made ? vc_times(*pitch, height) : 0, VC_MEMORY_PLAIN);
 }
 
 CUresult vc_hook_cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
                                  unsigned int element)
 {
     struct vc_charge charge;
-    CUresult result = vc_charge_current(&charge, pitched_bytes(width, height));
+    if (!pointer || !pitch || width == 0 || height == 0)
+        return vc_real.cuMemAllocPitch(pointer, pitch, width, height, element);
+    CUresult result = vc_charge_current(&charge, is_element(element) ? pitched_bytes(width, height) : 0);
     if (result != CUDA_SUCCESS)
         return result;
     result = vc_real.cuMemAllocPitch(pointer, pitch, width, height, element);
     bool made = result == CUDA_SUCCESS;
-    return end_allocation(&charge, result, made ? *pointer : 0, made ? times(*pitch, height) : 0, VC_MEMORY_PLAIN);
+    return end_allocation(&charge, result, made ? *pointer : 0, made ? vc_times(*pitch, height) : 0, VC_MEMORY_PLAIN);
 }
 
 /* Managed memory may lie on the host, but the tenant can bring all of it to the card at any time: charged in full. */
 CUresult vc_hook_cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     struct vc_charge charge;
-    CUresult result = vc_charge_managed(&charge, vc_round_up(bytes, VC_CHUNK));
+    unsigned int attach = flags & ~(unsigned int)CU_MEM_ATTACH_SINGLE;
+    bool likely = attach == CU_MEM_ATTACH_GLOBAL || attach == CU_MEM_ATTACH_HOST || flags == CU_MEM_ATTACH_SINGLE;
+    if (!pointer || bytes == 0)
+        return vc_real.cuMemAllocManaged(pointer, bytes, flags);
+    CUresult result = vc_charge_managed(&charge, likely ? vc_round_up(bytes, VC_CHUNK) : 0);
     if (result != CUDA_SUCCESS)
         return result;
     result = vc_real.cuMemAllocManaged(pointer, bytes, flags);

@@ -1,247 +1,222 @@
-/* Pools of stream-ordered memory.
+/* Stream-ordered memory: a pool is charged what the driver says it has reserved of the card, not what is allocated from it.
  *
- * The mutex of one pool is held across the driver's allocation from it (the driver serialises them too): between
- * reading what the pool has reserved and charging it, no other thread may make it grow. */
-#include "cuda/memory/pool.h"
-
+ * Nothing that the driver tells is counted here. A pool that the application destroys while memory of it is in use lives on in the
+ * driver until that is freed, but nobody could ask about it any more: so it is really destroyed only then. A pool that we did not
+ * see made is asked where it lies, and lies on all cards if that can't be told. What is captured into a graph is the graph's. */
 #include <stdlib.h>
 
-#include "cuda/memory/charge.h"
+#include "base/table.h"
+#include "cuda/memory/departure.h"
+#include "cuda/memory/meter.h"
 
 #define VC__POOL_ALIGNMENT 512u /* of sizes within a pool */
-#define VC__GROWTHS_TO_LEARN 8u
 
 struct pool {
-    struct pool *next; /* the list only grows; a destroyed pool's record is used again */
-    pthread_mutex_t mutex;
-    CUmemoryPool handle; /* NULL: free record */
-    uint64_t serial;     /* names the pool in the ledger: handles come back */
-    int card;            /* VC_CARD_NONE: a pool of host memory, not charged */
-    uint64_t charged;    /* bytes of it that are committed in the quota */
-    uint64_t live;       /* bytes allocated from it and not freed */
+    struct vc_meter meter; /* first: what reads and trims it is given the meter */
+    struct pool *next;     /* the list only grows; a destroyed pool's record is used again */
+    struct pool *next_unsettled;
+    CUmemoryPool handle; /* NULL: a record to be used again, or one of which the last memory is still in use */
+    bool is_foreign;     /* of a card that is not of the share: refused */
+    bool is_ours_to_destroy;
+    bool is_destroyed;   /* by the application */
+    bool is_unsettled;
+    uint64_t untold;     /* allocated from it, where the driver does not tell what it has reserved */
+    uint64_t live;       /* allocated and not freed: only a hint whether the driver still has frees to come to */
 };
 
-static struct pool *pools; /* pushed with compare-and-swap */
-static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t next_serial = 1;
-/* The largest steps that a driver is known to let a pool grow by, until this driver shows smaller ones. */
-static uint64_t growth_unit = (uint64_t)32 << 20;
-static uint32_t unsettled; /* something was freed asynchronously since all charges were brought up to date */
+struct known_pool {
+    uint64_t key; /* the handle */
+    struct pool *pool;
+};
+VC_TABLE(known, struct known_pool);
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the lists; never held across a call of the driver */
+static struct pool *pools, *unsettled;
 
 static void forget(void)
 {
-    pools = NULL; /* the parent's; a thread of it may hold their mutexes */
-    pthread_mutex_init(&creation, NULL);
-    unsettled = 0;
+    pthread_mutex_init(&mutex, NULL);
+    pools = unsettled = NULL; /* the parent's; a thread of it may hold their mutexes */
+}
+VC_AT_FORK(forget);
+
+static bool attribute(CUmemoryPool handle, int which, void *value)
+{
+    return handle && vc_real.cuMemPoolGetAttribute && vc_real.cuMemPoolGetAttribute(handle, which, value) == CUDA_SUCCESS;
 }
 
-static struct pool *find_handle(CUmemoryPool handle)
+static bool read_pool(struct vc_meter *meter, struct vc_reading *reading)
 {
-    for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
-        if (vc_load_acquire(&pool->handle) == handle)
-            return pool;
-    }
-    return NULL;
-}
-
-static struct pool *find_or_add(CUmemoryPool handle, int card)
-{
-    struct pool *pool = find_handle(handle);
-    if (pool)
-        return pool;
-    static uint32_t watching;
-    if (__atomic_exchange_n(&watching, 1, __ATOMIC_RELAXED) == 0)
-        vc_region_on_fork(forget);
-    pthread_mutex_lock(&creation);
-    pool = find_handle(handle);
-    if (!pool) {
-        pool = find_handle(NULL);
-        bool reused = pool != NULL;
-        if (!pool)
-            pool = calloc(1, sizeof *pool);
-        if (pool) {
-            if (!reused)
-                pthread_mutex_init(&pool->mutex, NULL);
-            pool->serial = next_serial++;
-            pool->card = card;
-            pool->charged = pool->live = 0;
-            vc_store_release(&pool->handle, handle);
-            if (!reused) {
-                pool->next = pools;
-                vc_store_release(&pools, pool);
-            }
-        }
-    }
-    pthread_mutex_unlock(&creation);
-    return pool;
-}
-
-/* What the pool has reserved of the card. Older drivers without the attribute: what we know to be allocated. */
-static uint64_t reserved_now(const struct pool *pool)
-{
-    uint64_t bytes = 0;
-    if (!vc_real.cuMemPoolGetAttribute ||
-        vc_real.cuMemPoolGetAttribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS)
-        return pool->live;
-    return bytes;
-}
-
-/* Pre: the pool's mutex is held. Lower the charge to what is reserved; return the bytes that became free. */
-static uint64_t lower_charge(struct vc_region *region, struct pool *pool)
-{
-    uint64_t now = reserved_now(pool);
-    if (now >= pool->charged)
-        return 0;
-    uint64_t less = pool->charged - now;
-    vc_quota_release(region, (uint32_t)pool->card, less, VC_QUOTA_PLAIN);
-    pool->charged = now;
-    return less;
-}
-
-bool vc_pools_make_room(uint32_t card)
-{
-    struct vc_region *region = vc_region_get();
-    uint64_t freed = 0;
-    for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
-        /* Another thread inside this pool's allocation: what it holds is not idle. Our own: see allocate(). */
-        if (pool->card != (int)card || pthread_mutex_trylock(&pool->mutex) != 0)
-            continue;
-        if (pool->handle) {
-            if (pool->charged > pool->live && vc_real.cuMemPoolTrimTo)
-                vc_real.cuMemPoolTrimTo(pool->handle, 0);
-            freed += lower_charge(region, pool);
-        }
-        pthread_mutex_unlock(&pool->mutex);
-    }
-    return freed > 0;
-}
-
-void vc_pools_settle(void)
-{
-    if (VC_LIKELY(!vc_load_relaxed(&unsettled)) || !__atomic_exchange_n(&unsettled, 0, __ATOMIC_ACQ_REL))
-        return;
-    struct vc_region *region = vc_region_get();
-    for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
-        pthread_mutex_lock(&pool->mutex);
-        if (pool->handle && pool->card >= 0) {
-            lower_charge(region, pool);
-            if (pool->charged > pool->live)
-                vc_store_relaxed(&unsettled, 1); /* not given back yet: look again later */
-        }
-        pthread_mutex_unlock(&pool->mutex);
-    }
-}
-
-typedef CUresult (*allocator)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
-
-/* Learn from a growth that was seen: pools grow in powers of two that only shrink in our view. One smaller growth may be
- * two changes at once (another thread's synchronisation gave something back); many in a row are the driver's way. */
-static void learn_unit(uint64_t growth)
-{
-    static uint32_t in_a_row;
-    uint64_t unit = growth & -growth;
-    if (unit < VC_CHUNK || unit >= vc_load_relaxed(&growth_unit))
-        vc_store_relaxed(&in_a_row, 0);
-    else if (vc_add_relaxed(&in_a_row, 1) >= VC__GROWTHS_TO_LEARN)
-        vc_store_relaxed(&growth_unit, unit);
-}
-
-/* Pre: pool->mutex held, `held` bytes are reserved in the quota for this allocation. Charge what the pool has really
- * grown by. False: it grew beyond the limit. */
-static bool true_up(struct vc_region *region, struct pool *pool, uint64_t held)
-{
-    uint64_t now = reserved_now(pool);
-    uint64_t growth = now > pool->charged ? now - pool->charged : 0;
-    if (growth > held && !vc_quota_reserve(region, (uint32_t)pool->card, growth - held))
-        return false;
-    if (growth < held)
-        vc_quota_rollback(region, (uint32_t)pool->card, held - growth);
-    if (growth > 0) {
-        vc_quota_commit(region, (uint32_t)pool->card, growth, VC_QUOTA_PLAIN);
-        learn_unit(growth);
-    }
-    pool->charged += growth;
-    lower_charge(region, pool);
+    struct pool *pool = (struct pool *)meter;
+    if (!attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reading->reserved) ||
+        !attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &reading->used))
+        reading->reserved = reading->used = vc_load(&pool->untold);
     return true;
 }
 
-/* Pre: the pool's mutex is held. An allocation was taken back, but the driver keeps its memory until the stream got there:
- * charge what the pool has, even over the limit, until it is settled. */
-static void charge_rest(struct vc_region *region, struct pool *pool)
+static void trim_pool(struct vc_meter *meter)
 {
-    uint64_t now = reserved_now(pool);
-    if (now <= pool->charged)
-        return;
-    vc_quota_charge(region, (uint32_t)pool->card, now - pool->charged, VC_QUOTA_PLAIN);
-    pool->charged = now;
-    vc_store_relaxed(&unsettled, 1);
+    struct pool *pool = (struct pool *)meter;
+    if (pool->handle && vc_real.cuMemPoolTrimTo)
+        vc_real.cuMemPoolTrimTo(pool->handle, 0);
 }
 
-/* What the pool may have to take from the card to serve `bytes`. Pre: its mutex is held. */
-static uint64_t expected_growth(const struct pool *pool, uint64_t bytes)
+static bool is_told(const struct pool *pool)
 {
-    uint64_t wanted = bytes > UINT64_MAX - pool->live ? UINT64_MAX : pool->live + bytes;
-    return wanted > pool->charged ? vc_round_up(wanted - pool->charged, vc_load_relaxed(&growth_unit)) : 0;
+    uint64_t bytes;
+    return attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes);
 }
 
-/* Pre: the pool's mutex is held. Reserve what it may grow by; *held is that. Before refusing, what this pool and others
- * hold idle is given back. */
-static bool reserve_growth(struct vc_region *region, struct pool *pool, uint64_t bytes, uint64_t *held)
+static struct pool *find(CUmemoryPool handle)
 {
-    if (pool->charged > pool->live)
-        lower_charge(region, pool); /* what the driver has given back since it may have to take again */
-    *held = expected_growth(pool, bytes);
-    if (*held == 0 || vc_quota_reserve(region, (uint32_t)pool->card, *held))
-        return true;
-    vc_pools_make_room((uint32_t)pool->card);
-    *held = expected_growth(pool, bytes);
-    return *held == 0 || vc_quota_reserve(region, (uint32_t)pool->card, *held);
+    struct known_pool found;
+    return handle && vc_table_get(&known, (uint64_t)(uintptr_t)handle, &found) ? found.pool : NULL;
 }
 
-/* Allocate from a pool of the share. `call` allocates from `handle` on `stream`, `undo` takes it back. */
-static CUresult allocate(int card, CUmemoryPool handle, CUdeviceptr *pointer, size_t bytes, CUstream stream, allocator call,
-                         CUresult (*undo)(CUdeviceptr, CUstream))
+static void set_unsettled(struct pool *pool)
+{
+    pthread_mutex_lock(&mutex);
+    if (!pool->is_unsettled) {
+        pool->is_unsettled = true;
+        pool->next_unsettled = unsettled;
+        vc_store_release(&unsettled, pool);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+static struct pool *add(CUmemoryPool handle, vc_cards cards)
+{
+    pthread_mutex_lock(&mutex);
+    struct pool *pool = pools;
+    while (pool && (pool->handle || pool->is_unsettled || pool->untold || pool->meter.charged))
+        pool = pool->next;
+    bool is_new = !pool;
+    if (is_new && (pool = calloc(1, sizeof *pool))) {
+        pthread_mutex_init(&pool->meter.mutex, NULL);
+        pool->meter.read = read_pool;
+        pool->meter.trim = trim_pool;
+    }
+    if (pool) {
+        pool->meter.cards = cards;
+        pool->is_foreign = pool->is_ours_to_destroy = pool->is_destroyed = false;
+        pool->live = 0;
+        struct known_pool record = {(uint64_t)(uintptr_t)handle, pool};
+        bool recorded = vc_table_put(&known, &record);
+        pool->handle = recorded ? handle : NULL;
+        if (is_new) {
+            pool->next = pools;
+            vc_store_release(&pools, pool);
+        }
+        pool = recorded ? pool : NULL;
+    }
+    pthread_mutex_unlock(&mutex);
+    return pool;
+}
+
+/* Memory of a location: on one card, on none of the share (`foreign`), or on the host; whatever else, perhaps on any card. */
+static vc_cards cards_at(int allocation, int type, int id, bool *foreign)
 {
     struct vc_region *region = vc_region_get();
-    struct pool *pool = find_or_add(handle, card);
-    if (!pool)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t held, size = vc_round_up(bytes, VC__POOL_ALIGNMENT);
-    pthread_mutex_lock(&pool->mutex);
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (!reserve_growth(region, pool, size, &held)) {
-        vc_quota_refused(region, (uint32_t)card);
-    } else if ((result = call(pointer, bytes, handle, stream)) != CUDA_SUCCESS) {
-        vc_quota_rollback(region, (uint32_t)card, held);
-    } else if (!true_up(region, pool, held)) {
-        undo(*pointer, stream);
-        vc_quota_rollback(region, (uint32_t)card, held);
-        vc_real.cuMemPoolTrimTo(handle, 0);
-        charge_rest(region, pool);
-        vc_quota_refused(region, (uint32_t)card);
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    } else if (bytes > 0 && !vc_charge_record_pooled(*pointer, size, pool->serial, card)) {
-        undo(*pointer, stream);
-        vc_store_relaxed(&unsettled, 1); /* what it took for this is charged until the driver has given it back */
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    } else {
-        pool->live += size;
-    }
-    pthread_mutex_unlock(&pool->mutex);
-    return result;
+    bool on_host = type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+                   type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    *foreign = false;
+    if (allocation == CU_MEM_ALLOCATION_TYPE_PINNED && on_host)
+        return 0;
+    if (allocation != CU_MEM_ALLOCATION_TYPE_PINNED || type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return vc_cards_all(region);
+    int card = vc_card_of_device(region, id);
+    *foreign = card < 0;
+    return card < 0 ? 0 : 1u << card;
 }
 
-/* The pool a plain cuMemAllocAsync takes from, and its card. VC_CARD_UNKNOWN: let the driver answer. */
-static int default_pool(CUmemoryPool *pool)
+/* A pool that we did not see made. */
+static struct pool *identify(CUmemoryPool handle)
 {
-    CUdevice device;
-    int card = vc_card_of_current(vc_region_get(), NULL);
-    if (card == VC_CARD_NONE || card == VC_CARD_UNKNOWN)
-        return card;
-    if (!vc_real.cuDeviceGetMemPool || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
-        vc_real.cuDeviceGetMemPool(pool, device) != CUDA_SUCCESS)
-        return VC_CARD_UNKNOWN;
-    return card;
+    CUmemoryPool of_device;
+    int count = 0, allocation = CU_MEM_ALLOCATION_TYPE_PINNED, type = CU_MEM_LOCATION_TYPE_INVALID, id = -1;
+    bool foreign;
+    if (vc_real.cuDeviceGetCount)
+        vc_real.cuDeviceGetCount(&count);
+    for (CUdevice device = 0; device < count && type == CU_MEM_LOCATION_TYPE_INVALID; device++) {
+        if ((vc_real.cuDeviceGetDefaultMemPool && vc_real.cuDeviceGetDefaultMemPool(&of_device, device) == CUDA_SUCCESS &&
+             of_device == handle)) {
+            type = CU_MEM_LOCATION_TYPE_DEVICE;
+            id = device;
+        }
+    }
+    if (type == CU_MEM_LOCATION_TYPE_INVALID && attribute(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type)) {
+        attribute(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id);
+        attribute(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &allocation);
+    }
+    vc_cards cards = cards_at(allocation, type, id, &foreign);
+    struct pool *pool = add(handle, cards);
+    if (pool)
+        pool->is_foreign = foreign;
+    return pool;
+}
+
+/* Allocation. `call` allocates on `stream`; `undo` takes it back. */
+
+typedef CUresult (*allocator)(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+typedef CUresult (*releaser)(CUdeviceptr, CUstream);
+
+static const struct vc_source pools_source;
+
+static bool record(struct pool *pool, CUdeviceptr pointer, uint64_t bytes)
+{
+    struct vc_allocation allocation = {.key = pointer, .bytes = bytes, .owner = pool, .source = &pools_source,
+                                       .cards = pool->meter.cards, .kind = VC_MEMORY_OPAQUE};
+    vc_add_relaxed(&pool->live, bytes);
+    return vc_account_record(&allocation);
+}
+
+static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, CUstream stream, allocator call, releaser undo)
+{
+    struct vc_metered metered;
+    uint64_t size = vc_round_up(bytes, VC__POOL_ALIGNMENT);
+    if (!vc_meter_begin(&metered, &pool->meter, size, UINT64_MAX))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    bool told = is_told(pool);
+    CUresult result = call(pointer, bytes, pool->handle, stream);
+    if (result == CUDA_SUCCESS && !told)
+        vc_add(&pool->untold, size);
+    bool fits = vc_meter_end(&metered);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (fits && record(pool, *pointer, size))
+        return CUDA_SUCCESS;
+    undo(*pointer, stream);
+    if (!told)
+        vc_sub(&pool->untold, size);
+    vc_meter_trim(&pool->meter); /* what the driver keeps until the stream gets there is charged meanwhile, even over the limit */
+    set_unsettled(pool);
+    vc_cards_refused(vc_region_get(), pool->meter.cards);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult from_pool(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, bool per_thread, allocator call,
+                          releaser undo)
+{
+    if (!pointer || bytes == 0 || !handle || vc_stream_captures(vc_stream_handle(stream, per_thread)))
+        return call(pointer, bytes, handle, stream); /* no memory is taken now, or none at all */
+    struct pool *pool = find(handle);
+    if (pool && pool->is_destroyed)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!pool && !(pool = identify(handle)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!pool->meter.cards && !pool->is_foreign)
+        return call(pointer, bytes, handle, stream);
+    return pool->is_foreign ? CUDA_ERROR_OUT_OF_MEMORY : allocate(pool, pointer, bytes, stream, call, undo);
+}
+
+CUresult vc_hook_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return from_pool(pointer, bytes, pool, stream, false, vc_real.cuMemAllocFromPoolAsync, vc_real.cuMemFreeAsync);
+}
+
+CUresult vc_hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return from_pool(pointer, bytes, pool, stream, true, vc_real.cuMemAllocFromPoolAsync_ptsz, vc_real.cuMemFreeAsync_ptsz);
 }
 
 static CUresult call_default(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
@@ -256,138 +231,226 @@ static CUresult call_default_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPo
     return vc_real.cuMemAllocAsync_ptsz(pointer, bytes, stream);
 }
 
-static CUresult from_default(CUdeviceptr *pointer, size_t bytes, CUstream stream, allocator call,
-                             CUresult (*undo)(CUdeviceptr, CUstream))
+/* The stream's device decides, not the current one. */
+static CUresult from_default(CUdeviceptr *pointer, size_t bytes, CUstream stream, bool per_thread, allocator call, releaser undo)
 {
-    CUmemoryPool pool = NULL;
-    int card = default_pool(&pool);
-    if (card == VC_CARD_NONE)
+    CUcontext context;
+    CUdevice device;
+    CUmemoryPool pool;
+    if (!vc_stream_device(vc_stream_handle(stream, per_thread), &device, &context) || !vc_real.cuDeviceGetMemPool ||
+        vc_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)
+        return call(pointer, bytes, NULL, stream);
+    if (vc_card_of_device(vc_region_get(), device) == VC_CARD_NONE)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (card == VC_CARD_UNKNOWN)
-        return call(pointer, bytes, pool, stream);
-    return allocate(card, pool, pointer, bytes, stream, call, undo);
+    return from_pool(pointer, bytes, pool, stream, per_thread, call, undo);
 }
 
 CUresult vc_hook_cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-    return from_default(pointer, bytes, stream, call_default, vc_real.cuMemFreeAsync);
+    return from_default(pointer, bytes, stream, false, call_default, vc_real.cuMemFreeAsync);
 }
 
 CUresult vc_hook_cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-    return from_default(pointer, bytes, stream, call_default_ptsz, vc_real.cuMemFreeAsync_ptsz);
+    return from_default(pointer, bytes, stream, true, call_default_ptsz, vc_real.cuMemFreeAsync_ptsz);
 }
 
-/* A pool that we saw being made has its card; any other (a device's default pool) is taken to be the current card's. */
-static CUresult from_pool(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, allocator call,
-                          CUresult (*undo)(CUdeviceptr, CUstream))
+/* Freeing. */
+
+static void gone(void *what)
 {
-    struct pool *pool = handle ? find_handle(handle) : NULL;
-    if (pool && pool->card < 0)
-        return call(pointer, bytes, handle, stream);
-    int card = pool ? pool->card : vc_card_of_current(vc_region_get(), NULL);
-    if (card == VC_CARD_NONE)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (card == VC_CARD_UNKNOWN || !handle)
-        return call(pointer, bytes, handle, stream);
-    return allocate(card, handle, pointer, bytes, stream, call, undo);
+    vc_charge_freed(what, CUDA_SUCCESS);
+    free(what);
 }
 
-CUresult vc_hook_cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
+/* Plain memory goes when the stream gets there. */
+static void depart(CUstream stream, const struct vc_freeing *freeing)
 {
-    return from_pool(pointer, bytes, pool, stream, vc_real.cuMemAllocFromPoolAsync, vc_real.cuMemFreeAsync);
+    struct vc_freeing *what = malloc(sizeof *what);
+    if (!what)
+        return; /* charged until the process ends */
+    *what = *freeing;
+    vc_depart(stream, gone, what);
 }
 
-CUresult vc_hook_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
-{
-    return from_pool(pointer, bytes, pool, stream, vc_real.cuMemAllocFromPoolAsync_ptsz, vc_real.cuMemFreeAsync_ptsz);
-}
-
-static CUresult free_async(CUdeviceptr pointer, CUstream stream, CUresult (*call)(CUdeviceptr, CUstream))
+static CUresult free_async(CUdeviceptr pointer, CUstream stream, bool per_thread, releaser call)
 {
     struct vc_freeing freeing;
-    bool known = vc_charge_take(pointer, &freeing);
+    CUstream handle = vc_stream_handle(stream, per_thread);
+    if (vc_stream_captures(handle))
+        return call(pointer, stream);
+    bool is_known = vc_charge_take(pointer, &freeing);
     CUresult result = call(pointer, stream);
-    if (known)
+    if (is_known && result == CUDA_SUCCESS && !freeing.allocation.source)
+        depart(handle, &freeing);
+    else if (is_known)
         vc_charge_freed(&freeing, result);
     return result;
 }
 
 CUresult vc_hook_cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
-    return free_async(pointer, stream, vc_real.cuMemFreeAsync);
+    return free_async(pointer, stream, false, vc_real.cuMemFreeAsync);
 }
 
 CUresult vc_hook_cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 {
-    return free_async(pointer, stream, vc_real.cuMemFreeAsync_ptsz);
+    return free_async(pointer, stream, true, vc_real.cuMemFreeAsync_ptsz);
 }
 
-void vc_pool_freed(const struct vc_entry *entry)
+static void freed(const struct vc_allocation *allocation)
 {
-    struct vc_region *region = vc_region_get();
-    for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
-        if (pool->serial != entry->owner || pool->card != entry->card)
-            continue;
-        pthread_mutex_lock(&pool->mutex);
-        bool alive = pool->handle && pool->serial == entry->owner;
-        if (alive) {
-            pool->live -= entry->bytes;
-            if (lower_charge(region, pool) == 0 || pool->charged > pool->live)
-                vc_store_relaxed(&unsettled, 1); /* the driver keeps it until the stream got there */
-        }
-        pthread_mutex_unlock(&pool->mutex);
-        if (alive)
-            return;
+    struct pool *pool = allocation->owner;
+    if (vc_load(&pool->untold) > 0) {
+        vc_sub(&pool->untold, allocation->bytes);
+        vc_meter_settle(&pool->meter, NULL);
     }
-    /* Its pool was destroyed while this was in use: the memory was charged to itself since then. */
-    vc_quota_release(region, (uint32_t)entry->card, entry->bytes, VC_QUOTA_PLAIN);
+    vc_sub(&pool->live, allocation->bytes);
+    set_unsettled(pool);
 }
+
+/* The pool's own life. */
+
+/* It holds nothing any more and the application has destroyed it. */
+static void end_pool(struct pool *pool)
+{
+    struct known_pool old;
+    CUmemoryPool handle = __atomic_exchange_n(&pool->handle, NULL, __ATOMIC_ACQ_REL);
+    if (!handle)
+        return; /* another thread was here */
+    vc_table_take(&known, (uint64_t)(uintptr_t)handle, &old); /* before the driver, who may give it again */
+    vc_real.cuMemPoolDestroy(handle);
+    vc_meter_settle(&pool->meter, NULL);
+}
+
+/* Look at one pool. Returns whether there is more to come. */
+static bool look_at(struct pool *pool)
+{
+    struct vc_reading reading = {0};
+    uint64_t threshold = 0;
+    if (!pool->meter.cards)
+        return false;
+    if (pool->is_destroyed)
+        vc_meter_trim(&pool->meter);
+    vc_meter_settle(&pool->meter, &reading);
+    if (pool->is_destroyed && pool->handle && reading.used == 0) {
+        end_pool(pool);
+        return false;
+    }
+    attribute(pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
+    bool may_shrink = reading.reserved > vc_round_up(reading.used, VC_CHUNK) && reading.reserved > threshold;
+    return may_shrink || reading.used > vc_load_relaxed(&pool->live);
+}
+
+static void settle(void)
+{
+    if (VC_LIKELY(!vc_load_relaxed(&unsettled)))
+        return;
+    pthread_mutex_lock(&mutex);
+    struct pool *pool = unsettled;
+    unsettled = NULL;
+    pthread_mutex_unlock(&mutex);
+    while (pool) {
+        pthread_mutex_lock(&mutex);
+        struct pool *next = pool->next_unsettled;
+        pool->is_unsettled = false;
+        pthread_mutex_unlock(&mutex);
+        if (look_at(pool))
+            set_unsettled(pool);
+        pool = next;
+    }
+}
+
+static void make_room(struct vc_region *region, uint32_t card)
+{
+    (void)region;
+    settle();
+    for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
+        if (pool->handle && (pool->meter.cards >> card & 1))
+            vc_meter_trim(&pool->meter);
+    }
+}
+
+/* A reset empties pools; whatever the driver did, it says what they hold now. */
+static void context_ended(CUcontext context)
+{
+    (void)context;
+    for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
+        if (pool->handle && pool->meter.charged > 0)
+            vc_meter_settle(&pool->meter, NULL);
+    }
+}
+
+static const struct vc_source pools_source = {
+    .make_room = make_room, .settle = settle, .freed = freed, .context_ended = context_ended};
+VC_SOURCE(pools_source);
 
 CUresult vc_hook_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *properties)
 {
+    bool foreign;
     CUresult result = vc_real.cuMemPoolCreate(handle, properties);
     if (result != CUDA_SUCCESS)
         return result;
-    bool on_device = properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    int card = on_device ? vc_card_of_device(vc_region_get(), properties->location.id) : VC_CARD_NONE;
-    if (on_device && card < 0)
-        return result; /* not of the share: what is taken from it is refused then */
-    if (!find_or_add(*handle, card)) {
+    vc_cards cards = cards_at(properties->allocType, properties->location.type, properties->location.id, &foreign);
+    struct pool *pool = add(*handle, cards);
+    if (!pool) {
         vc_real.cuMemPoolDestroy(*handle);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    pool->is_foreign = foreign;
+    pool->is_ours_to_destroy = cards != 0;
     return result;
 }
 
 CUresult vc_hook_cuMemPoolTrimTo(CUmemoryPool handle, size_t keep_bytes)
 {
+    struct pool *pool = find(handle);
+    if (pool && pool->is_destroyed)
+        return CUDA_ERROR_INVALID_VALUE;
     CUresult result = vc_real.cuMemPoolTrimTo(handle, keep_bytes);
-    struct pool *pool = handle ? find_handle(handle) : NULL;
-    if (pool && result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&pool->mutex);
-        if (pool->handle == handle && pool->card >= 0)
-            lower_charge(vc_region_get(), pool);
-        pthread_mutex_unlock(&pool->mutex);
-    }
+    if (pool && result == CUDA_SUCCESS)
+        vc_meter_settle(&pool->meter, NULL);
     return result;
+}
+
+/* The device goes back to its default pool, as the driver's own destruction does it. */
+static void replace_as_current(CUmemoryPool handle)
+{
+    int count = 0;
+    CUmemoryPool current;
+    if (!vc_real.cuDeviceGetCount || !vc_real.cuDeviceGetMemPool || !vc_real.cuDeviceSetMemPool || !vc_real.cuDeviceGetDefaultMemPool)
+        return;
+    vc_real.cuDeviceGetCount(&count);
+    for (CUdevice device = 0; device < count; device++) {
+        if (vc_real.cuDeviceGetMemPool(&current, device) == CUDA_SUCCESS && current == handle &&
+            vc_real.cuDeviceGetDefaultMemPool(&current, device) == CUDA_SUCCESS)
+            vc_real.cuDeviceSetMemPool(device, current);
+    }
 }
 
 CUresult vc_hook_cuMemPoolDestroy(CUmemoryPool handle)
 {
-    struct pool *pool = handle ? find_handle(handle) : NULL;
-    if (!pool)
-        return vc_real.cuMemPoolDestroy(handle);
-    pthread_mutex_lock(&pool->mutex);
-    CUresult result = vc_real.cuMemPoolDestroy(handle);
-    if (result == CUDA_SUCCESS && pool->handle == handle) {
-        /* What is still in use lives on and is charged to itself; the rest is gone. */
-        uint64_t kept = pool->live < pool->charged ? pool->live : pool->charged;
-        if (pool->charged > kept)
-            vc_quota_release(vc_region_get(), (uint32_t)pool->card, pool->charged - kept, VC_QUOTA_PLAIN);
-        pool->charged = pool->live = 0;
-        vc_store_release(&pool->handle, NULL);
+    uint64_t used = 0, none = 0;
+    struct pool *pool = find(handle);
+    struct known_pool old;
+    if (pool && pool->is_destroyed)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (pool && pool->is_ours_to_destroy && attribute(handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) && used > 0) {
+        pool->is_destroyed = true;
+        replace_as_current(handle);
+        if (vc_real.cuMemPoolSetAttribute)
+            vc_real.cuMemPoolSetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
+        vc_meter_trim(&pool->meter);
+        set_unsettled(pool);
+        return CUDA_SUCCESS;
     }
-    pthread_mutex_unlock(&pool->mutex);
+    bool is_known = pool && vc_table_take(&known, (uint64_t)(uintptr_t)handle, &old);
+    CUresult result = vc_real.cuMemPoolDestroy(handle);
+    if (is_known && result != CUDA_SUCCESS) {
+        vc_table_put(&known, &old);
+    } else if (is_known) {
+        vc_store_release(&pool->handle, NULL);
+        vc_meter_settle(&pool->meter, NULL);
+    }
     return result;
 }

@@ -1,7 +1,5 @@
 /* What the tenant sees of the card's memory: its limit as the total, what is left of it as free. */
-#include "cuda/memory/binding.h"
-#include "cuda/memory/charge.h"
-#include "cuda/memory/pool.h"
+#include "cuda/memory/account.h"
 #include "region/overhead.h"
 #include "region/slot.h"
 
@@ -24,8 +22,7 @@ static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
         *free_bytes = 0; /* every allocation on it is refused */
     if (card < 0)
         return;
-    vc_pools_settle();
-    vc_bindings_settle();
+    vc_account_settle();
     uint64_t limit = vc_quota_limit(region, (uint32_t)card);
     if (limit == UINT64_MAX)
         return;
@@ -40,13 +37,18 @@ static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
 CUresult vc_hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     size_t really_free, really_total;
-    CUresult result = vc_real.cuMemGetInfo_v2(&really_free, &really_total);
-    if (result != CUDA_SUCCESS || !free_bytes || !total_bytes)
-        return result != CUDA_SUCCESS ? result : vc_real.cuMemGetInfo_v2(free_bytes, total_bytes);
+    CUresult result = vc_real.cuMemGetInfo_v2(free_bytes ? &really_free : NULL, total_bytes ? &really_total : NULL);
+    if (result != CUDA_SUCCESS || !free_bytes || !total_bytes) {
+        /* Should a driver answer one figure only, it is the share's all the same. */
+        if (result != CUDA_SUCCESS || vc_real.cuMemGetInfo_v2(&really_free, &really_total) != CUDA_SUCCESS)
+            return result;
+    }
     uint64_t free_now = really_free, total = really_total;
     narrow(&free_now, &total);
-    *free_bytes = free_now;
-    *total_bytes = total;
+    if (free_bytes)
+        *free_bytes = free_now;
+    if (total_bytes)
+        *total_bytes = total;
     return result;
 }
 

@@ -1,5 +1,5 @@
 /* Hooks of streams: captures, which we keep away from; destruction; and the calls in which the application waits. */
-#include "cuda/memory/pool.h"
+#include "cuda/memory/account.h"
 #include "cuda/work/work.h"
 
 enum { WRONG_THREAD = 908, ILLEGAL_STATE = 401 };
@@ -65,7 +65,7 @@ static CUresult synchronized(CUresult result, bool whole_context)
 {
     if (result == CUDA_SUCCESS) {
         vc_work_synchronized(whole_context);
-        vc_pools_settle(); /* here the driver gives back what pools held idle */
+        vc_account_settle(); /* here the driver gives back what pools held idle */
     }
     return result;
 }

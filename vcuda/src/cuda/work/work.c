@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/fork.h"
 #include "base/log.h"
 #include "region/slot.h"
 
@@ -65,6 +66,7 @@ static void forked(void)
     __atomic_and_fetch(&vc__work_state, ~CAPTURES, __ATOMIC_SEQ_CST);
     vc_event_forked();
 }
+VC_AT_FORK(forked);
 
 static struct vc_gate *gate_of(struct vc_region *region, int card)
 {
@@ -133,7 +135,6 @@ static void thread_ends(void *argument)
 static void prepare(void)
 {
     pthread_key_create(&thread_end, thread_ends);
-    vc_region_on_fork(forked);
 }
 
 static uint32_t epoch_now(void)

@@ -1,0 +1,346 @@
+/* Reservations, the record of live allocations, and the list of sources. */
+#include "cuda/memory/account.h"
+
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/table.h"
+#include "cuda/driver/owner.h"
+
+VC_TABLE(allocations, struct vc_allocation);
+
+extern const struct vc_source *const __start_vc_sources[] __attribute__((visibility("hidden")));
+extern const struct vc_source *const __stop_vc_sources[] __attribute__((visibility("hidden")));
+
+#define VC__EACH_SOURCE(source)                                                                                        \
+    for (const struct vc_source *const *source = __start_vc_sources; source < __stop_vc_sources; source++)
+
+#define VC__EACH_CARD(card, cards) for (uint32_t card = 0; (cards) >> card; card++) \
+    if ((cards) >> card & 1)
+
+uint64_t vc_round_up(uint64_t bytes, uint64_t multiple)
+{
+    return bytes > UINT64_MAX - multiple ? UINT64_MAX : (bytes + multiple - 1) / multiple * multiple;
+}
+
+uint64_t vc_times(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+/* Sets of cards. */
+
+void vc_cards_rollback(struct vc_region *region, vc_cards cards, uint64_t bytes)
+{
+    VC__EACH_CARD(card, cards)
+        vc_quota_rollback(region, card, bytes);
+}
+
+static bool reserve_cards(struct vc_region *region, vc_cards cards, uint64_t bytes, bool managed)
+{
+    VC__EACH_CARD(card, cards) {
+        if ((managed ? vc_quota_reserve_managed : vc_quota_reserve)(region, card, bytes))
+            continue;
+        vc_cards_rollback(region, cards & ((1u << card) - 1), bytes);
+        return false;
+    }
+    return true;
+}
+
+bool vc_cards_reserve(struct vc_region *region, vc_cards cards, uint64_t bytes)
+{
+    return bytes == 0 || reserve_cards(region, cards, bytes, false);
+}
+
+void vc_cards_commit(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
+{
+    VC__EACH_CARD(card, cards)
+        vc_quota_commit(region, card, bytes, kind);
+}
+
+void vc_cards_release(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
+{
+    VC__EACH_CARD(card, cards)
+        vc_quota_release(region, card, bytes, kind);
+}
+
+void vc_cards_charge(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
+{
+    VC__EACH_CARD(card, cards)
+        vc_quota_charge(region, card, bytes, kind);
+}
+
+void vc_cards_refused(struct vc_region *region, vc_cards cards)
+{
+    VC__EACH_CARD(card, cards)
+        vc_quota_refused(region, card);
+}
+
+void vc_account_make_room(struct vc_region *region, vc_cards cards)
+{
+    VC__EACH_CARD(card, cards) {
+        VC__EACH_SOURCE(source) {
+            if ((*source)->make_room)
+                (*source)->make_room(region, card);
+        }
+    }
+}
+
+void vc_account_settle(void)
+{
+    VC__EACH_SOURCE(source) {
+        if ((*source)->settle)
+            (*source)->settle();
+    }
+}
+
+/* Reservations. */
+
+/* Nothing is left of the physical share: take the memory as managed memory, if the share is oversold. Pre: one card. */
+static bool oversell(struct vc_charge *charge, uint64_t bytes)
+{
+    uint32_t card = (uint32_t)__builtin_ctz(charge->cards);
+    if (!vc_real.cuMemAllocManaged || !vc_quota_oversells(charge->region, card) ||
+        !vc_quota_reserve_managed(charge->region, card, bytes))
+        return false;
+    charge->managed = true;
+    vc_add_relaxed(&charge->region->usage->cards[card].oversold_allocations, 1);
+    vc_log_once(VC_NOTICE_OVERSOLD,
+                "the share is oversold and its physical part is full: from here on memory may lie on the host, and be slow");
+    return true;
+}
+
+/* What a reservation may be. */
+enum form { AS_ASKED, OR_MANAGED };
+
+static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form)
+{
+    charge->reserved = bytes;
+    if (!charge->cards || reserve_cards(charge->region, charge->cards, bytes, charge->managed))
+        return CUDA_SUCCESS;
+    vc_account_make_room(charge->region, charge->cards);
+    if (reserve_cards(charge->region, charge->cards, bytes, charge->managed) || (form == OR_MANAGED && oversell(charge, bytes)))
+        return CUDA_SUCCESS;
+    vc_cards_refused(charge->region, charge->cards);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult reserve_card(struct vc_charge *charge, int card, uint64_t bytes, enum form form)
+{
+    charge->cards = card >= 0 ? 1u << card : 0;
+    charge->reserved = bytes;
+    /* Limits are unreadable, or the share has nothing of this card. */
+    return card == VC_CARD_NONE ? CUDA_ERROR_OUT_OF_MEMORY : reserve(charge, bytes, form);
+}
+
+static CUresult reserve_current(struct vc_charge *charge, uint64_t bytes, bool managed, enum form form)
+{
+    *charge = (struct vc_charge){.region = vc_region_get(), .managed = managed};
+    int card = vc_card_of_current(charge->region, &charge->context);
+    charge->context = vc_context_owner(charge->context);
+    return reserve_card(charge, card, bytes, form);
+}
+
+CUresult vc_charge_current(struct vc_charge *charge, uint64_t bytes)
+{
+    return reserve_current(charge, bytes, false, AS_ASKED);
+}
+
+CUresult vc_charge_managed(struct vc_charge *charge, uint64_t bytes)
+{
+    return reserve_current(charge, bytes, true, AS_ASKED);
+}
+
+CUresult vc_charge_either(struct vc_charge *charge, uint64_t bytes)
+{
+    return reserve_current(charge, bytes, false, OR_MANAGED);
+}
+
+CUresult vc_charge_device(struct vc_charge *charge, CUdevice device, uint64_t bytes)
+{
+    *charge = (struct vc_charge){.region = vc_region_get()};
+    return reserve_card(charge, vc_card_of_device(charge->region, device), bytes, AS_ASKED);
+}
+
+CUresult vc_charge_cards(struct vc_charge *charge, vc_cards cards, uint64_t bytes)
+{
+    *charge = (struct vc_charge){.region = vc_region_get(), .cards = cards};
+    return reserve(charge, bytes, AS_ASKED);
+}
+
+bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
+{
+    if (bytes < charge->reserved) {
+        vc_cards_rollback(charge->region, charge->cards, charge->reserved - bytes);
+    } else if (bytes > charge->reserved) {
+        uint64_t more = bytes - charge->reserved;
+        if (!reserve_cards(charge->region, charge->cards, more, charge->managed)) {
+            vc_account_make_room(charge->region, charge->cards);
+            if (!reserve_cards(charge->region, charge->cards, more, charge->managed)) {
+                vc_cards_refused(charge->region, charge->cards);
+                return false;
+            }
+        }
+    }
+    charge->reserved = bytes;
+    return true;
+}
+
+void vc_charge_drop(const struct vc_charge *charge)
+{
+    vc_cards_rollback(charge->region, charge->cards, charge->reserved);
+}
+
+/* Records. */
+
+static enum vc_quota_kind quota_kind(uint32_t kind)
+{
+    return kind == VC_MEMORY_MANAGED    ? VC_QUOTA_MANAGED
+           : kind == VC_MEMORY_OVERSOLD ? VC_QUOTA_OVERSOLD
+                                        : VC_QUOTA_PLAIN;
+}
+
+/* Whether an allocation shares its chunks. */
+static bool is_small(const struct vc_allocation *allocation)
+{
+    return allocation->bytes < VC_CHUNK && allocation->kind <= VC_MEMORY_OVERSOLD && !allocation->source;
+}
+
+static struct vc_range range_of(const struct vc_allocation *allocation)
+{
+    return (struct vc_range){allocation->key, allocation->bytes, allocation->kind};
+}
+
+static bool keep(struct vc_charge *charge, const struct vc_allocation *allocation, uint64_t taken)
+{
+    struct vc_range range = range_of(allocation);
+    if (vc_charge_resize(charge, taken) && vc_table_put(&allocations, allocation)) {
+        vc_cards_commit(charge->region, charge->cards, taken, quota_kind(allocation->kind));
+        return true;
+    }
+    if (is_small(allocation))
+        vc_chunks_leave(&range);
+    vc_charge_drop(charge);
+    return false;
+}
+
+bool vc_charge_keep(struct vc_charge *charge, CUdeviceptr pointer, uint64_t bytes, enum vc_memory_kind kind)
+{
+    if (!charge->cards)
+        return true;
+    struct vc_allocation allocation = {.key = pointer, .bytes = bytes, .context = charge->context, .cards = charge->cards, .kind = kind};
+    struct vc_range range = range_of(&allocation);
+    uint64_t taken;
+    if (!is_small(&allocation)) {
+        allocation.bytes = vc_chunks_of(&range);
+        return keep(charge, &allocation, allocation.bytes);
+    }
+    if (vc_chunks_enter(&range, &taken))
+        return keep(charge, &allocation, taken);
+    vc_charge_drop(charge);
+    return false;
+}
+
+bool vc_charge_keep_opaque(struct vc_charge *charge, const void *handle)
+{
+    if (!charge->cards)
+        return true;
+    struct vc_allocation allocation = {.key = (uint64_t)(uintptr_t)handle, .bytes = charge->reserved, .context = charge->context,
+                                       .cards = charge->cards, .kind = VC_MEMORY_OPAQUE};
+    return keep(charge, &allocation, allocation.bytes);
+}
+
+bool vc_account_record(const struct vc_allocation *allocation)
+{
+    return vc_table_put(&allocations, allocation);
+}
+
+bool vc_account_knows(uint64_t key)
+{
+    struct vc_allocation allocation;
+    return vc_table_get(&allocations, key, &allocation);
+}
+
+static void begin_freeing(struct vc_freeing *freeing)
+{
+    struct vc_range range = range_of(&freeing->allocation);
+    freeing->bytes = is_small(&freeing->allocation) ? vc_chunks_leave(&range) : freeing->allocation.bytes;
+}
+
+bool vc_charge_take(uint64_t key, struct vc_freeing *freeing)
+{
+    vc_region_get(); /* in a forked child: forgets the parent's allocations first */
+    if (!vc_table_take(&allocations, key, &freeing->allocation))
+        return false;
+    begin_freeing(freeing);
+    return true;
+}
+
+/* Whether a chunk that this has left goes on being charged, to a source of which something may lie in it. */
+static bool is_taken_over(const struct vc_freeing *freeing)
+{
+    const struct vc_allocation *allocation = &freeing->allocation;
+    if (freeing->bytes < VC_CHUNK || !(is_small(allocation) ? allocation->kind == VC_MEMORY_PLAIN : allocation->kind == VC_MEMORY_OPAQUE))
+        return false;
+    VC__EACH_SOURCE(source) {
+        if ((*source)->takes_chunk && (*source)->takes_chunk((uint32_t)__builtin_ctz(allocation->cards)))
+            return true;
+    }
+    return false;
+}
+
+void vc_charge_freed(const struct vc_freeing *freeing, CUresult result)
+{
+    const struct vc_allocation *allocation = &freeing->allocation;
+    if (result != CUDA_SUCCESS) {
+        struct vc_range range = range_of(allocation);
+        uint64_t taken; /* `bytes` of it were never released; both tables have the room that it left */
+        if (is_small(allocation))
+            vc_chunks_enter(&range, &taken);
+        vc_table_put(&allocations, allocation);
+    } else if (allocation->source) {
+        allocation->source->freed(allocation);
+    } else if (freeing->bytes > 0) {
+        uint64_t kept = is_taken_over(freeing) ? VC_CHUNK : 0;
+        if (freeing->bytes > kept)
+            vc_cards_release(vc_region_get(), allocation->cards, freeing->bytes - kept, quota_kind(allocation->kind));
+    }
+}
+
+static bool dies_with(const void *record, const void *context)
+{
+    return ((const struct vc_allocation *)record)->context == context;
+}
+
+struct vc_dying vc_account_context_ending(CUcontext context)
+{
+    struct vc_dying dying = {0};
+    struct vc_allocation *taken = context ? vc_table_take_all(&allocations, dies_with, context, &dying.count) : NULL;
+    dying.freeings = dying.count ? calloc(dying.count, sizeof *dying.freeings) : NULL;
+    for (size_t index = 0; index < dying.count; index++) {
+        if (dying.freeings) {
+            dying.freeings[index].allocation = taken[index];
+            begin_freeing(&dying.freeings[index]);
+        } else { /* no host memory for the bookkeeping: they stay recorded, charged until the process ends */
+            vc_table_put(&allocations, &taken[index]);
+        }
+    }
+    if (!dying.freeings)
+        dying.count = 0;
+    free(taken);
+    return dying;
+}
+
+void vc_account_context_ended(struct vc_dying dying, CUcontext context, CUresult result)
+{
+    for (size_t index = 0; index < dying.count; index++)
+        vc_charge_freed(&dying.freeings[index], result);
+    free(dying.freeings);
+    if (result != CUDA_SUCCESS)
+        return;
+    VC__EACH_SOURCE(source) {
+        if ((*source)->context_ended)
+            (*source)->context_ended(context);
+    }
+}

@@ -1,0 +1,405 @@
+/* Handles, mappings and bindings, each a table of its own, and the objects behind them.
+ *
+ * What a call is about to give back is taken out before it, and put back if it fails, because the driver reuses handles and
+ * addresses at once. A reference is only added under the lock of the record that holds one already. */
+#include "cuda/memory/object.h"
+
+#include <stdlib.h>
+
+#include "base/table.h"
+#include "cuda/driver/owner.h"
+
+#define VC__GRANULARITY 4096u /* no driver has a smaller one */
+
+struct vc_object {
+    uint32_t references; /* handles, mappings and bindings that keep it */
+    vc_cards cards;      /* none: not memory of ours, nothing is charged */
+    CUdevice device;
+    uint64_t bytes;
+};
+
+struct handle {
+    uint64_t key; /* the handle + 1 */
+    uint64_t count;
+    struct vc_object *object;
+};
+VC_TABLE(handles, struct handle);
+
+struct mapping {
+    uint64_t key; /* its first address */
+    uint64_t bytes;
+    struct vc_object *object;
+};
+VC_TABLE(mappings, struct mapping);
+static uint64_t largest_mapping;
+
+/* What keeps memory beside handles and mappings. */
+struct holder {
+    uint64_t key;
+    CUcontext context;  /* that it ends with; NULL: with none */
+    uint64_t extent[3]; /* of all its places, unless they are `mixed` */
+    bool used, mixed;
+};
+VC_TABLE(holders, struct holder);
+
+struct binding {
+    uint64_t key; /* hash of the holder and where its place begins */
+    const void *holder;
+    struct vc_place place;
+    struct vc_object *memory;
+};
+VC_TABLE(bindings, struct binding);
+
+static void hold(struct vc_object *object)
+{
+    vc_add_relaxed(&object->references, 1);
+}
+
+void vc_object_drop(struct vc_object *object)
+{
+    size_t count;
+    if (vc_sub(&object->references, 1) > 0)
+        return;
+    if (object->cards)
+        vc_cards_release(vc_region_get(), object->cards, object->bytes, VC_QUOTA_PLAIN);
+    struct vc_object **kept = vc_holder_let_go(object, NULL, &count);
+    while (count-- > 0)
+        vc_object_drop(kept[count]);
+    free(kept);
+    free(object);
+}
+
+CUdevice vc_object_device(const struct vc_object *object)
+{
+    return object->device;
+}
+
+/* Handles. */
+
+static enum vc_table_edit hold_handle(void *record, void *object)
+{
+    *(struct vc_object **)object = ((struct handle *)record)->object;
+    hold(((struct handle *)record)->object);
+    return VC_TABLE_KEEP;
+}
+
+struct vc_object *vc_object_hold(CUmemGenericAllocationHandle value)
+{
+    struct vc_object *object = NULL;
+    vc_region_get(); /* a forked child forgets first */
+    vc_table_edit(&handles, value + 1, false, hold_handle, &object);
+    return object;
+}
+
+static enum vc_table_edit count_handle(void *record, void *object)
+{
+    struct handle *handle = record;
+    if (!handle->object)
+        handle->object = object;
+    handle->count++;
+    return VC_TABLE_KEEP;
+}
+
+/* One more reference by this handle, which the caller holds. False: no host memory. */
+static bool add_handle(CUmemGenericAllocationHandle value, struct vc_object *object)
+{
+    return vc_table_edit(&handles, value + 1, true, count_handle, object);
+}
+
+/* One that is counted less; NULL: not ours. Its reference is the caller's then. */
+static enum vc_table_edit uncount_handle(void *record, void *object)
+{
+    struct handle *handle = record;
+    *(struct vc_object **)object = handle->object;
+    return --handle->count == 0 ? VC_TABLE_ERASE : VC_TABLE_KEEP;
+}
+
+void vc_object_add_foreign(CUmemGenericAllocationHandle value)
+{
+    struct vc_object *known = vc_object_hold(value); /* the driver may give one handle for what is imported twice */
+    struct vc_object *object = known ? known : calloc(1, sizeof *object);
+    if (object && !known)
+        object->references = 1;
+    if (object && !add_handle(value, object))
+        vc_object_drop(object);
+}
+
+/* Where a handle's memory lies: what is neither on a device nor pinned on the host may come to any card. */
+static CUresult begin_create(struct vc_charge *charge, const CUmemAllocationProp *properties, uint64_t bytes)
+{
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return vc_charge_device(charge, properties->location.id, bytes);
+    bool on_host = properties->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+                   properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+                   properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    bool pinned = properties->type == CU_MEM_ALLOCATION_TYPE_PINNED;
+    return vc_charge_cards(charge, on_host && pinned ? 0 : vc_cards_all(vc_region_get()), bytes);
+}
+
+CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                             unsigned long long flags)
+{
+    struct vc_charge charge;
+    if (!handle || !properties || bytes == 0 || bytes % VC__GRANULARITY != 0)
+        return vc_real.cuMemCreate(handle, bytes, properties, flags); /* the driver's own error */
+    CUresult result = begin_create(&charge, properties, bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct vc_object *object = charge.cards ? calloc(1, sizeof *object) : NULL;
+    result = charge.cards && !object ? CUDA_ERROR_OUT_OF_MEMORY : vc_real.cuMemCreate(handle, bytes, properties, flags);
+    if (result != CUDA_SUCCESS || !object) {
+        vc_charge_drop(&charge);
+        free(object);
+        return result;
+    }
+    *object = (struct vc_object){.references = 1, .cards = charge.cards, .device = properties->location.id, .bytes = bytes};
+    if (!add_handle(*handle, object)) {
+        vc_real.cuMemRelease(*handle);
+        vc_charge_drop(&charge);
+        free(object);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    vc_cards_commit(charge.region, charge.cards, bytes, VC_QUOTA_PLAIN);
+    return CUDA_SUCCESS;
+}
+
+CUresult vc_hook_cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    struct vc_object *object = NULL;
+    vc_region_get();
+    vc_table_edit(&handles, handle + 1, false, uncount_handle, &object);
+    CUresult result = vc_real.cuMemRelease(handle);
+    if (object && result == CUDA_SUCCESS)
+        vc_object_drop(object);
+    else if (object)
+        add_handle(handle, object); /* there was room a moment ago */
+    return result;
+}
+
+/* Mappings. */
+
+CUresult vc_hook_cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                          unsigned long long flags)
+{
+    struct vc_object *object = vc_object_hold(handle); /* before the driver knows of it: it may be released meanwhile */
+    CUresult result = vc_real.cuMemMap(address, bytes, offset, handle, flags);
+    if (!object)
+        return result;
+    struct mapping mapping = {.key = address, .bytes = bytes, .object = object};
+    if (result == CUDA_SUCCESS && vc_table_put(&mappings, &mapping)) {
+        vc_raise_to(&largest_mapping, bytes);
+        return result;
+    }
+    if (result == CUDA_SUCCESS) {
+        vc_real.cuMemUnmap(address, bytes);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    vc_object_drop(object);
+    return result;
+}
+
+/* Take out the mappings that begin in a range: they lie one behind the other, or in steps of a chunk. */
+static bool take_mappings(CUdeviceptr address, size_t bytes, struct mapping **taken, size_t *count)
+{
+    size_t room = 0;
+    struct mapping one;
+    *taken = NULL;
+    *count = 0;
+    for (uint64_t at = 0; at < bytes; at += one.bytes ? one.bytes : VC_CHUNK) {
+        one.bytes = VC_CHUNK;
+        if (*count == room) {
+            struct mapping *moved = realloc(*taken, (room ? room * 2 : 8) * sizeof **taken);
+            if (!moved)
+                return false;
+            *taken = moved;
+            room = room ? room * 2 : 8;
+        }
+        if (vc_table_take(&mappings, address + at, &one))
+            (*taken)[(*count)++] = one;
+        else
+            one.bytes = VC_CHUNK;
+    }
+    return true;
+}
+
+CUresult vc_hook_cuMemUnmap(CUdeviceptr address, size_t bytes)
+{
+    struct mapping *taken;
+    size_t count;
+    vc_region_get();
+    bool fits = take_mappings(address, bytes, &taken, &count);
+    /* Without a record of it, it would stay charged for ever. */
+    CUresult result = fits ? vc_real.cuMemUnmap(address, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t index = 0; index < count; index++) {
+        if (result == CUDA_SUCCESS)
+            vc_object_drop(taken[index].object);
+        else
+            vc_table_put(&mappings, &taken[index]); /* its place is still there */
+    }
+    free(taken);
+    return result;
+}
+
+struct inside {
+    uint64_t offset; /* from the mapping's first address */
+    struct vc_object *object;
+};
+
+static enum vc_table_edit hold_mapping(void *record, void *argument)
+{
+    struct mapping *mapping = record;
+    struct inside *inside = argument;
+    inside->object = inside->offset < mapping->bytes ? mapping->object : NULL;
+    if (inside->object)
+        hold(inside->object);
+    return VC_TABLE_KEEP;
+}
+
+struct vc_object *vc_object_hold_at(CUdeviceptr address)
+{
+    uint64_t last = vc_load_relaxed(&largest_mapping);
+    vc_region_get();
+    for (uint64_t back = address % VC_CHUNK; back < last && back <= address; back += VC_CHUNK) {
+        struct inside inside = {.offset = back};
+        if (vc_table_edit(&mappings, address - back, false, hold_mapping, &inside))
+            return inside.object;
+    }
+    return NULL;
+}
+
+CUresult vc_hook_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    CUresult result = vc_real.cuMemRetainAllocationHandle(handle, address);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct vc_object *object = vc_object_hold_at((CUdeviceptr)(uintptr_t)address);
+    if (object && !add_handle(*handle, object)) {
+        vc_real.cuMemRelease(*handle);
+        vc_object_drop(object);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Holders. */
+
+/* Two places of one name would be taken for one: names are 64 bits (FNV-1a). */
+static uint64_t name_of(const void *holder, const struct vc_place *place)
+{
+    const uint64_t parts[] = {(uint64_t)(uintptr_t)holder, (uint64_t)place->kind << 32 | place->level, place->layer,
+                              place->from[0], place->from[1], place->from[2]};
+    uint64_t name = 0xcbf29ce484222325u;
+    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
+        for (int shift = 0; shift < 64; shift += 8)
+            name = (name ^ (parts[part] >> shift & 0xff)) * 0x100000001b3u;
+    }
+    return name ? name : 1;
+}
+
+static enum vc_table_edit note_extent(void *record, void *argument)
+{
+    struct holder *holder = record;
+    const struct vc_place *place = argument;
+    for (int axis = 0; axis < 3; axis++) {
+        uint64_t extent = place->to[axis] - place->from[axis];
+        holder->mixed |= holder->used && holder->extent[axis] != extent;
+        holder->extent[axis] = extent;
+    }
+    holder->used = true;
+    return VC_TABLE_KEEP;
+}
+
+bool vc_holder_bind(const void *holder, const struct vc_place *place, struct vc_object *memory)
+{
+    struct binding made = {.key = name_of(holder, place), .holder = holder, .place = *place, .memory = memory};
+    return vc_table_edit(&holders, (uint64_t)(uintptr_t)holder, true, note_extent, (void *)place) && vc_table_put(&bindings, &made);
+}
+
+static bool is_within(const void *record, const void *argument)
+{
+    const struct binding *one = record, *wanted = argument;
+    if (one->holder != wanted->holder)
+        return false;
+    if (wanted->memory) /* a mark: anywhere */
+        return true;
+    if (one->place.kind != wanted->place.kind || one->place.level != wanted->place.level || one->place.layer != wanted->place.layer)
+        return false;
+    for (int axis = 0; axis < 3; axis++) {
+        if (one->place.from[axis] < wanted->place.from[axis] || one->place.to[axis] > wanted->place.to[axis])
+            return false;
+    }
+    return true;
+}
+
+/* Whether all places of the holder are as large as this one: then only the same place lies within it. */
+static bool are_alike(const void *holder, const struct vc_place *place)
+{
+    struct holder known;
+    if (!vc_table_get(&holders, (uint64_t)(uintptr_t)holder, &known) || !known.used)
+        return true; /* there are none */
+    bool alike = !known.mixed;
+    for (int axis = 0; axis < 3; axis++)
+        alike = alike && known.extent[axis] == place->to[axis] - place->from[axis];
+    return alike;
+}
+
+struct vc_object **vc_holder_let_go(const void *holder, const struct vc_place *place, size_t *count)
+{
+    struct binding one = {.holder = holder}, *taken = NULL;
+    *count = 0;
+    if (place) {
+        one.place = *place;
+        if (are_alike(holder, place))
+            *count = vc_table_take(&bindings, name_of(holder, place), &one);
+        else
+            taken = vc_table_take_all(&bindings, is_within, &one, count);
+    } else {
+        struct holder ended;
+        one.memory = (struct vc_object *)&one; /* anywhere */
+        if (vc_table_take(&holders, (uint64_t)(uintptr_t)holder, &ended) && ended.used)
+            taken = vc_table_take_all(&bindings, is_within, &one, count);
+    }
+    struct vc_object **objects = *count ? calloc(*count, sizeof(struct vc_object *)) : NULL;
+    for (size_t index = 0; objects && index < *count; index++)
+        objects[index] = taken ? taken[index].memory : one.memory;
+    if (!objects)
+        *count = 0; /* no host memory: what it kept stays charged until the process ends */
+    free(taken);
+    return objects;
+}
+
+void vc_sparse_array_made(const void *array)
+{
+    struct holder holder = {.key = (uint64_t)(uintptr_t)array};
+    vc_card_of_current(vc_region_get(), &holder.context);
+    holder.context = vc_context_owner(holder.context);
+    vc_table_put(&holders, &holder); /* without host memory it is taken for one that ends with no context */
+}
+
+void vc_sparse_array_ended(const void *array)
+{
+    size_t count;
+    struct vc_object **kept = vc_holder_let_go(array, NULL, &count);
+    while (count-- > 0)
+        vc_object_drop(kept[count]);
+    free(kept);
+}
+
+static bool ends_with(const void *record, const void *context)
+{
+    return ((const struct holder *)record)->context == context;
+}
+
+static void context_ended(CUcontext context)
+{
+    size_t count;
+    struct holder *ended = context ? vc_table_take_all(&holders, ends_with, context, &count) : NULL;
+    for (size_t index = 0; ended && index < count; index++) {
+        vc_table_put(&holders, &ended[index]); /* it was just taken out */
+        vc_sparse_array_ended((const void *)(uintptr_t)ended[index].key);
+    }
+    free(ended);
+}
+
+static const struct vc_source objects = {.context_ended = context_ended};
+VC_SOURCE(objects);

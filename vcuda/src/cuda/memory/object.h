@@ -1,0 +1,39 @@
+/* Physical memory: an object lives as long as handles, mappings or something that it is bound to keep it. */
+#ifndef VC_OBJECT_H
+#define VC_OBJECT_H
+
+#include "cuda/memory/account.h"
+
+/* What a handle stands for: memory that is charged, a multicast object, or something imported, which are not. */
+struct vc_object;
+
+/* Keep the object behind a handle, or behind a mapped address; NULL: not one of ours, nothing to drop. */
+struct vc_object *vc_object_hold(CUmemGenericAllocationHandle handle);
+struct vc_object *vc_object_hold_at(CUdeviceptr address);
+
+/* The opposite; the last one returns the memory to the quota, and what is bound to the object is dropped with it. */
+void vc_object_drop(struct vc_object *object);
+
+/* The device whose memory it is. */
+CUdevice vc_object_device(const struct vc_object *object);
+
+/* A handle that stands for no memory of this process came into being. Without host memory it is not recorded. */
+void vc_object_add_foreign(CUmemGenericAllocationHandle handle);
+
+/* A place in a holder: bytes of a multicast object (by device) or of a mip tail, else a box of a level and layer. */
+struct vc_place {
+    uint32_t kind, level, layer;
+    uint64_t from[3], to[3];
+};
+enum { VC_PLACE_MULTICAST, VC_PLACE_BOX, VC_PLACE_TAIL };
+
+/* `holder` (a multicast object, an array) keeps `memory` at `place`, whose reference it takes over. False: no host memory. */
+bool vc_holder_bind(const void *holder, const struct vc_place *place, struct vc_object *memory);
+/* It lets go of what it keeps within a place (NULL: anywhere): returns the objects, to be dropped, and their number; free the array. */
+struct vc_object **vc_holder_let_go(const void *holder, const struct vc_place *place, size_t *count);
+
+/* An array without memory of its own was made in the current context, with which it ends, or was destroyed. */
+void vc_sparse_array_made(const void *array);
+void vc_sparse_array_ended(const void *array);
+
+#endif
