@@ -128,9 +128,10 @@ def lay_out(folder: Path, cuda: Path, nvml: Path | None, machine: Machine | None
 
 def simulated(folder: Path, machine: Machine, cards: Sequence[region.CardLimit] | None) -> Share:
     """A share of a simulated machine's cards; None: without a region."""
-    version = native.SIM_DRIVER_VERSION
-    real = (LIB / "sim" / f"libcuda.so.{version}", LIB / "sim" / f"libnvidia-ml.so.{version}")
-    share = lay_out(folder, *real, machine)
+    cuda, nvml = (
+        machine.library_folder / f"{name}.so.{machine.driver_version}" for name in ("libcuda", "libnvidia-ml")
+    )
+    share = lay_out(folder, cuda, nvml, machine)
     if cards is not None:
         share.region_directory.mkdir()
         region.create(share.region_directory, cards)

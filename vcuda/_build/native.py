@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What the simulated driver says it is; also the version in its file names.
 SIM_DRIVER_VERSION = "550.163.01"
+# And one with functions of CUDA 13.3, for tests of what an older one lacks; the number is none of NVIDIA's.
+SIM_NEWER_VERSION = "610.0.0"
 
 C_FLAGS = (
     "-std=c11",
@@ -175,6 +177,15 @@ LIBRARIES: tuple[Library, ...] = (
             ("libnvidia-ml.so.1", f"libnvidia-ml.so.{SIM_DRIVER_VERSION}"),
             ("libnvidia-ml.so", "libnvidia-ml.so.1"),
         ),
+    ),
+    Library(
+        "sim-cuda-newer",
+        f"sim/newer/libcuda.so.{SIM_NEWER_VERSION}",
+        ("vcuda/sim/src/core", "vcuda/sim/src/cuda", "vcuda/sim/src/newer"),
+        SIM_INCLUDES,
+        "libcuda.so.1",
+        link=("-Wl,-Bsymbolic", "-lpthread", "-lm"),
+        shipped=False,
     ),
     # For programs built where no driver is: `gcc program.c -L .../stubs -lcuda`. Never loaded.
     Library(

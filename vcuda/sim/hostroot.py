@@ -36,7 +36,7 @@ class HostRoot:
 
     def create(self, nvidia_smi: Path | None) -> None:
         """Lay out everything below an empty folder. Raises OSError, or SimError for an unusable `nvidia_smi`."""
-        libraries.install(self.path / LIBRARY_FOLDER)
+        libraries.install(self.path / LIBRARY_FOLDER, self.driver_version)
         if nvidia_smi is not None:
             self._install_nvidia_smi(nvidia_smi)
         for card in self.cards:

@@ -11,6 +11,7 @@ from vcuda.sim.errors import SimError
 BUILT = Path(__file__).resolve().parents[1] / "lib" / "sim"
 NAMES = ("libcuda", "libnvidia-ml")
 CUDA_VERSION = 12040  # what a 550 driver says: CUDA 12.4
+NEWER_CUDA_VERSION = 13030
 _FIRST_BUFFER = 64 * 1024
 
 
@@ -25,13 +26,27 @@ def version() -> str:
     return versions[0][0]
 
 
-def install(folder: Path) -> None:
-    """Copy the built libraries into `folder` with the links that the genuine driver's packages make."""
-    number = version()
+def newer_version() -> str:
+    """The version of the newer driver's libcuda, which a checkout builds. Raises SimError where it is not."""
+    found = [path.name.split(".so.")[1] for path in (BUILT / "newer").glob("libcuda.so.*.*")]
+    if len(found) != 1:
+        raise SimError(
+            f"{BUILT / 'newer'} holds no newer driver; in a checkout `python -m vcuda._build` builds it"
+        )
+    return found[0]
+
+
+def install(folder: Path, number: str) -> None:
+    """Copy the built libraries into `folder` with the links that the genuine driver's packages make.
+
+    `number` is the version that they get: version()'s, or newer_version()'s with its libcuda.
+    """
+    old = version()
     folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         target = folder / f"{name}.so.{number}"
-        shutil.copyfile(BUILT / target.name, target)
+        newer = BUILT / "newer" / target.name
+        shutil.copyfile(newer if number != old and newer.exists() else BUILT / f"{name}.so.{old}", target)
         target.chmod(0o755)
         (folder / f"{name}.so.1").symlink_to(target.name)
         (folder / f"{name}.so").symlink_to(f"{name}.so.1")

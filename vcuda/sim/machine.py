@@ -55,13 +55,16 @@ class Machine:
         cards: Sequence[SimCard] = (SimCard(),),
         *,
         nvidia_smi: str | os.PathLike[str] | None = None,
+        newer: bool = False,
     ) -> Machine:
         """Make a machine in a folder that does not exist yet or is empty; all or nothing.
 
-        `nvidia_smi` is the path of a genuine one, to be found below the root's usr/bin. Raises SimError.
+        `nvidia_smi` is the path of a genuine one, to be found below the root's usr/bin. `newer` takes a driver of CUDA 13.3
+        instead of the 550's (vcuda/sim/src/newer); only a checkout has it. Raises SimError.
         """
         target = Path(directory).absolute()
-        version = libraries.version()
+        version = libraries.newer_version() if newer else libraries.version()
+        cuda_version = libraries.NEWER_CUDA_VERSION if newer else libraries.CUDA_VERSION
         resolved = resolve(target, cards)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
@@ -71,9 +74,7 @@ class Machine:
             state = temporary / "state"
             state.mkdir(parents=True)
             state.chmod(0o777)  # tenants run under any user; a simulated machine guards nothing
-            _write_readable(
-                state / "machine.conf", conf.machine_conf(resolved, version, libraries.CUDA_VERSION)
-            )
+            _write_readable(state / "machine.conf", conf.machine_conf(resolved, version, cuda_version))
             _write_readable(state / "kernels", "")
             HostRoot(temporary / "root", resolved, version).create(
                 None if nvidia_smi is None else Path(nvidia_smi)

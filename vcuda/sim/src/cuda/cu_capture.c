@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cu_graph.h"
+#include "cu_exec.h"
 #include "cu_memory.h"
 
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL, MODE_RELAXED };
@@ -17,6 +17,8 @@ struct cu_capture {
     CUstream origin, streams;
     pthread_t thread;
     int mode, invalid, into_existing;
+    int to_graphics;    /* what is captured goes to a graphics API, and no graph comes of it */
+    CUgraph recaptured; /* takes over what was captured, if that has its shape */
 };
 
 static cu_capture *captures; /* under cu_lock */
@@ -229,7 +231,8 @@ CUresult cu_capture_wait(CUstream stream, CUevent event)
     return result;
 }
 
-static CUresult begin(CUstream handle, CUgraph graph, CUgraphNode const *from, size_t count, int mode)
+CUresult cu_capture_begin(CUstream handle, CUgraph graph, CUgraphNode const *from, size_t count, int mode, cu_capture_use use,
+                          CUgraph recaptured)
 {
     CUstream stream;
     CUresult bad = cu_stream_of(handle, &stream);
@@ -253,7 +256,9 @@ static CUresult begin(CUstream handle, CUgraph graph, CUgraphNode const *from, s
                                 .streams = stream,
                                 .thread = pthread_self(),
                                 .mode = mode,
-                                .into_existing = graph != NULL};
+                                .into_existing = graph != NULL,
+                                .to_graphics = use == CU_CAPTURE_TO_GRAPHICS,
+                                .recaptured = recaptured};
         captures = capture;
         atomic_fetch_add(&capture_count, 1);
         atomic_store_explicit(&stream->capture, capture, memory_order_release);
@@ -266,12 +271,12 @@ static CUresult begin(CUstream handle, CUgraph graph, CUgraphNode const *from, s
 
 CU_EXPORT CUresult cuStreamBeginCapture(CUstream stream)
 {
-    return begin(stream, NULL, NULL, 0, MODE_GLOBAL);
+    return cu_capture_begin(stream, NULL, NULL, 0, MODE_GLOBAL, CU_CAPTURE_TO_GRAPH, NULL);
 }
 
 CU_EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
-    return begin(stream, NULL, NULL, 0, (int)mode);
+    return cu_capture_begin(stream, NULL, NULL, 0, (int)mode, CU_CAPTURE_TO_GRAPH, NULL);
 }
 
 CU_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *from,
@@ -279,7 +284,7 @@ CU_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, c
 {
     (void)edges;
     const CUresult bad = cu_graph_of(graph);
-    return bad ? bad : begin(stream, graph, from, count, (int)mode);
+    return bad ? bad : cu_capture_begin(stream, graph, from, count, (int)mode, CU_CAPTURE_TO_GRAPH, NULL);
 }
 
 /* Every leaf of the captured graph must be known to the stream that ends the capture. */
@@ -299,36 +304,67 @@ static int unjoined(const cu_capture *capture)
     return 0;
 }
 
-CU_EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
+static CUresult end_capture(CUstream stream, int to_graphics, CUgraph *graph, CUgraph *recaptured)
+{
+    CUresult bad = CUDA_SUCCESS;
+    cu_capture *capture = stream->capture;
+    if (!capture || capture->to_graphics != to_graphics)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (capture->origin != stream)
+        bad = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    else if (capture->mode != MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
+        bad = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    if (bad) {
+        capture->invalid = 1;
+        return bad;
+    }
+    if (capture->invalid)
+        bad = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    else if (!capture->into_existing && unjoined(capture))
+        bad = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    *recaptured = capture->recaptured;
+    if (!bad)
+        *graph = capture->graph;
+    else if (!capture->into_existing)
+        cu_graph_free_all(capture->graph);
+    end(capture);
+    return bad;
+}
+
+/* The nodes of `graph` take over the work of those that were captured; anything but the same shape fails. */
+static CUresult adopt(CUgraph graph, CUgraph captured)
+{
+    CUresult bad = graph->count == captured->count ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    for (size_t i = 0; !bad && i < graph->count; i++)
+        bad = cu_node_set_work(graph->nodes[i], &captured->nodes[i]->work) ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+    return bad;
+}
+
+CUresult cu_capture_end(CUstream handle, int to_graphics, CUgraph *graph)
 {
     CUstream stream;
+    CUgraph recaptured = NULL;
     CUresult bad = cu_stream_of(handle, &stream);
     if (bad || !graph)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     *graph = NULL;
     pthread_mutex_lock(&cu_lock);
-    cu_capture *capture = stream->capture;
-    if (!capture)
-        bad = CUDA_ERROR_ILLEGAL_STATE;
-    else if (capture->origin != stream)
-        bad = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-    else if (capture->mode != MODE_RELAXED && !pthread_equal(capture->thread, pthread_self()))
-        bad = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    if (!bad) {
-        if (capture->invalid)
-            bad = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        else if (!capture->into_existing && unjoined(capture))
-            bad = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-        if (!bad)
-            *graph = capture->graph;
-        else if (!capture->into_existing)
-            cu_graph_free_all(capture->graph);
-        end(capture);
-    } else if (capture) {
-        capture->invalid = 1;
-    }
+    bad = end_capture(stream, to_graphics, graph, &recaptured);
     pthread_mutex_unlock(&cu_lock);
+    if (bad || (!recaptured && !to_graphics))
+        return bad;
+    if (recaptured)
+        bad = adopt(recaptured, *graph);
+    pthread_mutex_lock(&cu_lock);
+    cu_graph_free_all(*graph);
+    pthread_mutex_unlock(&cu_lock);
+    *graph = bad ? NULL : recaptured;
     return bad;
+}
+
+CU_EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+    return cu_capture_end(stream, 0, graph);
 }
 
 static int status_of(CUstream stream)

@@ -17,6 +17,13 @@ CUresult cu_capture_wait(CUstream stream, CUevent event);
 /* An allocation becomes a node whose address is known at once. */
 CUresult cu_capture_alloc(CUstream stream, cu_work *work, CUdeviceptr *pointer);
 
+/* Begin a capture: into a graph (an existing one, if given), or into a graphics API's command list. `recaptured` is the graph
+ * whose nodes take over the work. */
+typedef enum { CU_CAPTURE_TO_GRAPH, CU_CAPTURE_TO_GRAPHICS } cu_capture_use;
+CUresult cu_capture_begin(CUstream stream, CUgraph graph, struct CUgraphNode_st *const *from, size_t count, int mode,
+                          cu_capture_use use, CUgraph recaptured);
+CUresult cu_capture_end(CUstream stream, int to_graphics, CUgraph *graph);
+
 CUresult cu_event_record(CUevent event, CUstream stream, sim_ticket *after);
 CUresult cu_event_wait(CUevent event, CUstream stream, sim_ticket *after);
 

@@ -5,7 +5,7 @@
 
 #include "cu_table.h"
 
-enum { SIM_LEGACY, SIM_THREAD, FLAGS_THREAD = 2 };
+enum { FLAGS_THREAD = 2 };
 
 static CUresult refuse(void)
 {
@@ -27,13 +27,7 @@ static CUresult refuse(void)
 #undef SIM_REFUSED
 #undef SIM_UNLISTED
 
-typedef struct {
-    const char *base;
-    int since, kind;
-    void (*address)(void);
-} api;
-
-static const api table[] = {
+static const cu_api table[] = {
 #define SIM_API(symbol, base, since, kind) {#base, since, kind, (void (*)(void))symbol},
 #define SIM_REFUSED(symbol, base, since, kind) SIM_API(symbol, base, since, kind)
 #define SIM_UNLISTED(symbol)
@@ -42,35 +36,60 @@ static const api table[] = {
 
 static int compare(const void *key, const void *row)
 {
-    return strcasecmp(key, ((const api *)row)->base);
+    return strcasecmp(key, ((const cu_api *)row)->base);
 }
 
 /* The rows of a base name lie together, ordered without regard to case (the names differ by more than case). */
+static const cu_api *rows_of(const char *name, size_t *count)
+{
+    const size_t all = sizeof table / sizeof *table;
+    const cu_api *row = bsearch(name, table, all, sizeof *table, compare), *end = row;
+    *count = 0;
+    if (!row)
+        return NULL;
+    while (row > table && !strcasecmp(row[-1].base, name))
+        row--;
+    while (end < table + all && !strcasecmp(end->base, name))
+        end++;
+    *count = (size_t)(end - row);
+    return row;
+}
+
+static int kinds(const cu_api *rows, size_t count, const char *name)
+{
+    int found = SIM_LEGACY;
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(rows[i].base, name))
+            found |= rows[i].kind;
+    return found;
+}
+
+/* The newest row that `version` may have; rows of a name come in ascending versions. */
+static void choose(const cu_api *rows, size_t count, const char *name, int kind, int version, void **address, int *status)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(rows[i].base, name) || rows[i].kind != kind)
+            continue;
+        if (*status != CU_LOOKUP_FOUND)
+            *status = CU_LOOKUP_TOO_NEW;
+        if ((unsigned)version >= (unsigned)rows[i].since) {
+            memcpy(address, &rows[i].address, sizeof *address);
+            *status = CU_LOOKUP_FOUND;
+        }
+    }
+}
+
 CUresult cu_look_up(const char *name, void **address, int version, cuuint64_t flags, int *status)
 {
-    const size_t count = sizeof table / sizeof *table;
     if (!name || !address || flags > (FLAGS_THREAD | 1))
         return CUDA_ERROR_INVALID_VALUE;
     *address = NULL;
     *status = CU_LOOKUP_NOT_FOUND;
-    const api *row = bsearch(name, table, count, sizeof *table, compare);
-    if (!row)
-        return CUDA_SUCCESS;
-    while (row > table && !strcasecmp(row[-1].base, name))
-        row--;
-    int kind = SIM_LEGACY;
-    const api *first = row;
-    for (; (flags & FLAGS_THREAD) && row < table + count && !strcmp(row->base, name); row++)
-        kind |= row->kind;
-    for (row = first; row < table + count && !strcasecmp(row->base, name); row++) {
-        if (strcmp(row->base, name) || row->kind != kind)
-            continue;
-        if (*status != CU_LOOKUP_FOUND)
-            *status = CU_LOOKUP_TOO_NEW;
-        if ((unsigned)version >= (unsigned)row->since) { /* rows of a name come in ascending versions */
-            memcpy(address, &row->address, sizeof *address);
-            *status = CU_LOOKUP_FOUND;
-        }
-    }
+    size_t count;
+    const cu_api *rows = rows_of(name, &count);
+    const size_t newer = &cu_newer_count ? cu_newer_count : 0;
+    const int kind = flags & FLAGS_THREAD ? kinds(rows, count, name) | kinds(cu_newer_table, newer, name) : SIM_LEGACY;
+    choose(rows, count, name, kind, version, address, status);
+    choose(cu_newer_table, newer, name, kind, version, address, status);
     return CUDA_SUCCESS;
 }
