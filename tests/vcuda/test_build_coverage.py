@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from vcuda._build import coverage, ffi, gcc, native
+from tests.native import hook_coverage as coverage
+from vcuda._build import ffi, gcc, native
 
 
 @pytest.fixture

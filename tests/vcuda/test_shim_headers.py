@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.native import hook_coverage as coverage
 from tests.support import genuine
 from tests.support.share import LIB
-from vcuda._build import coverage
 
 SOURCES = LIB.parent / "src"
 PACKAGES = {

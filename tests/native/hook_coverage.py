@@ -1,6 +1,6 @@
 """Check that every function of NVIDIA's <cuda.h> and <nvml.h> is in our tables, hooked or passed through; make the pages of it.
 
-`python -m vcuda._build.coverage` takes the newest headers from PyPI; `--header FOLDER` those that are there already.
+`python -m tests.native.hook_coverage` takes the newest headers from PyPI; `--header FOLDER` those that are there already.
 The headers are needed for this check only, never to build.
 """
 
@@ -89,7 +89,9 @@ def read_table(folder: Path = INTERFACES[0].folder) -> Table:
     hooked = {
         name: path.name if kind == "HOOK" else REFUSED
         for path in sorted(folder.glob("*.def"))
-        for kind, name in re.findall(r"^VC_(HOOK|SETTER)(?:_WORK|_LAUNCH)?\((\w+)", path.read_text(), re.MULTILINE)
+        for kind, name in re.findall(
+            r"^VC_(HOOK|SETTER)(?:_WORK|_LAUNCH)?\((\w+)", path.read_text(), re.MULTILINE
+        )
     }
     passed = {}
     for reason, names in re.findall(
@@ -150,12 +152,12 @@ def page(interface: Interface, table: Table) -> str:
         by_reason.setdefault(reason, []).append(name)
     variants = " (with their per-thread-default-stream variants)" if len(interface.faces) > 1 else ""
     lines = [
-        "<!-- Made by `python -m vcuda._build.coverage --write`; do not edit. -->",
+        "<!-- Made by `python -m tests.native.hook_coverage --write`; do not edit. -->",
         f"# Which {interface.name} functions we stand before",
         "",
         f"{len(table.hooked)} entry points are hooked; {len(table.passed)} names{variants} are",
         f"passed through, each reviewed. The table is `{interface.folder.relative_to(native.ROOT)}/*.def`; "
-        "`python -m vcuda._build.coverage` compares it with the",
+        "`python -m tests.native.hook_coverage` compares it with the",
         f"newest public `<{interface.header}>` and fails on a function that is in neither half.",
         "",
         "## Hooked",
@@ -190,7 +192,7 @@ def check(interface: Interface, header: Path | None, write: bool) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m vcuda._build.coverage", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.native.hook_coverage", description=__doc__)
     parser.add_argument(
         "--header",
         type=Path,
