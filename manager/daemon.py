@@ -245,18 +245,18 @@ class Daemon:
             known = {}
         except StateError as error:
             raise StartError(str(error)) from None
-        pods: list[Pod] = []
-        entries = self.admission.records(answers=True)
-        if entries:
-            try:
-                pods = self.admission.pods()[0]
-            except Refusal as refusal:
-                log.info("pods are not known at start: %s", refusal.message)
-        minors = {item.card.uuid: item.card.minor for item in self.inventory.snapshot.cards}
-        base = self.settings.virtual_manager_path
-        restored = rebuild.complete(known, entries, pods, self._names, base, minors)
+        pods: list[Pod] | None = None
         try:
-            self.allocator.restore(restored)
+            pods = self.admission.pods()[0]
+        except Refusal as refusal:
+            log.info("pods are not known at start: %s", refusal.message)
+        entries = self.admission.records(answers=True)
+        cards = {item.card.uuid: item.card for item in self.inventory.snapshot.cards}
+        base = self.settings.virtual_manager_path
+        restored = rebuild.complete(known, entries, pods or (), self._names, base, cards)
+        try:
+            # A region of whom nobody knows may be a running container's while the pods can't be told.
+            self.allocator.restore(restored, orphans=pods is not None)
         except Refusal as refusal:
             raise StartError(refusal.message) from None
         if restored:

@@ -117,11 +117,12 @@ class Allocator:
 
     # Start.
 
-    def restore(self, allocations: Mapping[tuple[str, str], Allocation]) -> None:
-        """Take over what is known from the state file and kubelet; remove regions that nobody knows."""
+    def restore(self, allocations: Mapping[tuple[str, str], Allocation], *, orphans: bool = True) -> None:
+        """Take over what is known from the state file and kubelet; `orphans`: remove regions that nobody knows."""
         with self._locked():
             self._allocations = AllocationIndex(allocations.values())
-            for orphan in self._regions.remove_orphans({item.region for item in allocations.values()}):
+            known = {item.region for item in allocations.values()}
+            for orphan in self._regions.remove_orphans(known) if orphans else ():
                 log.info("removed the region %s, which no container has", orphan)
             company = Company(allocations.values())
             for allocation in allocations.values():

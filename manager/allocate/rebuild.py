@@ -1,7 +1,8 @@
-"""Allocations out of kubelet's own records, for a state file that is lost, damaged or behind.
+"""Allocations out of what else remembers them, for a state file that is lost, damaged or behind.
 
-Kubelet's checkpoint keeps what we answered: the annotations say cores, memory and cards, the mounts say which region. What a
-container asked is how many devices it holds. The region itself knows elastic limit, priority and minors.
+In the order in which they are trusted: the container's region, which only we write; kubelet's checkpoint, which keeps what we answered (cards and
+amounts in annotations, the region among the mounts); the pod's own annotation, which whoever may edit the pod writes: it counts only as far as it says
+what the container holds and asks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from vcuda import region
 from vcuda.kube.objects import uid_of
 from vcuda.spec import placement
 from vcuda.spec.errors import SpecError
+from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, Kind, parse_pod
@@ -39,12 +41,11 @@ def complete(
     pods: Sequence[Pod],
     names: Names,
     regions_base: Path,
-    minors_now: Mapping[str, int],
+    cards: Mapping[str, Card],
 ) -> dict[Key, Allocation]:
-    """`known`, with what kubelet holds beyond it. What can't be rebuilt is logged and left out.
+    """`known`, with what kubelet and the regions of living pods hold beyond it. What can't be rebuilt is logged and left out.
 
-    Kubelet keeps what ended pods held until it next gives out devices: those stay out. `minors_now`: of this node's cards,
-    by UUID.
+    Kubelet keeps what ended pods held until it next gives out devices: those stay out. `cards`: this node's now, by UUID.
     """
     by_uid = {uid_of(pod): pod for pod in pods}
     by_name = {
@@ -66,7 +67,7 @@ def complete(
             # Kubelet's word counts for the devices: it may have saved a call that we did not live to save.
             found[key] = dataclasses.replace(before, held={**before.held, **held})
             continue
-        allocation = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base, minors_now)
+        allocation = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base, cards)
         if allocation is None:
             log.warning(
                 "container %s of pod %s holds devices by kubelet's records, but its cards can't be told; recreate the pod",
@@ -76,7 +77,39 @@ def complete(
             continue
         log.warning("%s was not in the state; rebuilt from kubelet's records", allocation.name)
         found[key] = allocation
-    return found
+    for key in _with_region(regions_base):
+        pod = by_uid.get(key[0])
+        request = _request(pod, key[1], names)
+        if key in found or pod is None or ended(pod) or request is None:
+            continue
+        # Kubelet has forgotten them too, and will ask for them anew.
+        held = {"core": Held(request.cores, "")} | (
+            {"memory": Held(request.memory_blocks, "")} if request.memory_blocks else {}
+        )
+        allocation = _rebuild(key, (), held, pod, names, regions_base, cards)
+        if allocation is not None:
+            log.warning("%s was not in the state; rebuilt from its region", allocation.name)
+            found[key] = dataclasses.replace(allocation, held={})
+    return {key: found[key] for key in _in_order(found, by_uid)}
+
+
+def _in_order(found: Mapping[Key, Allocation], pods: Mapping[str, Pod]) -> list[Key]:
+    """Containers of a pod as it lists them, init containers first: what of it runs at the same time depends on the order."""
+    places = {
+        (uid, str(container.get("name"))): place
+        for uid, pod in pods.items()
+        for place, container in enumerate(
+            item
+            for part in ("initContainers", "containers")
+            for item in (pod.get("spec") or {}).get(part) or ()
+        )
+    }
+    pod_places = {uid: place for place, uid in reversed(list(enumerate(uid for uid, _ in found)))}
+    return sorted(found, key=lambda key: (pod_places[key[0]], places.get(key, 0)))
+
+
+def _with_region(base: Path) -> list[Key]:
+    return [(path.parent.name, path.name) for path in sorted((base / regions.FOLDER).glob("*/*"))]
 
 
 def _rebuild(
@@ -86,7 +119,7 @@ def _rebuild(
     pod: Pod | None,
     names: Names,
     regions_base: Path,
-    minors_now: Mapping[str, int],
+    cards: Mapping[str, Card],
 ) -> Allocation | None:
     uid, container = key
     mounts = {
@@ -100,8 +133,12 @@ def _rebuild(
     cores = held["core"].count if "core" in held else 0
     blocks = held["memory"].count if "memory" in held else 0
     request = _request(pod, container, names)
-    shares = _from_answer(group, names) or _from_annotation(pod, container, names) or _from_limits(limits)
-    minors = {card.uuid: card.minor for card in limits} or _answered_minors(group, shares, minors_now)
+    shares = _from_limits(limits)
+    if not _agree(shares, cores, blocks):
+        limits = ()
+        shares = _from_answer(group, names, cards) or _from_annotation(pod, container, names)
+        shares = shares if _agree(shares, cores, blocks) else ()
+    minors = {card.uuid: card.minor for card in limits} or _answered_minors(group, shares, cards)
     if not cores or not shares or any(share.uuid not in minors for share in shares):
         return None
     metadata = (pod or {}).get("metadata") or {}
@@ -136,7 +173,7 @@ def _limits(directory: Path) -> tuple[region.CardLimit, ...]:
 
 
 def _answered_minors(
-    group: Sequence[Entry], shares: Sequence[CardShare], minors_now: Mapping[str, int]
+    group: Sequence[Entry], shares: Sequence[CardShare], cards: Mapping[str, Card]
 ) -> dict[str, int]:
     """The cards' minors at admission, for a region that is gone; which of several answered nodes is whose, today's say."""
     answered = {
@@ -148,7 +185,7 @@ def _answered_minors(
     }
     if len(shares) == 1 and len(answered) == 1:
         return {shares[0].uuid: answered.pop()}
-    minors = {share.uuid: minors_now[share.uuid] for share in shares if share.uuid in minors_now}
+    minors = {share.uuid: cards[share.uuid].minor for share in shares if share.uuid in cards}
     return minors if set(minors.values()) == answered else {}
 
 
@@ -161,7 +198,14 @@ def _request(pod: Pod | None, container: str, names: Names) -> ContainerRequest 
         return None
 
 
-def _from_answer(group: Sequence[Entry], names: Names) -> tuple[CardShare, ...]:
+def _agree(shares: Sequence[CardShare], cores: int, blocks: int) -> bool:
+    """Whether shares are what a container holds that has this many devices. Whole cards may ask any number of blocks."""
+    if not shares or sum(share.cores for share in shares) != cores:
+        return False
+    return not blocks or cores >= CORES_PER_CARD or sum(share.memory_blocks for share in shares) == blocks
+
+
+def _from_answer(group: Sequence[Entry], names: Names, cards: Mapping[str, Card]) -> tuple[CardShare, ...]:
     for entry in group:
         written = entry.response.annotations if entry.response is not None else {}
         uuids = [uuid for uuid in written.get(names.device, "").split(",") if uuid]
@@ -170,8 +214,13 @@ def _from_answer(group: Sequence[Entry], names: Names) -> tuple[CardShare, ...]:
         except ValueError:
             continue
         if uuids:
-            blocks = memory // BLOCK_BYTES // len(uuids)
-            return tuple(CardShare(uuid, min(cores, CORES_PER_CARD), blocks) for uuid in uuids)
+            mean = memory // BLOCK_BYTES // len(uuids)
+            # Of several whole cards the answer has the sum; each is as large as it is.
+            blocks = [
+                cards[uuid].memory_blocks if len(uuids) > 1 and uuid in cards else mean for uuid in uuids
+            ]
+            shared = min(cores, CORES_PER_CARD)
+            return tuple(CardShare(uuid, shared, each) for uuid, each in zip(uuids, blocks, strict=True))
     return ()
 
 

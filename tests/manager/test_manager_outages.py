@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def regions(node: Node, *items: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "garbage"])
-@pytest.mark.parametrize("state", ["kept", "lost"])
+@pytest.mark.parametrize("state", ["kept", "read again", "lost"])
 def test_a_kubelet_that_lost_its_checkpoint_gets_the_same_answers_again(
     node: Node, damage: str, state: str
 ) -> None:
@@ -74,8 +75,10 @@ def test_a_kubelet_that_lost_its_checkpoint_gets_the_same_answers_again(
     path.unlink()
     if damage != "gone":
         path.write_text("" if damage == "empty" else '{"Data": 7}')
-    if state == "lost":  # and the daemon starts anew, with its own records
+    if state != "kept":  # the daemon starts anew, with its own records or with regions alone
         node.stop()
+        if state == "lost":
+            shutil.rmtree(node.directory / "checkpoint")
         node.start()
     node.kubelet.start()
     node.kubelet.wait_devices(200)

@@ -10,27 +10,37 @@ from typing import Any
 import pytest
 
 from manager.allocate import rebuild
+from manager.allocations import accounting
 from manager.allocations.record import Allocation, Held
 from manager.container import driver_dir
 from manager.kubelet.records import Entry
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions import regions
 from tests.manager.manager_pods import NAMES, container, pod
+from vcuda import region
 from vcuda.spec import placement
+from vcuda.spec.inventory import Card
 from vcuda.spec.placement import CardShare
 from vcuda.spec.units import BLOCK_BYTES
 
 KEY = ("u", "c")
+CARDS = {
+    uuid: Card(uuid, minor, "m", size * BLOCK_BYTES)
+    for uuid, minor, size in (("GPU-0", 4, 32), ("GPU-1", 5, 64))
+}
 MINORS = {"GPU-0": 4, "GPU-1": 5}
 
 
 def answer(
-    cards: str | None = "GPU-0", nodes: Sequence[int] = (4,), memory: object = 10 * BLOCK_BYTES
+    cards: str | None = "GPU-0",
+    nodes: Sequence[int] = (4,),
+    memory: object = 10 * BLOCK_BYTES,
+    cores: int = 30,
 ) -> str:
     """What Allocate answered, as kubelet's checkpoint keeps it."""
     made = api.ContainerAllocateResponse()
     if cards is not None:
-        made.annotations.update({NAMES.core: "30", NAMES.memory: str(memory), NAMES.device: cards})
+        made.annotations.update({NAMES.core: str(cores), NAMES.memory: str(memory), NAMES.device: cards})
     for path in ("/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in nodes)):
         made.devices.add(container_path=path, host_path=path, permissions="rw")
     made.mounts.add(container_path=regions.CONTAINER_PATH, host_path="/kept/region")
@@ -43,9 +53,12 @@ def entry(resource: str, count: int, text: str = "", **more: Any) -> Entry:
 
 
 def complete(
-    entries: Sequence[Entry], *pods: dict[str, Any], known: Mapping[tuple[str, str], Allocation] | None = None
+    entries: Sequence[Entry],
+    *pods: dict[str, Any],
+    known: Mapping[tuple[str, str], Allocation] | None = None,
+    base: Path = Path("/none"),
 ) -> dict[tuple[str, str], Allocation]:
-    return rebuild.complete(known or {}, entries, pods, NAMES, Path("/none"), MINORS)
+    return rebuild.complete(known or {}, entries, pods, NAMES, base, CARDS)
 
 
 def written(**shares: CardShare) -> dict[str, str]:
@@ -69,9 +82,11 @@ def test_a_card_that_had_another_minor_at_admission_keeps_that_one() -> None:
 def test_of_several_cards_todays_minors_count_if_they_are_the_answered_nodes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    two = answer("GPU-1,GPU-0", [5, 4], 0)
-    assert complete([entry("core", 200, two)])[KEY].minors == MINORS
-    moved = answer("GPU-1,GPU-0", [5, 9], 0)
+    two = answer("GPU-1,GPU-0", [5, 4], 96 * BLOCK_BYTES, 200)
+    found = complete([entry("core", 200, two)])[KEY]
+    assert found.minors == MINORS
+    assert [share.memory_blocks for share in found.shares] == [64, 32]  # each as large as it is, not the mean
+    moved = answer("GPU-1,GPU-0", [5, 9], 96 * BLOCK_BYTES, 200)
     assert complete([entry("core", 200, moved)]) == {}
     assert "its cards can't be told; recreate the pod" in caplog.text
 
@@ -141,3 +156,46 @@ def test_what_is_known_only_learns_of_calls_that_kubelet_saved_and_we_did_not() 
     (before,) = complete([entry("core", 30, answer())]).values()
     after = complete([entry("memory", 10, answer("GPU-1"))], known={KEY: before})[KEY]
     assert after.shares == before.shares and set(after.held) == {"core", "memory"}
+
+
+def region_of(base: Path, uid: str, name: str, cores: int, blocks: int) -> None:
+    directory = base / "regions" / uid / name
+    directory.mkdir(parents=True)
+    region.create(directory, [region.CardLimit("GPU-0", 4, blocks * BLOCK_BYTES, cores, cores)])
+
+
+def test_an_edited_annotation_counts_for_nothing_beside_the_region_and_kubelets_records(
+    tmp_path: Path,
+) -> None:
+    forged = pod("p", container("c", 10, 4), annotations=written(c=CardShare("GPU-1", 100, 320)), uid="u")
+    entries = [
+        entry("core", 10, pod_uid="", pod=("default", "p")),
+        entry("memory", 4, pod_uid="", pod=("default", "p")),
+    ]
+    assert complete(entries, forged, base=tmp_path) == {}  # it does not say what the container holds
+    region_of(tmp_path, "u", "c", 10, 4)
+    assert complete(entries, forged, base=tmp_path)[KEY].shares == (CardShare("GPU-0", 10, 4),)
+
+
+def test_when_state_and_kubelets_records_are_lost_the_regions_of_living_pods_remain(tmp_path: Path) -> None:
+    living, over, other = (pod(name, container("c", 10, 4), uid=name) for name in ("u", "over", "other"))
+    over["status"] = {"phase": "Succeeded"}
+    for uid, cores in (("u", 10), ("over", 10), ("other", 90), ("stranger", 10)):
+        region_of(tmp_path, uid, "c", cores, 4)
+    found = complete([], living, over, other, base=tmp_path)
+    assert {key: (item.shares, item.held) for key, item in found.items()} == {
+        KEY: ((CardShare("GPU-0", 10, 4),), {})
+    }  # the one with 90 cores is not what its pod asks
+
+
+def test_in_whatever_order_kubelet_remembers_containers_a_pod_books_its_peak() -> None:
+    """Init and app container run one after the other: 60 cores, not 120."""
+    item = pod("p", container("c", 60, 10), init=[container("init", 60, 10)], uid="u")
+    both = [
+        Entry(name, resource, Held.of(map(str, range(count))), pod_uid="u", answer=answer(cores=60))
+        for name in ("c", "init")
+        for resource, count in (("core", 60), ("memory", 10))
+    ]
+    found = complete(both, item)
+    assert [name for _, name in found] == ["init", "c"]
+    assert accounting.booked(found.values()) == {"GPU-0": (60, 10)}
