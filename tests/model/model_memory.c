@@ -1,4 +1,5 @@
 /* Steps: plain, pitched, managed and pinned memory, what is asked of it, and memory of pools. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "model.h"
@@ -138,6 +139,15 @@ static void asked(struct dice *dice)
     say(", type = %d %d, device = %d %d", first, first ? 0 : type, second, second ? 0 : of);
 }
 
+static void prefetched(struct dice *dice)
+{
+    const struct pointer *one = pointer_of(dice);
+    const int device = (int)roll(dice, (unsigned)world.devices + 1) - 1;
+    CUstream stream = some_stream(dice, NULL);
+    if (one->kind == MANAGED)
+        say(" cuMemPrefetchAsync to %d = %d", device, cuMemPrefetchAsync(one->at, one->bytes, device, stream));
+}
+
 static void host(struct dice *dice)
 {
     const unsigned which = roll(dice, HOSTS);
@@ -177,7 +187,7 @@ static void end_pointers(void)
 const struct kind memory_kinds[] = {
     {"plain", 30, true, plain, end_pointers}, {"pitched", 6, true, pitched, NULL}, {"managed", 8, true, managed, NULL},
     {"stale", 2, true, stale, NULL},          {"written", 6, true, written, NULL}, {"asked", 3, true, asked, NULL},
-    {"host", 3, true, host, NULL},            {0},
+    {"host", 3, true, host, NULL}, {"prefetched", 2, true, prefetched, NULL},            {0},
 };
 
 /* ---- pools ---- */
@@ -215,7 +225,7 @@ static void ordered(struct dice *dice)
     say(" %s %zu", own ? "cuMemAllocFromPoolAsync" : "cuMemAllocAsync", bytes);
     const int result = own ? cuMemAllocFromPoolAsync(&at, bytes, pool, stream) : cuMemAllocAsync(&at, bytes, stream);
     keep(one, result, at, bytes, capturing ? CAPTURED : POOLED);
-    bool bounded = false;
+    bool bounded = getenv("VCUDA_SIM_POOLS") != NULL; /* these pools grow by more than is asked for */
     for (int i = 0; own && i < POOLS; i++)
         bounded |= pool == world.pools[i] && world.pool_bounded[i];
     if (own && !bounded)

@@ -91,6 +91,8 @@ class Model:
     ) -> tuple[list[str], int]:
         """The trace and the exit status of one run; natively without a share."""
         environment = share.environment() if share else {**os.environ, **self.machine.environment()}
+        if seed % 2:  # pools that grow and fragment in another way, for every other seed
+            environment["VCUDA_SIM_POOLS"] = f"ragged:{seed}"
         usage = str(share.region_directory / "usage") if share else "-"
         driver = LIB / "sim" / f"libcuda.so.{native.SIM_DRIVER_VERSION}"
         state = self.machine.directory / "state" / "shared"
