@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
-import http.server
 import json
 import os
 import secrets
 import select
-import socket
 import ssl
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -21,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from localcluster import web
 from localcluster.apiserver import errors, resources, selectors, table
 from localcluster.apiserver.faults import Fault, Hook, Request
 from localcluster.apiserver.logs import fetch_log
@@ -65,19 +62,6 @@ def _since(query: Mapping[str, str]) -> int | None:
         raise errors.bad_request("resourceVersion and timeoutSeconds must be numbers") from None
 
 
-class _Listener(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], outer: Server) -> None:
-        self.outer = outer
-        self.connections: set[socket.socket] = set()
-        super().__init__(address, _Handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that are killed leave broken pipes; nobody needs to read about them."""
-
-
 class Server:
     """The API server as the other parts see it: a URL and a kubeconfig. With `certificate` it speaks TLS.
 
@@ -95,18 +79,15 @@ class Server:
         self._directory = directory
         self._certificate: Certificate | None = None
         try:
-            self._listener = _Listener(("127.0.0.1", port), self)
+            self._listener = web.Listener(port, type("Handler", (_Handler,), {"outer": self}), "apiserver")
         except OSError as error:
             raise ServerFailure(
                 f"port {port} on 127.0.0.1 can't be used: {error.strerror}; choose another"
             ) from error
-        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
+        self.url = f"http://127.0.0.1:{self._listener.port}"
         if certificate is not None:
             self.serve_tls(certificate)
         self.stopping = False
-        self._thread = threading.Thread(
-            target=self._listener.serve_forever, args=(0.05,), name="apiserver", daemon=True
-        )
 
     @property
     def kubeconfig(self) -> Path:
@@ -115,7 +96,7 @@ class Server:
 
     def start(self) -> None:
         """Serve, and write the kubeconfig if there is a folder for it (0600)."""
-        self._thread.start()
+        self._listener.start()
         if self._directory is not None:
             self.write_kubeconfig(self.kubeconfig)
 
@@ -133,14 +114,9 @@ class Server:
     def stop(self) -> None:
         """End the server and every connection to it."""
         self.stopping = True
-        if self._thread.ident is not None:
-            self._listener.shutdown()
-        self._listener.server_close()
         with self.operations.lock:
             self.operations.lock.notify_all()
-        for connection in list(self._listener.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._listener.stop()
 
     # --- what a test does past HTTP: nothing is validated, as what another version of the API server may hold ---
     def store(self, plural: str) -> Store:
@@ -267,28 +243,11 @@ class Server:
             json.dump(document, file, indent=1)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Listener
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else answers on a kept connection wait for delayed acknowledgements
-    wbufsize = 65536
+class _Handler(web.Handler):
+    outer: Server
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are not worth a line."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.connections.add(self.connection)
-
-    def finish(self) -> None:
-        self.server.connections.discard(self.connection)
-        super().finish()
-
-    def do_GET(self) -> None:
-        outer = self.server.outer
-        if outer.stopping:
-            self.close_connection = True
-            return
+    def do_GET(self) -> None:  # noqa: N802  # the library's name
+        outer = self.outer
         try:
             request = self._request()
         except errors.ApiError as error:
@@ -325,15 +284,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return Request(self.command, path, query, self.headers, self.client_address[1], body)
 
     def _send(self, answer: Answer) -> None:
-        try:
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.kind)
-            self.send_header("Content-Length", str(len(answer.data)))
-            self.end_headers()
-            self.wfile.write(answer.data)
-            self.wfile.flush()
-        except OSError:  # a client that did not wait
-            self.close_connection = True
+        self.reply(answer.status, answer.kind, answer.data)
 
     def _stream(self, events: Iterator[JsonObject | None], request: Request) -> None:
         """Send a watch's events until it ends, its time is over, the client goes or the server stops."""
@@ -350,7 +301,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
                     self.wfile.flush()
                 gone = event is None and select.select([self.connection], [], [], 0)[0]
-                if gone or self.server.outer.stopping or time.monotonic() > deadline:
+                if gone or self.outer.stopping or time.monotonic() > deadline:
                     break
             self.wfile.write(b"0\r\n\r\n")
             self.wfile.flush()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import http.server
 import json
-import threading
 import urllib.parse
 from collections.abc import Callable
 from typing import Any
+
+from localcluster import web
 
 JsonObject = dict[str, Any]
 LogReader = Callable[[str, str, str, bool], str | None]
@@ -25,34 +25,13 @@ class KubeletHttp:
         self._pods = pods
         self._read_log = read_log
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # head and body are two writes
+        class Handler(web.Handler):
+            def do_GET(self) -> None:  # noqa: N802  # the library's name
+                self.reply(*outer._answer(self.path, self.headers.get("Authorization", "")))
 
-            def do_GET(self) -> None:
-                code, kind, body = outer._answer(self.path, self.headers.get("Authorization", ""))
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Requests are not worth a line."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="kubelet http", daemon=True
-        )
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._listener = web.Listener(port, Handler, "kubelet http")
+        self.port = self._listener.port
+        self.start, self.stop = self._listener.start, self._listener.stop
 
     def _answer(self, path: str, authorization: str) -> tuple[int, str, bytes]:
         address = urllib.parse.urlsplit(path)

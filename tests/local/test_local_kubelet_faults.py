@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 import urllib.error
 import urllib.request
@@ -39,6 +40,17 @@ def waiting(node: Node, name: str, reason: str) -> str:
 def messages(node: Node, reason: str) -> list[str]:
     events = node.api.call("GET", "/api/v1/events")["items"]
     return [event["message"] for event in events if event["reason"] == reason]
+
+
+def test_a_stopped_kubelet_answers_nobody_on_a_connection_that_was_kept(node: Node) -> None:
+    """Else a client goes on reading the pods of the kubelet before its restart."""
+    connection = http.client.HTTPConnection("127.0.0.1", node.kubelet.port, timeout=10)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().read() == b"ok"
+    node.kubelet.stop()
+    with pytest.raises((http.client.HTTPException, OSError)):
+        connection.request("GET", "/healthz")
+        connection.getresponse()
 
 
 def test_a_sidecar_runs_beside_the_others_and_ends_after_them(
