@@ -150,6 +150,11 @@ typedef struct cu_work {
         CUDA_MEM_ALLOC_NODE_PARAMS alloc;
         CUdeviceptr free;
         CUgraph graph;
+        struct {
+            uint64_t handle;
+            int type;
+            unsigned size; /* bodies */
+        } conditional;
     };
 } cu_work;
 
@@ -165,7 +170,9 @@ CUresult cu_capture_forbids(void);
 CUresult cu_host_push(CUstream stream, CUhostFn function, CUstreamCallback callback, void *data);
 void cu_host_end(CUstream stream);
 uint64_t cu_kernel_op_ns(const cu_kernel_work *kernel);
-/* What the kernel does to memory, if it is one that does (cu_touch.c). */
+/* What the kernel does to memory or to a condition, if it is one that does (cu_touch.c). */
 void cu_kernel_touch(CUcontext ctx, const cu_kernel_work *kernel);
+/* Time of the graph that it launches from the card, if it is the one that does. */
+uint64_t cu_kernel_launches_ns(const cu_kernel_work *kernel);
 
 #endif

@@ -203,6 +203,21 @@ static CUresult run_child(flow *to, CUgraph graph)
     return bad;
 }
 
+static CUresult run_conditional(flow *to, CUgraphNode node)
+{
+    CUresult bad = CUDA_SUCCESS;
+    int64_t last = -1;
+    for (int body; !bad;) {
+        pthread_mutex_lock(&cu_lock);
+        body = cu_conditional_body(node, &last);
+        pthread_mutex_unlock(&cu_lock);
+        if (body < 0)
+            break;
+        bad = run_child(to, node->bodies[body]);
+    }
+    return bad;
+}
+
 static CUresult run_node(flow *to, CUgraphNode node)
 {
     sim_op op;
@@ -212,6 +227,8 @@ static CUresult run_node(flow *to, CUgraphNode node)
         return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_GRAPH:
         return run_child(to, node->child);
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        return run_conditional(to, node);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
         return memory_node(to, &node->work);
@@ -250,9 +267,27 @@ CU_EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     if (bad)
         return bad;
     flow to = {.stream = stream, .frees = (exec->flags & 1) != 0};
+    pthread_mutex_lock(&cu_lock);
+    cu_conditional_begin(exec->graph);
+    pthread_mutex_unlock(&cu_lock);
     bad = run_nodes(&to, exec->order, exec->graph->count);
     const CUresult last = flush(&to);
     return bad ? bad : last;
+}
+
+/* What the card itself launches: its kernels, one after the other. 0 for a graph that was not made for it. */
+uint64_t cu_exec_kernels_ns(CUgraphExec exec)
+{
+    static _Thread_local int depth; /* of graphs that launch graphs, perhaps themselves */
+    uint64_t sum = 0;
+    if (cu_exec_of(exec) || !(exec->flags & 4) || depth == 8)
+        return 0;
+    depth++;
+    for (size_t i = 0; i < exec->graph->count; i++)
+        if ((int)exec->graph->nodes[i]->work.kind == CU_GRAPH_NODE_TYPE_KERNEL)
+            sum += cu_kernel_op_ns(&exec->graph->nodes[i]->work.kernel);
+    depth--;
+    return sum;
 }
 
 CU_EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)

@@ -11,6 +11,7 @@ struct CUgraphExec_st {
     CUgraphNode *order; /* topological */
 };
 
+uint64_t cu_exec_kernels_ns(CUgraphExec exec);
 CUresult cu_exec_of(CUgraphExec exec);
 /* The exec's node made from `node`; CUDA_ERROR_INVALID_VALUE if there is none of that kind. */
 CUresult cu_exec_node(CUgraphExec exec, CUgraphNode node, int kind, CUgraphNode *found);

@@ -45,6 +45,10 @@ void cu_node_free(CUgraphNode node)
     }
     if (node->child)
         cu_graph_free_all(node->child);
+    for (unsigned i = 0; node->bodies && i < node->work.conditional.size; i++)
+        if (node->bodies[i])
+            cu_graph_free_all(node->bodies[i]);
+    free(node->bodies);
     node->magic = 0;
     free(node->params);
     free(node->from);
@@ -113,7 +117,10 @@ static CUresult prepare(CUgraphNode node)
     case CU_GRAPH_NODE_TYPE_KERNEL:
         return cu_node_own_params(node);
     case CU_GRAPH_NODE_TYPE_GRAPH:
-        return node->work.graph ? cu_graph_copy(node->work.graph, &node->child) : CUDA_ERROR_INVALID_VALUE;
+        bad = node->work.graph ? cu_graph_copy(node->work.graph, &node->child) : CUDA_ERROR_INVALID_VALUE;
+        if (!bad)
+            node->child->owned = 1;
+        return bad;
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
         if (!node->work.alloc.bytesize)
             return CUDA_ERROR_INVALID_VALUE;
@@ -125,6 +132,8 @@ static CUresult prepare(CUgraphNode node)
             node->work.alloc.dptr = block->start;
         }
         return bad;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        return cu_conditional_prepare(node);
     default:
         return CUDA_SUCCESS;
     }
@@ -178,6 +187,15 @@ CUgraphNode cu_graph_find_clone(CUgraph graph, CUgraphNode original)
     return NULL;
 }
 
+static CUresult copy_bodies(CUgraphNode from, CUgraphNode to)
+{
+    const unsigned size = from->work.conditional.size;
+    CUresult bad = (to->bodies = calloc(size, sizeof *to->bodies)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    for (unsigned i = 0; !bad && i < size; i++)
+        bad = cu_graph_copy(from->bodies[i], &to->bodies[i]);
+    return bad;
+}
+
 static CUresult copy_node(CUgraph copy, CUgraphNode node)
 {
     CUgraphNode made = calloc(1, sizeof *made);
@@ -190,6 +208,7 @@ static CUresult copy_node(CUgraph copy, CUgraphNode node)
     made->from_count = 0;
     made->params = NULL;
     made->child = NULL;
+    made->bodies = NULL;
     CUresult bad = append(copy, made) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (bad) {
         free(made);
@@ -202,6 +221,8 @@ static CUresult copy_node(CUgraph copy, CUgraphNode node)
         block->references++;
     if (node->child)
         bad = cu_graph_copy(node->child, &made->child);
+    if (!bad && node->bodies)
+        bad = copy_bodies(node, made);
     return bad;
 }
 

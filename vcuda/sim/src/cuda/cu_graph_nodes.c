@@ -312,6 +312,11 @@ static CUresult any_work(const CUgraphNodeParams *params, cu_work *work)
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
         work->free = params->free.dptr;
         return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        work->conditional.handle = params->conditional.handle;
+        work->conditional.type = params->conditional.type;
+        work->conditional.size = params->conditional.size;
+        return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -330,6 +335,8 @@ CU_EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgrap
         params->alloc.dptr = (*node)->work.alloc.dptr;
     if (!bad && (int)work.kind == CU_GRAPH_NODE_TYPE_GRAPH)
         params->graph.graph = (*node)->child;
+    if (!bad && (int)work.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+        params->conditional.phGraph_out = (*node)->bodies;
     return bad;
 }
 

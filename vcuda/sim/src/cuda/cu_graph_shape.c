@@ -17,8 +17,8 @@ CU_EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
 CU_EXPORT CUresult cuGraphDestroy(CUgraph graph)
 {
     const CUresult bad = cu_graph_of(graph);
-    if (bad)
-        return bad;
+    if (bad || graph->owned)
+        return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&cu_lock);
     cu_graph_free_all(graph);
     pthread_mutex_unlock(&cu_lock);

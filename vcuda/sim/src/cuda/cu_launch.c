@@ -5,12 +5,13 @@
 #include "cu_capture.h"
 #include "cu_module.h"
 
-enum { MAX_THREADS = 1024, MAX_SHARED = 232448, COOPERATIVE_BLOCKS_PER_SM = 16 };
+enum { MAX_THREADS = 1024, MAX_SHARED = 232448, COOPERATIVE_BLOCKS_PER_SM = 16, MAX_CLUSTER = 16 };
 
 uint64_t cu_kernel_op_ns(const cu_kernel_work *kernel)
 {
     const uint64_t blocks = (uint64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
-    return sim_kernel_ns(cu_process.state, kernel->function->name, blocks, sim_now(), &kernel->function->time);
+    return sim_kernel_ns(cu_process.state, kernel->function->name, blocks, sim_now(), &kernel->function->time) +
+           cu_kernel_launches_ns(kernel);
 }
 
 /* A fault injected into a launch shows, as a real one, in the context and whatever is called on it next. */
@@ -122,21 +123,65 @@ CU_EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned 
     return launch(stream ? stream : CU_STREAM_PER_THREAD, KERNEL, 1);
 }
 
+/* Attributes with something behind them here: cooperation, clusters that must divide the grid, events of the launch. That a
+ * kernel may begin before the one ahead of it ends is a permission, of which no use is made. */
+typedef struct {
+    int cooperative;
+    CUevent begun, done; /* when all of its blocks have begun, or have said that they are through */
+} launch_attributes;
+
+static CUresult read_attributes(const CUlaunchConfig *config, launch_attributes *found)
+{
+    *found = (launch_attributes){0};
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const CUlaunchAttributeValue *value = &config->attrs[i].value;
+        switch ((int)config->attrs[i].id) {
+        case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+            found->cooperative = value->cooperative;
+            break;
+        case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+            if (!value->clusterDim.x || !value->clusterDim.y || !value->clusterDim.z ||
+                config->gridDimX % value->clusterDim.x || config->gridDimY % value->clusterDim.y ||
+                config->gridDimZ % value->clusterDim.z ||
+                (uint64_t)value->clusterDim.x * value->clusterDim.y * value->clusterDim.z > MAX_CLUSTER)
+                return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+            break;
+        case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+            *(value->programmaticEvent.triggerAtBlockStart ? &found->begun : &found->done) = value->programmaticEvent.event;
+            break;
+        case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+            found->begun = value->launchCompletionEvent.event;
+            break;
+        default:
+            break;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
 static CUresult launch_ex(const CUlaunchConfig *config, CUfunction function, void **params, void **extra, int per_thread)
 {
-    int cooperative = 0;
+    CUstream stream;
+    launch_attributes attributes;
     if (!config || (config->numAttrs && !config->attrs))
         return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < config->numAttrs; i++)
-        if ((int)config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-            cooperative = config->attrs[i].value.cooperative;
+    CUresult bad = read_attributes(config, &attributes);
     const cu_kernel_work kernel = {function,
                                    {config->gridDimX, config->gridDimY, config->gridDimZ},
                                    {config->blockDimX, config->blockDimY, config->blockDimZ},
                                    config->sharedMemBytes,
                                    params,
                                    extra};
-    return launch(!config->hStream && per_thread ? CU_STREAM_PER_THREAD : config->hStream, kernel, cooperative);
+    const CUstream handle = !config->hStream && per_thread ? CU_STREAM_PER_THREAD : config->hStream;
+    if (!bad && (attributes.begun || attributes.done))
+        bad = cu_stream_of(handle, &stream);
+    if (!bad && attributes.begun && !stream->capture)
+        bad = cu_event_record(attributes.begun, stream, NULL);
+    if (!bad)
+        bad = launch(handle, kernel, attributes.cooperative);
+    if (!bad && attributes.done && !stream->capture)
+        bad = cu_event_record(attributes.done, stream, NULL);
+    return bad;
 }
 
 CU_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)

@@ -1,7 +1,9 @@
-/* The two kernels that do something: they write a pattern into memory, and look for it there.
+/* The kernels that do something: they write a pattern into memory and look for it there, count a condition down, launch a graph.
  *
  *   sim_fill(u64 pointer, u64 bytes, u64 step, u64 seed)
  *   sim_check(u64 pointer, u64 bytes, u64 step, u64 seed, u64 wrong)
+ *   sim_count_down(u64 condition, u64 by)      of a conditional node's handle, not below 0
+ *   sim_launch(u64 exec)                       a graph instantiated for launches from the card: takes the time of its kernels
  *
  * Each eight bytes at pointer + 0, step, 2 step … become (or must be) seed + their offset; sim_check adds the number of those
  * that differ to the u64 at `wrong`. So a test can show that memory is there and its own without the host having to back all
@@ -11,10 +13,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "cu_exec.h"
 #include "cu_module.h"
 #include "cu_pool.h"
 
-enum { POINTER, BYTES, STEP, SEED, WRONG, FILL_PARAMS = 4, CHECK_PARAMS = 5 };
+enum { POINTER, BYTES, STEP, SEED, WRONG, PARAMS };
 
 static int argument(const cu_kernel_work *kernel, size_t at, uint64_t *value)
 {
@@ -93,20 +96,53 @@ static int touch(CUcontext ctx, const uint64_t *given, int checks)
     return 0;
 }
 
-void cu_kernel_touch(CUcontext ctx, const cu_kernel_work *kernel)
+typedef enum { NOTHING, FILL, CHECK, COUNT_DOWN, LAUNCH } deed;
+
+static deed deed_of(const struct CUfunc_st *function, size_t *count)
 {
-    uint64_t given[CHECK_PARAMS] = {0};
-    const char *name = kernel->function->name;
-    const int checks = !strcmp(name, "sim_check");
-    const size_t count = checks ? CHECK_PARAMS : FILL_PARAMS;
-    if (strncmp(name, "sim_", 4) || (!checks && strcmp(name, "sim_fill")) || kernel->function->param_count != count)
-        return;
+    static const struct {
+        const char *name;
+        size_t params;
+    } deeds[] = {[FILL] = {"sim_fill", 4}, [CHECK] = {"sim_check", 5}, [COUNT_DOWN] = {"sim_count_down", 2}, [LAUNCH] = {"sim_launch", 1}};
+    if (strncmp(function->name, "sim_", 4))
+        return NOTHING;
+    for (int i = FILL; i <= LAUNCH; i++) {
+        *count = deeds[i].params;
+        if (!strcmp(function->name, deeds[i].name) && function->param_count == *count)
+            return (deed)i;
+    }
+    return NOTHING;
+}
+
+static int arguments(const cu_kernel_work *kernel, size_t count, uint64_t *given)
+{
     int bad = 0;
     for (size_t i = 0; !bad && i < count; i++)
         bad = argument(kernel, i, &given[i]);
+    return bad;
+}
+
+void cu_kernel_touch(CUcontext ctx, const cu_kernel_work *kernel)
+{
+    uint64_t given[PARAMS] = {0};
+    size_t count;
+    const deed what = deed_of(kernel->function, &count);
+    if (what == NOTHING || what == LAUNCH)
+        return;
+    int bad = arguments(kernel, count, given);
     pthread_mutex_lock(&cu_lock);
-    bad = bad || touch(ctx, given, checks);
+    if (!bad)
+        bad = what == COUNT_DOWN ? cu_conditional_count_down(given[0], given[1]) : touch(ctx, given, what == CHECK);
     pthread_mutex_unlock(&cu_lock);
     if (bad)
         atomic_store(&ctx->error, CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+uint64_t cu_kernel_launches_ns(const cu_kernel_work *kernel)
+{
+    uint64_t exec = 0;
+    size_t count;
+    if (deed_of(kernel->function, &count) != LAUNCH || argument(kernel, 0, &exec))
+        return 0;
+    return cu_exec_kernels_ns((CUgraphExec)(uintptr_t)exec);
 }
