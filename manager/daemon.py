@@ -174,7 +174,11 @@ class Daemon:
     def _make_audits(self, regions: Regions) -> None:
         self.owners = Owners()
         self.overhead = Overhead(
-            self.inventory.processes, regions.usage, lambda: self.allocator.allocations, self.owners
+            self.inventory.processes,
+            regions.usage,
+            lambda: self.allocator.allocations,
+            self.owners,
+            self._audit_soon,
         )
         self._stack.callback(self.overhead.stop)
         self.auditor = Auditor(
@@ -317,6 +321,9 @@ class Daemon:
     def _held_elsewhere(self) -> Mapping[str, str]:
         return self._others.held_elsewhere(RECORDS_TIMEOUT_S)
 
+    def _audit_soon(self) -> None:
+        self._keeper.look_again()
+
     def _is_tenant(self, pid: int) -> bool:
         return self.owners.among(self.allocator.allocations).has_share(pid)
 
@@ -328,6 +335,8 @@ class Daemon:
 
     def _bypass(self, item: Allocation, reason: str, message: str) -> None:
         self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
+        if self.settings.audit_policy == "refuse":
+            Regions.refuse(item)
         if self.settings.audit_policy == "evict":
             self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
 

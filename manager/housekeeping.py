@@ -89,6 +89,7 @@ class Housekeeper:
         self._kube = kube
         self._pods = pods
         self._wake = threading.Event()
+        self._collect_now = False
         self._next_collection = 0.0
         self.worker = Worker("housekeeping", self._turn)
 
@@ -96,7 +97,12 @@ class Housekeeper:
         self.worker.start()
 
     def wake(self) -> None:
-        """Look again now."""
+        """Look at everything again now, also for pods that are gone."""
+        self._collect_now = True
+        self._wake.set()
+
+    def look_again(self) -> None:
+        """Look at the cards and audit their containers now."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -127,8 +133,9 @@ class Housekeeper:
         self._allocator.sync()
 
     def _collect_when_due(self) -> None:
-        if self._wake.is_set() or time.monotonic() >= self._next_collection:
-            self._wake.clear()
+        self._wake.clear()
+        if self._collect_now or time.monotonic() >= self._next_collection:
+            self._collect_now = False
             self._next_collection = time.monotonic() + self._settings.allocation_check_period
             self._collect()
 

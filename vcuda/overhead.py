@@ -14,6 +14,8 @@ from pathlib import Path
 
 from vcuda.region import CardUsage
 
+_MOST_RESTLESS = 3  # samples in a row during which the ledger changed
+
 
 class Meter:
     """The overhead of every container and card, by any key of the caller's.
@@ -24,6 +26,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._figures: dict[Hashable, int] = {}
+        self._restless: dict[Hashable, tuple[int, int]] = {}  # samples in a row, the least excess in them
         self._last: dict[Hashable, int] = {}
 
     def figure(self, key: Hashable) -> int:
@@ -33,14 +36,22 @@ class Meter:
     def take(self, key: Hashable, before: CardUsage, after: CardUsage, driver_bytes: int) -> int:
         """One sample: the driver's bytes, and the ledger read before and after them. Returns the figure now.
 
-        It counts only if the ledger did not change meanwhile. Whether a driver counts managed memory as the process's is not
+        It counts only if the ledger did not change meanwhile; a tenant could keep it changing for ever, so that after _MOST_RESTLESS
+        such samples in a row what exceeded all that was reserved in each of them counts. Whether a driver counts managed memory as the process's is not
         known: any figure between both readings is right then, and the one in force is kept as far as it is one.
         """
         figure = self.figure(key)
         if before.ledger_mark != after.ledger_mark or before.unsettled or after.unsettled:
-            return figure
-        least = max(0, driver_bytes - after.ledger_bytes)
-        most = max(0, driver_bytes - max(0, after.ledger_bytes - after.managed_bytes))
+            times, excess = self._restless.get(key, (0, driver_bytes))
+            excess = min(excess, driver_bytes - max(before.reserved_bytes, after.reserved_bytes))
+            self._restless[key] = (times + 1, excess)
+            if times < _MOST_RESTLESS:
+                return figure
+            least = most = max(figure, excess)
+        else:
+            self._restless.pop(key, None)
+            least = max(0, driver_bytes - after.ledger_bytes)
+            most = max(0, driver_bytes - max(0, after.ledger_bytes - after.managed_bytes))
         sample = min(max(figure, least), most)
         figure = sorted((figure, self._last.get(key, figure), sample))[1]
         self._last[key] = sample
@@ -49,12 +60,13 @@ class Meter:
 
     def keep(self, keys: Collection[Hashable]) -> None:
         """Forget all others: those containers are gone."""
-        for known in (self._figures, self._last):
+        for known in (self._figures, self._last, self._restless):
             for key in known.keys() - set(keys):
                 del known[key]
 
 
-_IN_ATTRIB, _IN_IGNORED = 0x4, 0x8000  # touched; the file is gone
+# Touched; written or cut, which no shim does (they map it): somebody damages the account; the file is gone.
+_IN_ATTRIB, _IN_MODIFY, _IN_IGNORED = 0x4, 0x2, 0x8000
 _EVENT = struct.Struct("iIII")  # inotify(7)
 _BYTES = 65536
 
@@ -86,7 +98,9 @@ class Questions:
             if self._watched.get(name, (0, None))[1] == identity:
                 continue
             self._drop(name)  # made anew under the same name
-            watch = int(self._libc.inotify_add_watch(self.descriptor, os.fsencode(path), _IN_ATTRIB))
+            watch = int(
+                self._libc.inotify_add_watch(self.descriptor, os.fsencode(path), _IN_ATTRIB | _IN_MODIFY)
+            )
             if watch >= 0:
                 self._watched[name] = (watch, identity)
 
@@ -116,7 +130,7 @@ class Questions:
         while place + _EVENT.size <= len(data):
             watch, mask, _, length = _EVENT.unpack_from(data, place)
             place += _EVENT.size + length
-            if watch in names and mask & _IN_ATTRIB:
+            if watch in names and mask & (_IN_ATTRIB | _IN_MODIFY):
                 self._asked.add(names[watch])
             if watch in names and mask & _IN_IGNORED:
                 self._watched.pop(names[watch], None)

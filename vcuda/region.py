@@ -61,7 +61,8 @@ class CardUsage:
 
     `memory_used_bytes` is `ledger_bytes` (what the shims have charged) plus the overhead. Of the ledger, `managed_bytes` need not
     be on the card, and `oversold_bytes` of these were asked for as plain memory. `ledger_mark` is another one whenever the
-    ledger has changed; `unsettled`: an allocation was under way. `granted_cores` is the share of the card's time in force now, in
+    ledger has changed; `unsettled`: an allocation was under way, so that `reserved_bytes` are more than `ledger_bytes`. `hidden_bytes`: what the kernel
+    witnesses beyond what the slots say; more than 0 twice in a row means that somebody overwrote them. `granted_cores` is the share of the card's time in force now, in
     hundredths of the card: what the arbiter grants, or the guaranteed share while there is none.
     """
 
@@ -77,6 +78,8 @@ class CardUsage:
     managed_bytes: int = 0
     oversold_bytes: int = 0
     oversold_allocations: int = 0
+    reserved_bytes: int = 0
+    hidden_bytes: int = 0
     ledger_mark: int = 0
     unsettled: bool = False
     granted_cores: float = 0.0
@@ -96,7 +99,7 @@ class ProcessUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a container's processes say they use; the last three are events counted by the shims.
+    """What a container's processes say they use; three are events counted by the shims.
 
     `limits_impossible`: processes that met GPU-time limits which make no sense, and keep to the guaranteed share.
     """
@@ -106,6 +109,8 @@ class Usage:
     limits_unreadable: int = field(default=0)
     slot_shortage: int = field(default=0)
     limits_impossible: int = field(default=0)
+    account_damaged: int = field(default=0)
+    refused: bool = False
 
 
 def create(
@@ -146,6 +151,13 @@ def write_overhead(directory: Path | str, overhead_bytes: Sequence[int]) -> None
         raise _error(error)
 
 
+def refuse(directory: Path | str, refused: bool) -> None:
+    """Refuse all GPU memory to a container from now on, whatever its limits say, or no longer. Raises RegionError."""
+    error = ffi.new("char[]", _ERROR_BYTES)
+    if lib.vc_native_refuse(_path(directory, LIMITS_NAME), int(refused), error, _ERROR_BYTES) != 0:
+        raise _error(error)
+
+
 def read_limits(directory: Path | str) -> tuple[CardLimit, ...]:
     """Read the limits in force. Raises RegionError."""
     limits = ffi.new("struct vc_limits *")
@@ -169,6 +181,8 @@ def read_usage(directory: Path | str, *, usage_directory: Path | str | None = No
         limits_unreadable=report.limits_unreadable,
         slot_shortage=report.slot_shortage,
         limits_impossible=report.limits_impossible,
+        account_damaged=report.account_damaged,
+        refused=bool(report.refused),
     )
 
 
@@ -240,6 +254,8 @@ def _card_usage(uuid: str, card: Any) -> CardUsage:
         managed_bytes=card.managed_bytes,
         oversold_bytes=card.oversold_bytes,
         oversold_allocations=card.oversold_allocations,
+        reserved_bytes=card.reserved_bytes,
+        hidden_bytes=card.hidden_bytes,
         ledger_mark=card.ledger_mark,
         unsettled=bool(card.unsettled),
         granted_cores=card.granted_ppm / 10_000,

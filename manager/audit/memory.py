@@ -1,7 +1,7 @@
 """The bypass audit: what the driver says processes hold on the cards, against the ledgers of the containers they run in.
 
 Bypassing the shim can't be prevented in user space; what a container holds beyond its ledger, and who uses a card past our library
-(manager.audit.shim_bypass), is shown, told to its pod and, by `--audit-policy=evict`, ends the pod. Processes of no container with a share are summed per card.
+(manager.audit.shim_bypass), is shown, told to its pod and, by `--audit-policy`, gets no more memory (`refuse`) or ends the pod (`evict`). Processes of no container with a share are summed per card.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def compare(
     held: Mapping[str, Iterable[CardProcess]],
     owners: Owners,
 ) -> Finding:
-    """One audit. `held`: the processes of each card that says, by UUID; `usages`: the ledgers that could be read."""
+    """One audit. `held`: the processes of each card that says, by UUID; `usages`: the ledgers that could be read; others count as empty."""
     by_driver: dict[tuple[Key, str], int] = {}
     others: dict[str, int] = {}
     for uuid, processes in held.items():
@@ -53,15 +53,14 @@ def compare(
             else:
                 others[uuid] += process.memory_bytes or 0
     beyond = {}
-    anybody = any(held.values())
     elsewhere: dict[Key, list[str]] = {}
     for (key, uuid), much in by_driver.items():
         if much:
             elsewhere.setdefault(key, []).append(uuid)
     for item in allocations:
-        usage = usages.get(item.key)
-        if usage is None and anybody:
-            continue
+        usage = usages.get(
+            item.key
+        )  # one that can't be read counts nothing: its container may have damaged it
         ledger = {card.uuid: card.ledger_bytes for card in usage.cards} if usage is not None else {}
         own = (share.uuid for share in item.shares if share.uuid in held)
         for uuid in (*own, *elsewhere.get(item.key, ())):

@@ -11,7 +11,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from manager.allocations.record import Allocation
@@ -20,7 +20,8 @@ from manager.cards.driver import CardProcess
 from vcuda import region
 from vcuda.kube.worker import Worker
 from vcuda.overhead import Meter, Questions
-from vcuda.region import Usage
+from vcuda.region import CardUsage, Usage
+from vcuda.spec.units import BLOCK_BYTES
 
 # Nobody may keep the daemon busy with questions; shims ask ten times a second at most.
 _PAUSE_S = 0.01
@@ -28,6 +29,8 @@ _BETWEEN_SAMPLES_S = 0.001
 _BETWEEN_ANSWERS_S = 0.1  # to one container
 _FOLLOW_S = 1.0
 _LOOK_S = 10.0
+_MOST_ALARMS = 8
+_SUSPECT_S = 1.0  # between two samples of a container that damages its account, or holds more than it may
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +44,16 @@ class Overhead:
         usage: Callable[[Allocation], Usage | None],
         allocations: Callable[[], Sequence[Allocation]],
         owners: Owners,
+        alarm: Callable[[], None] = lambda: None,
     ) -> None:
-        """`processes` of a card by its UUID, None if it does not say; `allocations`: those of the node now."""
+        """`processes` of a card by its UUID, None if it does not say; `allocations`: those of the node now.
+
+        `alarm` is called when a container damages its account or holds more than it may: an audit is due.
+        """
+        self._alarm = alarm
+        self._suspects: dict[Key, int] = {}  # how often each was found so
+        self._damages: dict[Key, int] = {}
+        self._next_suspects = 0.0
         self._processes = processes
         self._usage = usage
         self._allocations = allocations
@@ -97,6 +108,9 @@ class Overhead:
                 ]
             )
             known = {item.key for item in allocations}
+            for gone in (self._suspects.keys() | self._damages.keys()) - known:
+                self._suspects.pop(gone, None)
+                self._damages.pop(gone, None)
             self._written = {key: figures for key, figures in self._written.items() if key in known}
             self._write(allocations)
 
@@ -122,8 +136,13 @@ class Overhead:
                     sums[key, uuid] = None if unknown else (sum_now or 0) + (process.memory_bytes or 0)
         for item in measured:
             first, second = before[item.key], self._usage(item)
-            if item.whole or first is None or second is None:
+            self._suspect(item, second, sums)
+            if item.whole:
                 continue
+            if first is None or second is None:  # its own doing: what can't be read counts nothing
+                first = second = Usage(
+                    tuple(CardUsage(share.uuid, 0, 0, 0, 0, 0, 0) for share in item.shares), ()
+                )
             if [card.uuid for card in first.cards] != [card.uuid for card in second.cards]:
                 continue  # made anew meanwhile
             for old, new in zip(first.cards, second.cards, strict=True):
@@ -131,6 +150,36 @@ class Overhead:
                 if new.uuid in held and held_bytes is not None:
                     self._meter.take((item.key, new.uuid), old, new, held_bytes)
         return held
+
+    def _suspect(
+        self, item: Allocation, usage: Usage | None, sums: Mapping[tuple[Key, str], int | None]
+    ) -> None:
+        """Note whether the container has damaged its account, or holds more than it may."""
+        damaged = usage is None or any(card.hidden_bytes for card in usage.cards)
+        refusals = 0 if usage is None else usage.account_damaged
+        damaged |= refusals > self._damages.get(item.key, 0)
+        self._damages[item.key] = refusals
+        over = any(
+            (sums.get((item.key, share.uuid)) or 0)
+            > max(share.memory_blocks, item.oversell_blocks) * BLOCK_BYTES
+            for share in item.shares
+        )
+        if (damaged or over) and not item.whole:
+            self._suspects[item.key] = self._suspects.get(item.key, 0) + 1
+        else:
+            self._suspects.pop(item.key, None)
+
+    def _watch_suspects(self) -> None:
+        """A sample of each of them, and an audit soon: of one that stays suspect the ordinary rounds know."""
+        with self._lock:
+            suspects = dict(self._suspects)
+        if not suspects or time.monotonic() < self._next_suspects:
+            return
+        self._next_suspects = time.monotonic() + _SUSPECT_S
+        young = any(times <= _MOST_ALARMS for times in suspects.values())
+        self._answer_all({"/".join(key) for key in suspects})
+        if young:
+            self._alarm()
 
     def _write(self, allocations: Iterable[Allocation], *, always: bool = False) -> None:
         for item in allocations:
@@ -165,6 +214,7 @@ class Overhead:
             if self._poll.poll(1000 * left):
                 self._answer_all(self._questions.read())
                 time.sleep(_PAUSE_S)
+            self._watch_suspects()
 
     def _answer_all(self, asked: set[str]) -> None:
         everyone = self._allocations()

@@ -148,8 +148,8 @@ class Settings:
     # The bypass audit
     audit_policy: str = _option(
         "report",
-        values.choice("report", "evict"),
-        "what becomes of a pod that holds memory beyond its ledger",
+        values.choice("report", "refuse", "evict"),
+        "what becomes of a pod that holds memory beyond its ledger: its containers get no more, or it ends",
         live=True,
     )
     audit_tolerance: int = _option(

@@ -205,6 +205,14 @@ class Regions:
         except (OSError, region.RegionError):
             return None
 
+    @staticmethod
+    def refuse(allocation: Allocation) -> None:
+        """No more GPU memory for this container until it is started anew."""
+        try:
+            region.refuse(Path(allocation.region), True)
+        except (OSError, region.RegionError) as error:
+            log.warning("memory of %s can't be refused: %s", allocation.name, error)
+
     def remove(self, allocation: Allocation) -> None:
         self._forget(allocation)
         self._drop(Path(allocation.region))

@@ -129,6 +129,57 @@ answer(free)
     assert free == 1024 - 64 - 101
 
 
+ZEROES_ITS_LEDGER = """
+begin(); alloc(900 * MIB)
+answer("holds")
+sys.stdin.readline()
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+os.pwrite(descriptor, bytes(2048), 128 + 16 * 256 + 128)
+sys.stdin.readline()
+answer([alloc(2 * MIB)[0], info()[0]])
+"""
+
+
+@pytest.mark.parametrize("policy", ["report", "refuse"])
+def test_a_container_that_damages_its_account_is_measured_and_audited_within_seconds(
+    policy: str, machine: Machine, make_node: Callable[..., Node], tmp_path: Path
+) -> None:
+    node = make_node(machine.root)
+    node.kubelet.start()
+    daemon = node.start(
+        "--health-check-interval=3600", "--allocation-check-period=3600", f"--audit-policy={policy}", wait=200
+    )
+    item = pod("a", container("c", 30, 4))
+    node.kubelet.admit(item)
+    share = inside(node, machine, item, tmp_path / "share")
+    path = node.region(item, "c")
+    eventually(lambda: daemon.overhead._questions._watched, "a watch on the container's file")
+    process = share.start(ZEROES_ITS_LEDGER, str(path / "usage"))
+    assert process.stdout and process.stdin and process.stdout.readline() == '"holds"\n'
+    began = time.monotonic()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    try:
+        eventually(lambda: region.read_limits(path)[0].overhead_bytes >= 900 * MIB, "the memory counts")
+        held_s = time.monotonic() - began
+        eventually(lambda: any(daemon.auditor.finding.beyond.values()), "the audit")
+        refused = lambda: region.read_usage(path).refused  # noqa: E731
+        if policy == "refuse":
+            eventually(refused, "no more memory")
+        told_s = time.monotonic() - began
+        assert refused() == (policy == "refuse")
+        # Another process, which has not seen the account before.
+        other = share.run(
+            'context = C.c_void_p(); ok("cuInit", 0); answer(call("cuCtxCreate_v2", C.byref(context), 0, 0))'
+        )
+    finally:
+        output = process.communicate("\n", timeout=60)[0]
+    print(f"{policy}: counted after {held_s:.1f} s, audited after {told_s:.1f} s")
+    assert other == 2
+    assert json.loads(output)[0] == 2
+    assert told_s < 10
+
+
 @pytest.fixture
 def item(tmp_path: Path) -> Allocation:
     directory = tmp_path / "region"
@@ -166,9 +217,9 @@ def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_p
     assert written() == 70 * MIB
     held = []
     assert written() == 0
-    (Path(item.region) / "usage").unlink()  # the tenant's doing: it keeps its figure, nobody else is touched
+    (Path(item.region) / "usage").unlink()  # the tenant's doing: what can't be read counts nothing
     held = [CardProcess(10, 70 * MIB)]
-    assert written() == 0
+    assert written() == 70 * MIB
     overhead.stop()
 
 

@@ -88,6 +88,34 @@ static void a_locked_range_refuses(void)
     CHECK(vc_quota_reserve(region, 0, 1));
 }
 
+static int mappings(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    int lines = 0, byte;
+    while ((byte = fgetc(maps)) != EOF)
+        lines += byte == '\n';
+    fclose(maps);
+    return lines;
+}
+
+/* The process for which there is no slot asks again and again. */
+static void a_failing_claim_leaves_nothing(void)
+{
+    struct vc_region *region = vc_region_get_at(folder);
+    int other = open(region->file.path, O_RDWR | O_CLOEXEC), before = 0;
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = VC_USAGE_FILE_BYTES + 1, .l_len = VC_MAX_SLOTS};
+    CHECK(fcntl(other, F_OFD_SETLK, &all) == 0);
+    for (int attempt = 0; attempt < 20; attempt++) {
+        CHECK(!vc_quota_reserve(region, 0, 1));
+        vc_sleep_ns(11000000);
+        if (attempt == 0)
+            before = mappings();
+    }
+    CHECK(region->usage->slot_shortage == 20 && mappings() == before);
+    close(other);
+    CHECK(vc_quota_reserve(region, 0, 1));
+}
+
 static void in_a_child(void (*body)(void))
 {
     pid_t child = fork();
@@ -106,6 +134,7 @@ int main(void)
     outlives_its_descriptors(region);
     in_a_child(believes_the_witness);
     in_a_child(a_locked_range_refuses);
+    in_a_child(a_failing_claim_leaves_nothing);
     believes_itself(region);
     remove_region(folder);
     return broken != 0;

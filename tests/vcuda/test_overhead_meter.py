@@ -22,7 +22,8 @@ LIMIT = 256 * MIB
 def ledger(used: int, managed: int = 0, mark: int = 1, unsettled: bool = False) -> region.CardUsage:
     return region.CardUsage(
         "GPU-1", used, used, 0, 0, 0, 0,
-        ledger_bytes=used, managed_bytes=managed, ledger_mark=mark, unsettled=unsettled,
+        ledger_bytes=used, managed_bytes=managed, reserved_bytes=used + 500 * unsettled,
+        ledger_mark=mark, unsettled=unsettled,
     )  # fmt: skip
 
 
@@ -68,6 +69,28 @@ def test_a_sample_around_which_the_ledger_changed_does_not_count(
     settled(meter, ledger(100), 130)
     for _ in range(5):
         assert meter.take("c", before, after, 600) == 30
+
+
+def test_a_ledger_that_never_rests_hides_nothing() -> None:
+    """A tenant can keep its ledger changing for ever; what exceeds all that it reserved is its own all the same."""
+    for restless in (ledger(100, unsettled=True), ledger(100, mark=2)):
+        meter = Meter()
+        found = [meter.take("c", ledger(100), restless, 5000) for _ in range(6)]
+        assert found[:4] == [0] * 4
+        assert found[4:] == [5000 - restless.reserved_bytes] * 2
+
+
+def test_memory_that_comes_and_goes_is_no_overhead() -> None:
+    meter = Meter()
+    for held in (
+        900,
+        130,
+        700,
+        900,
+        130,
+        800,
+    ) * 3:  # allocated and freed between the two readings of the ledger
+        assert meter.take("c", ledger(100), ledger(100, mark=2), held) <= 30
 
 
 def test_managed_memory_is_no_overhead_whether_the_driver_counts_it_or_not() -> None:

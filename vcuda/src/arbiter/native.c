@@ -14,6 +14,7 @@
 #include "region/share.h"
 #include "region/overhead.h"
 #include "region/slot.h"
+#include "region/witness.h"
 
 /* No card has a PiB, no counter needs the sign bit: a tenant may have written anything. */
 #define VC__MOST_BYTES (1ull << 50)
@@ -60,6 +61,12 @@ int vc_native_write_overhead(const char *limits_path, const uint64_t *bytes, uin
     return vc_overhead_write(limits_path, bytes, count, &reason) == 0 ? 0 : report_error(&reason, error, error_bytes);
 }
 
+int vc_native_refuse(const char *limits_path, int refused, char *error, size_t error_bytes)
+{
+    struct vc_error reason;
+    return vc_limits_refuse(limits_path, refused != 0, &reason) == 0 ? 0 : report_error(&reason, error, error_bytes);
+}
+
 static uint64_t bounded(uint64_t value, uint64_t most)
 {
     return value <= most ? value : most;
@@ -87,6 +94,7 @@ static void report_ledger(const struct vc_slot *slot, uint32_t index, uint32_t c
     const struct vc_slot_card *mine = &slot->cards[card];
     add_bounded(&report->memory_used_bytes, mine->committed_bytes);
     add_bounded(&report->ledger_bytes, mine->committed_bytes);
+    add_bounded(&report->reserved_bytes, mine->reserved_bytes);
     add_bounded(&report->managed_bytes, mine->managed_bytes);
     add_bounded(&report->oversold_bytes, mine->oversold_bytes);
     report->unsettled |= mine->reserved_bytes != mine->committed_bytes;
@@ -135,9 +143,11 @@ int vc_native_read_usage(const char *limits_path, const char *usage_path, struct
         return report_error(&reason, error, error_bytes);
     }
     report->card_count = limits.card_count;
+    report->refused = (limits.flags & VC_LIMITS_REFUSED) != 0;
     report->limits_unreadable = bounded(usage->limits_unreadable, VC__MOST_COUNT);
     report->slot_shortage = bounded(usage->slot_shortage, VC__MOST_COUNT);
     report->limits_impossible = bounded(usage->limits_impossible, VC__MOST_COUNT);
+    report->account_damaged = bounded(usage->account_damaged, VC__MOST_COUNT);
     for (uint32_t card = 0; card < limits.card_count; card++) {
         report_card(&usage->cards[card], &report->cards[card]);
         uint64_t overhead = bounded(limits.cards[card].overhead_bytes, VC__MOST_BYTES);
@@ -154,6 +164,11 @@ int vc_native_read_usage(const char *limits_path, const char *usage_path, struct
             continue;
         bool locked = processor_time_ns() > until || vc_slot_locked(descriptor, index);
         report_slot(slot, index, vc_slot_alive(&self, slot, locked), report);
+        for (uint32_t card = 0; locked && card < limits.card_count && processor_time_ns() <= until; card++) {
+            uint64_t said = slot->cards[card].reserved_bytes + VC_WITNESS_SLACK + VC_WITNESS_UNIT;
+            uint64_t witnessed = vc_witness_read(descriptor, index, card);
+            add_bounded(&report->cards[card].hidden_bytes, witnessed > said ? witnessed - said : 0);
+        }
     }
     close(descriptor);
     free(usage);

@@ -319,3 +319,13 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
     close(descriptor);
     return result;
 }
+
+int vc_limits_refuse(const char *limits_path, bool refused, struct vc_error *error)
+{
+    struct vc_limits *limits = vc_limits_map_writable(limits_path, error);
+    if (!limits)
+        return -1;
+    vc_store(&limits->flags, refused ? VC_LIMITS_REFUSED : 0);
+    munmap(limits, VC_LIMITS_FILE_BYTES);
+    return 0;
+}

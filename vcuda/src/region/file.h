@@ -29,6 +29,10 @@ int vc_files_create(const char *limits_path, const char *usage_path, const struc
  * (vc_overhead.h) stay. Returns 0, or -1 with *error. */
 int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards, uint32_t count, struct vc_error *error);
 
+/* Refuse all GPU memory to a container, or no longer, whatever its limits say; its processes see it at their next allocation.
+ * Returns 0, or -1 with *error. */
+int vc_limits_refuse(const char *limits_path, bool refused, struct vc_error *error);
+
 /* Keep other writers of the limits behind this descriptor away until it is closed; gives up after 50 ms, because a tenant
  * can hold the lock too. */
 void vc_limits_lock(int descriptor);

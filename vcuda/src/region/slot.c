@@ -154,8 +154,8 @@ struct vc_slot *vc_region_slot(struct vc_region *region)
         if (!slot) {
             vc_store_relaxed(&region->next_claim_ns, vc_now_ns() + VC__CLAIM_INTERVAL_NS);
             vc_add(&region->usage->slot_shortage, 1);
-            vc_log_once(VC_NOTICE_NO_SLOT, "all %d slots of this container's region are taken: GPU memory is refused to this process",
-                        VC_MAX_SLOTS);
+            vc_log_once(VC_NOTICE_NO_SLOT, "%d processes of this container hold GPU memory already, the most that it may have; GPU memory is refused to this one until "
+                        "one of them ends", VC_MAX_SLOTS);
         }
         vc_store_release(&region->slot, slot);
     }
