@@ -18,15 +18,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 import vcuda
-from manager.proto import deviceplugin_pb2 as api
-from manager.proto import deviceplugin_pb2_grpc as api_grpc
+from localcluster.kubelet.plugins import Endpoint, PluginDevice, RegistrationServer
 from manager.regions.storage import Storage
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.names import Names
@@ -81,21 +77,19 @@ class _Server(socketserver.ThreadingTCPServer):
         return  # a client that was killed
 
 
-class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated, untyped
-    """As much of kubelet as the daemon sees: registration, `/pods`, the checkpoint, serial admission."""
+class Kubelet:
+    """As much of kubelet as the daemon sees: the stand-in's sockets, `/pods` and the checkpoint as cheap as can be, serial admission."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(parents=True)
         self.pods: dict[str, dict[str, Any]] = {}
         self.held: dict[tuple[str, str], tuple[list[str], bytes]] = {}
         self.registered: dict[str, float] = {}
         self.devices: dict[str, list[str]] = {}
+        self._endpoints: dict[str, Endpoint] = {}
         self.reply_s = 0.0
         self._texts: dict[str, str] = {}
         self._replies = itertools.cycle([b""])
-        self._channels: dict[str, grpc.Channel] = {}
-        self._stubs: dict[str, api_grpc.DevicePluginStub] = {}
         kubelet = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -114,27 +108,20 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         self._http = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
-        self._server = grpc.server(futures.ThreadPoolExecutor(4))
-        api_grpc.add_RegistrationServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix:{directory}/kubelet.sock")
-        self._server.start()
+        self._registration = RegistrationServer(directory, self._register)
+        self._registration.start()
         self.publish()
 
-    def Register(self, request: api.RegisterRequest, _: grpc.ServicerContext) -> api.Empty:  # noqa: N802
-        channel = grpc.insecure_channel(f"unix:{self.directory}/{request.endpoint}")
-        old = self._channels.pop(request.resource_name, None)
+    def _register(self, resource: str, socket: Path, options: Any) -> None:
+        old = self._endpoints.pop(resource, None)
         if old is not None:
             old.close()
-        self._channels[request.resource_name] = channel
-        self._stubs[request.resource_name] = api_grpc.DevicePluginStub(channel)
-        self.registered[request.resource_name] = time.perf_counter()
-        threading.Thread(target=self._watch, args=(request.resource_name, channel), daemon=True).start()
-        return api.Empty()
+        self._endpoints[resource] = Endpoint(resource, socket, options, self._listed, lambda _: None)
+        self.registered[resource] = time.perf_counter()
+        self._endpoints[resource].start()
 
-    def _watch(self, resource: str, channel: grpc.Channel) -> None:
-        with contextlib.suppress(grpc.RpcError, ValueError):
-            for message in api_grpc.DevicePluginStub(channel).ListAndWatch(api.Empty()):
-                self.devices[resource] = [item.ID for item in message.devices if item.health == "Healthy"]
+    def _listed(self, endpoint: Endpoint, devices: list[PluginDevice]) -> None:
+        self.devices[endpoint.resource] = [item.id for item in devices if item.healthy]
 
     def publish(self) -> None:
         """Serialise `/pods` for all replies to come, in several orders: kubelet keeps its pods in a map."""
@@ -179,24 +166,19 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         taken = {device for (_, name), (ids, _) in self.held.items() if name == resource for device in ids}
         return [device for device in self.devices.get(resource, ()) if device not in taken]
 
-    def preference(self, resource: str, count: int) -> api.PreferredAllocationRequest:
+    def preference(self, resource: str, count: int) -> Any:
         """What kubelet asks before it gives out so many devices."""
-        asked = api.ContainerPreferredAllocationRequest(
-            available_deviceIDs=self.free(resource), allocation_size=count
-        )
-        return api.PreferredAllocationRequest(container_requests=[asked])
+        return Endpoint.preference(self.free(resource), [], count)
 
-    def preferred(self, resource: str, request: api.PreferredAllocationRequest) -> list[str]:
-        answer = self._stubs[resource].GetPreferredAllocation(request, timeout=5)
-        return list(answer.container_responses[0].deviceIDs)
+    def preferred(self, resource: str, preference: Any) -> list[str]:
+        return self._endpoints[resource].preferred(preference)
 
     def allocate(self, item: dict[str, Any], resource: str, ids: list[str]) -> None:
-        call = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
-        answer = self._stubs[resource].Allocate(call, timeout=5).container_responses[0]
+        answer = self._endpoints[resource].allocate(ids)
         self.held[item["metadata"]["uid"], resource] = (ids, answer.SerializeToString())
 
     def start(self, ids: list[str], resource: str) -> None:
-        self._stubs[resource].PreStartContainer(api.PreStartContainerRequest(devices_ids=ids), timeout=5)
+        self._endpoints[resource].pre_start(ids)
 
     def write_checkpoint(self) -> None:
         rows = [
@@ -215,9 +197,9 @@ class Kubelet(api_grpc.RegistrationServicer):  # type: ignore[misc]  # generated
         temporary.replace(self.directory / "kubelet_internal_checkpoint")
 
     def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-        self._server.stop(0).wait()
+        for endpoint in self._endpoints.values():
+            endpoint.close()
+        self._registration.stop()
         self._http.shutdown()
         self._http.server_close()
 

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from rich.console import Console
 from rich.table import Table
 
 import vcuda
 from benchmarks._manager_node import CARD_BYTES, NAMES, Bench, node, pod
+from localcluster.kubelet.plugins import PluginFailure
 from manager.allocations.checkpoint import StateFile
 from manager.proto import deviceplugin_pb2 as api
 from vcuda import region
@@ -75,10 +75,10 @@ class Run:
             killer.start()
         try:
             self._admit(item, cores, blocks)
-        except grpc.RpcError as error:
+        except PluginFailure as error:
             self._bench.kubelet.end(item)
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                self.tally.refused.append(f"{item['metadata']['name']}: {error.details()}")
+            if "code = FailedPrecondition" in str(error):
+                self.tally.refused.append(f"{item['metadata']['name']}: {error}")
             else:
                 self.tally.failed_by_a_kill += 1
         else:

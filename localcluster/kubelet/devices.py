@@ -186,7 +186,7 @@ class DeviceManager:
             )
         chosen: list[str] = []
         if self.asks_preferred and endpoint.preferred_allocation and 0 < needed < len(free):
-            preferred = endpoint.preferred([*free, *must], must, count)
+            preferred = endpoint.preferred(endpoint.preference([*free, *must], must, count))
             chosen = [device for device in preferred if device in set(free)][:needed]
         rest = [device for device in free if device not in set(chosen)]
         return must + chosen + self._dice.sample(rest, needed - len(chosen))

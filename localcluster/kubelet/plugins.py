@@ -86,13 +86,16 @@ class Endpoint:
         except ValueError as error:
             raise PluginFailure(f"the plugin of {self.resource} is gone: {error}") from error
 
-    def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+    @staticmethod
+    def preference(available: list[str], must_include: list[str], size: int) -> Any:
+        """What `preferred` asks."""
         wanted = v1beta1.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
-        answer = self._call(
-            "GetPreferredAllocation", v1beta1.PreferredAllocationRequest(container_requests=[wanted])
-        )
+        return v1beta1.PreferredAllocationRequest(container_requests=[wanted])
+
+    def preferred(self, preference: Any) -> list[str]:
+        answer = self._call("GetPreferredAllocation", preference)
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     def allocate(self, devices: list[str]) -> Any:
