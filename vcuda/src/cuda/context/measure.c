@@ -56,17 +56,19 @@ static bool sample(struct vc_measure *measure)
     if (nvml.memory(measure->device, &memory) != 0 || nvml.processes(measure->device, &count, processes) != 0)
         return false;
     measure->used_bytes = memory.used;
-    measure->own_bytes = measure->others_bytes = 0;
-    measure->processes = 0;
-    for (unsigned int index = 0; index < count; index++) {
-        if (processes[index].pid == (unsigned int)getpid()) {
-            measure->own_bytes = processes[index].used_bytes;
-        } else {
-            measure->others_bytes += processes[index].used_bytes;
-            measure->processes++;
-        }
-    }
+    measure->count = count;
+    for (unsigned int index = 0; index < count; index++)
+        measure->processes[index] = (struct vc_measured_process){processes[index].pid, processes[index].used_bytes};
     return true;
+}
+
+/* What a process held then; 0: it was not there. */
+static uint64_t bytes_of(const struct vc_measure *measure, unsigned int pid)
+{
+    for (unsigned int index = 0; index < measure->count; index++)
+        if (measure->processes[index].pid == pid)
+            return measure->processes[index].bytes;
+    return 0;
 }
 
 void vc_measure_begin(struct vc_measure *measure, const char *uuid)
@@ -80,14 +82,23 @@ void vc_measure_begin(struct vc_measure *measure, const char *uuid)
 
 uint64_t vc_measure_end(const struct vc_measure *measure)
 {
-    struct vc_measure now = *measure;
+    struct vc_measure now = {.device = measure->device};
     if (!measure->device || !sample(&now))
         return 0;
-    if (now.own_bytes > measure->own_bytes)
-        return now.own_bytes - measure->own_bytes;
-    bool others_kept_still = now.processes == measure->processes && now.others_bytes == measure->others_bytes;
-    bool only_we_came = now.processes == measure->processes + 1;
-    if (now.own_bytes == 0 && (others_kept_still || only_we_came) && now.used_bytes > measure->used_bytes)
-        return now.used_bytes - measure->used_bytes;
-    return 0;
+    uint64_t own_before = bytes_of(measure, (unsigned int)getpid()), own = bytes_of(&now, (unsigned int)getpid());
+    if (own > own_before)
+        return own - own_before;
+    uint64_t least = 0;
+    int64_t listed = 0; /* what the processes that are listed grew by */
+    for (unsigned int index = 0; index < now.count; index++) {
+        uint64_t before = bytes_of(measure, now.processes[index].pid), bytes = now.processes[index].bytes;
+        listed += (int64_t)(bytes - before);
+        if (before == 0 && bytes > 0 && (least == 0 || bytes < least))
+            least = bytes;
+    }
+    for (unsigned int index = 0; index < measure->count; index++)
+        if (bytes_of(&now, measure->processes[index].pid) == 0)
+            listed -= (int64_t)measure->processes[index].bytes; /* it has ended */
+    int64_t grown = (int64_t)(now.used_bytes - measure->used_bytes) - listed;
+    return least > 0 ? least : own == 0 && grown > 0 ? (uint64_t)grown : 0;
 }

@@ -1,0 +1,52 @@
+"""What a context costs where nobody has told the limits: the first one is measured in the container, beside neighbours that grow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support import share as shares
+from tests.support.share import MIB
+from vcuda.sim import Machine, SimCard
+
+GROWS = """
+begin()
+answer("grows")
+import select
+while not select.select([sys.stdin], [], [], 0)[0]:
+    held = [alloc(64 * MIB)[1] for _ in range(16)]
+    for pointer in held: ok("cuMemFree_v2", pointer)
+"""
+
+# In a PID namespace of its own: NVML names neither us nor the neighbour as we count.
+APART = """
+libc = C.CDLL(None, use_errno=True)
+if libc.unshare(0x20000000):
+    sys.exit("skip")
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("place", ["", APART], ids=["our PIDs", "other PIDs"])
+def test_a_neighbour_that_grows_is_no_part_of_the_first_context(place: str, tmp_path: Path) -> None:
+    if place and os.geteuid() != 0:
+        pytest.skip("only root may make namespaces here")
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    busy = shares.simulated(tmp_path / "busy", machine, [shares.limit(machine, memory_bytes=2048 * MIB)])
+    neighbour = busy.start(GROWS)
+    assert neighbour.stdout and neighbour.stdout.readline() == '"grows"\n'
+    costs = []
+    try:
+        for number in range(5):
+            share = shares.simulated(
+                tmp_path / f"s{number}", machine, [shares.limit(machine, memory_bytes=1024 * MIB)]
+            )
+            costs.append(share.run(place + "begin(); answer((info()[1] - info()[0]) >> 20)"))
+    finally:
+        neighbour.communicate("\n", timeout=60)
+    print(f"the first context of five containers: {costs} MiB")
+    assert costs == [64] * 5
