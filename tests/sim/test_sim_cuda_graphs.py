@@ -81,6 +81,21 @@ def test_unsafe_calls_break_a_global_capture_unless_the_thread_is_relaxed(machin
     ) == [[True, 0, 0], 1, [900, 901], 906, 901]
 
 
+def test_asking_the_legacy_stream_breaks_no_capture_and_its_memory_calls_do(machine: sim.Machine) -> None:
+    """cuda.h of cuStreamIsCapturing: "The blocking stream capture is not invalidated"."""
+    assert sim_cuda.run(
+        machine,
+        """
+        context(); mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED; blocking = ok(cu.cuStreamCreate(0))
+        held = ok(cu.cuMemAllocAsync(4096, 0)); steps = []
+        for call in (lambda: cu.cuStreamIsCapturing(0), lambda: cu.cuMemAllocAsync(4096, 0), lambda: cu.cuMemFreeAsync(held, 0)):
+            ok(cu.cuStreamBeginCapture(blocking, mode))
+            steps.append([int(call()[0]), int(cu.cuStreamEndCapture(blocking)[0])])
+        answer(steps)
+        """,
+    ) == [[906, 0], [906, 901], [906, 901]]
+
+
 def test_memory_nodes_pay_at_launch_and_are_trimmed(machine: sim.Machine) -> None:
     steps = sim_cuda.run(
         machine,

@@ -50,6 +50,17 @@ def test_a_card_gives_no_more_than_it_has_and_the_rest_stays_usable(machine: sim
     assert refused == 2 and largest == after == 1024 * MIB
 
 
+def test_more_than_any_card_has_is_refused(machine: sim.Machine) -> None:
+    got = sim_cuda.run(
+        machine,
+        """
+        context(); held = ok(cu.cuMemAlloc(4096)); sizes = 2**64 - 1, 2**63, 2**47
+        answer([[int(cu.cuMemAlloc(size)[0]), int(cu.cuMemAllocAsync(size, 0)[0])] for size in sizes])
+        """,
+    )
+    assert got == [[2, 2]] * 3
+
+
 def test_processes_share_the_cards_memory(machine: sim.Machine) -> None:
     holder = sim_cuda.start(machine, "context(); ok(cu.cuMemAlloc(600 << 20)); answer(1); sys.stdin.read()")
     try:

@@ -133,7 +133,7 @@ static CUresult place_small(cu_block *block, int charge)
 
 static CUresult place_large(cu_block *block, int charge)
 {
-    const size_t count = (block->bytes + CU_CHUNK - 1) / CU_CHUNK;
+    const size_t count = block->bytes / CU_CHUNK + (block->bytes % CU_CHUNK != 0); /* no sum: it may be all that there is */
     if (count > page_count)
         return CUDA_ERROR_OUT_OF_MEMORY;
     const CUresult bad = charge ? cu_charge(block->device, count * CU_CHUNK) : CUDA_SUCCESS;

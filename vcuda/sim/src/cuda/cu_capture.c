@@ -72,7 +72,7 @@ CUresult cu_capture_forbids(void)
     return result;
 }
 
-CUresult cu_capture_implicit(CUstream stream)
+static CUresult implicit(CUstream stream, int invalidates)
 {
     CUresult result = CUDA_SUCCESS;
     if (!atomic_load_explicit(&capture_count, memory_order_relaxed) || stream != stream->ctx->legacy)
@@ -81,13 +81,18 @@ CUresult cu_capture_implicit(CUstream stream)
     for (cu_capture *capture = captures; capture; capture = capture->next) {
         for (CUstream one = capture->streams; one; one = one->capture_next) {
             if (one->ctx == stream->ctx && !(one->flags & CU_STREAM_NON_BLOCKING)) {
-                capture->invalid = 1;
+                capture->invalid |= invalidates;
                 result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
             }
         }
     }
     pthread_mutex_unlock(&cu_lock);
     return result;
+}
+
+CUresult cu_capture_implicit(CUstream stream)
+{
+    return implicit(stream, 1);
 }
 
 CUresult cu_capture_break(CUstream stream)
@@ -378,7 +383,7 @@ CU_EXPORT CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *s
     CUresult bad = cu_stream_of(handle, &stream);
     if (bad || !status)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    bad = cu_capture_implicit(stream);
+    bad = implicit(stream, 0); /* "the blocking stream capture is not invalidated" */
     pthread_mutex_lock(&cu_lock);
     *status = (CUstreamCaptureStatus)status_of(stream);
     pthread_mutex_unlock(&cu_lock);
@@ -393,7 +398,7 @@ CU_EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureSta
     CUresult bad = cu_stream_of(handle, &stream);
     if (bad || !status)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
-    bad = cu_capture_implicit(stream);
+    bad = implicit(stream, 0); /* "the blocking stream capture is not invalidated" */
     pthread_mutex_lock(&cu_lock);
     const int now = status_of(stream);
     *status = (CUstreamCaptureStatus)now;

@@ -245,6 +245,9 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
                                              : (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, stream->ctx->device};
         return cu_capture_alloc(stream, &work, pointer);
     }
+    bad = cu_capture_implicit(stream);
+    if (bad)
+        return bad;
     if (!pool) {
         pthread_mutex_lock(&cu_lock);
         pool = cu_process.devices[stream->ctx->device].current_pool;
@@ -269,12 +272,13 @@ CU_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, C
 CU_EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle)
 {
     CUstream stream;
-    const CUresult bad = cu_stream_of(handle, &stream);
+    CUresult bad = cu_stream_of(handle, &stream);
     if (bad || !pointer)
         return bad;
     if (stream->capture)
         return cu_capture_add(stream, &(cu_work){.kind = CU_GRAPH_NODE_TYPE_MEM_FREE, .free = pointer}, NULL);
-    return cu_free_block(pointer, stream);
+    bad = cu_capture_implicit(stream);
+    return bad ? bad : cu_free_block(pointer, stream);
 }
 
 /* Which device a pool at the location is told of as, and where its memory lies. */
