@@ -34,6 +34,7 @@ from manager.container.driver_dir_keeper import MirrorKeeper
 from manager.errors import Refusal, StartError
 from manager.housekeeping import Housekeeper
 from manager.kube import api
+from manager.kube.access import Access
 from manager.kube.api import Pod
 from manager.kube.pods import NodePods
 from manager.kube.writer import Outbox
@@ -166,7 +167,12 @@ class Daemon:
             pages = http.Pages(
                 self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
             )
-            self._web = http.WebServer(http.application(pages), self._listener)
+            if settings.query_auth == "kubernetes" and kube is None:
+                raise StartError(
+                    "--query-auth=kubernetes needs an API server to ask: set --kubeconfig, or run in a pod"
+                )
+            guard = Access(kube).refusal if settings.query_auth == "kubernetes" and kube else None
+            self._web = http.WebServer(pages, self._listener, guard)
         except BaseException:
             self._stack.close()
             raise
@@ -363,7 +369,15 @@ class Daemon:
     @property
     def workers(self) -> list[Worker]:
         """The threads that the daemon needs."""
-        parts = (self._keeper, self.registrar, self.inventory, self.outbox, self.overhead, self.drift)
+        parts = (
+            self._keeper,
+            self.registrar,
+            self.inventory,
+            self.outbox,
+            self.overhead,
+            self.drift,
+            self._web,
+        )
         watch = [self._pods.informer.worker] if self._pods is not None else []
         return [*(part.worker for part in parts), *watch]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
 import os
 import queue
+import resource
 import signal
 import sys
 
@@ -17,6 +19,7 @@ from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.process import logs
 
+_FILES = 16384
 # mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of pods.
 _M_ARENA_MAX = -8
 
@@ -34,6 +37,7 @@ def main() -> int:
         return 0
     if examine:
         return _doctor(parsed.settings)
+    _raise_files()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 2)
@@ -60,6 +64,15 @@ def main() -> int:
         return 1
     log.info("stopped")
     return 0
+
+
+def _raise_files() -> None:
+    """As many open files as we may have: runtimes give 1024 at first, and a burst of connections is no reason to fail pods."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _doctor(wanted: Settings) -> int:

@@ -39,7 +39,8 @@ from vcuda.spec.names import Names
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod
 
-LOCK_TIMEOUT_S = 1.0
+# Two other calls that take their whole time; kubelet waits for us without a limit, and what we refuse it gives up.
+LOCK_TIMEOUT_S = 4.0
 # How long a pod must be missing from kubelet's list when there is no API server to ask.
 ABSENT_GRACE_S = 60.0
 # Preemption: the newcomer may be asked for a moment before the watch has told that its victim is gone.
@@ -164,9 +165,12 @@ class Allocator:
     def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
         self._called = time.monotonic()
-        deadline = self._called + BUDGET_S
+        deadline = 0.0
         while True:
             with self._locked():
+                deadline = (
+                    deadline or time.monotonic() + BUDGET_S
+                )  # whoever had the lock before does not shorten it
                 candidate, pods = self._admission.find(resource, len(device_ids), self._allocations, deadline)
                 about = (*candidate.full_name, candidate.uid)
                 try:
@@ -320,6 +324,9 @@ class Allocator:
         """Before a container starts: is it the one these devices were given to, and is all still in place? Raises Refusal."""
         self._called = time.monotonic()
         held = Held.of(device_ids)
+        entries = (
+            self._admission.records()
+        )  # without the lock: kubelet may be slow, and pods are being admitted
         with self._locked():
             mine = [item for item in self._allocations.values() if item.held.get(resource) == held]
             if not mine:
@@ -329,14 +336,17 @@ class Allocator:
                 )
             about = tuple((item.namespace, item.pod_name, item.pod_uid) for item in mine[:1])
             try:
-                self._check_kubelet(resource, held, mine)
+                self._check_kubelet(entries, resource, held, mine)
                 for allocation in mine:
                     self._prepare(allocation)
             except Refusal as refusal:
                 raise Refusal(refusal.reason, f"{mine[0].name}: {refusal.message}", about) from refusal
 
-    def _check_kubelet(self, resource: str, held: Held, mine: Sequence[Allocation]) -> None:
-        other = records.other_holder(self._admission.records(), resource, held, mine)
+    @staticmethod
+    def _check_kubelet(
+        entries: Sequence[records.Entry], resource: str, held: Held, mine: Sequence[Allocation]
+    ) -> None:
+        other = records.other_holder(entries, resource, held, mine)
         if other is not None:
             raise Refusal(
                 Reason.CALLS_DISAGREE,
@@ -368,8 +378,8 @@ class Allocator:
         """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
         self._called = time.monotonic()
         try:
-            deadline = self._called + BUDGET_S
             with self._locked():
+                deadline = time.monotonic() + BUDGET_S
                 candidate, pods = self._admission.find(resource, size, self._allocations, deadline)
                 request = self._request(candidate.pod)
                 container = request.container(candidate.container)

@@ -201,6 +201,11 @@ class Settings:
     # Surface
     query_addr: str = _option("localhost", values.text, "address of the HTTP server")
     query_port: int = _option(5678, values.port, "port of the HTTP server; 0: any free one, see the log")
+    query_auth: str = _option(
+        "none",
+        values.choice("none", "kubernetes"),
+        "who may see /metrics, /usage and /graph, which name tenants: anybody, or whom Kubernetes allows (TokenReview, nonResourceURLs)",
+    )
     sample_period: float = _option(
         1.0, values.seconds, "seconds for which a reading of cards and regions is reused", live=True
     )

@@ -1,30 +1,44 @@
-"""The HTTP surface: metrics, probes, usage and graph of the node."""
+"""The HTTP surface: metrics, probes, usage and graph of the node; whoever can reach it can neither exhaust it nor hold it up.
+
+On the standard library: a request's head has a time and a size, there are so many connections and no more, and when there are more, those go that
+have not asked yet. ASGI servers have no such time, and cost a node 6 MB.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import socket
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import formatdate
+from http import HTTPStatus
 
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manager.errors import StartError
 from manager.observe.report import NodeReport, graph
+from vcuda.kube.worker import Worker
+
+HEAD_BYTES = 8192
+HEAD_S = 5.0
+SEND_S = 10.0
+CONNECTIONS = 128
+_TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
+_ALL = ("0.0.0.0", "::", "")
+
+log = logging.getLogger(__name__)
+
+# Asked with a bearer token ("" without one) and a path: why this one may not be shown, as a status, or None.
+Guard = Callable[[str, str], HTTPStatus | None]
 
 
 @dataclass(frozen=True)
 class Pages:
-    """What the routes show. A probe gives the reasons for which it fails, empty when all is well."""
+    """What is shown. A probe gives the reasons for which it fails, empty when all is well."""
 
     metrics: Callable[[], bytes]
     report: Callable[[], NodeReport]
@@ -32,114 +46,164 @@ class Pages:
     ready: Callable[[], list[str]]
     version: str
 
+    def page(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        """Status, content type and body."""
+        match path:
+            case "/metrics" | "/metric":
+                return HTTPStatus.OK, CONTENT_TYPE_LATEST, self.metrics()
+            case "/usage":
+                return HTTPStatus.OK, _JSON, json.dumps(self.report().to_dict()).encode()
+            case "/graph":
+                return HTTPStatus.OK, _TEXT, graph(self.report()).encode()
+            case "/version":
+                return HTTPStatus.OK, _JSON, json.dumps({"version": self.version}).encode()
+            case "/healthz" | "/readyz":
+                found = self.healthy() if path == "/healthz" else self.ready()
+                status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
+                return status, _TEXT, "".join(f"{line}\n" for line in found or ["ok"]).encode()
+        return (
+            HTTPStatus.NOT_FOUND,
+            _TEXT,
+            b"there is /metrics, /usage, /graph, /version, /healthz and /readyz\n",
+        )
 
-def application(pages: Pages) -> Starlette:
-    """All handlers are plain functions, which Starlette runs in threads: they read files and ask the driver."""
 
-    def metrics(_: Request) -> Response:
-        return Response(pages.metrics(), media_type=CONTENT_TYPE_LATEST)
-
-    def usage(_: Request) -> Response:
-        return JSONResponse(pages.report().to_dict())
-
-    def tree(_: Request) -> Response:
-        return PlainTextResponse(graph(pages.report()))
-
-    def version(_: Request) -> Response:
-        return JSONResponse({"version": pages.version})
-
-    def probe(reasons: Callable[[], list[str]]) -> Callable[[Request], Response]:
-        def answer(_: Request) -> Response:
-            found = reasons()
-            return PlainTextResponse("".join(f"{line}\n" for line in found or ["ok"]), 503 if found else 200)
-
-        return answer
-
-    return Starlette(
-        routes=[
-            Route("/metrics", metrics),
-            Route("/metric", metrics),
-            Route("/usage", usage),
-            Route("/graph", tree),
-            Route("/version", version),
-            Route("/healthz", probe(pages.healthy)),
-            Route("/readyz", probe(pages.ready)),
-        ]
-    )
+# These name tenants and what they use.
+GUARDED = frozenset({"/metrics", "/metric", "/usage", "/graph"})
+_PROBES = frozenset({"/healthz", "/readyz"})
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Bind before anything else starts, so that a port in use is one clear message. Raises StartError."""
+    """Bind before anything else starts, so that a port in use is one clear message. "All addresses" is IPv6 and IPv4. Raises StartError."""
     try:
-        family, _, protocol, _, where = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        # The protocol by name: asyncio sets TCP_NODELAY only on connections whose listener says TCP, and without it every
-        # answer on a kept connection waits for the client's delayed acknowledgement.
-        listener = socket.socket(family, socket.SOCK_STREAM, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(128)
+        if address in _ALL and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((address, port), family=family, backlog=128)
     except OSError as error:
         raise StartError(
             f"cannot listen on {address}:{port} ({error.strerror or error}); free the port or set --query-addr and --query-port"
         ) from None
-    return listener
-
-
-def _dated(app: ASGIApp) -> ASGIApp:
-    """Gives each answer its Date, for which uvicorn would wake ten times a second."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def dated(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                date = formatdate(usegmt=True).encode()
-                message = {**message, "headers": [*message["headers"], (b"date", date)]}
-            await send(message)
-
-        await app(scope, receive, dated)
-
-    return answer
-
-
-class _Server(uvicorn.Server):
-    """Wakes to serve and to end only, instead of ten times a second: an idle node's daemon should cost nothing."""
-
-    _ended: asyncio.Event | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
-
-    async def main_loop(self) -> None:
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        if not await self.on_tick(0):
-            await self._ended.wait()
-
-    def end(self) -> None:
-        self.should_exit = True
-        if self._loop is not None and self._ended is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._ended.set)
 
 
 class WebServer:
     """Serves on an already listening socket, in a thread of its own."""
 
-    def __init__(self, app: Starlette, listener: socket.socket) -> None:
-        config = uvicorn.Config(
-            _dated(app),
-            log_config=None,
-            access_log=False,
-            date_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=1,
-        )
-        self._server = _Server(config)
+    def __init__(self, pages: Pages, listener: socket.socket, guard: Guard | None = None) -> None:
+        self._pages = pages
         self._listener = listener
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=True)
+        self._guard = guard
+        self._open: dict[asyncio.Task[None], None] = {}
+        self._waiting: dict[asyncio.Task[None], None] = {}  # for the head of a request, the oldest first
+        self._workers = ThreadPoolExecutor(4, thread_name_prefix="http")
+        # Of their own: a driver that is stuck under a page must not make the probes fail.
+        self._probe_workers = ThreadPoolExecutor(2, thread_name_prefix="probe")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = asyncio.Event()
+        self.worker = Worker("http", lambda: asyncio.run(self._serve()))
 
     def start(self) -> None:
-        self._thread.start()
+        self.worker.start()
 
     def stop(self) -> None:
-        self._server.end()
-        self._thread.join(1.5)
+        self.worker.stop()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._ended.set)
+        self.worker.join(1.5)
+        for pool in (self._workers, self._probe_workers):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._listener.close()
+
+    async def _serve(self) -> None:
+        self._listener.setblocking(False)
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        if self.worker.stopped:
+            return
+        accepting = asyncio.create_task(self._accept())
+        ended = asyncio.create_task(self._ended.wait())
+        await asyncio.wait((accepting, ended), return_when=asyncio.FIRST_COMPLETED)
+        for task in (accepting, ended, *self._open):
+            task.cancel()
+        if accepting.done() and not accepting.cancelled():
+            accepting.result()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError:  # no descriptors left: connections end soon
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._open) >= CONNECTIONS:
+                if not self._waiting:
+                    connection.close()
+                    continue
+                oldest = next(iter(self._waiting))
+                self._waiting.pop(oldest)
+                oldest.cancel()
+            task = asyncio.create_task(self._connection(connection))
+            self._open[task] = self._waiting[task] = None
+            task.add_done_callback(self._closed)
+            await asyncio.sleep(0)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        self._waiting.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an HTTP request failed", exc_info=error)
+
+    async def _connection(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(HEAD_S):
+                head = await self._head(connection)
+            task = asyncio.current_task()
+            assert task is not None
+            self._waiting.pop(task, None)
+            if head is None:
+                return
+            method, path, token = head
+            pool = self._probe_workers if path in _PROBES else self._workers
+            answer = await loop.run_in_executor(pool, self._answer, method, path, token)
+            async with asyncio.timeout(SEND_S):
+                await loop.sock_sendall(connection, answer)
+        except (OSError, TimeoutError):
+            return
+        finally:
+            connection.close()
+
+    async def _head(self, connection: socket.socket) -> tuple[str, str, str] | None:
+        """Method, path and bearer token of a request; None for what is none."""
+        data = b""
+        while b"\r\n\r\n" not in data:
+            piece = await asyncio.get_running_loop().sock_recv(connection, HEAD_BYTES - len(data))
+            if not piece:  # it has ended, or said more than it may
+                return None
+            data += piece
+        lines = data.decode("latin-1").split("\r\n")
+        words = lines[0].split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return None
+        headers = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines[1:])
+        }
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return words[0], words[1].partition("?")[0], token.strip() if scheme.lower() == "bearer" else ""
+
+    def _answer(self, method: str, path: str, token: str) -> bytes:
+        refused = self._guard(token, path) if self._guard is not None and path in GUARDED else None
+        if method not in ("GET", "HEAD"):
+            status, kind, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"only GET\n"
+        elif refused is not None:
+            status, kind, body = refused, _TEXT, f"{refused.phrase.lower()}: see --query-auth\n".encode()
+        else:
+            status, kind, body = self._pages.page(path)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + (b"" if method == "HEAD" else body)

@@ -33,7 +33,7 @@ KUBELET_SOCKET = "kubelet.sock"
 SOCKETS = {"core": "vcore.sock", "memory": "vmemory.sock"}
 REGISTER_TIMEOUT_S = 5.0
 # An Allocate that has begun ends with an answer: it takes a lock and what finding its pod may take.
-GRACE_S = 3.0
+GRACE_S = 6.0
 _LOOK_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 # Kubelet dials back within moments; one whose stream broke does not by itself, and takes the devices for unhealthy.

@@ -32,7 +32,7 @@ def configure(log_format: str, verbosity: int) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if verbosity >= 4 else logging.INFO)
-    for noisy in ("watchdog", "asyncio", "uvicorn", "grpc"):
+    for noisy in ("watchdog", "asyncio", "grpc"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

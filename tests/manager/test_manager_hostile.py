@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -218,3 +220,23 @@ def test_a_tenant_can_not_keep_the_daemon_from_changing_its_limits(
             eventually(lambda: region.read_limits(folder)[0].shared, "news of the company on its card")
         finally:
             tenant.kill()
+
+
+def test_half_open_requests_with_few_descriptors_cost_neither_probes_nor_admissions(
+    process: Callable[..., subprocess.Popen[str]], node: Node
+) -> None:
+    """Runtimes give 1024 descriptors at first; whoever reaches the port can open as many connections."""
+    port = free_port()
+    running = process(f"--query-port={port}")
+    resource.prlimit(running.pid, resource.RLIMIT_NOFILE, (256, 256))
+    half_open = []
+    try:
+        for _ in range(400):
+            half_open.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            half_open[-1].sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+            assert answer.status == 200
+        node.kubelet.admit(pod("a", container("c", 10, 2)))
+    finally:
+        for each in half_open:
+            each.close()

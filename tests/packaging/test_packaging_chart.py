@@ -238,6 +238,10 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
         ({"failedAdmissionGrace": 60}, ("pods", "delete")),
     ):
         assert rules(objects({"manager": asked})["ClusterRole", "vcuda-gpu-manager"]) == manager | {right}
+    asked = objects({"manager": {"queryAuth": "kubernetes"}})
+    reviews = {("tokenreviews", "create"), ("subjectaccessreviews", "create")}
+    assert rules(asked["ClusterRole", "vcuda-gpu-manager"]) == manager | reviews
+    assert "--query-auth=kubernetes" in container(asked["DaemonSet", "gpu-manager"])["args"]
     for access, more in (("pods", {("nodes/pods", "get")}), ("none", set())):
         other = objects({"manager": {"kubelet": {"access": access}}})
         assert rules(other["ClusterRole", "vcuda-gpu-manager"]) == common | more
