@@ -185,6 +185,7 @@ class _Replica:
         # A leader lists everything after it got the lease: what the last one wrote is in that list.
         for informer in self._informers:
             informer.start()
+            self._engine.metrics.unheard.labels(informer.kind).set_function(informer.unheard_seconds)
 
     def _lose(self) -> None:
         self._lost = True

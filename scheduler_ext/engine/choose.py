@@ -11,7 +11,7 @@ from scheduler_ext.engine.book import Book
 from scheduler_ext.engine.outcomes import Refused
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, AnyReason, ExtenderReason
-from scheduler_ext.scoring import quotas, scores
+from scheduler_ext.scoring import placing, scores
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Ints, Usage
 from scheduler_ext.state.pods import Record, State
@@ -67,7 +67,7 @@ class Chooser:
     def use_of(self, shape: Shape, table: Table, row: int) -> Usage:
         """What a shape books with the table's picks on a row."""
         here = np.array([row])
-        cores, blocks = quotas.peaks(shape, self._book.cluster.total_blocks[here], table.picks[here])
+        cores, blocks = placing.peaks(shape, self._book.cluster.total_blocks[here], table.picks[here])
         use = {
             card.uuid: (int(cores[0, column]), int(blocks[0, column]))
             for column, card in enumerate(self._book.cluster.cards[row])

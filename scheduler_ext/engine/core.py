@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +16,13 @@ from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
 from scheduler_ext.engine.preemption import Preemption
-from scheduler_ext.planning import evidence, victims
+from scheduler_ext.planning import evidence
 from scheduler_ext.planning.evidence import Evidence
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.extender_v1 import Verdict, Victims
 from scheduler_ext.scoring import stats
 from scheduler_ext.state.pods import Record, State
+from scheduler_ext.state.shape import Shape
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
@@ -78,9 +80,9 @@ class Engine:
             search = self._preemption.begin(asked, pod, proposed)
         if search is None:
             return {}
-        chosen = victims.choose(search.ground, search.priority, search.proposals)
+        ways = self._preemption.search(search)
         with self._lock:
-            return self._preemption.agree(search, chosen)
+            return self._preemption.agree(search, ways)
 
     # --- Bind, as far as it needs no I/O ---
 
@@ -160,12 +162,21 @@ class Engine:
         """
         with self._lock:
             uid, waiting = self._events.see_pod(pod)
-        # Score a new class of pods for all nodes before kube-scheduler asks: a few rows at a time, between requests.
-        while waiting is not None:
-            with self._lock:
-                if not self.book.scores.warm(waiting, self.book.cluster, self.book.typical()):
-                    break
+        if waiting is not None:
+            self._score_ahead(waiting)
         return uid
+
+    def prepare(self, pod: Mapping[str, Any]) -> None:
+        """Score a pod's class for all nodes ahead of its decision. May take long, and holds up no other request."""
+        with contextlib.suppress(InvalidRequest):
+            self._score_ahead(self.book.shape(request.parse_pod(pod, self.names), pod))
+
+    def _score_ahead(self, shape: Shape) -> None:
+        """A few rows at a time, between requests."""
+        more = True
+        while more:
+            with self._lock:
+                more = self.book.scores.warm(shape, self.book.cluster, self.book.typical())
 
     def lose_pod(self, uid: str) -> None:
         """The pod is gone, or has ended: nothing of it stays booked."""

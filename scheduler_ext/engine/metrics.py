@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -24,6 +24,10 @@ class _Figures(Collector):
             ("nodes", "Nodes known from the watch"),
             ("cards", "Usable cards on those nodes"),
             ("free_cores", "Cores (1/100 card) not booked"),
+            (
+                "overbooked_cards",
+                "Cards on which more is booked than there is: pods were placed past the extender",
+            ),
         ):
             yield GaugeMetricFamily(f"vcuda_extender_{name}", text, figures.pop(name))
         pods = GaugeMetricFamily("vcuda_extender_pods", "Pods in the ledger by state", labels=["state"])
@@ -85,6 +89,13 @@ class Metrics:
             "vcuda_extender_worker_failures",
             "Times that a thread's work failed unexpectedly, and was begun again",
             ["worker"],
+            registry=self.registry,
+        )
+
+        self.unheard = Gauge(
+            "vcuda_extender_watch_unheard_seconds",
+            "Since the API server last sent anything on a watch: how old what is known may be",
+            ["resource"],
             registry=self.registry,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from scheduler_ext.engine.book import Book
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.planning import victims
 from scheduler_ext.planning.evidence import Ground, Holder, ground_of
 from scheduler_ext.planning.victims import Proposal, Set
 from scheduler_ext.protocol.extender_v1 import Victims
@@ -36,6 +37,15 @@ class Search:
     nodes: list[str]
     ground: Ground
     proposals: list[Proposal]
+
+
+@dataclass(frozen=True)
+class Way:
+    """What lets the pod in on one node: the shares that go, those that leave anyway, and what the pod will hold then."""
+
+    gone: Set
+    leaving: Set
+    record: Record
 
 
 class Preemption:
@@ -102,16 +112,26 @@ class Preemption:
             sum(one.memory_bytes for one in usages),
         )
 
-    def agree(self, search: Search, chosen: Sequence[tuple[Set, Set] | None]) -> dict[str, Victims]:
+    def search(self, search: Search) -> dict[str, Way]:
+        """Per node whom to evict. Takes long, and reads nothing but the copy: call it without the lock."""
+        found = victims.choose(search.ground, search.priority, search.proposals)
+        ways = {}
+        for position, (node, choice) in enumerate(zip(search.nodes, found, strict=True)):
+            if choice is not None:
+                gone, leaving = choice
+                record = self._record(
+                    search.asked, search.ground, position, (*gone, *leaving), search.priority
+                )
+                ways[node] = Way(gone, leaving, record)
+        return ways
+
+    def agree(self, search: Search, ways: Mapping[str, Way]) -> dict[str, Victims]:
         """The answer for what was found; remembered, so that what it frees is kept for the pod."""
-        asked, ground, proposed = search.asked, search.ground, search.proposed
+        asked, proposed = search.asked, search.proposed
         answer: dict[str, Victims] = {}
         plans: dict[str, Kept] = {}
-        for position, (node, choice) in enumerate(zip(search.nodes, chosen, strict=True)):
-            if choice is None:
-                continue
-            gone, leaving = choice
-            record = self._record(asked, ground, position, (*gone, *leaving), search.priority)
+        for node, way in ways.items():
+            gone, leaving, record = way.gone, way.leaving, way.record
             without = {asked.uid, *(one.uid for one in (*gone, *leaving))}
             if self._book.quotas.over(asked.namespace, self._book.ledger, without, node, record.usage.cards):
                 continue
@@ -190,5 +210,5 @@ class Preemption:
         if record is None or record.state is not State.NOMINATED:
             return ()
         plan = self._book.nominations.plan(record.uid, record.node)
-        victims = [self._book.ledger.get(uid) for uid in plan.victims] if plan is not None else []
-        return tuple(f"{one.namespace}/{one.name}" for one in victims if one is not None)
+        evicted = [self._book.ledger.get(uid) for uid in plan.victims] if plan is not None else []
+        return tuple(f"{one.namespace}/{one.name}" for one in evicted if one is not None)

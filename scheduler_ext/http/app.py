@@ -25,6 +25,7 @@ from vcuda.spec import request as pod_request
 
 _JSON = [(b"content-type", b"application/json")]
 _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
+_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 _ROOM_SECONDS = 5.0
 _AT_ONCE = 4  # bodies of the largest size in memory at once
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,6 +68,8 @@ class Extender:
         if not self._asks(args.pod):
             verdicts.labels("untouched").inc()
             return extender_v1.untouched(args)
+        if len(args.pod["spec"].get("containers") or ()) > _LIGHT:
+            await asyncio.to_thread(self._engine.prepare, args.pod)
         verdict = self._engine.filter(args.pod, args.names)
         verdicts.labels("chosen" if verdict.chosen is not None else "refused").inc()
         return extender_v1.filter_answer(args, verdict)

@@ -15,7 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from scheduler_ext.http.certificate import ServerCertificate
 
 _BACKLOG = 512
-_HEAD_SECONDS = 10.0  # that a request's head may take; a connection that never sends one costs a descriptor
+_HEAD_SECONDS = 10.0  # that a request's head may take once it has begun
+_SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each costs a descriptor
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HEAD_BYTES = 64 * 1024
 _IDLE_SECONDS = 75  # between two requests: kube-scheduler keeps its connections
@@ -43,7 +44,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._name = common_name(transport)
-        self._expect_head()
+        self._expect_head(_SILENT_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_done()
@@ -60,17 +61,17 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["client"] = self._name
-        if self._head is None:
-            self._expect_head()
+        self._expect_head(_HEAD_SECONDS)
 
     def on_headers_complete(self) -> None:
         self._head_done()
         super().on_headers_complete()
 
-    def _expect_head(self) -> None:
+    def _expect_head(self, seconds: float) -> None:
+        self._head_done()
         self._head_bytes = 0
         self._head = self.loop.call_later(
-            _HEAD_SECONDS, self._refuse, b"408 Request Timeout", f"no request came within {_HEAD_SECONDS:g} s"
+            seconds, self._refuse, b"408 Request Timeout", f"no request came within {seconds:g} s"
         )
 
     def _head_done(self) -> None:

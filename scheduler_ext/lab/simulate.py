@@ -48,7 +48,7 @@ def run(
     nodes: Sequence[TraceNode], pods: Sequence[TracePod], policy: Policy, seed: int, arrived: float = ARRIVED
 ) -> Result:
     """Let pods arrive one by one until their demand reaches `arrived` × all cards; none leaves."""
-    cluster, tables = Cluster(), Scores(most=4096)
+    cluster, tables = Cluster(), Scores()
     for node in nodes:
         cluster.set_node(node.name, node.cards, node.cpu_milli, node.memory_bytes)
     cards = sum(len(node.cards) for node in nodes)

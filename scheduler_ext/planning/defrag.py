@@ -14,7 +14,7 @@ import numpy as np
 
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.reasons import FITS
-from scheduler_ext.scoring import placing, quotas, stats
+from scheduler_ext.scoring import placing, stats
 from scheduler_ext.scoring.scores import Table, allowed_cards, cheapest
 from scheduler_ext.state.cluster import Bools, Cluster, Ints, Usage
 from scheduler_ext.state.pods import Ledger, Record, State
@@ -212,7 +212,7 @@ class _Planner:
         if row is None:
             return None
         here = np.array([row])
-        cores, blocks = quotas.peaks(shape, cluster.total_blocks[here], table.picks[here])
+        cores, blocks = placing.peaks(shape, cluster.total_blocks[here], table.picks[here])
         use = {
             card.uuid: (int(cores[0, column]), int(blocks[0, column]))
             for column, card in enumerate(cluster.cards[row])

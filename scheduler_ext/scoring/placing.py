@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler_ext.protocol.reasons import CODE_OF, FITS
+from scheduler_ext.scoring import exact
 from scheduler_ext.scoring.policies import SCORERS
 from scheduler_ext.scoring.policies.base import Rest, Scorer
 from scheduler_ext.scoring.typical_pods import Typical
@@ -154,4 +155,50 @@ def plan(shape: Shape, view: View, allowed: Bools | None, scorers: Scorers, typi
                 )
             )
     cost[code != FITS] = np.inf
+    if len(shape.steps) > 1:
+        _second_look(shape, view, acceptable, scorers, typical, Plan(cost, code, picks))
     return Plan(cost, code, picks)
+
+
+def _second_look(
+    shape: Shape, view: View, acceptable: Bools, scorers: Scorers, typical: Typical, plan: Plan
+) -> None:
+    """Search on the rows that greed refused, and put what is found into the plan."""
+    budget = exact.Budget()
+    for row in np.flatnonzero((plan.code != FITS) & acceptable.any(axis=1)).tolist():
+        usable = acceptable[row]
+        amounts = (view.free_cores[row], view.free_blocks[row], view.total_blocks[row])
+        cards = list(zip(*(np.where(usable, amount, 0).tolist() for amount in amounts), strict=True))
+        found = exact.search(shape, cards, budget)
+        if found is None:
+            continue
+        here = View._make(array[row : row + 1] for array in view)
+        picks = np.array([found], np.int64)
+        cores, blocks = peaks(shape, here.total_blocks, picks)
+        before = Rest(here.free_cores, here.free_blocks, here.free_cpu, here.free_memory)
+        after = Rest(
+            here.free_cores - cores, here.free_blocks - blocks,
+            here.free_cpu - shape.cpu_milli, here.free_memory - shape.memory_bytes,
+        )  # fmt: skip
+        cost = scorers.node.several_cards(here, before, after, cores > 0, typical)
+        plan.cost[row], plan.code[row], plan.picks[row] = round(float(cost[0]), 9), FITS, found
+
+
+def peaks(shape: Shape, totals: Ints, picks: Ints) -> tuple[Ints, Ints]:
+    """(cores, blocks) that a shape books per card, [k, cards], with these picks: the peak over its phases."""
+    rows = np.arange(len(picks))[:, None]
+    zero = np.zeros_like(totals)
+    peak_cores, peak_blocks = zero.copy(), zero.copy()
+    phases = [(zero, zero)]
+    column = 0
+    for step in shape.steps:
+        taken = picks[:, column : column + step.cards]
+        column += step.cards
+        standing = phases[step.sidecars_before] if step.init else phases[-1]
+        cores, blocks = standing[0].copy(), standing[1].copy()
+        cores[rows, taken] += step.cores
+        blocks[rows, taken] += totals[rows, taken] if step.whole else step.blocks
+        peak_cores, peak_blocks = np.maximum(peak_cores, cores), np.maximum(peak_blocks, blocks)
+        if not step.init:
+            phases.append((cores, blocks))
+    return peak_cores, peak_blocks

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
 from scheduler_ext.state.pods import Ledger, Record
-from scheduler_ext.state.shape import Shape
 from vcuda.spec.units import CORES_PER_CARD
 
 KEY = "quotas"  # of the ConfigMap's data
@@ -84,26 +84,6 @@ def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
         quota = _quota(position, entry)
         found.setdefault(quota.namespace, []).append(quota)
     return found
-
-
-def peaks(shape: Shape, totals: Ints, picks: Ints) -> tuple[Ints, Ints]:
-    """(cores, blocks) that a shape books per card, [k, cards], with these picks: the peak over its phases."""
-    rows = np.arange(len(picks))[:, None]
-    zero = np.zeros_like(totals)
-    peak_cores, peak_blocks = zero.copy(), zero.copy()
-    phases = [(zero, zero)]
-    column = 0
-    for step in shape.steps:
-        taken = picks[:, column : column + step.cards]
-        column += step.cards
-        standing = phases[step.sidecars_before] if step.init else phases[-1]
-        cores, blocks = standing[0].copy(), standing[1].copy()
-        cores[rows, taken] += step.cores
-        blocks[rows, taken] += totals[rows, taken] if step.whole else step.blocks
-        peak_cores, peak_blocks = np.maximum(peak_cores, cores), np.maximum(peak_blocks, blocks)
-        if not step.init:
-            phases.append((cores, blocks))
-    return peak_cores, peak_blocks
 
 
 class Quotas:
@@ -207,7 +187,7 @@ class Quotas:
         if not len(fitting):
             return closed, said
         there = rows[fitting]
-        cores, blocks = peaks(table.shape, cluster.total_blocks[there], table.picks[there])
+        cores, blocks = placing.peaks(table.shape, cluster.total_blocks[there], table.picks[there])
         amounts = np.stack((cores, blocks, (cores >= CORES_PER_CARD).astype(np.int64)))
         for position, quota in enumerate(quotas):
             counts = cores > 0

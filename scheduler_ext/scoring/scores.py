@@ -14,7 +14,9 @@ from scheduler_ext.state.shape import Shape
 from vcuda.spec.request import CardFilter
 
 _ANY = CardFilter()
-_MOST_CLASSES = 256
+_MOST_BYTES = 192 * 2**20  # of all tables: 900 classes at 5,000 nodes; real mixes have 300 to 430
+_LEAST_CLASSES = 64
+_LEAST_ROWS = 16  # computed at a time ahead of a request
 _CHUNK = 256  # rows computed at once: keeps the temporary arrays in the processor's cache
 
 
@@ -44,6 +46,10 @@ class Table:
         self._typical_version = -1
         self._scorers = Scorers.of(shape)
 
+    @property
+    def size_bytes(self) -> int:
+        return self.cost.nbytes + self.code.nbytes + self.picks.nbytes + self._at.nbytes
+
     def refresh(self, cluster: Cluster, typical: Typical, most: int | None = None) -> bool:
         """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
 
@@ -53,7 +59,7 @@ class Table:
         if self._scorers.reads_workload and typical.version != self._typical_version:
             self._at[:] = -1
         if count > len(self.cost):
-            size = max(64, 2 * count)
+            size = max(64, count + count // 4)
             cost, code, picks = (
                 np.full(size, np.inf),
                 np.zeros(size, np.int64),
@@ -83,26 +89,29 @@ class Table:
 
 
 class Scores:
-    """The tables of the classes asked for most recently."""
+    """The tables of the classes asked for most recently, as many as `most_bytes` hold."""
 
-    def __init__(self, most: int = _MOST_CLASSES) -> None:
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._tables: collections.OrderedDict[Shape, Table] = collections.OrderedDict()
-        self._most = most
+        self._most_bytes = most_bytes
 
     def warm(self, shape: Shape, cluster: Cluster, typical: Typical) -> bool:
         """Compute a little of a shape's table ahead of its first request. Returns whether more is to be done."""
         table = self._tables.get(shape)
         if table is None:
             table = self._add(shape)
-        return not table.refresh(cluster, typical, _CHUNK)
+        return not table.refresh(cluster, typical, max(_LEAST_ROWS, _CHUNK // max(1, len(shape.steps))))
 
     def knows(self, shape: Shape) -> bool:
         return shape in self._tables
 
     def _add(self, shape: Shape) -> Table:
-        table = self._tables[shape] = Table(shape)
-        if len(self._tables) > self._most:
+        # All tables are about as large as the one that was asked for last.
+        last = next(reversed(self._tables.values()), None)
+        most = self._most_bytes // max(1, last.size_bytes) if last is not None else _LEAST_CLASSES
+        while len(self._tables) >= max(_LEAST_CLASSES, most):
             self._tables.popitem(last=False)
+        table = self._tables[shape] = Table(shape)
         return table
 
     def table(self, shape: Shape, cluster: Cluster, typical: Typical) -> Table:

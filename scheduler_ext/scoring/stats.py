@@ -20,6 +20,7 @@ def gauges(cluster: Cluster, ledger: Ledger) -> dict[str, float]:
         "nodes": len(cluster.index),
         "cards": int(usable.sum()),
         "free_cores": int(np.where(usable, np.maximum(cluster.free_cores[rows], 0), 0).sum()),
+        "overbooked_cards": len(overbooked(cluster, ledger)),
         **{state.value: ledger.count(state) for state in State},
     }
 

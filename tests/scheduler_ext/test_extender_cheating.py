@@ -119,3 +119,39 @@ def test_a_pod_that_is_asked_about_again_and_again_counts_as_demand_once() -> No
     engine.lose_pod("p")
     engine.filter(pod("p", 400, None, uid="p2"), ["a"])
     assert engine.book.workload._total == before + 2
+
+
+def test_a_card_that_others_overbook_is_told() -> None:
+    """A pod with nodeName and a placement of its own took a full card in silence."""
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    placed(engine, "p")
+    assert b"vcuda_extender_overbooked_cards 0.0" in engine.metrics.render()
+    engine.see_pod(
+        pod(
+            "q",
+            50,
+            10,
+            node="a",
+            annotations={NAMES.placement: '{"version":1,"containers":{"main":[["GPU-a-0",50,10]]}}'},
+        )
+    )
+    assert b"vcuda_extender_overbooked_cards 1.0" in engine.metrics.render()
+
+
+def test_quotas_are_not_summed_anew_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 40,000 pods in a namespace a filter took 41 ms instead of 0.8."""
+    engine, _ = engine_with(node("a", cards("a", 4)))
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 350, models: [A100]}]"}})
+    placed(engine, "p")
+    engine.filter(pod("q", 10, 1, uid="q"), ["a"])
+    asked: list[str] = []
+    within = engine.book.ledger.within
+    monkeypatch.setattr(
+        engine.book.ledger, "within", lambda namespace: asked.append(namespace) or within(namespace)
+    )
+    for number in range(4):
+        assert engine.filter(pod("r", 50, 1, uid=f"r{number}"), ["a"]).chosen == "a"
+    full = engine.filter(pod("s", 50, 1, uid="s"), ["a"])
+    assert "may hold 350 cores, holds 310, and the pod would add 50" in full.quota and asked == []
+    engine.lose_pod("r0")
+    assert engine.filter(pod("s", 50, 1, uid="s"), ["a"]).chosen == "a"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -377,3 +378,38 @@ def test_containers_of_all_kinds_count() -> None:
         "new", containers=[container("m", 60, 5), container("n", 60, 5)], init=[container("i", 100, None)]
     )
     assert victims(engine, important(two, 1), a=["x"]) == {"a": {"x", "y"}}
+
+
+class Watched:
+    """A lock that notes the most processor time that was spent holding it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self.longest = lock, 0.0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._began = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.longest = max(self.longest, time.thread_time() - self._began)
+        self._lock.release()
+
+
+def test_a_preempt_over_many_shares_of_one_namespace_holds_up_no_filter() -> None:
+    """A set was built anew for each of 24,000 pods on each of 300 nodes, under the engine's lock: filters waited 11 s."""
+    engine = Engine(NAMES)
+    for number in range(300):
+        engine.see_node(node(f"n{number}", cards(f"n{number}", 8, blocks=160)))
+        for share in range(80):
+            text = f'{{"version":1,"containers":{{"main":[["GPU-n{number}-{share % 8}",10,1]]}}}}'
+            engine.see_pod(
+                pod(f"p{number}-{share}", 10, 1, node=f"n{number}", annotations={NAMES.placement: text})
+            )
+    engine.synced("nodes")
+    engine.synced("pods")
+    wanted = pod("w", 100, None)
+    wanted["spec"]["priority"] = 100
+    watched = engine._lock = Watched(engine._lock)  # type: ignore[assignment]
+    found = engine.preempt(wanted, {f"n{number}": Victims((f"u{number}",)) for number in range(300)})
+    assert len(found) == 300 and all(len(one.uids) >= 10 for one in found.values())
+    assert watched.longest < 1.0

@@ -10,7 +10,7 @@ import pytest
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
-from scheduler_ext.scoring import quotas
+from scheduler_ext.scoring import placing, quotas
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
@@ -105,7 +105,7 @@ def test_the_peaks_are_those_that_are_booked() -> None:
     engine.lose_pod(one["metadata"]["uid"])
     table = next(iter(engine.book.scores._tables.values()))
     table.refresh(engine.book.cluster, engine.book.workload.typical(engine.book.cluster, 0.0))
-    cores, blocks = quotas.peaks(table.shape, engine.book.cluster.total_blocks[:1], table.picks[:1])
+    cores, blocks = placing.peaks(table.shape, engine.book.cluster.total_blocks[:1], table.picks[:1])
     assert (cores.sum(), blocks.sum()) == tuple(map(sum, zip(*booked.values(), strict=True)))
 
 

@@ -135,6 +135,7 @@ def test_without_a_client_authority_it_does_not_listen_beyond_the_machine(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(servers, "_SILENT_SECONDS", 0.3)
     monkeypatch.setattr(servers, "_HANDSHAKE_SECONDS", 0.3)
 
 

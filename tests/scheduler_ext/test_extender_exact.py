@@ -1,0 +1,133 @@
+"""Pods of several containers: never refused where they fit, and never at any price."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from typing import Any
+
+import pytest
+
+from scheduler_ext.scoring import exact
+from scheduler_ext.scoring.scores import Scores
+from scheduler_ext.state.cluster import Usage
+from tests.scheduler_ext.extender_engine import engine_with
+from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
+from vcuda.spec import placement, request
+from vcuda.spec.request import Policy
+
+BLOCKS = 40
+
+
+def fits_somehow(one: dict[str, Any], free: list[tuple[int, int]]) -> bool:
+    """Every way to give the containers cards is tried."""
+    asked = request.parse_pod(one, NAMES)
+    ways = [list(itertools.combinations(range(len(free)), each.card_count)) for each in asked.containers]
+    for chosen in itertools.product(*ways):
+        picked = {}
+        for each, columns in zip(asked.containers, chosen, strict=True):
+            blocks = BLOCKS if each.whole else each.memory_blocks
+            picked[each.name] = tuple(
+                placement.CardShare(str(column), each.cores_per_card, blocks) for column in columns
+            )
+        use = placement.peak_use(asked, placement.Placement(picked))
+        if all(use[at][0] <= free[int(at)][0] and use[at][1] <= free[int(at)][1] for at in use):
+            return True
+    return False
+
+
+def engine_of(free: list[tuple[int, int]], policy: Policy) -> Any:
+    engine, _ = engine_with(node("a", cards("a", len(free), blocks=BLOCKS)), policy=policy)
+    used = {f"GPU-a-{at}": (100 - cores, BLOCKS - blocks) for at, (cores, blocks) in enumerate(free)}
+    engine.book.cluster.book("others", "a", Usage(used))
+    return engine
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("seed", range(60))
+def test_a_pod_is_refused_exactly_where_no_choice_of_cards_holds_it(policy: Policy, seed: int) -> None:
+    dice = random.Random(seed)
+    free = [
+        (dice.choice((100, 100, 70, 50, 30, 0)), dice.choice((40, 30, 20, 10)))
+        for _ in range(dice.randint(2, 4))
+    ]
+    free = [(cores, BLOCKS if cores == 100 else blocks) for cores, blocks in free]
+
+    def some(name: str, **fields: Any) -> dict[str, Any]:
+        cores = dice.choice((10, 20, 30, 50, 60, 100, 100, 200))
+        return container(name, cores, None if cores >= 100 else dice.choice((5, 10, 20, 30)), **fields)
+
+    apps = [some(f"c{number}") for number in range(dice.randint(1, 3))]
+    inits = [
+        some(f"i{number}", **dice.choice(({}, {"restartPolicy": "Always"})))
+        for number in range(dice.randint(0, 2))
+    ]
+    one = pod("p", uid="p", containers=apps, init=inits)
+    chosen = engine_of(free, policy).filter(one, ["a"]).chosen
+    assert (chosen == "a") == fits_somehow(one, free), (free, apps, inits)
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_a_share_before_a_whole_card_fits_on_two_cards(policy: Policy) -> None:
+    """`spread` put the share on one card and then found no untouched one for the rest, on every empty node for ever."""
+    apps = [container("share", 30, 10), container("whole", 100, None), container("more", 60, 5)]
+    assert (
+        engine_of([(100, BLOCKS)] * 2, policy).filter(pod("p", uid="p", containers=apps), ["a"]).chosen == "a"
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_eight_containers_fit_where_a_way_was_planted(seed: int) -> None:
+    dice = random.Random(seed)
+    free, shares = [], []
+    for _ in range(4):
+        parts = sorted(dice.sample(range(5, 100, 5), 1))
+        sizes = [parts[0], 100 - parts[0]]
+        free.append((100, BLOCKS))
+        shares += [(size, max(1, size * BLOCKS // 100)) for size in sizes]
+    dice.shuffle(shares)
+    apps = [container(f"c{at}", cores, blocks) for at, (cores, blocks) in enumerate(shares)]
+    engine = engine_of(free, Policy.SPREAD)
+    assert engine.filter(pod("p", uid="p", containers=apps), ["a"]).chosen == "a"
+    assert engine.overbooked() == []
+
+
+def test_the_work_of_one_search_is_bounded() -> None:
+    apps = [container(f"c{number}", 35 + number % 7, 1) for number in range(23)]
+    shape = engine_of([(100, BLOCKS)], Policy.FGD).book.shape(
+        request.parse_pod(pod("p", containers=apps), NAMES), pod("p", containers=apps)
+    )
+    budget = exact.Budget()
+    began = time.thread_time()
+    for free in range(60, 101):
+        exact.search(shape, [(100, BLOCKS, BLOCKS)] * 9 + [(free, BLOCKS, BLOCKS)], budget)
+    assert budget.left <= exact.MOST_IN_ALL and time.thread_time() - began < 5
+
+
+def test_hundreds_of_classes_keep_their_scores_and_large_clusters_fewer() -> None:
+    """256 were kept, real mixes have 312 to 432: then each request scored every node anew."""
+    engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 2)) for at in range(40)))
+    shapes = [
+        engine.book.shape(request.parse_pod(one, NAMES), one)
+        for one in (pod("p", 1 + at % 99, 1 + at // 99) for at in range(450))
+    ]
+    for shape in shapes:
+        engine.book.table(shape)
+    assert all(engine.book.scores.knows(shape) for shape in shapes)
+    small = Scores(most_bytes=80 * engine.book.table(shapes[0]).size_bytes)
+    for shape in shapes:
+        small.table(shape, engine.book.cluster, engine.book.typical())
+    assert sum(small.knows(shape) for shape in shapes) in range(64, 90)
+
+
+def test_a_pod_of_many_containers_is_scored_ahead_a_few_rows_at_a_time() -> None:
+    """One of 64 containers held up every other request for 5.7 s."""
+    engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 8)) for at in range(300)))
+    one = pod("p", uid="p", containers=[container(f"c{at}", 5, 1) for at in range(64)])
+    shape = engine.book.shape(request.parse_pod(one, NAMES), one)
+    assert engine.book.scores.warm(shape, engine.book.cluster, engine.book.typical())
+    assert int((engine.book.scores._tables[shape]._at >= 0).sum()) == 16
+    engine.prepare(one)
+    assert not engine.book.scores.warm(shape, engine.book.cluster, engine.book.typical())
+    assert engine.filter(one, ["n7"]).chosen == "n7"
