@@ -68,7 +68,7 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     node.count(lambda: _sample(node_metrics.Counts, failures={"x": 1}))
     yield "gpu-manager", node.registry
     extender = extender_metrics.Metrics()
-    extender.watch_figures(lambda: {"nodes": 0, "cards": 0, "free_cores": 0})
+    extender.watch_figures(lambda: {"nodes": 0, "cards": 0, "free_cores": 0, "overbooked_cards": 0})
     yield "extender", extender.registry
 
 
