@@ -119,7 +119,7 @@ class Counting:
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := connection.recv(65536):
-                if b" HTTP/1.1\r\n" in data:  # and not the body, which may come by itself
+                if b" HTTP/1." in data:  # and not the body, which may come by itself
                     self.requests.append(data)
                     connection.sendall(FORMS["its length"])
 
