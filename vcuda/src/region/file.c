@@ -259,13 +259,21 @@ struct vc_limits *vc_limits_map_writable(const char *limits_path, struct vc_erro
     return mapping;
 }
 
+static pthread_mutex_t own_writers = PTHREAD_MUTEX_INITIALIZER; /* of this process, whatever a tenant locks */
+
 /* Keep other writers out. A tenant may hold a lock on this file for ever, because it may read it: whoever has it for so long is
  * no writer, and we go ahead. */
 void vc_limits_lock(int descriptor)
 {
+    pthread_mutex_lock(&own_writers);
     uint64_t deadline = vc_now_ns() + VC__WRITER_NS;
-    while (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && vc_now_ns() < deadline)
+    while (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && vc_now_ns() < deadline)
         vc_sleep_ns(500000);
+}
+
+void vc_limits_unlock(void)
+{
+    pthread_mutex_unlock(&own_writers);
 }
 
 int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards, uint32_t count, struct vc_error *error)
@@ -285,8 +293,6 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
         close(descriptor);
         return -1;
     }
-    static pthread_mutex_t own_writers = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&own_writers);
     vc_limits_lock(descriptor);
     int result = 0;
     if (limits->card_count != count)
@@ -314,7 +320,7 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
         }
         vc_store(&limits->sequence, odd + 1);
     }
-    pthread_mutex_unlock(&own_writers);
+    vc_limits_unlock();
     munmap(limits, VC_LIMITS_FILE_BYTES);
     close(descriptor);
     return result;

@@ -33,9 +33,10 @@ int vc_limits_update(const char *limits_path, const struct vc_card_limit *cards,
  * Returns 0, or -1 with *error. */
 int vc_limits_refuse(const char *limits_path, bool refused, struct vc_error *error);
 
-/* Keep other writers of the limits behind this descriptor away until it is closed; gives up after 50 ms, because a tenant
- * can hold the lock too. */
+/* Keep other writers of the limits away: this process's until vc_limits_unlock, others until the descriptor is closed. Of others it
+ * gives up after 50 ms, because a tenant can hold the lock too. */
 void vc_limits_lock(int descriptor);
+void vc_limits_unlock(void);
 
 /* Open and check a file of the given kind (VC_KIND_*), with `flags` for open(2). On success returns a descriptor and
  * the header; on failure -1 with *error and errno = the reason (ENOENT: there is no such file, EILSEQ: damaged). */

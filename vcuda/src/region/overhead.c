@@ -19,8 +19,7 @@ int vc_overhead_write(const char *limits_path, const uint64_t *bytes, uint32_t c
     if (!limits)
         return -1;
     int result = 0, descriptor = open(limits_path, O_RDONLY | O_CLOEXEC);
-    if (descriptor >= 0)
-        vc_limits_lock(descriptor);
+    vc_limits_lock(descriptor);
     if (limits->card_count != count) {
         result = vc_fail(error, "cannot update %s: it has %u cards, not %u", limits_path, limits->card_count, count);
     } else {
@@ -32,6 +31,7 @@ int vc_overhead_write(const char *limits_path, const uint64_t *bytes, uint32_t c
         }
         vc_store(&limits->sequence, odd + 1);
     }
+    vc_limits_unlock();
     if (descriptor >= 0)
         close(descriptor);
     munmap(limits, VC_LIMITS_FILE_BYTES);
