@@ -35,6 +35,7 @@ class Load:
     options: Options = field(default_factory=dict)
     core_limit: int | None = None
     processes: int = 1
+    memory_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,12 @@ class Bench:
         real = driver or self.card.library
         (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(real)
         limit = region.CardLimit(
-            self.card.uuid, self.card.minor, 1 << 30, load.cores, load.core_limit or load.cores, shared=shared
+            self.card.uuid,
+            self.card.minor,
+            load.memory_bytes,
+            load.cores,
+            load.core_limit or load.cores,
+            shared=shared,
         )
         region.create(folder / "vcuda", [limit])
         environment = self.native_environment()

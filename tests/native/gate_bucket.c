@@ -60,13 +60,15 @@ static void test_estimates_follow_the_evidence(void)
     vc_estimate_learn(cost, 1000, 2000, 1000, VC_EVIDENCE_CLEAN);
     CHECK(vc_estimate_cost(cost) == 1150);
     vc_estimate_set(cost, 1000);
-    vc_estimate_learn(cost, 1000, 100000, 1000, VC_EVIDENCE_CLEAN); /* clipped at 2 */
-    CHECK(vc_estimate_cost(cost) == 1150);
+    CHECK(vc_estimate_pass(cost) == 1000 && vc_estimate_risk(cost) == 0);
+    vc_estimate_learn(cost, 1000, 1000000, 1000, VC_EVIDENCE_CLEAN); /* a factor of 1,000 is followed, not bounded */
+    CHECK(vc_estimate_cost(cost) == 150850);
+    CHECK(vc_estimate_pass(cost) == 0 && vc_estimate_risk(cost) == 1000000); /* and from now on each is measured */
     vc_estimate_set(cost, 1000);
-    vc_estimate_learn(cost, 1000, 3000, 1000, VC_EVIDENCE_SHORT_OVERLAP);
+    vc_estimate_learn(cost, 1000, 3000, 1000, VC_EVIDENCE_UPPER_BOUND);
     CHECK(vc_estimate_cost(cost) == 1020);
     vc_estimate_set(cost, 1000);
-    vc_estimate_learn(cost, 1000, 500, 1000, VC_EVIDENCE_SHORT_OVERLAP); /* a smaller wall time is always the better bound */
+    vc_estimate_learn(cost, 1000, 500, 1000, VC_EVIDENCE_UPPER_BOUND); /* a smaller wall time is always the better bound */
     CHECK(vc_estimate_cost(cost) == 925);
     for (int i = 0; i < 100; i++) /* launched while it was still thought to cost 24 us: all say 10 us, and 10 us it becomes */
         vc_estimate_learn(cost, 24000, 10000, 24000, VC_EVIDENCE_CLEAN);

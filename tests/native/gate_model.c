@@ -261,7 +261,7 @@ static void launch(struct model *model, struct process *process)
         vc_lane_launched(&process->lane, &process->estimate, &answer, &step);
         if (step.mark_after) {
             end = take_mark(process, false);
-            expect_end(process, step.interval.measurable ? process->open : -1, end, &step);
+            expect_end(process, !step.interval.loose ? process->open : -1, end, &step);
             process->open = end;
         }
         push_kernel(model, process, start, end);

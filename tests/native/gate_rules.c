@@ -34,7 +34,7 @@ static void lease(uint64_t now, uint64_t end, uint64_t clock)
 
 static enum vc_gate_reason ask(uint64_t now, uint64_t cost)
 {
-    vc_gate_enter(&gate, now, cost, &answer);
+    vc_gate_enter(&gate, now, cost, 0, &answer);
     return answer.reason;
 }
 
@@ -190,7 +190,7 @@ static void test_a_permit_is_paid_for_and_the_rest_comes_back(void)
     vc_gate_fold(&gate, answer.allowance_ns, 400 * US);
     CHECK(usage.credit_ns == (int64_t)(10 * MS - 410 * US));
     CHECK(usage.gpu_ns == 410 * US);
-    vc_gate_undo(&gate, 10 * US);
+    vc_gate_undo(&gate, 10 * US, 0);
     CHECK(usage.gpu_ns == 400 * US);
 }
 
@@ -215,7 +215,7 @@ static void test_overlapped_work_is_charged_fairly(void)
     struct vc_interval interval = {.from_ns = T, .to_ns = T + 3 * MS, .estimate_ns = 1 * MS, .operations = 1, .measurable = true,
                                    .sequence = 6};
     struct vc_settlement settlement = vc_gate_seen(&gate, T + 5 * MS, &interval);
-    CHECK(settlement.charged_ns == 1 * MS && settlement.evidence == VC_EVIDENCE_SHORT_OVERLAP); /* short: its estimate */
+    CHECK(settlement.charged_ns == 1 * MS && settlement.evidence == VC_EVIDENCE_UPPER_BOUND); /* short: its estimate */
     interval = (struct vc_interval){.from_ns = T + 3 * MS, .to_ns = T + 13 * MS, .estimate_ns = 6 * MS, .operations = 1,
                                     .measurable = true, .sequence = 6, .others_gpu_ns = 4 * MS};
     limits.cards[0].others_active_ns = T + 12 * MS;
@@ -235,7 +235,7 @@ static void test_other_processes_of_the_container_count_as_others(void)
     struct vc_slot_card other_slot = {0};
     vc_gate_init(&other, &limits, &limits.cards[0], &usage, &other_slot);
     struct vc_gate_others before = vc_gate_others(&gate), own = vc_gate_others(&other), after;
-    vc_gate_enter(&other, T, 3 * MS, &answer);
+    vc_gate_enter(&other, T, 3 * MS, 0, &answer);
     vc_gate_fold(&other, answer.allowance_ns, 0);
     after = vc_gate_others(&gate);
     CHECK(vc_gate_others_ns(&gate, T, &before, &after) == 3 * MS);
@@ -255,12 +255,10 @@ static void test_streams_side_by_side_pay_common_time_once(void)
     start(30, 30, 0);
     struct vc_interval interval = {.from_ns = T, .to_ns = T + 4 * MS, .estimate_ns = 2 * MS, .operations = 1, .measurable = true};
     CHECK(vc_gate_seen(&gate, T + 4 * MS, &interval).charged_ns == 4 * MS);
-    interval.from_ns = T + 2 * MS;
-    interval.to_ns = T + 6 * MS;
+    interval = (struct vc_interval){.from_ns = T + 2 * MS, .to_ns = T + 6 * MS, .estimate_ns = 2 * MS, .operations = 1, .measurable = true};
     CHECK(vc_gate_seen(&gate, T + 6 * MS, &interval).charged_ns == 2 * MS);
     vc_gate_assume(&gate, T + 6 * MS, 2 * MS); /* unmeasured work pays by its estimate */
-    interval.from_ns = T + 6 * MS;
-    interval.to_ns = T + 9 * MS;
+    interval = (struct vc_interval){.from_ns = T + 6 * MS, .to_ns = T + 9 * MS, .estimate_ns = 2 * MS, .operations = 1, .measurable = true};
     CHECK(vc_gate_seen(&gate, T + 9 * MS, &interval).charged_ns == 1 * MS);
 }
 
@@ -372,13 +370,13 @@ static void test_siblings_wait_at_the_gate(void)
     gate.slot = &slots[0].cards[0];
     gate.turns = (struct vc_turns){&usage, slots, &slots_used, 0, 0, 0};
     CHECK(ask(T, MS) == VC_GATE_GO);
-    vc_gate_enter(&sibling, T, MS, &answer);
+    vc_gate_enter(&sibling, T, MS, 0, &answer);
     CHECK(answer.reason == VC_GATE_TURN);
     lease(T, 0, 0);
-    vc_gate_enter(&sibling, T, MS, &answer);
+    vc_gate_enter(&sibling, T, MS, 0, &answer);
     CHECK(answer.reason == VC_GATE_LEASE); /* no lease, no turn */
     limits.arbiter_heartbeat_ns = 0;
-    vc_gate_enter(&sibling, T, MS, &answer);
+    vc_gate_enter(&sibling, T, MS, 0, &answer);
     CHECK(answer.reason == VC_GATE_GO); /* without an arbiter all run within the bucket */
 }
 

@@ -2,6 +2,8 @@
 #include "gate/estimate.h"
 
 enum { TABLE_ENTRIES = 8192, PROBES = 32 };
+static const double PEAK_KEPT = 1.0 - 1.0 / 256; /* from each measurement to the next */
+static const uint64_t DOUBT_NS = 1000000;     /* as if so much had gone unmeasured */
 
 static struct vc_estimate table[TABLE_ENTRIES];
 
@@ -51,9 +53,31 @@ struct vc_estimate *vc_estimate_find(uint64_t key)
     return entry;
 }
 
+static void store(struct vc_estimate *estimate, uint64_t cost_ns, uint64_t least_ns, uint64_t peak_ns)
+{
+    cost_ns = cost_ns ? cost_ns : 1;
+    __atomic_store_n(&estimate->cost_ns, cost_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->least_ns, least_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->peak_ns, peak_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->pass_ns, vc_estimate_risk(estimate) ? 0 : cost_ns, __ATOMIC_RELAXED);
+}
+
 void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns)
 {
-    __atomic_store_n(&estimate->cost_ns, cost_ns ? cost_ns : 1, __ATOMIC_RELAXED);
+    store(estimate, cost_ns, cost_ns, cost_ns);
+}
+
+void vc_estimate_guess(struct vc_estimate *estimate, uint64_t cost_ns)
+{
+    if (vc_estimate_cost(estimate) != 0)
+        return;
+    store(estimate, cost_ns, cost_ns, 0);
+    vc_estimate_doubt(estimate);
+}
+
+void vc_estimate_doubt(struct vc_estimate *estimate)
+{
+    __atomic_store_n(&estimate->unmeasured_ns, DOUBT_NS, __ATOMIC_RELAXED);
 }
 
 void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
@@ -64,19 +88,30 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
         return;
     double implied = (double)cost_then_ns * ((double)measured_ns / (double)expected_ns);
     double ratio = implied / (double)cost;
-    /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth. */
+    if (__atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED) == 0) { /* it was a guess */
+        vc_estimate_set(estimate, (uint64_t)implied);
+        return;
+    }
+    /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth, and a
+     * longer one that others may be inside tells little. What is charged does not depend on either. */
     double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.9 ? 0.15
                     : evidence == VC_EVIDENCE_LONG_OVERLAP       ? 0.10
                                                                  : 0.02;
-    if (ratio < 0.5)
-        ratio = 0.5;
-    if (ratio > 2.0)
+    if (evidence == VC_EVIDENCE_UPPER_BOUND && ratio > 2.0)
         ratio = 2.0;
-    double learnt = (double)cost * (1.0 + weight * (ratio - 1.0));
-    __atomic_store_n(&estimate->cost_ns, learnt < 1.0 ? 1 : (uint64_t)(learnt + 0.5), __ATOMIC_RELAXED);
+    double peak = (double)__atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;
+    double least = (double)__atomic_load_n(&estimate->least_ns, __ATOMIC_RELAXED) / PEAK_KEPT;
+    if (implied < least)
+        least = implied;
+    if (evidence != VC_EVIDENCE_UPPER_BOUND && implied > peak)
+        peak = implied;
+    store(estimate, (uint64_t)((double)cost * (1.0 + weight * (ratio - 1.0)) + 0.5), (uint64_t)least, (uint64_t)peak);
 }
 
 void vc_estimate_reset(struct vc_estimate *estimate)
 {
+    __atomic_store_n(&estimate->pass_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->peak_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->least_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->cost_ns, 0, __ATOMIC_RELAXED);
 }

@@ -11,16 +11,22 @@
 
 struct vc_estimate {
     uint64_t key;           /* 0: free */
-    uint64_t cost_ns;       /* 0: unknown */
+    uint64_t cost_ns;       /* the mean; 0: unknown */
     uint64_t unmeasured_ns; /* estimated work launched since an interval with it was last marked */
+    uint64_t peak_ns, least_ns; /* the longest and the shortest that it took lately; they come nearer slowly */
+    uint64_t pass_ns;       /* the mean again, where an operation may go unmeasured; 0: it may not */
 };
 
 /* How much is known about an interval that was measured; decides how fast an estimate follows it. */
 enum vc_evidence {
     VC_EVIDENCE_CLEAN,         /* nobody else was on the card */
     VC_EVIDENCE_LONG_OVERLAP,  /* others were, but their part has been taken out */
-    VC_EVIDENCE_SHORT_OVERLAP, /* others may have been: the wall time is an upper bound */
+    VC_EVIDENCE_UPPER_BOUND,   /* others may have been, or the card may have been idle: it is no more than the wall time */
 };
+
+/* A cost that varies by more than this factor, and reaches more than this, is told by no mean: each operation is measured. */
+#define VC_VARIES_FACTOR UINT64_C(4)
+#define VC_VARIES_NS UINT64_C(100000)
 
 /* Operations of at least this cost are timed one by one and charged by their own interval. */
 #define VC_LONG_OPERATION_NS UINT64_C(2000000)
@@ -38,13 +44,32 @@ static inline uint64_t vc_estimate_cost(const struct vc_estimate *estimate)
     return __atomic_load_n(&estimate->cost_ns, __ATOMIC_RELAXED);
 }
 
+static inline uint64_t vc_estimate_pass(const struct vc_estimate *estimate)
+{
+    return __atomic_load_n(&estimate->pass_ns, __ATOMIC_RELAXED);
+}
+
+/* What one more such operation may turn out to cost, where that varies; else 0. */
+static inline uint64_t vc_estimate_risk(const struct vc_estimate *estimate)
+{
+    uint64_t peak = __atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED);
+    uint64_t least = __atomic_load_n(&estimate->least_ns, __ATOMIC_RELAXED);
+    return peak > VC_VARIES_NS && peak > VC_VARIES_FACTOR * least ? peak : 0;
+}
+
 /* The operation's first measurement. */
 void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns);
+
+/* A cost to begin with, where none is known yet: what is measured corrects it. */
+void vc_estimate_guess(struct vc_estimate *estimate, uint64_t cost_ns);
 
 /* Follow a measurement: `measured_ns` was seen where the estimates said `expected_ns` (> 0) when this one's cost was taken
  * to be `cost_then_ns`; it may have learnt more since, from work launched before. */
 void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
                        enum vc_evidence evidence);
+
+/* Something says that it may have cost more than was thought: the next one is measured. */
+void vc_estimate_doubt(struct vc_estimate *estimate);
 
 /* The operation has changed (graph update, parameters): unknown again. */
 void vc_estimate_reset(struct vc_estimate *estimate);

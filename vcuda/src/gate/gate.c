@@ -138,12 +138,21 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
         refuse(answer, VC_GATE_OUTSTANDING, gate->finish_ns - later(keep, VC_AHEAD_LOW_NS));
         return true;
     }
-    uint64_t unseen = gate->launched_ns - gate->seen_ns;
-    if (gate->unseen != 0 && unseen > later(VC_UNSEEN_NS, ahead) && unseen > cost_ns && !stalled(gate, now_ns)) {
-        refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
-        return true;
-    }
     return false;
+}
+
+/* What was launched is believed to be what the estimates say only so far: then its end must be seen, whoever limits it. */
+static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns,
+                           const struct vc_policy *policy, struct vc_gate_answer *answer)
+{
+    if (gate->unseen == 0 || stalled(gate, now_ns))
+        return false;
+    uint64_t unseen = gate->launched_ns - gate->seen_ns;
+    uint64_t most = policy->leased ? later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
+    if (!(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
+        return false;
+    refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
+    return true;
 }
 
 static void account(struct vc_gate *gate, int64_t ns)
@@ -209,7 +218,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     publish(gate);
 }
 
-void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, struct vc_gate_answer *answer)
+void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer)
 {
     memset(answer, 0, sizeof *answer);
     pthread_mutex_lock(&gate->mutex);
@@ -227,8 +236,11 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, stru
     refused = refused || (policy.holder && turn_refused(gate, now_ns, &policy, answer));
     refused = refused || credit_refused(gate, now_ns, cost_ns, &policy, &credit, answer);
     refused = refused || (policy.leased && lease_refused(gate, now_ns, cost_ns, &policy, nothing_outstanding, answer));
-    if (!refused)
+    refused = refused || unseen_refused(gate, now_ns, cost_ns, risk_ns, &policy, answer);
+    if (!refused) {
         launch(gate, now_ns, cost_ns, credit, nothing_outstanding, &policy, answer);
+        gate->risk_ns += risk_ns;
+    }
     pthread_mutex_unlock(&gate->mutex);
 }
 
@@ -245,8 +257,11 @@ void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns)
+void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns, uint64_t risk_ns)
 {
+    pthread_mutex_lock(&gate->mutex);
+    gate->risk_ns -= earlier(risk_ns, gate->risk_ns);
+    pthread_mutex_unlock(&gate->mutex);
     vc_gate_fold(gate, cost_ns, 0);
 }
 
@@ -317,41 +332,92 @@ static bool overlapped(const struct vc_gate *gate, const struct vc_policy *polic
     return vc_load_relaxed(&gate->limit->others_active_ns) > interval->from_ns;
 }
 
-static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy *policy,
-                                   const struct vc_interval *interval)
+/* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
+static void cover(struct vc_gate *gate, struct vc_interval *interval, uint64_t to_ns)
 {
-    uint64_t uncovered = vc_busy_add(&gate->busy, interval->from_ns, interval->to_ns);
-    uint64_t mean = interval->operations ? interval->estimate_ns / interval->operations : interval->estimate_ns;
+    uint64_t from = later(interval->from_ns, interval->covered_until_ns);
+    if (to_ns < from) { /* looked at beyond its end */
+        interval->uncovered_ns -= earlier(from - to_ns, interval->uncovered_ns);
+        return;
+    }
+    interval->uncovered_ns += vc_busy_add(&gate->busy, from, to_ns);
+    interval->covered_until_ns = to_ns;
+}
+
+/* Without others' part, as far as it is known, but never nearly nothing. */
+static uint64_t without_others(const struct vc_interval *interval)
+{
+    uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
+    return later(own > others ? own - others : 0, own / 5);
+}
+
+/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be. */
+static bool can_be(const struct vc_interval *interval)
+{
+    uint64_t estimate = interval->estimate_ns;
+    return !interval->unknown && estimate < interval->operations * VC_LONG_OPERATION_NS &&
+           without_others(interval) <= estimate + later(estimate / 2, VC_LONG_OPERATION_NS) + interval->others_gpu_ns / 2;
+}
+
+static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy *policy, struct vc_interval *interval)
+{
+    cover(gate, interval, interval->to_ns);
+    uint64_t uncovered = interval->uncovered_ns;
     struct vc_settlement settlement = {uncovered, uncovered, VC_EVIDENCE_CLEAN};
-    if (!overlapped(gate, policy, interval))
-        return settlement;
-    bool long_operation = mean >= VC_LONG_OPERATION_NS || (interval->unknown && uncovered >= VC_LONG_OPERATION_NS);
-    if (!long_operation) {
-        settlement.evidence = VC_EVIDENCE_SHORT_OVERLAP;
-        if (!interval->unknown)
+    if (!overlapped(gate, policy, interval)) {
+        bool bound = interval->host_bound || (interval->loose && uncovered <= 2 * interval->estimate_ns + VC_MARK_NS);
+        if (bound && !interval->unknown && interval->estimate_ns < uncovered) {
+            settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
             settlement.charged_ns = interval->estimate_ns;
+        }
         return settlement;
     }
-    /* Others' slices are inside: take out their part, as far as it is known, but never nearly everything. */
+    if (can_be(interval)) {
+        settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
+        settlement.charged_ns = earlier(interval->estimate_ns, uncovered);
+        return settlement;
+    }
     settlement.evidence = VC_EVIDENCE_LONG_OVERLAP;
-    uint64_t least = uncovered / 5;
-    settlement.charged_ns = uncovered > interval->others_gpu_ns ? later(uncovered - interval->others_gpu_ns, least) : least;
-    settlement.measured_ns = settlement.charged_ns;
+    settlement.charged_ns = settlement.measured_ns = without_others(interval);
     return settlement;
 }
 
-struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, const struct vc_interval *interval)
+void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
-    struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_SHORT_OVERLAP};
+    pthread_mutex_lock(&gate->mutex);
+    cover(gate, interval, now_ns);
+    uint64_t used = without_others(interval), paid = interval->estimate_ns + interval->advance_ns;
+    if (used > paid) {
+        account(gate, (int64_t)(used - paid));
+        interval->advance_ns += used - paid;
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
+{
+    struct vc_interval interval = {.from_ns = from_ns};
+    pthread_mutex_lock(&gate->mutex);
+    cover(gate, &interval, to_ns);
+    struct vc_policy policy = vc_gate_policy(gate, to_ns);
+    if (!overlapped(gate, &policy, &interval))
+        account(gate, (int64_t)interval.uncovered_ns);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
+{
+    struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_UPPER_BOUND};
     uint64_t launched = interval->launched_ns;
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
     if (gate->unseen != 0)
         gate->unseen--;
+    gate->risk_ns -= earlier(interval->risk_ns, gate->risk_ns);
     gate->progress_ns = now_ns;
     if (interval->measurable) {
         settlement = settle(gate, &policy, interval);
-        account(gate, (int64_t)settlement.charged_ns - (int64_t)interval->estimate_ns);
+        account(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns));
         if (interval->unknown) { /* it counted nothing when it was launched */
             gate->launched_ns += settlement.charged_ns;
             launched += settlement.charged_ns;

@@ -21,6 +21,7 @@ enum {
     VC_AHEAD_LOW_NS = 500000,         /* … and below which it may always add one more operation */
     VC_BURST_NS = 6000000,            /* … and while nobody waits, what begins on an idle card: a short request never sleeps */
     VC_UNSEEN_NS = 5000000,           /* work launched but not yet seen to end */
+    VC_RISK_NS = 50000000,            /* what operations whose cost varies may together turn out to cost before one is seen to end */
     VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
@@ -83,6 +84,7 @@ struct vc_gate {
     uint64_t idle_ns;      /* … and what of it had been launched when the card was last idle */
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
+    uint64_t risk_ns;      /* what the operations whose cost varies among them may turn out to cost */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
@@ -98,8 +100,13 @@ struct vc_interval {
     uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
     uint64_t sequence;     /* lease under which it was launched */
     uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
+    uint64_t risk_ns;      /* what it may cost at most, where that varies */
+    uint64_t covered_until_ns, uncovered_ns; /* so far it has been looked at, and no other interval had that part */
+    uint64_t advance_ns;   /* charged beyond its estimate while it lasts */
     uint32_t operations;
     bool unknown;          /* its (only) operation had no estimate */
+    bool loose;            /* no mark tells its begin: `from_ns` is when its first operation was launched */
+    bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
 };
 
@@ -116,14 +123,14 @@ void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const st
 /* Read the policy; every value of the file is bounded, an impossible one falls back to the guaranteed share. */
 struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns);
 
-/* May an operation of `cost_ns` (0: unknown) start? If so it is charged at once and counted as launched. */
-void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, struct vc_gate_answer *answer);
+/* May an operation of `cost_ns` (0: unknown), perhaps of `risk_ns` (0: certainly not), start? If so it is charged at once and counted as launched. */
+void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer);
 
 /* Give back what is left of an allowance; `used_ns` of `allowance_ns` was launched. */
 void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns);
 
 /* The driver refused the operation: nothing was launched. */
-void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns);
+void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns, uint64_t risk_ns);
 
 /* An end mark was recorded behind what has been launched, which is all but the `unused_ns` of the caller's allowance;
  * returns the value for vc_interval.launched_ns. */
@@ -150,8 +157,15 @@ void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
 /* An end mark is still on its way past the predicted finish: the card is busy, not idle. */
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns);
 
+/* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, so that
+ * a process that is killed owes nothing. `others_gpu_ns` as far as it is known now. */
+void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
+
+/* The application waited for the card so long, with nothing on it that would be measured. */
+void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);
+
 /* An end mark was reached (or lost: measurable = false). Settles the charge and renews the prediction. */
-struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, const struct vc_interval *interval);
+struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
 
 /* The application waited for all of its work on the card. */
 void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns);

@@ -5,6 +5,9 @@
 
 #include "base/atomic.h"
 
+/* Waiting for the card takes what the threads of a busy machine take to be woken, too. */
+static const uint64_t DOUBTFUL_NS = 100000, CERTAIN_NS = 2000000;
+
 void vc_lane_init(struct vc_lane *lane, struct vc_gate *gate)
 {
     memset(lane, 0, sizeof *lane);
@@ -65,8 +68,12 @@ static void forget_interval(struct vc_lane *lane)
 
 static bool due(const struct vc_estimate *estimate, uint64_t cost_ns)
 {
-    return cost_ns == 0 || cost_ns >= VC_MARK_NS || vc_load_relaxed(&estimate->unmeasured_ns) + cost_ns >= VC_MARK_NS;
+    return cost_ns == 0 || cost_ns >= VC_MARK_NS || vc_estimate_risk(estimate) != 0 ||
+           vc_load_relaxed(&estimate->unmeasured_ns) + cost_ns >= VC_MARK_NS;
 }
+
+/* A stream that is idle for so short between operations is as good as busy: the gate need not be asked. */
+static const uint64_t SHORT_GAP_NS = 20000;
 
 static void issue_permit(struct vc_lane *lane, const struct vc_gate_answer *answer, uint64_t now_ns, uint64_t now_ticks)
 {
@@ -75,10 +82,11 @@ static void issue_permit(struct vc_lane *lane, const struct vc_gate_answer *answ
     lane->allowance_ns = answer->allowance_ns;
     lane->used_ns = 0;
     lane->ticks_per_ns = vc_ticks_of_ns(UINT64_C(1) << VC_LANE_FIXED_POINT, now_ns, now_ticks);
-    lane->busy_until_ticks = busy_ticks ? now_ticks + busy_ticks : 0;
+    lane->busy_until_ticks = busy_ticks ? now_ticks + busy_ticks + vc_ticks_of_ns(SHORT_GAP_NS, now_ns, now_ticks) : 0;
+    /* Whatever the estimates say: what was launched a mark's time ago gets one with the next launch. */
     uint64_t good_for = answer->permit_until_ns > now_ns ? answer->permit_until_ns - now_ns : 0;
-    lane->limit_ticks = good_for > 1000 * UINT64_C(1000000) ? UINT64_MAX
-                                                            : now_ticks + vc_ticks_of_ns(good_for, now_ns, now_ticks);
+    good_for = good_for < VC_MARK_NS ? good_for : VC_MARK_NS;
+    lane->limit_ticks = now_ticks + vc_ticks_of_ns(good_for, now_ns, now_ticks);
 }
 
 void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint64_t now_ns, uint64_t now_ticks,
@@ -86,18 +94,26 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
 {
     memset(step, 0, sizeof *step);
     vc_lane_fold(lane);
-    uint64_t cost = vc_estimate_cost(estimate);
-    vc_gate_enter(lane->gate, now_ns, cost, answer);
+    uint64_t cost = vc_estimate_cost(estimate), risk = vc_estimate_risk(estimate);
+    vc_gate_enter(lane->gate, now_ns, cost, risk, answer);
     if (answer->reason != VC_GATE_GO)
         return;
-    bool idle = lane->finish_ns <= now_ns;
+    /* All was seen to end, long before it was thought to. */
+    bool early = answer->from_idle && lane->finish_ns > now_ns + VC_MARK_NS;
+    bool idle = lane->finish_ns <= now_ns || early;
+    step->late = !idle && lane->unmarked_since_ns != 0 && now_ns > lane->unmarked_since_ns + VC_MARK_NS;
+    if (idle || lane->unmarked_since_ns == 0)
+        lane->unmarked_since_ns = now_ns;
     if (idle) { /* an interval must not contain the time in which there was nothing to do */
         lane->open = false;
         lane->finish_ns = now_ns;
         forget_interval(lane);
     }
+    if (risk != 0 && lane->operations == 0)
+        lane->open = false; /* nobody can tell whether the card is still busy: it gets a begin of its own */
     lane->finish_ns += cost;
     step->cost_ns = cost;
+    step->risk_ns = risk;
     step->from_idle = answer->from_idle;
     step->closing = answer->closing;
     step->concurrent = idle && answer->joins && cost >= VC_CONCURRENT_NS;
@@ -116,7 +132,7 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
                       struct vc_lane_step *step)
 {
     uint64_t cost = step->cost_ns;
-    bool own_mark = due(estimate, cost) || step->closing || step->concurrent;
+    bool own_mark = due(estimate, cost) || step->closing || step->concurrent || step->late || step->risk_ns != 0;
     vc_lane__note(lane, estimate, cost);
     lane->estimate_ns += cost;
     lane->operations++;
@@ -131,22 +147,37 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
         .estimate_ns = lane->estimate_ns,
         .launched_ns = vc_gate_marked(lane->gate, lane->allowance_ns),
         .sequence = lane->sequence,
+        .risk_ns = step->risk_ns,
         .operations = lane->operations,
         .unknown = cost == 0,
-        .measurable = lane->open,
+        .measurable = true,
+        .loose = !lane->open,
+        .from_ns = lane->open ? 0 : lane->unmarked_since_ns,
     };
     step->distinct = lane->distinct;
     memcpy(step->learners, lane->learners, lane->distinct * sizeof lane->learners[0]);
     for (unsigned i = 0; lane->open && i < lane->distinct; i++)
         vc_store_relaxed(&lane->learners[i].estimate->unmeasured_ns, 0);
     lane->open = true;
+    lane->unmarked_since_ns = 0;
     lane->sequence = answer->sequence;
     forget_interval(lane);
 }
 
+void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns)
+{
+    uint64_t expected = lane->estimate_ns + lane->used_ns, waited = to_ns - from_ns;
+    if (lane->unmarked_since_ns == 0 || waited < 2 * expected + DOUBTFUL_NS)
+        return;
+    for (unsigned i = 0; i < lane->distinct; i++)
+        vc_estimate_doubt(lane->learners[i].estimate);
+    if (waited > expected + CERTAIN_NS)
+        vc_gate_waited(lane->gate, from_ns + expected, to_ns - CERTAIN_NS / 2);
+}
+
 void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step)
 {
-    vc_gate_undo(lane->gate, step->cost_ns);
+    vc_gate_undo(lane->gate, step->cost_ns, step->risk_ns);
     lane->finish_ns -= step->cost_ns < lane->finish_ns ? step->cost_ns : lane->finish_ns;
 }
 
@@ -155,6 +186,12 @@ void vc_lane_learn(const struct vc_learner *learners, unsigned count, const stru
 {
     if (!interval->measurable || count == 0)
         return;
+    if (interval->loose && settlement->evidence == VC_EVIDENCE_UPPER_BOUND)
+        return;
+    /* Either the card was idle in between, or something took longer than it ever did: a measurement of its own will tell. */
+    if (interval->host_bound && interval->operations > 1 && settlement->measured_ns > 2 * interval->estimate_ns + DOUBTFUL_NS)
+        for (unsigned i = 0; i < count; i++)
+            vc_estimate_doubt(learners[i].estimate);
     if (interval->unknown && interval->estimate_ns == 0) {
         vc_estimate_set(learners[count - 1].estimate, settlement->measured_ns);
         return;

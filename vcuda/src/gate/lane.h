@@ -33,6 +33,7 @@ struct vc_lane {
 
     struct vc_gate *gate;
     uint64_t finish_ns;    /* predicted end of what this lane launched */
+    uint64_t unmarked_since_ns; /* when the oldest operation without a mark behind it was launched, at most a permit later; 0: none */
     uint64_t launches;     /* not yet added to the region */
 
     /* The interval under way, if a mark opened it. */
@@ -47,10 +48,12 @@ struct vc_lane {
 /* What to do around one operation. */
 struct vc_lane_step {
     uint64_t cost_ns; /* as it was charged; 0: unknown */
+    uint64_t risk_ns; /* what it may turn out to cost, where that varies */
     bool mark_before; /* record an event before it: an interval begins */
     bool mark_after;  /* record an event behind it: `interval` ends there, and the next one begins */
     bool from_idle;   /* the card had nothing of this process to do when it was launched */
     bool closing;     /* the gate shuts behind it */
+    bool late;        /* operations before it wait for a mark for too long */
     bool concurrent;  /* it starts beside work of another stream: only its own interval tells what it adds */
     struct vc_interval interval; /* without its times */
     unsigned distinct;
@@ -71,7 +74,7 @@ static inline void vc_lane__note(struct vc_lane *lane, struct vc_estimate *estim
 /* The launch fast path: whether the operation may go with neither a question nor an event. No lock, no clock. */
 static inline bool vc_lane_pass(struct vc_lane *lane, struct vc_estimate *estimate)
 {
-    uint64_t cost = vc_estimate_cost(estimate);
+    uint64_t cost = vc_estimate_pass(estimate);
     uint64_t used = lane->used_ns + cost;
     if (VC_UNLIKELY((cost == 0) | (used > lane->allowance_ns)))
         return false;
@@ -102,6 +105,9 @@ void vc_lane_opened(struct vc_lane *lane, bool recorded);
 /* The operation of `vc_lane_ask` was launched: says whether to mark its end, and takes the interval out of the lane. */
 void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const struct vc_gate_answer *answer,
                       struct vc_lane_step *step);
+
+/* The application waited for the card from `from_ns` to `to_ns`: what that says of operations without a mark. */
+void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns);
 
 /* The driver refused it. */
 void vc_lane_refused(struct vc_lane *lane, const struct vc_lane_step *step);

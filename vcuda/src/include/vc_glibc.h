@@ -22,6 +22,7 @@ VC_OLD(dlsym);
 VC_OLD(dladdr);
 VC_OLD(dlclose);
 VC_OLD(dlerror);
+__asm__(".symver pthread_condattr_setclock,pthread_condattr_setclock@GLIBC_2.3.3");
 VC_OLD(pthread_create);
 VC_OLD(pthread_getcpuclockid);
 VC_OLD(pthread_join);

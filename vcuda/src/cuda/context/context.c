@@ -205,7 +205,7 @@ static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext))
     struct vc_dying dying = known ? vc_account_context_ending(context) : (struct vc_dying){0};
     struct vc_tracker *work = vc_work_context_ending(context);
     CUresult result = call(context);
-    vc_work_context_ended(work, result == CUDA_SUCCESS);
+    vc_work_context_ended(work, context, result == CUDA_SUCCESS);
     vc_cards_forget_contexts();
     vc_account_context_ended(dying, context, result);
     if (known && result == CUDA_SUCCESS)
@@ -318,13 +318,14 @@ static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice), bool re
     if (device < 0 || device >= VC__MAX_DEVICES)
         return call(device);
     bool charged = vc_load_acquire(&primaries[device].charged);
-    struct vc_tracker *work = charged ? vc_work_context_ending(primaries[device].context) : NULL;
+    CUcontext context = charged ? primaries[device].context : NULL;
+    struct vc_tracker *work = charged ? vc_work_context_ending(context) : NULL;
     CUresult result = call(device);
     bool gone = result == CUDA_SUCCESS && vc_primary_ended(device);
     bool emptied = result == CUDA_SUCCESS && reset && charged && !gone; /* "does not release it": who retained it has it */
     if (emptied)
         empty(primaries[device].context);
-    vc_work_context_ended(work, gone || emptied);
+    vc_work_context_ended(work, context, gone || emptied);
     return result;
 }
 

@@ -1,11 +1,8 @@
 /* Hooks of batches of copies, of copies with attributes, of decompression and of the arrays' own copies: one operation each.
  *
- * A batch is charged if any of its first copies stays on the card: what it costs is measured, its size is only the key.
+ * A batch is charged for those of its copies that stay on the card: what they cost is measured, their size is only the key.
  */
 #include "cuda/work/work.h"
-
-/* So many copies of a batch are looked at: each look is a question to the driver. */
-enum { LOOKED_AT = 32 };
 
 static bool begin_batch(struct vc_work *work, CUstream stream, bool per_thread, const CUdeviceptr *destinations,
                         const CUdeviceptr *sources, const size_t *sizes, size_t count)
@@ -14,11 +11,9 @@ static bool begin_batch(struct vc_work *work, CUstream stream, bool per_thread, 
         return false;
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
-        bytes += sizes[i];
-    bool stays = false;
-    for (size_t i = 0; bytes >= VC_WORK_LARGE_BYTES && !stays && i < count && i < LOOKED_AT; i++)
-        stays = vc_work_on_device(destinations[i]) && vc_work_on_device(sources[i]);
-    return stays && vc_work_begin_sized(work, stream, per_thread, VC_WORK_BATCH, bytes);
+        if (vc_work_on_device(destinations[i]) && vc_work_on_device(sources[i]))
+            bytes += sizes[i];
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_BATCH, bytes);
 }
 
 static bool operand_on_device(const CUmemcpy3DOperand *operand)
@@ -34,11 +29,9 @@ static bool begin_extents(struct vc_work *work, CUstream stream, bool per_thread
         return false;
     uint64_t elements = 0;
     for (size_t i = 0; i < count; i++)
-        elements += (uint64_t)copies[i].extent.width * copies[i].extent.height * copies[i].extent.depth;
-    bool stays = false;
-    for (size_t i = 0; elements >= VC_WORK_LARGE_BYTES && !stays && i < count && i < LOOKED_AT; i++)
-        stays = operand_on_device(&copies[i].src) && operand_on_device(&copies[i].dst);
-    return stays && vc_work_begin_sized(work, stream, per_thread, VC_WORK_BATCH, elements);
+        if (operand_on_device(&copies[i].src) && operand_on_device(&copies[i].dst))
+            elements += (uint64_t)copies[i].extent.width * copies[i].extent.height * copies[i].extent.depth;
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_BATCH, elements);
 }
 
 static bool begin_decompress(struct vc_work *work, CUstream stream, bool per_thread, const CUmemDecompressParams *blocks,
@@ -53,7 +46,7 @@ static bool begin_decompress(struct vc_work *work, CUstream stream, bool per_thr
 static bool begin_linear(struct vc_work *work, CUstream stream, bool per_thread, CUdeviceptr destination, CUdeviceptr source,
                          uint64_t bytes)
 {
-    return bytes >= VC_WORK_LARGE_BYTES && vc_work_gated() && vc_work_on_device(destination) && vc_work_on_device(source) &&
+    return bytes != 0 && vc_work_gated() && vc_work_on_device(destination) && vc_work_on_device(source) &&
            vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
 }
 

@@ -1,4 +1,4 @@
-/* Hooks of copies within the card and of sets: the large ones occupy it like a kernel does. */
+/* Hooks of copies within the card and of sets: they occupy it like kernels do, the small ones by their number. */
 #include "cuda/work/work.h"
 
 bool vc_work_on_device(CUdeviceptr pointer)
@@ -9,16 +9,11 @@ bool vc_work_on_device(CUdeviceptr pointer)
            type == CU_MEMORYTYPE_DEVICE;
 }
 
-bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread, uint64_t kind, uint64_t bytes)
-{
-    return bytes >= VC_WORK_LARGE_BYTES && vc_work_begin(work, vc_work_stream(stream, per_thread), vc_estimate_key(kind, 0, bytes));
-}
-
 /* A copy whose direction only its pointers tell. */
 static bool begin_copy(struct vc_work *work, CUstream stream, bool per_thread, CUdeviceptr destination, CUdeviceptr source,
                        uint64_t bytes)
 {
-    if (bytes < VC_WORK_LARGE_BYTES || !vc_work_gated() || !vc_work_on_device(destination) || !vc_work_on_device(source))
+    if (bytes == 0 || !vc_work_gated() || !vc_work_on_device(destination) || !vc_work_on_device(source))
         return false;
     return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
 }

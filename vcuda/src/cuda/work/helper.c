@@ -1,51 +1,28 @@
 /* The helper thread: sees marks being reached, turns their times into CLOCK_MONOTONIC and settles what was charged. */
-#include <linux/futex.h>
+#include "cuda/work/helper.h"
+
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include "cuda/work/tracker.h"
 #include "base/clock.h"
+#include "cuda/work/tracker.h"
 
 /* cuEventElapsedTime is a float of ms: the base must stay near for it to resolve fractions of a microsecond. */
 static const uint64_t BASE_AGE_NS = 3000000000u;
+static const uint64_t BASE_NEAR_NS = 300000;
 static const uint64_t POLL_SHORT_NS = 50000;
 static const uint64_t POLL_LONG_NS = 200000;
 static const uint64_t POLL_EARLY_NS = 1000000;
 
-static uint32_t wake_word;
-static uint64_t awake_at_ns; /* when the helper will look next; UINT64_MAX: not by itself */
+/* A mark that is reached so soon after its record found the stream idle. */
+static const uint64_t HOST_BOUND_NS = 10000;
+
 static uint32_t started;
 
-static void wake(void)
-{
-    vc_add(&wake_word, 1);
-    syscall(SYS_futex, &wake_word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL, NULL, 0);
-}
-
-void vc__helper_expect(uint64_t expected_ns)
-{
-    uint64_t awake_at = vc_load(&awake_at_ns);
-    if (awake_at == 0) { /* it may have passed by already: make it go round once more, or wake it if it is asleep by now */
-        vc_add(&wake_word, 1);
-        awake_at = vc_load(&awake_at_ns);
-    }
-    if (awake_at > expected_ns + POLL_SHORT_NS)
-        wake();
-}
-
-void vc_event_kick(void)
-{
-    if (vc_load_relaxed(&started) && vc_load(&awake_at_ns) != UINT64_MAX)
-        wake();
-}
-
-void vc__helper_forked(void)
+void vc_helper_forked(void)
 {
     vc_store_relaxed(&started, 0);
-    vc_store_relaxed(&awake_at_ns, 0);
 }
 
 /* --- the clock of a context --- */
@@ -78,59 +55,79 @@ static bool have_clock(struct vc_tracker *tracker)
     if (tracker->base_made_ns != 0 && !tracker->renewing && now - tracker->base_made_ns < BASE_AGE_NS)
         return true;
     if (!tracker->renewing) {
+        tracker->renewing_since_ns = now;
         tracker->renewing = make_base(tracker, &tracker->next_base);
         tracker->broken = !tracker->renewing && tracker->base_made_ns == 0;
     }
     if (!tracker->renewing || !reached(tracker->next_base))
         return tracker->base_made_ns != 0;
     now = vc_now_ns();
-    uint64_t base_ns = now;
+    uint64_t low = tracker->renewing_since_ns, high = now;
     if (tracker->base_made_ns != 0) {
         bool known;
-        uint64_t continued = tracker->base_ns + (uint64_t)since_base(tracker, tracker->next_base, &known);
-        if (known && continued < base_ns)
-            base_ns = continued;
+        uint64_t since = (uint64_t)since_base(tracker, tracker->next_base, &known);
+        if (known && tracker->base_low_ns + since > low)
+            low = tracker->base_low_ns + since;
+        if (known && tracker->base_high_ns + since < high)
+            high = tracker->base_high_ns + since;
     }
+    tracker->base_low_ns = low < high ? low : high;
+    tracker->base_high_ns = high;
     CUevent old = tracker->base;
     tracker->base = tracker->next_base;
     tracker->next_base = old;
-    tracker->base_ns = base_ns;
     tracker->base_made_ns = now;
     tracker->renewing = false;
     return true;
 }
 
-/* Seen now, so it was reached before: that bounds the base's own time, which is known no better. */
-static uint64_t when(struct vc_tracker *tracker, CUevent event, uint64_t now_ns)
+/* It was reached after its record was asked for, and before it is seen: that bounds the base's own time. A stream that is idle when it is
+ * marked makes the lower bound the better one; where there was none, what is seen is seen at once. */
+static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uint64_t now_ns)
 {
     bool known;
-    int64_t since = since_base(tracker, event, &known);
+    uint64_t since = (uint64_t)since_base(tracker, mark->event, &known);
     if (!known)
         return 0;
-    if ((int64_t)(tracker->base_ns + (uint64_t)since - now_ns) > 0)
-        tracker->base_ns = now_ns - (uint64_t)since;
-    return tracker->base_ns + (uint64_t)since;
+    if ((int64_t)(tracker->base_high_ns + since - now_ns) > 0)
+        tracker->base_high_ns = now_ns - since;
+    if ((int64_t)(tracker->base_low_ns + since - mark->recording_ns) < 0)
+        tracker->base_low_ns = mark->recording_ns - since;
+    if (tracker->base_low_ns > tracker->base_high_ns)
+        tracker->base_low_ns = tracker->base_high_ns;
+    bool near = tracker->base_high_ns - tracker->base_low_ns < BASE_NEAR_NS;
+    return (near ? tracker->base_low_ns : tracker->base_high_ns) + since;
 }
 
 /* --- settling --- */
+
+/* Where the interval began, as far as it is known when `until_ns` is its end, or not yet. */
+static void set_begin(struct vc_interval *interval, const struct vc_mark *from, uint64_t until_ns)
+{
+    uint64_t half = from->reached_ns + (until_ns - from->reached_ns) / 2;
+    uint64_t begins = from->begins_ns < half ? from->begins_ns : half;
+    interval->from_ns = begins > from->reached_ns ? begins : from->reached_ns;
+}
 
 static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
 {
     struct vc_interval *interval = &entry->interval;
     struct vc_mark *from = entry->from, *to = entry->to;
-    to->reached_ns = when(tracker, to->event, now_ns);
+    if (from && from->reached_ns == 0)
+        from->reached_ns = when(tracker, from, now_ns);
+    to->reached_ns = when(tracker, to, now_ns);
+    struct vc_gate_others before = from ? from->others : to->others;
     to->others = vc_gate_others(tracker->gate);
     interval->to_ns = to->reached_ns;
-    if (from && from->reached_ns == 0)
-        from->reached_ns = when(tracker, from->event, now_ns);
-    if (from && from->reached_ns != 0 && to->reached_ns > from->reached_ns) {
-        uint64_t gap = from->gap_ns;
-        uint64_t lasted = to->reached_ns - from->reached_ns;
-        interval->from_ns = from->reached_ns + (gap < lasted / 2 ? gap : lasted / 2);
-        interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &from->others, &to->others);
-    } else {
-        interval->measurable = false;
+    interval->host_bound = to->reached_ns < to->recorded_ns + HOST_BOUND_NS;
+    if (from && interval->from_ns == 0 && from->reached_ns != 0 && to->reached_ns > from->reached_ns)
+        set_begin(interval, from, to->reached_ns);
+    if (from && !from->noticed && from->reached_ns != 0) { /* it began and ended between two looks: it does not wait any more */
+        from->noticed = true;
+        vc_gate_began(tracker->gate, from->reached_ns);
     }
+    interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &before, &to->others);
+    interval->measurable = interval->measurable && interval->from_ns != 0 && to->reached_ns > interval->from_ns;
     struct vc_settlement settlement = vc_gate_seen(tracker->gate, now_ns, interval);
     vc_lane_learn(entry->learners, entry->distinct, interval, &settlement);
     if (vc_load(&tracker->gate->waiting_threads) != 0)
@@ -178,13 +175,45 @@ static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
         return false;
     from->noticed = true;
     from->others = vc_gate_others(tracker->gate);
-    vc_gate_began(tracker->gate, when(tracker, from->event, vc_now_ns()));
+    from->reached_ns = when(tracker, from, vc_now_ns());
+    vc_gate_began(tracker->gate, from->reached_ns);
     return true;
+}
+
+/* It has begun and lasts longer than was thought. */
+static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
+{
+    struct vc_interval *interval = &entry->interval;
+    const struct vc_mark *from = entry->from;
+    if (!interval->measurable)
+        return;
+    if (from && interval->from_ns == 0 && from->reached_ns != 0)
+        set_begin(interval, from, now_ns);
+    uint64_t late = interval->loose ? interval->estimate_ns + VC_MARK_NS : interval->estimate_ns;
+    if (interval->from_ns == 0 || now_ns <= interval->from_ns + late)
+        return;
+    struct vc_gate_others now = vc_gate_others(tracker->gate);
+    interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : &entry->to->others, &now);
+    vc_gate_progress(tracker->gate, now_ns, interval);
+}
+
+static void make_spares(struct vc_tracker *tracker)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    unsigned count = tracker->spare_count;
+    pthread_mutex_unlock(&tracker->mutex);
+    if (count >= VC_SPARE_MARKS_LOW)
+        return;
+    vc_real.cuCtxSetCurrent(tracker->context);
+    for (; count < VC_SPARE_MARKS_HIGH && !tracker->broken; count++)
+        if (!vc_mark_make(tracker))
+            tracker->broken = count == 0;
 }
 
 /* Look at everything under way in one context; returns when to look again. */
 static uint64_t work_off(struct vc_tracker *tracker)
 {
+    make_spares(tracker);
     pthread_mutex_lock(&tracker->mutex);
     bool empty = !tracker->first;
     pthread_mutex_unlock(&tracker->mutex);
@@ -222,6 +251,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
             next = poll < next ? poll : next;
             if (entry->expected_ns < now)
                 vc_gate_overdue(tracker->gate, now);
+            charge_progress(tracker, entry, now);
         }
         link = &entry->next;
     }
@@ -232,38 +262,6 @@ static uint64_t work_off(struct vc_tracker *tracker)
 
 /* --- the thread --- */
 
-static uint64_t round_of_all(void)
-{
-    uint64_t next = UINT64_MAX;
-    pthread_mutex_lock(&vc__trackers_mutex);
-    uint64_t list = vc__trackers_changes;
-    for (struct vc_tracker *tracker = vc__trackers; tracker; tracker = tracker->next) {
-        vc__tracker_in_use = tracker;
-        pthread_mutex_unlock(&vc__trackers_mutex);
-        uint64_t wanted = work_off(tracker);
-        next = wanted < next ? wanted : next;
-        pthread_mutex_lock(&vc__trackers_mutex);
-        vc__tracker_in_use = NULL;
-        pthread_cond_broadcast(&vc__trackers_idle);
-        if (list != vc__trackers_changes) { /* this one may be out of the list by now */
-            next = 0;
-            break;
-        }
-    }
-    pthread_mutex_unlock(&vc__trackers_mutex);
-    return next;
-}
-
-static void sleep_until(uint64_t next_ns, uint32_t expected)
-{
-    uint64_t now = vc_now_ns();
-    if (next_ns <= now)
-        return;
-    uint64_t sleep = next_ns - now;
-    struct timespec timeout = {.tv_sec = (time_t)(sleep / 1000000000u), .tv_nsec = (long)(sleep % 1000000000u)};
-    syscall(SYS_futex, &wake_word, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, expected, next_ns == UINT64_MAX ? NULL : &timeout, NULL, 0);
-}
-
 static void *help(void *argument)
 {
     prctl(PR_SET_NAME, "vcuda-helper");
@@ -271,16 +269,13 @@ static void *help(void *argument)
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
     for (;;) {
-        uint32_t word = vc_load(&wake_word);
-        vc_store(&awake_at_ns, 0); /* awake now: whoever submits need not wake us, we look at the word again */
-        uint64_t next = round_of_all();
-        vc_store(&awake_at_ns, next);
-        sleep_until(next, word);
+        uint32_t word = vc_bell_awake();
+        vc_bell_sleep(vc_trackers_round(work_off), word);
     }
     return argument;
 }
 
-bool vc__helper_start(void)
+bool vc_helper_start(void)
 {
     uint32_t no = 0;
     if (vc_load_relaxed(&started))

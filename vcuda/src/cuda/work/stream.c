@@ -1,96 +1,106 @@
 /* Hooks of streams: captures, which we keep away from; destruction; and the calls in which the application waits. */
 #include "cuda/memory/account.h"
+#include "cuda/work/capture.h"
 #include "cuda/work/work.h"
 
 enum { WRONG_THREAD = 908, ILLEGAL_STATE = 401 };
 
-/* Counted before the driver's call: from its first moment on nobody may touch the stream. */
-static CUresult began(CUresult result)
-{
-    if (result != CUDA_SUCCESS)
-        vc_work_capture_ended();
-    return result;
-}
-
-#define VC__BEGINS(name, parameters, arguments)   \
-    CUresult vc_hook_##name parameters            \
-    {                                             \
-        vc_work_capture_began();                  \
-        return began(vc_real.name arguments);     \
+/* Known before the driver's call: from its first moment on nobody may touch the stream. */
+#define VC__BEGINS(name, per_thread, parameters, arguments)            \
+    CUresult vc_hook_##name parameters                                 \
+    {                                                                  \
+        vc_capture_begins(vc_work_stream(stream, per_thread));         \
+        CUresult result = vc_real.name arguments;                      \
+        if (result != CUDA_SUCCESS)                                    \
+            vc_capture_over(vc_work_stream(stream, per_thread));       \
+        return result;                                                 \
     }
 
 #define VC__TO_GRAPH                                                                                            \
     CUstream stream, CUgraph graph, const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count, int mode
 
-VC__BEGINS(cuStreamBeginCapture, (CUstream stream), (stream))
-VC__BEGINS(cuStreamBeginCapture_ptsz, (CUstream stream), (stream))
-VC__BEGINS(cuStreamBeginCapture_v2, (CUstream stream, int mode), (stream, mode))
-VC__BEGINS(cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), (stream, mode))
-VC__BEGINS(cuStreamBeginCaptureToGraph, (VC__TO_GRAPH), (stream, graph, dependencies, edges, count, mode))
-VC__BEGINS(cuStreamBeginCaptureToGraph_ptsz, (VC__TO_GRAPH), (stream, graph, dependencies, edges, count, mode))
+VC__BEGINS(cuStreamBeginCapture, false, (CUstream stream), (stream))
+VC__BEGINS(cuStreamBeginCapture_ptsz, true, (CUstream stream), (stream))
+VC__BEGINS(cuStreamBeginCapture_v2, false, (CUstream stream, int mode), (stream, mode))
+VC__BEGINS(cuStreamBeginCapture_v2_ptsz, true, (CUstream stream, int mode), (stream, mode))
+VC__BEGINS(cuStreamBeginCaptureToGraph, false, (VC__TO_GRAPH), (stream, graph, dependencies, edges, count, mode))
+VC__BEGINS(cuStreamBeginCaptureToGraph_ptsz, true, (VC__TO_GRAPH), (stream, graph, dependencies, edges, count, mode))
 
 /* An invalidated capture ends with an error, but it ends; these two mean that it goes on, or that there was none. */
-static CUresult ended(CUresult result)
+static CUresult ended(CUresult result, CUstream stream)
 {
     if ((int)result != WRONG_THREAD && (int)result != ILLEGAL_STATE)
-        vc_work_capture_ended();
+        vc_capture_over(stream);
     return result;
 }
 
 CUresult vc_hook_cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
-    return ended(vc_real.cuStreamEndCapture(stream, graph));
+    return ended(vc_real.cuStreamEndCapture(stream, graph), vc_work_stream(stream, false));
 }
 
 CUresult vc_hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 {
-    return ended(vc_real.cuStreamEndCapture_ptsz(stream, graph));
+    return ended(vc_real.cuStreamEndCapture_ptsz(stream, graph), vc_work_stream(stream, true));
 }
 
 CUresult vc_hook_cuStreamDestroy(CUstream stream)
 {
     CUresult result = vc_real.cuStreamDestroy(stream);
-    vc_work_stream_gone();
+    vc_work_stream_gone(stream);
     return result;
 }
 
 CUresult vc_hook_cuStreamDestroy_v2(CUstream stream)
 {
     CUresult result = vc_real.cuStreamDestroy_v2(stream);
-    vc_work_stream_gone();
+    vc_work_stream_gone(stream);
     return result;
 }
 
-static CUresult synchronized(CUresult result, bool whole_context)
+/* What pools held idle the driver gives back here. */
+static CUresult waited(CUresult result, uint64_t from_ns, CUstream stream)
 {
     if (result == CUDA_SUCCESS) {
-        vc_work_synchronized(whole_context);
-        vc_account_settle(); /* here the driver gives back what pools held idle */
+        vc_work_waited(from_ns, stream);
+        vc_account_settle();
+    }
+    return result;
+}
+
+static CUresult waited_otherwise(CUresult result)
+{
+    if (result == CUDA_SUCCESS) {
+        vc_work_waited_otherwise();
+        vc_account_settle();
     }
     return result;
 }
 
 CUresult vc_hook_cuCtxSynchronize(void)
 {
-    return synchronized(vc_real.cuCtxSynchronize(), true);
+    uint64_t from = vc_work_waits();
+    return waited(vc_real.cuCtxSynchronize(), from, NULL);
 }
 
 CUresult vc_hook_cuCtxSynchronize_v2(CUcontext context)
 {
-    return synchronized(vc_real.cuCtxSynchronize_v2(context), false);
+    return waited_otherwise(vc_real.cuCtxSynchronize_v2(context));
 }
 
 CUresult vc_hook_cuStreamSynchronize(CUstream stream)
 {
-    return synchronized(vc_real.cuStreamSynchronize(stream), false);
+    uint64_t from = vc_work_waits();
+    return waited(vc_real.cuStreamSynchronize(stream), from, vc_work_stream(stream, false));
 }
 
 CUresult vc_hook_cuStreamSynchronize_ptsz(CUstream stream)
 {
-    return synchronized(vc_real.cuStreamSynchronize_ptsz(stream), false);
+    uint64_t from = vc_work_waits();
+    return waited(vc_real.cuStreamSynchronize_ptsz(stream), from, vc_work_stream(stream, true));
 }
 
 CUresult vc_hook_cuEventSynchronize(CUevent event)
 {
-    return synchronized(vc_real.cuEventSynchronize(event), false);
+    return waited_otherwise(vc_real.cuEventSynchronize(event));
 }

@@ -1,18 +1,72 @@
 /* Trackers and marks: recording them beside the application's work, and the queue that the helper works off. */
-#include "cuda/work/event.h"
-
-#include <stdlib.h>
-
 #include "cuda/work/tracker.h"
+
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
 #include "base/clock.h"
 
-enum { MOST_UNDER_WAY = 512 };
+static const uint64_t POLL_SHORT_NS = 50000;
+/* The helper makes an event in microseconds; on a busy machine it has to be let run first. */
+static const uint64_t SPARE_WAIT_NS = 20000000;
+static const uint64_t LAST_LOOK_NS = 50000000;
 
-pthread_mutex_t vc__trackers_mutex = PTHREAD_MUTEX_INITIALIZER;
-pthread_cond_t vc__trackers_idle = PTHREAD_COND_INITIALIZER;
-struct vc_tracker *vc__trackers;
-struct vc_tracker *vc__tracker_in_use;
-uint64_t vc__trackers_changes;
+static pthread_mutex_t trackers_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t trackers_idle = PTHREAD_COND_INITIALIZER;
+static struct vc_tracker *trackers;
+static struct vc_tracker *in_use; /* the helper works on it right now */
+static uint64_t trackers_changes;
+
+/* --- the bell --- */
+
+static uint32_t wake_word;
+static uint64_t awake_at_ns; /* when the helper will look next; UINT64_MAX: not by itself; 0: it is awake */
+
+static void wake(void)
+{
+    vc_add(&wake_word, 1);
+    syscall(SYS_futex, &wake_word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL, NULL, 0);
+}
+
+void vc_bell_expect(uint64_t expected_ns)
+{
+    uint64_t awake_at = vc_load(&awake_at_ns);
+    if (awake_at == 0) { /* it may have passed by already: make it go round once more, or wake it if it is asleep by now */
+        vc_add(&wake_word, 1);
+        awake_at = vc_load(&awake_at_ns);
+    }
+    if (awake_at > expected_ns + POLL_SHORT_NS)
+        wake();
+}
+
+void vc_bell_kick(void)
+{
+    if (vc_load(&awake_at_ns) != UINT64_MAX)
+        wake();
+}
+
+uint32_t vc_bell_awake(void)
+{
+    uint32_t word = vc_load(&wake_word);
+    vc_store(&awake_at_ns, 0); /* whoever submits need not wake us, we look at the word again */
+    return word;
+}
+
+void vc_bell_sleep(uint64_t until_ns, uint32_t word)
+{
+    vc_store(&awake_at_ns, until_ns);
+    uint64_t now = vc_now_ns();
+    if (until_ns <= now)
+        return;
+    uint64_t sleep = until_ns - now;
+    struct timespec timeout = {.tv_sec = (time_t)(sleep / 1000000000u), .tv_nsec = (long)(sleep % 1000000000u)};
+    syscall(SYS_futex, &wake_word, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, word, until_ns == UINT64_MAX ? NULL : &timeout, NULL, 0);
+}
+
+/* --- trackers --- */
 
 static bool driver_can_measure(void)
 {
@@ -20,30 +74,49 @@ static bool driver_can_measure(void)
            vc_real.cuStreamCreate && vc_real.cuCtxSetCurrent && vc_real.cuThreadExchangeStreamCaptureMode;
 }
 
-struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate)
+static struct vc_tracker *find_tracker(CUcontext context)
 {
-    if (!driver_can_measure() || !vc__helper_start())
-        return NULL;
-    pthread_mutex_lock(&vc__trackers_mutex);
-    struct vc_tracker *tracker = vc__trackers;
+    struct vc_tracker *tracker = trackers;
     while (tracker && tracker->context != context)
         tracker = tracker->next;
-    if (!tracker) {
-        tracker = calloc(1, sizeof *tracker);
-        if (tracker) {
-            pthread_mutex_init(&tracker->mutex, NULL);
-            tracker->context = context;
-            tracker->gate = gate;
-            tracker->last = &tracker->first;
-            tracker->references = 1; /* the list's */
-            tracker->next = vc__trackers;
-            vc__trackers = tracker;
-            vc__trackers_changes++;
-        }
-    }
+    return tracker;
+}
+
+static struct vc_tracker *make_tracker(CUcontext context, struct vc_gate *gate)
+{
+    struct vc_tracker *tracker = calloc(1, sizeof *tracker);
+    if (!tracker)
+        return NULL;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_mutex_init(&tracker->mutex, NULL);
+    pthread_cond_init(&tracker->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    tracker->context = context;
+    tracker->gate = gate;
+    tracker->last = &tracker->first;
+    tracker->references = 1; /* the list's */
+    tracker->next = trackers;
+    trackers = tracker;
+    trackers_changes++;
+    return tracker;
+}
+
+struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate)
+{
+    if (!driver_can_measure())
+        return NULL;
+    pthread_mutex_lock(&trackers_mutex);
+    struct vc_tracker *tracker = find_tracker(context);
+    bool made = !tracker;
+    if (made)
+        tracker = make_tracker(context, gate);
     if (tracker)
         vc_add(&tracker->references, 1);
-    pthread_mutex_unlock(&vc__trackers_mutex);
+    pthread_mutex_unlock(&trackers_mutex);
+    if (made)
+        vc_bell_expect(0); /* for spare marks */
     return tracker;
 }
 
@@ -53,83 +126,133 @@ void vc_tracker_release(struct vc_tracker *tracker)
         return;
     /* Its events went with the context, or will: it is only ever taken from the list when the context goes. */
     pthread_mutex_destroy(&tracker->mutex);
+    pthread_cond_destroy(&tracker->changed);
     free(tracker);
+}
+
+uint64_t vc_trackers_round(uint64_t (*look)(struct vc_tracker *))
+{
+    uint64_t next = UINT64_MAX;
+    pthread_mutex_lock(&trackers_mutex);
+    uint64_t list = trackers_changes;
+    for (struct vc_tracker *tracker = trackers; tracker; tracker = tracker->next) {
+        if (tracker->suspended != 0)
+            continue;
+        in_use = tracker;
+        pthread_mutex_unlock(&trackers_mutex);
+        uint64_t wanted = look(tracker);
+        next = wanted < next ? wanted : next;
+        pthread_mutex_lock(&tracker->mutex);
+        tracker->looks++;
+        pthread_cond_broadcast(&tracker->changed);
+        pthread_mutex_unlock(&tracker->mutex);
+        pthread_mutex_lock(&trackers_mutex);
+        in_use = NULL;
+        pthread_cond_broadcast(&trackers_idle);
+        if (list != trackers_changes) { /* this one may be out of the list by now */
+            next = 0;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&trackers_mutex);
+    return next;
 }
 
 /* --- marks --- */
 
+static struct timespec deadline(uint64_t for_ns)
+{
+    uint64_t at = vc_now_ns() + for_ns;
+    return (struct timespec){.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
+}
+
 static struct vc_mark *take_spare(struct vc_tracker *tracker)
 {
+    struct timespec until = {0, 0};
     pthread_mutex_lock(&tracker->mutex);
-    struct vc_mark *mark = tracker->under_way_count < MOST_UNDER_WAY ? tracker->spare : NULL;
-    if (mark)
+    while (!tracker->spare && !tracker->gone && !tracker->broken && tracker->under_way_count < VC_MOST_UNDER_WAY) {
+        if (until.tv_sec == 0)
+            until = deadline(SPARE_WAIT_NS);
+        vc_bell_expect(0);
+        if (pthread_cond_timedwait(&tracker->changed, &tracker->mutex, &until) != 0)
+            break;
+    }
+    struct vc_mark *mark = tracker->under_way_count < VC_MOST_UNDER_WAY ? tracker->spare : NULL;
+    if (mark) {
         tracker->spare = mark->next;
+        tracker->spare_count--;
+    }
+    bool few = tracker->spare_count < VC_SPARE_MARKS_LOW;
     pthread_mutex_unlock(&tracker->mutex);
+    if (few)
+        vc_bell_expect(0);
     return mark;
 }
 
-static void put_spare(struct vc_mark *mark)
+static void put_spare(struct vc_tracker *tracker, struct vc_mark *mark)
 {
-    struct vc_tracker *tracker = mark->tracker;
     pthread_mutex_lock(&tracker->mutex);
     bool gone = tracker->gone;
     if (!gone) {
         mark->next = tracker->spare;
         tracker->spare = mark;
+        tracker->spare_count++;
+        pthread_cond_broadcast(&tracker->changed);
     }
     pthread_mutex_unlock(&tracker->mutex);
     if (gone)
         free(mark);
-    vc_tracker_release(tracker);
 }
 
-static struct vc_mark *make_mark(void)
+bool vc_mark_make(struct vc_tracker *tracker)
 {
     struct vc_mark *mark = calloc(1, sizeof *mark);
-    if (mark && vc_real.cuEventCreate(&mark->event, 0) != CUDA_SUCCESS) {
+    if (!mark || vc_real.cuEventCreate(&mark->event, 0) != CUDA_SUCCESS) {
         free(mark);
-        return NULL;
+        return false;
     }
-    return mark;
+    put_spare(tracker, mark);
+    return true;
 }
 
-struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool may_create, bool from_idle)
+struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool from_idle)
 {
-    if (!tracker)
-        return NULL;
-    struct vc_mark *mark = take_spare(tracker);
-    if (!mark && may_create)
-        mark = make_mark();
+    struct vc_mark *mark = tracker ? take_spare(tracker) : NULL;
     if (!mark)
         return NULL;
     vc_add(&tracker->references, 1);
-    mark->tracker = tracker;
-    mark->references = 1;
-    mark->reached_ns = 0;
-    mark->gap_ns = 0;
-    mark->noticed = false;
-    mark->others = vc_gate_others(tracker->gate);
+    *mark = (struct vc_mark){.event = mark->event, .tracker = tracker, .references = 1, .others = vc_gate_others(tracker->gate)};
+    mark->recording_ns = vc_now_ns();
     if (vc_real.cuEventRecord(mark->event, stream) != CUDA_SUCCESS) {
         vc_mark_release(mark);
         return NULL;
     }
-    mark->idle_since_ns = from_idle ? vc_now_ns() : 0;
+    mark->recorded_ns = vc_now_ns();
+    mark->from_idle = from_idle;
     return mark;
+}
+
+void vc_mark_launching(struct vc_mark *mark)
+{
+    if (mark && mark->from_idle)
+        mark->begins_ns = vc_now_ns();
 }
 
 void vc_mark_launched(struct vc_mark *mark)
 {
-    if (!mark || mark->idle_since_ns == 0)
+    if (!mark || mark->begins_ns == 0)
         return;
-    uint64_t gap = vc_now_ns() - mark->idle_since_ns;
-    mark->gap_ns = gap < VC_LAUNCH_GAP_NS ? gap : VC_LAUNCH_GAP_NS;
-    mark->idle_since_ns = 0;
+    uint64_t call = vc_now_ns() - mark->begins_ns;
+    mark->begins_ns += call < VC_LAUNCH_GAP_NS ? call : VC_LAUNCH_GAP_NS;
 }
 
 void vc_mark_release(struct vc_mark *mark)
 {
-    if (mark && vc_sub(&mark->references, 1) == 0)
-        put_spare(mark);
+    if (!mark || vc_sub(&mark->references, 1) != 0)
+        return;
+    struct vc_tracker *tracker = mark->tracker;
+    put_spare(tracker, mark);
+    vc_tracker_release(tracker);
 }
 
 void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, const struct vc_lane_step *step)
@@ -149,7 +272,7 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
     entry->to = to;
     entry->stream = stream;
     entry->interval = step->interval;
-    entry->interval.measurable = step->interval.measurable && from;
+    entry->interval.measurable = step->interval.loose || from;
     entry->distinct = step->distinct;
     for (unsigned i = 0; i < step->distinct; i++)
         entry->learners[i] = step->learners[i];
@@ -161,19 +284,23 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
     tracker->last = &entry->next;
     tracker->under_way_count++;
     pthread_mutex_unlock(&tracker->mutex);
-    vc__helper_expect(entry->expected_ns);
+    vc_bell_expect(entry->expected_ns);
 }
 
 /* --- the end of a context, and of everything in a forked child --- */
 
+/* What the helper did not see end went with the context: it had the card from its begin until now, if it had begun. */
 static void drop_under_way(struct vc_tracker *tracker)
 {
     struct vc_under_way *entry = tracker->first;
     while (entry) {
         struct vc_under_way *next = entry->next;
         struct vc_interval lost = entry->interval;
+        uint64_t now = vc_now_ns();
+        if (lost.measurable && lost.from_ns != 0)
+            vc_gate_progress(tracker->gate, now, &lost);
         lost.measurable = false;
-        vc_gate_seen(tracker->gate, vc_now_ns(), &lost);
+        vc_gate_seen(tracker->gate, now, &lost);
         vc_mark_release(entry->from);
         vc_mark_release(entry->to);
         free(entry);
@@ -184,56 +311,85 @@ static void drop_under_way(struct vc_tracker *tracker)
     tracker->under_way_count = 0;
 }
 
-struct vc_tracker *vc_event_context_suspend(CUcontext context)
+/* Let the helper go through the queue once more, from its beginning. */
+static void have_it_looked_at(struct vc_tracker *tracker)
 {
-    pthread_mutex_lock(&vc__trackers_mutex);
-    struct vc_tracker **link = &vc__trackers;
-    while (*link && (*link)->context != context)
-        link = &(*link)->next;
-    struct vc_tracker *tracker = *link;
-    if (tracker) {
-        *link = tracker->next;
-        vc__trackers_changes++;
-        /* The helper only makes calls that return at once. */
-        while (vc__tracker_in_use == tracker)
-            pthread_cond_wait(&vc__trackers_idle, &vc__trackers_mutex);
+    struct timespec until = deadline(LAST_LOOK_NS);
+    pthread_mutex_lock(&tracker->mutex);
+    uint64_t wanted = tracker->looks + 2; /* one round may be half done */
+    bool late = false;
+    while (tracker->first && tracker->looks < wanted && !late) {
+        vc_bell_expect(0);
+        late = pthread_cond_timedwait(&tracker->changed, &tracker->mutex, &until) != 0;
     }
-    pthread_mutex_unlock(&vc__trackers_mutex);
+    pthread_mutex_unlock(&tracker->mutex);
+}
+
+struct vc_tracker *vc_tracker_suspend(CUcontext context)
+{
+    pthread_mutex_lock(&trackers_mutex);
+    struct vc_tracker *tracker = find_tracker(context);
+    if (tracker)
+        vc_add(&tracker->references, 1);
+    pthread_mutex_unlock(&trackers_mutex);
+    if (!tracker)
+        return NULL;
+    have_it_looked_at(tracker);
+    pthread_mutex_lock(&trackers_mutex);
+    tracker->suspended++;
+    while (in_use == tracker) /* the helper only makes calls that return at once */
+        pthread_cond_wait(&trackers_idle, &trackers_mutex);
+    pthread_mutex_unlock(&trackers_mutex);
     return tracker;
 }
 
-void vc_event_context_resume(struct vc_tracker *tracker, bool gone)
+/* Pre: locked. Two threads may see one context end; it leaves the list once. */
+static bool take_out(struct vc_tracker *tracker)
+{
+    for (struct vc_tracker **link = &trackers; *link; link = &(*link)->next)
+        if (*link == tracker) {
+            *link = tracker->next;
+            trackers_changes++;
+            return true;
+        }
+    return false;
+}
+
+void vc_tracker_resume(struct vc_tracker *tracker, bool gone)
 {
     if (!tracker)
         return;
-    if (!gone) {
-        pthread_mutex_lock(&vc__trackers_mutex);
-        tracker->next = vc__trackers;
-        vc__trackers = tracker;
-        vc__trackers_changes++;
-        pthread_mutex_unlock(&vc__trackers_mutex);
-        vc__helper_expect(0);
-        return;
-    }
-    pthread_mutex_lock(&tracker->mutex);
-    tracker->gone = true;
-    struct vc_mark *spare = tracker->spare;
-    tracker->spare = NULL;
-    pthread_mutex_unlock(&tracker->mutex);
-    drop_under_way(tracker);
-    while (spare) {
-        struct vc_mark *next = spare->next;
-        free(spare);
-        spare = next;
+    pthread_mutex_lock(&trackers_mutex);
+    bool out = gone && take_out(tracker);
+    if (!gone)
+        tracker->suspended--; /* what is gone stays suspended */
+    pthread_mutex_unlock(&trackers_mutex);
+    if (out) {
+        pthread_mutex_lock(&tracker->mutex);
+        tracker->gone = true;
+        struct vc_mark *spare = tracker->spare;
+        tracker->spare = NULL;
+        tracker->spare_count = 0;
+        pthread_cond_broadcast(&tracker->changed);
+        pthread_mutex_unlock(&tracker->mutex);
+        drop_under_way(tracker);
+        while (spare) {
+            struct vc_mark *next = spare->next;
+            free(spare);
+            spare = next;
+        }
+        vc_tracker_release(tracker); /* the list's */
+    } else {
+        vc_bell_expect(0);
     }
     vc_tracker_release(tracker);
 }
 
-void vc_event_forked(void)
+void vc_trackers_forked(void)
 {
-    pthread_mutex_init(&vc__trackers_mutex, NULL);
-    pthread_cond_init(&vc__trackers_idle, NULL);
-    vc__trackers = NULL; /* the parent's; its memory here is left alone */
-    vc__tracker_in_use = NULL;
-    vc__helper_forked();
+    pthread_mutex_init(&trackers_mutex, NULL);
+    pthread_cond_init(&trackers_idle, NULL);
+    trackers = NULL; /* the parent's; its memory here is left alone */
+    in_use = NULL;
+    vc_store_relaxed(&awake_at_ns, 0);
 }

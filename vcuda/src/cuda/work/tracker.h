@@ -1,18 +1,33 @@
-/* What event.c and event_helper.c share: the trackers and what is on its way in them. */
-#ifndef VC_EVENT_TRACKER_H
-#define VC_EVENT_TRACKER_H
+/* Marks: events beside the tenant's work; trackers, which hold those of one CUDA context and what is on its way; and the bell that
+ * wakes who looks after them (helper.h).
+ *
+ * Application threads record marks inside their own calls and never make an event: the helper, whom no capture concerns, keeps
+ * spare ones. A tracker's mutex is never held across a call of the driver.
+ */
+#ifndef VC_TRACKER_H
+#define VC_TRACKER_H
 
 #include <pthread.h>
 
-#include "cuda/work/event.h"
+#include "cuda/driver/hooks.h"
+#include "gate/lane.h"
+
+enum {
+    VC_SPARE_MARKS_LOW = 8,   /* below so many the helper makes more … */
+    VC_SPARE_MARKS_HIGH = 24, /* … up to so many */
+    VC_MOST_UNDER_WAY = 512,  /* intervals whose end is not seen; beyond it nothing is marked */
+};
+
+struct vc_tracker;
 
 /* One event recorded in a stream. Its owners: the lane whose interval it opened, intervals under way. */
 struct vc_mark {
     CUevent event;
     struct vc_tracker *tracker;
     uint32_t references;
-    uint64_t idle_since_ns; /* recorded onto an idle card by then; 0: the card had work */
-    uint64_t gap_ns;        /* so much later its work began */
+    uint64_t recording_ns, recorded_ns; /* CLOCK_MONOTONIC before and behind the driver's call: it is reached no earlier */
+    bool from_idle;         /* recorded onto an idle card */
+    uint64_t begins_ns;     /* … where its work could not begin earlier; 0: not known */
     uint64_t reached_ns;    /* CLOCK_MONOTONIC; 0 until the helper knows */
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
     struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */
@@ -35,32 +50,69 @@ struct vc_tracker {
     struct vc_gate *gate;
     uint32_t references;
     struct vc_tracker *next;
+    uint32_t suspended; /* threads that may be destroying the context: the helper keeps away */
 
     pthread_mutex_t mutex; /* guards the spare marks and the queue's links */
+    pthread_cond_t changed; /* spare marks were made, or the helper has looked */
     bool gone;
+    bool broken; /* the driver refused us a clock or an event: nothing is measured */
     struct vc_mark *spare;
+    unsigned spare_count;
+    uint64_t looks; /* rounds of the helper through the queue */
     struct vc_under_way *first, **last;
     uint32_t under_way_count;
 
     /* The helper's own. */
     CUstream clock_stream;
     CUevent base, next_base; /* base: reached, all times are taken from it */
-    uint64_t base_ns;        /* when, in CLOCK_MONOTONIC: the tightest bound so far */
+    uint64_t base_low_ns, base_high_ns; /* when, in CLOCK_MONOTONIC: the tightest bounds so far */
     uint64_t base_made_ns;   /* 0: there is none yet */
     bool renewing;
-    bool broken;             /* the driver refused us a clock: nothing is measured */
+    uint64_t renewing_since_ns;
 };
 
-/* Guards the list and `vc__tracker_in_use`, the tracker that the helper works on right now. */
-extern pthread_mutex_t vc__trackers_mutex;
-extern pthread_cond_t vc__trackers_idle;
-extern struct vc_tracker *vc__trackers;
-extern struct vc_tracker *vc__tracker_in_use;
-extern uint64_t vc__trackers_changes; /* of the list */
+/* The tracker of a context, made at its first use. NULL without the driver's event functions or without memory: then there are no
+ * marks, and estimates are all there is. The caller holds a reference. */
+struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate);
+void vc_tracker_release(struct vc_tracker *tracker);
 
-bool vc__helper_start(void);
+/* Record a mark in `stream` (never NULL: an explicit handle) of the current context. Where no event is spare it waits for the helper
+ * for some ms. NULL if it can't be done. The caller owns a reference. */
+struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool from_idle);
+/* The operation behind it is handed to the driver now, and was. On an idle card the work can't begin before that; what the driver
+ * took for it is the application's time too, VC_LAUNCH_GAP_NS at most: it may have been interrupted behind the start. */
+void vc_mark_launching(struct vc_mark *mark);
+void vc_mark_launched(struct vc_mark *mark);
+void vc_mark_release(struct vc_mark *mark);
+/* The helper's: one more spare mark; false if the driver refuses. Pre: the tracker's context is current. */
+bool vc_mark_make(struct vc_tracker *tracker);
+
+/* Have the helper look out for `to` and settle the interval from `from` (NULL: none was measured) when it is reached. */
+void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, const struct vc_lane_step *step);
+
+/* The context may be about to be destroyed: what has ended is settled first; after this returns the helper does not touch it. NULL:
+ * nothing is tracked. */
+struct vc_tracker *vc_tracker_suspend(CUcontext context);
+/* It is gone, with all its events, or it lives on. */
+void vc_tracker_resume(struct vc_tracker *tracker, bool gone);
+
+/* In a forked child: nothing of the parent's exists any more. */
+void vc_trackers_forked(void);
+
+/* --- for the helper: one round through all trackers --- */
+
+/* Call `look` for each tracker that is not suspended; it says when it wants to look again. Returns the earliest of these. */
+uint64_t vc_trackers_round(uint64_t (*look)(struct vc_tracker *));
+
+/* --- the bell --- */
+
 /* Something will be reached at about `expected_ns`: be awake then. */
-void vc__helper_expect(uint64_t expected_ns);
-void vc__helper_forked(void);
+void vc_bell_expect(uint64_t expected_ns);
+/* The application has just waited for the card: look now, if there is anything to be seen. */
+void vc_bell_kick(void);
+/* The helper's: it is awake from now on; returns what to pass to the sleep. */
+uint32_t vc_bell_awake(void);
+/* … and sleeps until then (UINT64_MAX: until it is woken), or until somebody expects it earlier. */
+void vc_bell_sleep(uint64_t until_ns, uint32_t word);
 
 #endif

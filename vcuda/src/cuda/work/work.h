@@ -9,11 +9,7 @@
 #ifndef VC_WORK_H
 #define VC_WORK_H
 
-#include "cuda/driver/cards.h"
-#include "cuda/work/event.h"
-#include "gate/lane.h"
-
-struct vc_stream_lane;
+#include "cuda/work/lanes.h"
 
 struct vc_work {
     struct vc_stream_lane *lane;
@@ -22,25 +18,6 @@ struct vc_work {
     struct vc_gate_answer answer;
     struct vc_lane_step step;
 };
-
-/* A launch that a thread made before, with what was found out about it: one cache line. */
-struct vc_known_launch {
-    _Alignas(64) uint64_t state; /* of the process then, so that what changes there makes it unknown */
-    CUfunction function;
-    uint64_t shape;
-    CUstream stream;
-    CUcontext context;
-    struct vc_lane *lane;
-    struct vc_estimate *estimate;
-};
-
-enum { VC_KNOWN_LAUNCHES = 64 };
-
-/* Of the calling thread; NULL until it passed the gate once. Only a pointer lives in static TLS, which is scarce in libraries
- * loaded late. */
-extern __thread struct vc_known_launch *vc__known_launches __attribute__((tls_model("initial-exec"), visibility("hidden")));
-/* Captures under way in its low half; the high one changes when handles may have changed their meaning, and in a forked child. */
-extern uint64_t vc__work_state __attribute__((visibility("hidden")));
 
 /* Exact for every launch that a card accepts. */
 static inline uint64_t vc_launch_shape(uint64_t blocks, uint64_t threads)
@@ -79,9 +56,6 @@ enum {
     VC_WORK_DECOMPRESS,
 };
 
-/* Copies and sets of fewer bytes take microseconds and are not worth a question. */
-#define VC_WORK_LARGE_BYTES UINT64_C(1048576)
-
 /* NULL means the legacy stream, or the thread's own for the _ptsz variants. */
 static inline CUstream vc_work_stream(CUstream stream, bool per_thread)
 {
@@ -94,7 +68,7 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
 /* Anything else, by its key. */
 bool vc_work_begin(struct vc_work *work, CUstream stream, uint64_t key);
 
-/* A copy or a set of so many bytes, if it is a large one; `kind` is VC_WORK_…. */
+/* A copy or a set of so many bytes; `kind` is VC_WORK_…. Until it was measured it costs what such things cost on most cards. */
 bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread, uint64_t kind, uint64_t bytes);
 
 /* Whether the card has this memory. */
@@ -106,19 +80,19 @@ bool vc_work_gated(void);
 /* Account for the driver's answer; returns it unchanged. */
 CUresult vc_work_end(struct vc_work *work, CUresult result);
 
-/* A capture began somewhere, or ended. */
-void vc_work_capture_began(void);
-void vc_work_capture_ended(void);
-
-/* The application waited for a stream or an event (`whole_context`: for all work of the current context). */
-void vc_work_synchronized(bool whole_context);
+/* Around a call in which the application waits for the card: when it began (0: nothing is gated), and that it came back. */
+uint64_t vc_work_waits(void);
+/* … for a stream (explicit), or NULL: for all work of the current context. */
+void vc_work_waited(uint64_t from_ns, CUstream stream);
+/* … for something else: what it was says nothing of this thread's streams. */
+void vc_work_waited_otherwise(void);
 
 /* A stream's handle may come back as another's. */
-void vc_work_stream_gone(void);
+void vc_work_stream_gone(CUstream stream);
 
 /* Around a call that destroys a context, or may (the release of a primary one). */
 struct vc_tracker *vc_work_context_ending(CUcontext context);
-void vc_work_context_ended(struct vc_tracker *tracker, bool gone);
+void vc_work_context_ended(struct vc_tracker *tracker, CUcontext context, bool gone);
 
 /* A hook that is the driver's call between begin and end. */
 #define VC_WORK_HOOK(name, parameters, arguments, begin)   \

@@ -1,0 +1,79 @@
+"""Containers that write into their own usage file: each a small program that does so until it is ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcuda._native import ffi
+
+CARD = "struct vc_card_usage"
+# Read by the child: where the words are, and what goes into them every `period` seconds. Values are taken modulo 2^64.
+WRITER = """
+import mmap, os, struct, sys, time
+path, period, script = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+file = os.open(path, os.O_RDWR)
+page = mmap.mmap(file, os.fstat(file).st_size)
+def get(at): return struct.unpack_from("=Q", page, at)[0]
+def put(at, value): struct.pack_into("=Q", page, at, value % (1 << 64))
+def ring(at): struct.pack_into("=I", page, at, (struct.unpack_from("=I", page, at)[0] + 1) % (1 << 32))
+code = compile(script, "tampering", "exec")
+started = time.monotonic()
+while True:
+    now = time.monotonic_ns()
+    exec(code)
+    if period:
+        time.sleep(period)
+"""
+
+
+def _at(field: str, card: int = 0) -> int:
+    cards = int(ffi.offsetof("struct vc_usage", "cards"))
+    return cards + card * int(ffi.sizeof(CARD)) + int(ffi.offsetof(CARD, field))
+
+
+@dataclass(frozen=True)
+class Tampering:
+    """What is written (Python statements on `get`, `put`, `ring`; {field} is a word's place), and how often."""
+
+    name: str
+    script: str
+    period_s: float = 0.001
+
+    @contextmanager
+    def run(self, usage: Path) -> Iterator[None]:
+        fields = {name: _at(name) for name, _ in ffi.typeof(CARD).fields}
+        script = self.script.format(**fields)
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(usage), str(self.period_s), script])
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait(timeout=30)
+
+
+TAMPERINGS = (
+    Tampering("credit", "put({credit_ns}, 10_000_000)"),
+    Tampering("credit without bound", "put({credit_ns}, (1 << 63) - 1)"),
+    Tampering("the fill clock in the past", "put({credit_updated_ns}, 0)"),
+    Tampering("the fill clock in the future", "put({credit_updated_ns}, now + 900_000_000)"),
+    Tampering("no charges", "put({gpu_ns}, 0)"),
+    Tampering("negative charges", "put({gpu_ns}, get({gpu_ns}) - 5_000_000)"),
+    Tampering("nothing on the card", "put({predicted_finish_ns}, 0)"),
+    Tampering("work until the end of time", "put({predicted_finish_ns}, (1 << 64) - 1)"),
+    Tampering("waits for ever", "put({waiting_until_ns}, (1 << 64) - 1); put({refill_ns}, 0)"),
+    Tampering("begins in the future", "put({began_ns}, now + 10_000_000_000)"),
+    Tampering("never begins", "put({began_ns}, (1 << 64) - 1)"),
+    Tampering("garbage turns", "put({turn}, now * 0x9E3779B97F4A7C15)"),
+    Tampering("bells without end", "ring({wake_futex}); page.flush()", 0.00002),
+    Tampering(
+        "all of it",
+        "put({credit_ns}, 10_000_000); put({gpu_ns}, 0); put({predicted_finish_ns}, 0); "
+        "put({waiting_until_ns}, now + 10_000_000); put({credit_updated_ns}, now)",
+    ),
+    Tampering("a file that shrinks", "os.truncate(path, 4096 if int(now / 1e8) % 2 else 393216)", 0.01),
+)

@@ -1,0 +1,42 @@
+"""Programs that a GPU-time limit is not made for stay within it: the short form of `python -m benchmarks.cheats`.
+
+Only upper bounds are asserted: a busy machine gives a program less, never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cheats import Table
+
+CAP = 10
+TOLERANCE_POINTS = 5.0
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
+    yield Table(tmp_path_factory.mktemp("cheats"), 1.5)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "sets",
+        "tiny_copies",
+        "copies_unified",
+        "capture_destroyed",
+        "capture_left_open",
+        "new_streams",
+        "threads_48",
+    ],
+)
+def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
+    got, _ = table.alone(pattern, CAP)
+    assert got < CAP + TOLERANCE_POINTS
+
+
+def test_the_table_knows_its_rows(table: Table, tmp_path: Path) -> None:
+    assert {"steady", "killed_in_mid_kernel"} <= set(table.patterns())

@@ -1,0 +1,79 @@
+/* The captures that we saw begin and not end: a short list, and beyond it a process that asks for good. */
+#include "cuda/work/capture.h"
+
+#include <pthread.h>
+
+#include "base/fork.h"
+#include "cuda/work/lanes.h"
+
+enum { MOST_CAPTURES = 64 };
+
+static struct {
+    CUstream stream;
+    CUcontext context;
+} captures[MOST_CAPTURES];
+static unsigned count;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void forked(void)
+{
+    count = 0;
+    pthread_mutex_init(&mutex, NULL);
+}
+
+VC_AT_FORK(forked);
+
+bool vc_capture_is(CUstream stream)
+{
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!vc_real.cuStreamIsCapturing) /* older than capture itself */
+        return false;
+    return vc_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void vc_capture_begins(CUstream stream)
+{
+    CUcontext context = NULL;
+    vc_real.cuCtxGetCurrent(&context);
+    pthread_mutex_lock(&mutex);
+    if (count < MOST_CAPTURES) {
+        captures[count].stream = stream;
+        captures[count++].context = context;
+    }
+    pthread_mutex_unlock(&mutex);
+    vc_lanes_captures(1); /* of one that the list can't hold for ever: it costs a question at each launch, nothing else */
+}
+
+/* Take out the first that matches (`stream` or `context`), or all. */
+static void forget(CUstream stream, CUcontext context, bool all)
+{
+    int gone = 0;
+    pthread_mutex_lock(&mutex);
+    for (unsigned i = 0; i < count && (all || gone == 0);) {
+        bool match = context ? captures[i].context == context : captures[i].stream == stream;
+        if (match) {
+            captures[i] = captures[--count];
+            gone++;
+        } else {
+            i++;
+        }
+    }
+    pthread_mutex_unlock(&mutex);
+    if (gone)
+        vc_lanes_captures(-gone);
+}
+
+void vc_capture_over(CUstream stream)
+{
+    forget(stream, NULL, false);
+}
+
+void vc_capture_stream_gone(CUstream stream)
+{
+    forget(stream, NULL, true);
+}
+
+void vc_capture_context_gone(CUcontext context)
+{
+    forget(NULL, context, true);
+}

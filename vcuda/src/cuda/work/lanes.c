@@ -1,0 +1,170 @@
+/* Making, finding and dropping the lanes of a thread. */
+#include "cuda/work/lanes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/fork.h"
+#include "cuda/work/gates.h"
+#include "cuda/work/helper.h"
+
+enum { CACHE_LINE = 64 };
+
+_Static_assert(sizeof(struct vc_known_launch) == CACHE_LINE, "a launch that is known is one cache line");
+
+__thread struct vc_known_launch *vc__known_launches __attribute__((tls_model("initial-exec")));
+uint64_t vc__work_state = UINT64_C(1) << VC_EPOCH_SHIFT;
+static const uint64_t CAPTURES = UINT32_MAX;
+static uint32_t generation = 1; /* changes in a forked child, where the lanes' gates do not exist any more */
+static pthread_key_t thread_end;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+void vc_lanes_new_epoch(void)
+{
+    vc_add(&vc__work_state, UINT64_C(1) << VC_EPOCH_SHIFT);
+}
+
+void vc_lanes_captures(int change)
+{
+    vc_add(&vc__work_state, (uint64_t)(int64_t)change);
+}
+
+static uint32_t epoch_now(void)
+{
+    return (uint32_t)(vc_load_acquire(&vc__work_state) >> VC_EPOCH_SHIFT);
+}
+
+static void forked(void)
+{
+    vc_gates_forked();
+    vc_add(&generation, 1);
+    vc_lanes_new_epoch();
+    __atomic_and_fetch(&vc__work_state, ~CAPTURES, __ATOMIC_SEQ_CST);
+    vc_trackers_forked();
+    vc_helper_forked();
+}
+
+VC_AT_FORK(forked);
+
+/* --- dropping --- */
+
+static void drop_lane(struct vc_stream_lane *lane, bool fold)
+{
+    if (fold) {
+        vc_lane_end(&lane->lane);
+        vc_mark_release(lane->open);
+        vc_tracker_release(lane->tracker);
+    }
+    free(lane);
+}
+
+static void drop_lanes(struct vc_thread_work *work)
+{
+    bool fold = work->generation == vc_load_relaxed(&generation);
+    for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
+        if (work->lanes[i])
+            drop_lane(work->lanes[i], fold);
+        work->lanes[i] = NULL;
+    }
+    memset(work->known, 0, sizeof work->known);
+}
+
+static void thread_ends(void *argument)
+{
+    struct vc_thread_work *work = argument;
+    drop_lanes(work);
+    vc__known_launches = NULL;
+    free(work);
+}
+
+/* --- making --- */
+
+static void prepare(void)
+{
+    pthread_key_create(&thread_end, thread_ends);
+}
+
+static void *make_aligned(size_t bytes)
+{
+    size_t lines = (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    void *memory = aligned_alloc(CACHE_LINE, lines);
+    return memory ? memset(memory, 0, lines) : NULL;
+}
+
+static struct vc_thread_work *make_thread_work(void)
+{
+    pthread_once(&once, prepare);
+    struct vc_thread_work *work = make_aligned(sizeof *work);
+    if (!work)
+        return NULL;
+    work->epoch = epoch_now();
+    work->generation = vc_load_relaxed(&generation);
+    pthread_setspecific(thread_end, work);
+    vc__known_launches = work->known;
+    return work;
+}
+
+struct vc_thread_work *vc_lanes_of_thread(void)
+{
+    struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches;
+    if (VC_UNLIKELY(!work))
+        return make_thread_work();
+    if (VC_UNLIKELY(work->epoch != epoch_now())) {
+        drop_lanes(work);
+        work->epoch = epoch_now();
+        work->generation = vc_load_relaxed(&generation);
+    }
+    return work;
+}
+
+static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned index, struct vc_region *region, int card,
+                                        CUcontext context, CUstream stream)
+{
+    struct vc_stream_lane *lane = make_aligned(sizeof *lane);
+    if (!lane)
+        return NULL;
+    if (work->lanes[index]) {
+        drop_lane(work->lanes[index], true);
+        memset(work->known, 0, sizeof work->known);
+    }
+    vc_lane_init(&lane->lane, vc_gates_get(region, card));
+    lane->context = context;
+    lane->stream = stream;
+    lane->tracker = vc_helper_start() ? vc_tracker_get(context, lane->lane.gate) : NULL;
+    work->lanes[index] = lane;
+    return lane;
+}
+
+static inline unsigned place_of(CUcontext context, CUstream stream)
+{
+    uint64_t value = (uintptr_t)stream ^ (uintptr_t)context >> 4;
+    return (unsigned)((value * UINT64_C(0x9e3779b97f4a7c15)) >> 40) % VC_THREAD_LANES;
+}
+
+struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream)
+{
+    struct vc_region *region = vc_region_get();
+    CUcontext context;
+    int card = vc_card_of_current(region, &context);
+    if (VC_UNLIKELY(card < 0) || !vc_gate_needed(&region->limits->cards[card]))
+        return NULL;
+    unsigned index = place_of(context, stream);
+    struct vc_stream_lane *lane = work->lanes[index];
+    if (VC_LIKELY(lane && lane->stream == stream && lane->context == context))
+        return lane;
+    return make_lane(work, index, region, card, context, stream);
+}
+
+void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
+{
+    struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches;
+    if (!work || work->epoch != epoch_now())
+        return;
+    uint64_t now = vc_now_ns();
+    for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
+        struct vc_stream_lane *lane = work->lanes[i];
+        if (lane && lane->context == context && (!stream || lane->stream == stream))
+            vc_lane_waited(&lane->lane, from_ns, now);
+    }
+}

@@ -1,0 +1,61 @@
+/* What each thread remembers: its lanes (one for each stream of each context that it puts work on) and the launches it made.
+ *
+ * A lane belongs to its thread, no lock. All of it is forgotten when handles may have changed their meaning: a stream or a context was
+ * destroyed, or the process is a forked child.
+ */
+#ifndef VC_LANES_H
+#define VC_LANES_H
+
+#include "cuda/driver/cards.h"
+#include "cuda/work/tracker.h"
+#include "gate/lane.h"
+
+struct vc_stream_lane {
+    struct vc_lane lane; /* first: the fast path touches nothing else */
+    CUcontext context;
+    CUstream stream;
+    struct vc_tracker *tracker;
+    struct vc_mark *open; /* where the interval under way began */
+};
+
+/* A launch that a thread made before, with what was found out about it: one cache line. */
+struct vc_known_launch {
+    _Alignas(64) uint64_t state; /* of the process then, so that what changes there makes it unknown */
+    CUfunction function;
+    uint64_t shape;
+    CUstream stream;
+    CUcontext context;
+    struct vc_lane *lane;
+    struct vc_estimate *estimate;
+};
+
+enum { VC_KNOWN_LAUNCHES = 64, VC_THREAD_LANES = 32, VC_EPOCH_SHIFT = 32 };
+
+/* `known` is in front, so that one pointer leads to all of it. */
+struct vc_thread_work {
+    struct vc_known_launch known[VC_KNOWN_LAUNCHES];
+    struct vc_stream_lane *lanes[VC_THREAD_LANES];
+    uint32_t epoch, generation;
+};
+
+/* Of the calling thread; NULL until it passed the gate once. Only a pointer lives in static TLS, which is scarce in libraries
+ * loaded late. */
+extern __thread struct vc_known_launch *vc__known_launches __attribute__((tls_model("initial-exec"), visibility("hidden")));
+/* The epoch above VC_EPOCH_SHIFT; below it the captures that are known to be under way: then even a known launch asks the driver. */
+extern uint64_t vc__work_state __attribute__((visibility("hidden")));
+
+/* The calling thread's, made at its first call; NULL without memory. */
+struct vc_thread_work *vc_lanes_of_thread(void);
+
+/* Its lane for the current context's stream, or NULL if the operation is not gated. */
+struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream);
+
+/* The thread waited for all of a context's work on a stream (NULL: on all of its streams) from `from_ns` until now. */
+void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns);
+
+/* Handles may have changed their meaning. */
+void vc_lanes_new_epoch(void);
+/* So many more captures are known to be under way, or fewer. */
+void vc_lanes_captures(int change);
+
+#endif
