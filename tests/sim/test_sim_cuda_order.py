@@ -199,3 +199,48 @@ def test_a_ragged_pool_grows_by_no_formula_fragments_and_is_the_same_for_the_sam
     even = run(machine, code, VCUDA_SIM_POOLS="even")
     assert [more % 32 for more in even[0]] == [0] * 12
     assert run(machine, code, VCUDA_SIM_POOLS="ragged:6") != [grown, held]
+
+
+def test_destroying_a_graph_frees_nothing_that_it_has_allocated(machine: sim.Machine) -> None:
+    """The programming guide: graph destruction does not free live graph memory; a free of the pointer does."""
+    assert run(
+        machine,
+        """
+        ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        pointer = ok(cu.cuMemAllocAsync(100 << 20, stream)); graph = ok(cu.cuStreamEndCapture(stream))
+        exec = ok(cu.cuGraphInstantiate(graph, 0)); ok(cu.cuGraphLaunch(exec, stream)); launch(slow, stream)
+        ok(cu.cuGraphExecDestroy(exec)); ok(cu.cuGraphDestroy(graph)); ok(cu.cuDeviceGraphMemTrim(0)); steps = [held() >= 100]
+        ok(cu.cuMemFreeAsync(pointer, stream)); ok(cu.cuDeviceGraphMemTrim(0)); steps.append(held() >= 100)
+        ok(cu.cuStreamSynchronize(stream)); ok(cu.cuDeviceGraphMemTrim(0))
+        answer([*steps, held(), int(cu.cuMemFree(pointer)[0])])
+        """,
+    ) == [True, True, 0, 1]
+
+
+def test_a_reset_ends_what_another_contexts_stream_has_yet_to_free(machine: sim.Machine) -> None:
+    assert run(
+        machine,
+        """
+        created(0); lane = ok(cu.cuStreamCreate(1)); pool = own()
+        freed = [ok(cu.cuMemAllocFromPoolAsync(32 << 20, which, lane)) for which in (pool, default)]
+        function = kernel("spin_300ms"); launch(function, lane)
+        for pointer in freed: ok(cu.cuMemFreeAsync(pointer, lane))
+        ok(cu.cuDevicePrimaryCtxReset(0)); reserved = told("RESERVED_MEM_CURRENT"); ok(cu.cuStreamSynchronize(lane))
+        for _ in range(50): ok(cu.cuMemAllocAsync(1 << 20, lane))
+        answer([reserved, int(cu.cuMemFree(freed[0])[0])])
+        """,
+    ) == [0, 1]
+
+
+def test_sizes_that_no_card_has_and_pointers_that_are_not_ours_are_refused(machine: sim.Machine) -> None:
+    assert run(
+        machine,
+        """
+        text = b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .global .align 8 .b8 data[4194304];\\n\\0"
+        module = ok(cu.cuModuleLoadData(text)); variable, _ = ok(cu.cuModuleGetGlobal(module, b"data"))
+        most = 2**64 - 1
+        answer([int(cu.cuMemAlloc(most)[0]), int(cu.cuMemAlloc(2**63)[0]), int(cu.cuMemAllocManaged(most, 1)[0]), int(cu.cuMemAllocPitch(most, 2, 4)[0]),
+                int(cu.cuMemAllocPitch(2**40, 2**40, 4)[0]), int(cu.cuMemAllocAsync(most, stream)[0]), int(cu.cuMemFree(variable)[0]),
+                int(cu.cuMemFreeAsync(variable, stream)[0]), held() - 4])
+        """,
+    ) == [2, 2, 2, 2, 2, 2, 1, 1, 0]

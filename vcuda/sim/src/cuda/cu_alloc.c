@@ -2,6 +2,8 @@
 #include "cu_capture.h"
 #include "cu_sharing.h"
 
+#define MOST_BYTES (1ull << 46) /* more than any card has */
+
 CUresult cu_alloc_fault_on(int device)
 {
     const int card = cu_process.devices[device].card;
@@ -80,6 +82,8 @@ CU_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_
 {
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
         return CUDA_ERROR_INVALID_VALUE;
+    if (width > MOST_BYTES || height > MOST_BYTES / width)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     const size_t row = (width + 511) & ~(size_t)511;
     const CUresult bad = allocate(pointer, row * height);
     if (!bad)
@@ -115,6 +119,8 @@ CU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
 
 static CUresult free_found(cu_block *block, CUstream stream)
 {
+    if (block->fixed)
+        return CUDA_ERROR_INVALID_VALUE;
     if (block->kind == CU_BLOCK_GRAPH) { /* the address stays the graph's */
         if (!block->held)
             return CUDA_ERROR_INVALID_VALUE;

@@ -340,8 +340,13 @@ static CUresult end_capture(CUstream stream, int to_graphics, CUgraph *graph, CU
 static CUresult adopt(CUgraph graph, CUgraph captured)
 {
     CUresult bad = graph->count == captured->count ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    for (size_t i = 0; !bad && i < graph->count; i++)
-        bad = cu_node_set_work(graph->nodes[i], &captured->nodes[i]->work) ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+    for (size_t i = 0; !bad && i < graph->count; i++) {
+        const cu_work *had = &graph->nodes[i]->work, *has = &captured->nodes[i]->work;
+        const int allocates = (int)had->kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+        if ((int)had->kind != (int)has->kind || (allocates && had->alloc.bytesize != has->alloc.bytesize) ||
+            (!allocates && (int)had->kind != CU_GRAPH_NODE_TYPE_MEM_FREE && cu_node_set_work(graph->nodes[i], has)))
+            bad = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
     return bad;
 }
 

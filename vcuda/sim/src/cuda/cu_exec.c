@@ -328,7 +328,7 @@ static int difference(CUgraph have, CUgraph given, CUgraphNode *where)
         if (!same_edges(have, given, i))
             return 2;
         const int kind = (int)given->nodes[i]->work.kind;
-        if (kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC || kind == CU_GRAPH_NODE_TYPE_MEM_FREE)
+        if (kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC || kind == CU_GRAPH_NODE_TYPE_MEM_FREE || kind == CU_GRAPH_NODE_TYPE_CONDITIONAL)
             return 6; /* not supported */
     }
     *where = NULL;

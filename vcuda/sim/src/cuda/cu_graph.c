@@ -36,12 +36,9 @@ void cu_node_free(CUgraphNode node)
 {
     if ((int)node->work.kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
         cu_block *block = cu_find((uintptr_t)node->work.alloc.dptr);
-        if (block && block->kind == CU_BLOCK_GRAPH && --block->references == 0) {
-            cu_order_forget(block);
-            block->uses = block->uses > 0;
-            cu_graph_memory_drop(block);
+        /* "Graph destruction does not free live graph-allocated memory": a free that comes later ends it. */
+        if (block && block->kind == CU_BLOCK_GRAPH && --block->references == 0 && !block->uses)
             cu_unplace(block);
-        }
     }
     if (node->child)
         cu_graph_free_all(node->child);

@@ -28,16 +28,23 @@ static CUresult of_kind(CUgraphNode node, int kind)
     return bad ? bad : (int)node->work.kind == kind ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Nodes whose parameters stay as they were made. */
+static int is_fixed(const cu_work *work)
+{
+    const int kind = (int)work->kind;
+    return kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC || kind == CU_GRAPH_NODE_TYPE_MEM_FREE || kind == CU_GRAPH_NODE_TYPE_CONDITIONAL;
+}
+
 static CUresult set(CUgraphNode node, const cu_work *work)
 {
-    const CUresult bad = of_kind(node, (int)work->kind);
+    const CUresult bad = is_fixed(work) ? CUDA_ERROR_INVALID_VALUE : of_kind(node, (int)work->kind);
     return bad ? bad : cu_node_set_work(node, work);
 }
 
 static CUresult exec_set(CUgraphExec exec, CUgraphNode node, const cu_work *work)
 {
     CUgraphNode found;
-    const CUresult bad = cu_exec_node(exec, node, (int)work->kind, &found);
+    const CUresult bad = is_fixed(work) ? CUDA_ERROR_INVALID_VALUE : cu_exec_node(exec, node, (int)work->kind, &found);
     return bad ? bad : cu_node_set_work(found, work);
 }
 

@@ -30,6 +30,7 @@ typedef struct cu_block {
     unsigned flags; /* host and managed memory: as given; VMM: protection; imported: how */
     int registered; /* host memory that the application owns; imported: how often it is open */
     int references; /* graph memory: nodes that name it */
+    int fixed;      /* a module's variable: not the application's to free */
     int uses;       /* graph memory: launches that hold it; 0: its node is not allocated */
     int held;       /* graph memory: allocated, and no free has been submitted */
     int freed;      /* in stream order, and its stream has not got there: no pointer of the application's any more */

@@ -235,8 +235,10 @@ static CUresult place_global(CUmodule module, CUcontext ctx, cu_global *global, 
                                    : cu_place(ctx, ctx->device, global->bytes, CU_BLOCK_PLAIN, 0, &block);
     if (bad && global->managed)
         bad = cu_place(NULL, ctx->device, whole, CU_BLOCK_MANAGED, 0, &block);
-    if (!bad)
+    if (!bad) {
+        block->fixed = 1;
         *pointer = block->start;
+    }
     return bad;
 }
 

@@ -37,7 +37,9 @@ static lane *lane_of(CUstream stream, const sim_ticket *ticket)
 void cu_block_end(cu_block *block)
 {
     if (block->kind == CU_BLOCK_GRAPH) {
-        cu_graph_memory_drop(block); /* its address stays the graph's */
+        cu_graph_memory_drop(block); /* its address stays the graph's, and goes after that */
+        if (!block->uses && !block->references)
+            cu_unplace(block);
         return;
     }
     if (block->pool)

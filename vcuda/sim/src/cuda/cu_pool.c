@@ -188,8 +188,12 @@ static CUmemoryPool ending;
 
 static void end_if_from(cu_block *block)
 {
-    if (block->pool == ending)
-        cu_block_end(block);
+    if (block->pool != ending && (block->kind != CU_BLOCK_GRAPH || ending != cu_process.devices[block->device].graph_pool))
+        return;
+    cu_order_forget(block);
+    block->held = 0;
+    block->uses = block->uses > 0;
+    cu_block_end(block);
 }
 
 void cu_pools_reset(int device)
@@ -197,21 +201,18 @@ void cu_pools_reset(int device)
     cu_device *found = &cu_process.devices[device];
     for (CUmemoryPool pool = pools, next; pool; pool = next) {
         next = pool->next;
-        if (pool->device != device || pool->place == CU_POOL_ON_HOST || pool->graph)
+        if (pool->device != device || pool->place == CU_POOL_ON_HOST)
             continue;
-        const int kept = pool == found->default_pool;
+        const int kept = pool == found->default_pool || pool->graph;
         ending = pool;
         pool->alive = 1; /* until it is empty */
         cu_each_block(NULL, end_if_from);
         pool->alive = kept;
-        pool->threshold = 0;
+        pool->threshold = pool->graph ? pool->threshold : 0;
         cu_space_release(pool, 0);
         end_if_over(pool);
     }
     found->current_pool = NULL;
-    CUmemoryPool graph = found->graph_pool;
-    if (graph)
-        cu_space_release(graph, 0);
 }
 
 /* ---- the API ---- */
