@@ -41,6 +41,7 @@ typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUarray_st *CUarray;
 typedef struct CUmipmappedArray_st *CUmipmappedArray;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef struct CUextMemory_st *CUexternalMemory;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 typedef struct {
@@ -196,6 +197,21 @@ enum {
 };
 
 typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st CUDA_GRAPH_INSTANTIATE_PARAMS; /* passed through untouched */
+typedef struct {
+    int type; /* CUexternalMemoryHandleType */
+    union {
+        int fd;
+        struct {
+            void *handle;
+            const void *name;
+        } win32;
+        const void *nvSciBufObject;
+    } handle;
+    unsigned long long size;
+    unsigned int flags;
+    unsigned int reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
 typedef struct CUgraphNodeParams_st CUgraphNodeParams;       /* passed through untouched */
 
 typedef int CUjit_option;     /* enumerations of <cuda.h> */

@@ -66,6 +66,19 @@ static void settle(const struct vc_charge *charge, CUcontext context, int limit,
         vc_cards_release(charge->region, charge->cards, made.was - made.bytes, VC_QUOTA_PLAIN);
 }
 
+/* There is no room for it; but what the driver would not do anyway is answered by the driver, which takes no memory before a launch. */
+static CUresult refuse(int limit, size_t value, CUresult refusal)
+{
+    size_t before;
+    if (vc_real.cuCtxGetLimit(&before, limit) != CUDA_SUCCESS)
+        return refusal;
+    CUresult result = vc_real.cuCtxSetLimit(limit, value);
+    if (result != CUDA_SUCCESS)
+        return result;
+    vc_real.cuCtxSetLimit(limit, before);
+    return refusal;
+}
+
 CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
 {
     struct vc_charge charge;
@@ -84,7 +97,7 @@ CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
     uint64_t wanted = cost(limit, value), have = known.bytes[limit];
     CUresult result = vc_charge_current(&charge, wanted > have ? wanted - have : 0);
     if (result != CUDA_SUCCESS)
-        return result;
+        return refuse(limit, value, result);
     result = vc_real.cuCtxSetLimit(limit, value);
     if (result == CUDA_SUCCESS)
         settle(&charge, context, limit, value);

@@ -124,8 +124,8 @@ bool vc_stream_device(CUstream stream, CUdevice *device, CUcontext *context)
 bool vc_stream_captures(CUstream stream)
 {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return vc_real.cuStreamIsCapturing &&
-           (vc_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
+    return stream != CU_STREAM_LEGACY && vc_real.cuStreamIsCapturing &&
+           vc_real.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 void vc_cards_forget_contexts(void)

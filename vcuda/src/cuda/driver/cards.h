@@ -36,7 +36,8 @@ static inline CUstream vc_stream_handle(CUstream stream, bool per_thread)
     return stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* Whether work on a stream (an explicit handle) is recorded into a graph, or can't be done at all: then the driver answers. */
+/* Whether work on a stream (an explicit handle) is recorded into a graph. The legacy stream never is; and asking about it while another
+ * one captures would break that capture. */
 bool vc_stream_captures(CUstream stream);
 
 /* A context was destroyed: its handle may come back for another device. */

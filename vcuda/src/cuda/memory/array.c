@@ -47,6 +47,16 @@ static uint64_t estimate(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int l
     return bytes;
 }
 
+/* What the driver can't do with less. */
+static uint64_t least(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
+{
+    uint64_t bytes = 0, element = element_bytes(shape->Format, shape->NumChannels);
+    bool layers = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    for (unsigned int level = 0; level < levels && level < 32; level++)
+        bytes += extent_of(shape->Width, level) * extent_of(shape->Height, level) * extent_of(shape->Depth, layers ? 0 : level) * element;
+    return bytes;
+}
+
 /* Sparse and deferred arrays get their memory from cuMemMapArrayAsync, by handles that were charged at cuMemCreate. */
 static bool has_memory(unsigned int flags)
 {
@@ -57,7 +67,7 @@ static bool has_memory(unsigned int flags)
 static bool is_possible(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int levels)
 {
     return levels > 0 && shape->Width > 0 && shape->Width <= VC__LARGEST_EXTENT && shape->Height <= VC__LARGEST_EXTENT &&
-           shape->Depth <= VC__LARGEST_EXTENT && shape->NumChannels > 0 && shape->NumChannels <= 4;
+           shape->Depth <= VC__LARGEST_EXTENT && (shape->NumChannels == 1 || shape->NumChannels == 2 || shape->NumChannels == 4);
 }
 
 /* 0: the driver tells it of some arrays only; then the estimate stands. */
@@ -86,7 +96,7 @@ static CUresult begin_array(struct making *making, const CUDA_ARRAY3D_DESCRIPTOR
 {
     making->bytes = is_possible(shape, levels) ? estimate(shape, levels) : VC_SMALL_ARRAY + 1;
     if (making->bytes <= VC_SMALL_ARRAY)
-        return vc_small_array_begin(&making->small, &making->charge, making->bytes);
+        return vc_small_array_begin(&making->small, &making->charge, least(shape, levels), making->bytes);
     /* An impossible one is held to its real size, should the driver make it all the same. */
     return vc_charge_current(&making->charge, is_possible(shape, levels) ? vc_round_up(making->bytes, VC_CHUNK) : 0);
 }

@@ -321,7 +321,7 @@ CUresult vc_hook_cuModuleUnload(CUmodule module)
 
 struct library {
     uint64_t key; /* its handle */
-    uint64_t variables;
+    uint64_t bytes; /* in each context: its variables, and its code if it is for one kind of card */
     uint32_t count;
     CUcontext contexts[VC__CONTEXTS]; /* in which they are charged */
 };
@@ -349,13 +349,13 @@ static CUresult enter_context(CUlibrary handle)
     struct vc_charge charge;
     struct vc_region *region = vc_region_get();
     if (region->state == VC_REGION_DAMAGED || !vc_table_get(&libraries, (uint64_t)(uintptr_t)handle, &library) ||
-        library.variables == 0 || vc_card_of_current(region, &context) < 0)
+        library.bytes == 0 || vc_card_of_current(region, &context) < 0)
         return CUDA_SUCCESS;
     context = vc_context_owner(context);
     uint64_t key = key_in(library.key, context);
     if (vc_account_knows(key))
         return CUDA_SUCCESS;
-    CUresult result = vc_charge_current(&charge, vc_round_up(library.variables, VC_CHUNK));
+    CUresult result = vc_charge_current(&charge, library.bytes);
     if (result != CUDA_SUCCESS)
         return result;
     if (!vc_charge_keep_opaque(&charge, (const void *)(uintptr_t)key))
@@ -378,7 +378,8 @@ static CUresult end_library(CUresult result, CUlibrary *handle, struct need need
 {
     if (result != CUDA_SUCCESS)
         return result;
-    struct library library = {.key = (uint64_t)(uintptr_t)*handle, .variables = need.variables};
+    struct library library = {.key = (uint64_t)(uintptr_t)*handle,
+                              .bytes = vc_round_up(need.variables + (need.upper_bound ? 0 : need.code), VC__CODE_STEP)};
     result = vc_table_put(&libraries, &library) ? enter_context(*handle) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS) {
         vc_table_take(&libraries, library.key, &library);

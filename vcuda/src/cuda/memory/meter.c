@@ -2,11 +2,20 @@
 #include "cuda/memory/meter.h"
 
 #define VC__LARGEST_STEP ((uint64_t)32 << 20) /* the largest by which a driver is known to let something grow */
+#define VC__SURPRISE ((uint64_t)128 << 20)
 #define VC__STEPS_TO_LEARN 8u
 #define VC__READINGS 4 /* tries for one that no call overlaps */
 
 /* The steps in which this driver's pools grow: the largest known, until it shows smaller ones. */
 static uint64_t step = VC__LARGEST_STEP;
+/* Something has grown by more than it may in such steps, so by anything: from then on a call needs this much room beside what it
+ * asks for. 0: not so far. */
+static uint64_t surprise;
+
+static void be_surprised(uint64_t by)
+{
+    vc_raise_to(&surprise, by > VC__SURPRISE / 2 ? 2 * by : VC__SURPRISE);
+}
 
 /* Learn from a growth that was seen: pools grow in powers of two. One smaller growth may be two changes at once (another
  * thread's synchronisation gave something back); many in a row are the driver's way. */
@@ -56,6 +65,8 @@ static void leave(const struct vc_metered *call)
  * step, before the driver comes to it. */
 static uint64_t growth_beyond(uint64_t have, uint64_t used, uint64_t asked, uint64_t slack)
 {
+    if (VC_UNLIKELY(vc_load_relaxed(&surprise) > 0)) /* nor can be known what of the idle memory it can use */
+        return asked > UINT64_MAX / 2 ? UINT64_MAX / 2 : vc_round_up(asked, VC_CHUNK) + vc_load_relaxed(&surprise);
     uint64_t wanted = asked > UINT64_MAX / 2 || used > UINT64_MAX / 2 ? UINT64_MAX / 2 : used + asked;
     return wanted > have ? vc_round_up(wanted - have, vc_load_relaxed(&step)) + slack
                          : (have - wanted < slack ? slack - (have - wanted) : 0);
@@ -98,6 +109,8 @@ static bool begin_exactly(struct vc_metered *call, uint64_t others)
         grows = needs > most ? needs : most;
     /* Relative to what is charged: calls under way may have kept that from falling. */
     uint64_t spare = meter->charged > reading.reserved ? meter->charged - reading.reserved : 0;
+    if (vc_load_relaxed(&surprise) > 0)
+        spare = 0;
     enter(call, grows > spare ? grows - spare : 0);
     pthread_mutex_unlock(&meter->mutex);
     return vc_cards_reserve(region, meter->cards, call->expected);
@@ -183,6 +196,7 @@ bool vc_meter_end(struct vc_metered *call)
     if (meter->charged > was && more == 0)
         learn_step(meter->charged - was);
     if (more > 0) {
+        be_surprised(more);
         fits = vc_cards_reserve(vc_region_get(), meter->cards, more);
         if (fits) {
             vc_cards_commit(vc_region_get(), meter->cards, more, VC_QUOTA_PLAIN);

@@ -1,7 +1,7 @@
 /* Small arrays, charged like an allocator that never moves them can need chunks at most.
  *
- * Arrays of one size class (a power of two) make an allocator take no more chunks than the most of them that lived at a time fill:
- * it takes a new one when all places are used. What a class does not need any more stays charged as a loose chunk, since others may
+ * Arrays of one size class make an allocator take no more chunks than the most of them that lived at a time fill: it takes a new one
+ * when all places are used. A class has the same power of two for the least that its arrays can take and for the most. What a class does not need any more stays charged as a loose chunk, since others may
  * lie in it; so does a chunk that small allocations or larger arrays have left, which may have been shared with one. But never more
  * chunks than arrays: each lies in one. */
 #include "cuda/memory/small_array.h"
@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define VC__SMALLEST 512u
-#define VC__CLASSES 12 /* 512 bytes to 1 MiB */
+#define VC__SIZES 12 /* 512 bytes to 1 MiB */
+#define VC__CLASSES (VC__SIZES * VC__SIZES)
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -32,12 +33,23 @@ static uint32_t card_of(vc_cards set)
     return (uint32_t)__builtin_ctz(set);
 }
 
-static uint32_t class_of(uint64_t bytes)
+static uint32_t power_of(uint64_t bytes)
 {
-    uint32_t size_class = 0;
-    while (((uint64_t)VC__SMALLEST << size_class) < bytes)
-        size_class++;
-    return size_class;
+    uint32_t power = 0;
+    while (((uint64_t)VC__SMALLEST << power) < bytes)
+        power++;
+    return power;
+}
+
+static uint32_t class_of(uint64_t least, uint64_t most)
+{
+    return power_of(least < most ? least : most) * VC__SIZES + power_of(most);
+}
+
+/* The most that an array of the class takes. */
+static uint64_t place_of(uint32_t size_class)
+{
+    return (uint64_t)VC__SMALLEST << size_class % VC__SIZES;
 }
 
 /* Pre: locked. One array less; returns the chunks that are no longer needed, of which the caller gives up the charge. */
@@ -65,7 +77,7 @@ static bool enter(struct vc_small_array *made, uint32_t card, bool with_chunk)
 {
     pthread_mutex_lock(&mutex);
     uint64_t live = cards[card].classes[made->size_class].live + 1;
-    uint64_t needed = vc_round_up(live * ((uint64_t)VC__SMALLEST << made->size_class), VC_CHUNK) / VC_CHUNK;
+    uint64_t needed = vc_round_up(live * place_of(made->size_class), VC_CHUNK) / VC_CHUNK;
     bool more = needed > cards[card].classes[made->size_class].chunks;
     made->counted = with_chunk || !more;
     if (made->counted) {
@@ -78,9 +90,9 @@ static bool enter(struct vc_small_array *made, uint32_t card, bool with_chunk)
     return made->counted && more;
 }
 
-CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *charge, uint64_t bytes)
+CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *charge, uint64_t least, uint64_t most)
 {
-    *made = (struct vc_small_array){.size_class = class_of(bytes)};
+    *made = (struct vc_small_array){.size_class = class_of(least, most)};
     CUresult result = vc_charge_current(charge, 0);
     if (result != CUDA_SUCCESS || !charge->cards)
         return result;
@@ -100,7 +112,7 @@ CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *cha
 
 static void freed(const struct vc_allocation *array)
 {
-    leave_and_release(card_of(array->cards), class_of(array->bytes));
+    leave_and_release(card_of(array->cards), (uint32_t)array->bytes);
 }
 
 static bool takes_chunk(uint32_t card)
@@ -117,7 +129,7 @@ VC_SOURCE(small_arrays);
 
 bool vc_small_array_keep(const struct vc_small_array *made, const struct vc_charge *charge, const void *handle)
 {
-    struct vc_allocation array = {.key = (uint64_t)(uintptr_t)handle, .bytes = (uint64_t)VC__SMALLEST << made->size_class,
+    struct vc_allocation array = {.key = (uint64_t)(uintptr_t)handle, .bytes = made->size_class,
                                   .context = charge->context, .source = &small_arrays, .cards = charge->cards,
                                   .kind = VC_MEMORY_OPAQUE};
     if (!made->counted || vc_account_record(&array))
