@@ -256,10 +256,9 @@ bool vc_account_record(const struct vc_allocation *allocation)
     return vc_table_put(&allocations, allocation);
 }
 
-bool vc_account_knows(uint64_t key)
+bool vc_account_get(uint64_t key, struct vc_allocation *allocation)
 {
-    struct vc_allocation allocation;
-    return vc_table_get(&allocations, key, &allocation);
+    return vc_table_get(&allocations, key, allocation);
 }
 
 static void begin_freeing(struct vc_freeing *freeing)

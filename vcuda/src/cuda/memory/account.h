@@ -108,8 +108,8 @@ void vc_charge_drop(const struct vc_charge *charge);
 /* Record what a source has charged by itself; its `freed` is told of the end. False: no host memory. */
 bool vc_account_record(const struct vc_allocation *allocation);
 
-/* Whether something is recorded under a key. */
-bool vc_account_knows(uint64_t key);
+/* What is recorded under a key; false: nothing. */
+bool vc_account_get(uint64_t key, struct vc_allocation *allocation);
 
 /* Take out what is recorded under a pointer or handle, before the driver frees it; false: not ours, just forward. */
 bool vc_charge_take(uint64_t key, struct vc_freeing *freeing);

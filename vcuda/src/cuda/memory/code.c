@@ -353,7 +353,8 @@ static CUresult enter_context(CUlibrary handle)
         return CUDA_SUCCESS;
     context = vc_context_owner(context);
     uint64_t key = key_in(library.key, context);
-    if (vc_account_knows(key))
+    struct vc_allocation charged;
+    if (vc_account_get(key, &charged))
         return CUDA_SUCCESS;
     CUresult result = vc_charge_current(&charge, library.bytes);
     if (result != CUDA_SUCCESS)

@@ -166,8 +166,9 @@ static bool record(struct pool *pool, CUdeviceptr pointer, uint64_t bytes)
 {
     struct vc_allocation allocation = {.key = pointer, .bytes = bytes, .owner = pool, .source = &pools_source,
                                        .cards = pool->meter.cards, .kind = VC_MEMORY_OPAQUE};
-    vc_add_relaxed(&pool->live, bytes);
-    return vc_account_record(&allocation);
+    bool recorded = vc_account_record(&allocation);
+    vc_add_relaxed(&pool->live, recorded ? bytes : 0);
+    return recorded;
 }
 
 static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, CUstream stream, allocator call, releaser undo)
@@ -298,17 +299,6 @@ CUresult vc_hook_cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
     return free_async(pointer, stream, true, vc_real.cuMemFreeAsync_ptsz);
 }
 
-static void freed(const struct vc_allocation *allocation)
-{
-    struct pool *pool = allocation->owner;
-    if (vc_load(&pool->untold) > 0) {
-        vc_sub(&pool->untold, allocation->bytes);
-        vc_meter_settle(&pool->meter, NULL);
-    }
-    vc_sub(&pool->live, allocation->bytes);
-    set_unsettled(pool);
-}
-
 /* The pool's own life. */
 
 /* It holds nothing any more and the application has destroyed it. */
@@ -342,6 +332,19 @@ static bool look_at(struct pool *pool)
     return may_shrink || reading.used > vc_load_relaxed(&pool->live);
 }
 
+static void freed(const struct vc_allocation *allocation)
+{
+    struct pool *pool = allocation->owner;
+    if (vc_load(&pool->untold) > 0) {
+        vc_sub(&pool->untold, allocation->bytes);
+        vc_meter_settle(&pool->meter, NULL);
+    }
+    vc_sub(&pool->live, allocation->bytes);
+    /* The last memory of a destroyed pool takes it along. */
+    if (!pool->is_destroyed || look_at(pool))
+        set_unsettled(pool);
+}
+
 static void settle(void)
 {
     if (VC_LIKELY(!vc_load_relaxed(&unsettled)))
@@ -366,7 +369,7 @@ static void make_room(struct vc_region *region, uint32_t card)
     (void)region;
     settle();
     for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
-        if (pool->handle && (pool->meter.cards >> card & 1))
+        if (pool->handle && pool->meter.charged > 0 && (pool->meter.cards >> card & 1))
             vc_meter_trim(&pool->meter);
     }
 }
@@ -376,8 +379,8 @@ static void context_ended(CUcontext context)
 {
     (void)context;
     for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
-        if (pool->handle && pool->meter.charged > 0)
-            vc_meter_settle(&pool->meter, NULL);
+        if (pool->handle && (pool->meter.charged > 0 || pool->is_destroyed) && look_at(pool))
+            set_unsettled(pool);
     }
 }
 
