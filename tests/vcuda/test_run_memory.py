@@ -21,8 +21,12 @@ text = (b".version 8.0\\n.target sm_80\\n.address_size 64\\n.global .align 4 .b8
         b".visible .entry spin()\\n{ ret; }\\n\\0")
 library, kernel, function, zero = C.c_void_p(), C.c_void_p(), C.c_void_p(), C.c_uint(0)
 begin()
+context = C.c_void_p()
+ok("cuCtxGetCurrent", C.byref(context))
+ok("cuCtxSetCurrent", None)  # a library that no context asked for: nobody knows where it will be used
 ok("cuLibraryLoadData", C.byref(library), text, None, None, zero, None, None, zero)
-ok("cuLibraryGetKernel", C.byref(kernel), library, b"spin")
+ok("cuCtxSetCurrent", context)
+ok("cuLibraryEnumerateKernels", C.byref(kernel), 1, library)
 ok("cuKernelGetFunction", C.byref(function), kernel)
 answer(info()[0] // MIB)
 ok("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
