@@ -71,6 +71,9 @@ class Admission:
         self._conditions = Conditions(log)
         self._facts = FactsCache(names)
         self._kubelet_is_new = False
+        self._lost: set[str] | None = (
+            None  # by a kubelet that began without its checkpoint; None: not looked at yet
+        )
         self._away = ""  # who could not tell us the pods of the last call
 
     def refused(self, uid: str) -> None:
@@ -89,7 +92,7 @@ class Admission:
         """A new kubelet admits all pods anew, in an order of its own; before it can call us."""
         with self._lock:
             self._last_uid = None
-            self._kubelet_is_new = True
+            self._kubelet_is_new, self._lost = True, None
 
     def pods(self, deadline: float | None = None) -> tuple[list[Pod], bool]:
         """This node's pods, and whether they are kubelet's own view. Raises Refusal. `deadline`: on the monotonic clock."""
@@ -181,10 +184,26 @@ class Admission:
         known = self._kubelet_holdings([item.pod for item in facts], deadline, damaged=True)
         if known is None:
             return []
-        listed = {item.uid for item in facts if not item.terminal}
-        lost = {uid for uid, container in allocations if uid in listed and (uid, container) not in known}
+        # A pod that we had not given everything, kubelet may have given up; what counts is what it must have recorded.
+        holdings = allocations.holdings
+        asked = {uid for (uid, _), held in holdings.items() if held}
+        unasked = set(allocations.pods) - asked  # rebuilt from their regions alone
+        ours = {
+            item.uid
+            for item in facts
+            if item.asked
+            and not item.terminal
+            and item.uid in allocations.pods
+            and item.uid not in self._refused
+            and (item.next_container(holdings) is None or item.uid in unasked)
+        }
+        recorded = {uid for uid, _ in known}
+        if self._lost is None:
+            # A lost checkpoint has lost all: kubelet that knows one of them has it still, and then the others are no matter of it.
+            self._lost = set() if ours & recorded else ours
+        lost = self._lost = self._lost & ours - recorded
         if not lost:
-            self._kubelet_is_new = False
+            self._kubelet_is_new, self._lost = False, None
             return []
         found = matching(known, refused=frozenset(), last=None)
         if not any(item.uid in lost for item in found):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,7 @@ def listen(address: str, port: int) -> socket.socket:
         return socket.create_server((address, port), family=family, backlog=128)
     except OSError as error:
         raise StartError(
-            f"cannot listen on {address}:{port} ({error.strerror or error}); free the port or set --query-addr and --query-port"
+            f"cannot listen on {address}:{port} ({os.strerror(error.errno) if error.errno else error}); free the port or set --query-addr and --query-port"
         ) from None
 
 

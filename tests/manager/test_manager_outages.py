@@ -306,3 +306,18 @@ def test_an_api_server_that_answers_nothing_but_errors_costs_no_pod(connected: N
     for item in items:
         api.put("pods", item)
     eventually(lambda: all(NAMES.placement in annotations(connected, item) for item in items), "all promises")
+
+
+def test_a_pod_that_kubelet_gave_up_is_not_taken_for_one_that_it_forgot(node: Node) -> None:
+    """Refused half way, it stays in kubelet's list for a while: after a restart of the daemon its share is nobody else's."""
+    node.start(wait=200)
+    kept, given_up = created("kept", 1, container("c", 30, 4)), created("given-up", 2, container("c", 30, 4))
+    node.kubelet.admit(kept)
+    node.kubelet.admit(given_up, start=False)
+    node.kubelet.forget(given_up)
+    node.stop()
+    node.start(wait=200)
+    other = created("other", 3, container("c", 30, 4))
+    node.kubelet.admit(other)
+    assert len(set(regions(node, kept, other))) == 2
+    assert str(node.region(other, "c")) in regions(node, other)
