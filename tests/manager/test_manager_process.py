@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ from manager.allocations.checkpoint import StateFile
 from manager.process import sdnotify
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
-from tests.support.sockets import nodelay_of_accepted
 from vcuda import region
 from vcuda.sim import Machine
 
@@ -197,16 +195,6 @@ def test_http_pages(node: Node, machine: Machine) -> None:
     assert f"container_request_gpu_utilization{{{sorted_labels(labels.format('req_of_gpu'))}}} 0.3" in old
     for name in ("container_gpu_utilization", "container_gpu_memory_total"):
         assert f"\n{name}{{" in old
-
-
-def test_answers_on_a_kept_connection_are_not_held_back(node: Node) -> None:
-    """Else each waits for the client's delayed acknowledgement: head and body are two writes."""
-    daemon = node.start()
-    client = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=20)
-    client.request("GET", "/version")
-    client.getresponse().read()
-    assert nodelay_of_accepted(daemon.port) == [True]
-    client.close()
 
 
 def sorted_labels(text: str) -> str:
