@@ -1,7 +1,7 @@
 """The HTTP surface: metrics, probes, usage and graph of the node; whoever can reach it can neither exhaust it nor hold it up.
 
 On the standard library: a request's head has a time and a size, there are so many connections and no more, and when there are more, those go that
-have not asked yet. ASGI servers have no such time, and cost a node 6 MB.
+have not asked yet. ASGI servers have no such time.
 """
 
 from __future__ import annotations

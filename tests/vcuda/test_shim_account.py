@@ -335,6 +335,29 @@ answer([results, free()])
     assert answered == [[0, 0, 0, 2, 2, 2], 192]
 
 
+def test_a_pool_that_gave_something_back_meanwhile_is_not_taken_for_one_of_small_steps(share: Share) -> None:
+    """The driver's steps are learnt from its own figures: what was charged may not have followed the driver down yet."""
+    answered = within(
+        share,
+        """
+begin()
+one = stream()
+pool = made("cuDeviceGetDefaultMemPool", 0)
+held = []
+for _ in range(12):
+    held.append(alloc(30 * MIB, "cuMemAllocAsync", one)[1])
+    ok("cuMemFree_v2", alloc(2 * MIB)[1])
+for pointer in held:
+    ok("cuMemFreeAsync", pointer, one)
+ok("cuStreamSynchronize", one)
+ok("cuMemPoolTrimTo", pool, size(0))
+plain = alloc((free() - 20) * MIB)[0]
+answer([plain, alloc(10 * MIB, "cuMemAllocAsync", one)[0]])
+""",
+    )
+    assert answered == [0, 2]
+
+
 @pytest.mark.parametrize("model", ["", "ragged:7"])
 def test_pools_stay_within_the_share_while_other_threads_synchronise(share: Share, model: str) -> None:
     answered = within(

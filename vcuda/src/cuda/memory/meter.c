@@ -11,18 +11,27 @@ static uint64_t step = VC__LARGEST_STEP;
 /* Something has grown by more than it may in such steps, so by anything: from then on a call needs this much room beside what it
  * asks for. 0: not so far. */
 static uint64_t surprise;
+static uint32_t unlearnt;
 
 static void be_surprised(uint64_t by)
 {
+    if (vc_load_relaxed(&step) < VC__LARGEST_STEP) { /* what was learned was wrong; never again */
+        vc_store_relaxed(&unlearnt, 1);
+        vc_store_relaxed(&step, VC__LARGEST_STEP);
+        return;
+    }
     vc_raise_to(&surprise, by > VC__SURPRISE / 2 ? 2 * by : VC__SURPRISE);
 }
 
-/* Learn from a growth that was seen: pools grow in powers of two. One smaller growth may be two changes at once (another
- * thread's synchronisation gave something back); many in a row are the driver's way. */
+/* Learn from a growth that the driver's own figures before and after one call show, while no other call was under way: pools grow
+ * in powers of two. One smaller growth may be two changes at once (another thread's synchronisation gave something back); many in a
+ * row are the driver's way. What was charged shows nothing: it may not have followed the driver down yet. */
 static void learn_step(uint64_t growth)
 {
     static uint32_t in_a_row;
     uint64_t unit = growth & -growth;
+    if (vc_load_relaxed(&unlearnt))
+        return;
     if (unit < VC_CHUNK || unit >= vc_load_relaxed(&step))
         vc_store_relaxed(&in_a_row, 0);
     else if (vc_add_relaxed(&in_a_row, 1) >= VC__STEPS_TO_LEARN)
@@ -41,14 +50,15 @@ static uint64_t free_on(vc_cards cards)
 }
 
 /* Pre: locked. Count a call as under way, of which `expected` bytes are still to be reserved. */
-static void enter(struct vc_metered *call, uint64_t expected)
+static void enter(struct vc_metered *call, uint64_t expected, uint64_t reserved)
 {
     struct vc_meter *meter = call->meter;
     call->expected = expected;
+    call->reserved = reserved;
     meter->expected += expected;
     meter->asked += call->bytes;
     meter->calls++;
-    meter->changes++;
+    call->changes = ++meter->changes;
 }
 
 /* Pre: locked. */
@@ -85,7 +95,7 @@ static bool begin_amply(struct vc_metered *call, uint64_t others)
     meter->read(meter, &reading);
     pthread_mutex_lock(&meter->mutex);
     uint64_t asked = meter->asked + call->bytes;
-    enter(call, growth_beyond(meter->charged, in_the_way(&reading, others), asked, vc_load_relaxed(&step)));
+    enter(call, growth_beyond(meter->charged, in_the_way(&reading, others), asked, vc_load_relaxed(&step)), reading.reserved);
     pthread_mutex_unlock(&meter->mutex);
     return vc_cards_reserve(vc_region_get(), meter->cards, call->expected);
 }
@@ -111,7 +121,7 @@ static bool begin_exactly(struct vc_metered *call, uint64_t others)
     uint64_t spare = meter->charged > reading.reserved ? meter->charged - reading.reserved : 0;
     if (vc_load_relaxed(&surprise) > 0)
         spare = 0;
-    enter(call, grows > spare ? grows - spare : 0);
+    enter(call, grows > spare ? grows - spare : 0, reading.reserved);
     pthread_mutex_unlock(&meter->mutex);
     return vc_cards_reserve(region, meter->cards, call->expected);
 }
@@ -190,11 +200,11 @@ bool vc_meter_end(struct vc_metered *call)
     struct vc_meter *meter = call->meter;
     struct vc_reading reading;
     bool current = read_and_lock(meter, &reading), fits = true;
-    uint64_t was = meter->charged;
+    bool alone = current && meter->calls == 1 && meter->changes == call->changes;
     leave(call);
     uint64_t more = pay(meter, reading.reserved);
-    if (meter->charged > was && more == 0)
-        learn_step(meter->charged - was);
+    if (alone && reading.reserved > call->reserved)
+        learn_step(reading.reserved - call->reserved);
     if (more > 0) {
         be_surprised(more);
         fits = vc_cards_reserve(vc_region_get(), meter->cards, more);
@@ -215,11 +225,11 @@ void vc_meter_settle(struct vc_meter *meter, struct vc_reading *reading)
     struct vc_reading unwanted;
     reading = reading ? reading : &unwanted;
     bool current = read_and_lock(meter, reading);
+    meter->changes++; /* somebody looked because the driver may have given back: what a call under way sees is not all its own */
     if (meter->calls == 0 && current) {
         if (reading->reserved > meter->charged) {
             vc_cards_charge(vc_region_get(), meter->cards, reading->reserved - meter->charged, VC_QUOTA_PLAIN);
             meter->charged = reading->reserved;
-            meter->changes++;
         }
         lower(meter, reading->reserved);
     }

@@ -33,6 +33,8 @@ struct vc_meter {
 struct vc_metered {
     struct vc_meter *meter;
     uint64_t bytes, expected;
+    uint64_t reserved; /* by the driver's word when it began … */
+    uint64_t changes;  /* … and the meter's count then */
 };
 
 #define VC_METER_INITIALIZER {.mutex = PTHREAD_MUTEX_INITIALIZER}
