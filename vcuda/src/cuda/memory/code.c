@@ -3,8 +3,8 @@
  * An image for one kind of card (PTX, cubin) says how large its code and its variables are: that is charged before the driver is
  * called. A fat binary holds code for many kinds, of which little is loaded: it is charged what the card's free memory fell by, up
  * to its size and the largest of its kinds' variables; if that does not fit, it is loaded first and refused by what it took.
- * A fall beyond that means compressed variables, or another process at work in the same moment: then it is loaded once more, and
- * the least that both moved decides. A library's code is loaded with the first use of a kernel, but its variables are there for the
+ * A fall beyond that means compressed variables, or another process at work in the same moment: then it is loaded again, a few
+ * times at most, and the least that a load and its end moved decides. A library's code is loaded with the first use of a kernel, but its variables are there for the
  * asking: they are charged in each context that looks into it. Code that is loaded lazily is overhead, which is measured. */
 #include <elf.h>
 #include <fcntl.h>
@@ -20,6 +20,7 @@
 #define VC__CODE_STEP 65536u /* images are charged in steps of this */
 #define VC__FAT_WRAPPER 0x466243b1u
 #define VC__FAT_BINARY 0xba55ed50u
+#define VC__ROUNDS 5u /* loads of one image */
 #define VC__CONTEXTS 16 /* that a library's variables are remembered in */
 
 struct fat_wrapper {
@@ -194,7 +195,8 @@ struct loading {
     struct need need;
     uint64_t most; /* that the image explains */
     int64_t left;  /* of the card when the load began, without what this process takes and gives back elsewhere */
-    uint64_t moved; /* by the first load and its end, if that was more; 0: it was not loaded twice */
+    uint64_t moved; /* by a load and its end, the least of all rounds that moved more than the image explains */
+    unsigned rounds;
 };
 
 /* Free memory of the card as if this process had no ledger: its threads may allocate and free while another loads. */
@@ -255,12 +257,13 @@ static bool weigh(struct loading *loading, CUresult *result, void **handle, CUre
     if (loading->need.upper_bound) {
         int64_t now = left_now(&loading->charge);
         uint64_t fell = fallen(loading->left, now);
-        if (fell > loading->most && loading->moved == 0) {
+        if (fell > loading->most && loading->rounds < VC__ROUNDS) {
             unload(*handle);
             loading->left = left_now(&loading->charge);
             uint64_t rose = fallen(loading->left, now); /* from what it is without to what it was with */
-            loading->moved = rose < fell ? rose : fell;
-            loading->moved += loading->moved == 0;
+            uint64_t moved = rose < fell ? rose : fell;
+            loading->moved = loading->rounds == 0 || moved < loading->moved ? moved : loading->moved;
+            loading->rounds = loading->moved > loading->most ? loading->rounds + 1 : VC__ROUNDS;
             return true;
         }
         uint64_t most = loading->moved > loading->most ? loading->moved : loading->most;
