@@ -35,7 +35,7 @@ class Load:
     options: Options = field(default_factory=dict)
     core_limit: int | None = None
     processes: int = 1
-    memory_bytes: int = 1 << 30
+    memory_bytes: int = 4 << 30  # the contexts of several processes: half a GiB each on an H100
 
 
 @dataclass(frozen=True)

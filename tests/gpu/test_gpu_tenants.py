@@ -49,7 +49,8 @@ def test_two_greedy_tenants_get_what_they_were_promised(
         rounds = int(own.watched({"kernel": "spin_1000us"})["rounds"])
     words = [str(load), "kernel=spin_1000us", "sync=20", "seconds=60", f"rounds={rounds}"]
     # Both shares are of one ledger, so that one arbiter sees them.
-    tenants = [share_of(any_card, cores=30, memory_mib=512), share_of(any_card, cores=70, memory_mib=512)]
+    # An H100's context takes half a GiB.
+    tenants = [share_of(any_card, cores=cores, memory_mib=LIMIT_MIB) for cores in (30, 70)]
     running = [
         subprocess.Popen(tenant.command(*words, f"progress={file}"), cwd=ROOT, stdout=subprocess.DEVNULL)
         for tenant, file in zip(tenants, progress, strict=True)

@@ -11,12 +11,13 @@ import cupy
 
 MIB = 1 << 20
 KERNEL = cupy.ElementwiseKernel("float32 x, float32 y", "float32 z", "z = x * y + sin(x)", "mixed")
-ALLOCATORS = {
-    "plain": lambda: cupy.cuda.set_allocator(None),
-    "pool": lambda: cupy.cuda.set_allocator(cupy.cuda.MemoryPool().malloc),
-    "async": lambda: cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc),
-    "managed": lambda: cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc),
+POOLS = {
+    "plain": lambda: None,
+    "pool": cupy.cuda.MemoryPool,
+    "async": cupy.cuda.MemoryAsyncPool,
+    "managed": lambda: cupy.cuda.MemoryPool(cupy.cuda.malloc_managed),
 }
+OUT_OF_MEMORY = 2
 
 
 def fill() -> tuple[int, bool]:
@@ -26,14 +27,18 @@ def fill() -> tuple[int, bool]:
             held.append(cupy.ones(64 * MIB, dtype=cupy.uint8))
     except cupy.cuda.memory.OutOfMemoryError:
         return 64 * len(held), True
+    except cupy.cuda.runtime.CUDARuntimeError as error:  # what a program without a pool is told
+        return 64 * len(held), error.status == OUT_OF_MEMORY
 
 
 def main(allocator: str) -> dict[str, Any]:
-    ALLOCATORS[allocator]()
+    pool = POOLS[allocator]()
+    cupy.cuda.set_allocator(pool.malloc if pool else None)
     _, total = cupy.cuda.runtime.memGetInfo()
     reached, refused = fill()
-    cupy.get_default_memory_pool().free_all_blocks()
-    ALLOCATORS[allocator]()  # the pool that held it all is gone
+    if pool:
+        cupy.cuda.Device().synchronize()
+        pool.free_all_blocks()
     x = cupy.arange(1 << 18, dtype=cupy.float32) / 1000
     made = KERNEL(x, x[::-1].copy())
     squares = x[: 512 * 512].reshape(512, 512) @ x[: 512 * 512].reshape(512, 512)
