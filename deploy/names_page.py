@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def keys() -> list[tuple[str, str]]:
     rows = []
     for name, member in vars(names.Names).items():
         text = inspect.getdoc(member) or ""
-        if isinstance(member, property):
+        if isinstance(member, cached_property):
             rows.append((str(getattr(here, name)), text))
         elif name == "predicate_gpu_index":
             rows.append((here.predicate_gpu_index(0).removesuffix("0") + "N", text))

@@ -15,7 +15,7 @@ from vcuda.spec import fit
 from vcuda.spec.errors import DoesNotFit, Reason
 from vcuda.spec.fit import CardState
 from vcuda.spec.inventory import Card
-from vcuda.spec.placement import CardShare
+from vcuda.spec.placement import CardShare, share_of
 from vcuda.spec.request import ContainerRequest, PodRequest, Policy
 
 # Sets of cards beyond this number are not all compared; 8 of 16 cards are 12,870 sets.
@@ -59,7 +59,7 @@ def choose(
         chosen = [min(fitting, key=SHARE_ORDER[request.policy])]
     else:
         chosen = _whole(fitting, container.card_count)
-    return tuple(fit.share_of(container, state.card) for state in chosen)
+    return tuple(share_of(container, state.card) for state in chosen)
 
 
 def _why_not(request: PodRequest, container: ContainerRequest, state: CardState) -> Reason | None:

@@ -92,7 +92,7 @@ class Decider:
                         f"the placement names card {share.uuid}, which this node does not have; recreate the pod",
                     )
                 fit.require(by_uuid[share.uuid], container)
-                if share != fit.share_of(container, by_uuid[share.uuid].card):
+                if share != placement.share_of(container, by_uuid[share.uuid].card):
                     raise InvalidPlacement(
                         errors.Reason.INVALID_PLACEMENT,
                         f"the placement gives {share.memory_blocks} blocks of card {share.uuid} to a whole-card container; "

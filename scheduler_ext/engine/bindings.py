@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from scheduler_ext.engine.book import Book
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.filter import Filter
-from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
-from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
+from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, AnyReason, ExtenderReason
 from scheduler_ext.state.pods import State
 from vcuda.spec import placement
 
 _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A bind or decision that is not carried out: `reason` for programs, `message` for people."""
+
+    reason: AnyReason
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What Bind has to write."""
+
+    node: str
+    annotations: Mapping[str, str]
+
+
+class AlreadyBound:
+    """The pod is on the node that Bind names; nothing is left to write."""
 
 
 class Bindings:
@@ -38,10 +61,10 @@ class Bindings:
             return Refused(
                 ExtenderReason.BIND_UNCERTAIN, "an earlier write for this pod has no known result yet; retry"
             )
-        problem = self._chooser.still_possible(record)
+        problem = self._chooser.no_longer_possible(record)
         if problem is not None:
             self._book.ledger.release(uid)
-            return problem
+            return Refused(*problem)
         assert record.request is not None and record.placement is not None
         cards = {card.uuid: card for card in self._book.cluster.cards[self._book.cluster.index[node]]}
         annotations = placement.annotations(

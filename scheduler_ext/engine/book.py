@@ -11,15 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from scheduler_ext.engine.metrics import Metrics
-from scheduler_ext.protocol.quantities import pod_requests
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.typical_pods import Typical, Workload
+from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
-from scheduler_ext.state.nominations import Nominations
-from scheduler_ext.state.pods import Ledger
+from scheduler_ext.state.pods import Ledger, Nominations
 from scheduler_ext.state.shape import Shape, shape_of
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
@@ -65,6 +64,7 @@ class Book:
         self.decisions = Decisions()
         self.nominations = Nominations()
         self.gangs = Gangs()
+        self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
         self._counted: collections.OrderedDict[str, None] = collections.OrderedDict()
 
     def note(self, kind: str, weight: int = 1, **event: Any) -> None:
@@ -72,8 +72,14 @@ class Book:
         if self.journal is not None:
             self.journal.put({"kind": kind, **event}, weight)
 
+    def not_ready(self) -> str | None:
+        """See Engine.not_ready."""
+        if not self.unsynced:
+            return None
+        return f"the first list of {' and '.join(sorted(self.unsynced))} from the API server is not complete"
+
     def shape(self, asked: PodRequest, pod: Mapping[str, Any]) -> Shape:
-        return shape_of(asked, self.policy, *pod_requests(pod))
+        return shape_of(asked, self.policy, *objects.pod_requests(pod))
 
     def typical(self) -> Typical:
         return self.workload.typical(self.cluster, self.clock())

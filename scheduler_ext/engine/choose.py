@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler_ext.engine.book import Book
-from scheduler_ext.engine.outcomes import Refused
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, AnyReason, ExtenderReason
 from scheduler_ext.scoring import placing, scores
@@ -42,6 +41,14 @@ class Chooser:
 
     def __init__(self, book: Book) -> None:
         self._book = book
+
+    def take(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
+        """Choose a node for a pod and assume it there."""
+        table = self._book.table(shape)
+        choice = self.choose(table, names, asked.namespace)
+        if choice.row is not None:
+            self.assume(asked, shape, table, choice.row, priority)
+        return choice
 
     def choose(self, table: Table, names: Sequence[str], namespace: str) -> Choice:
         book, cluster = self._book, self._book.cluster
@@ -85,18 +92,17 @@ class Chooser:
         self._book.ledger.put(record)
         return record
 
-    def still_possible(self, record: Record) -> Refused | None:
+    def no_longer_possible(self, record: Record) -> tuple[AnyReason, str] | None:
+        """Why a pod can't go any more where it was to go, or None."""
         row = self._book.cluster.index.get(record.node)
         if row is None:
-            return Refused(ExtenderReason.UNKNOWN_NODE, f"node {record.node} is gone")
+            return ExtenderReason.UNKNOWN_NODE, f"node {record.node} is gone"
         cards = {card.uuid: card for card in self._book.cluster.cards[row]}
         for uuid in record.usage.cards:
             if uuid not in cards:
-                return Refused(Reason.UNKNOWN_CARD, f"card {uuid} is no longer on node {record.node}")
+                return Reason.UNKNOWN_CARD, f"card {uuid} is no longer on node {record.node}"
             if not cards[uuid].healthy:
-                return Refused(
-                    Reason.UNHEALTHY_CARD, f"card {uuid} on node {record.node} has become unhealthy"
-                )
+                return Reason.UNHEALTHY_CARD, f"card {uuid} on node {record.node} has become unhealthy"
         return None
 
     def set_aside(self, uid: str, priority: int) -> list[Record]:

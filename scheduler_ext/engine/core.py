@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from scheduler_ext.engine.bindings import Bindings
+from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.book import Book
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.events import Events
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
-from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.planning import evidence
 from scheduler_ext.planning.evidence import Evidence
@@ -126,7 +125,7 @@ class Engine:
 
     def not_ready(self) -> str | None:
         """Why nothing can be decided yet, or None."""
-        return self._events.not_ready()
+        return self.book.not_ready()
 
     def synced(self, kind: str) -> None:
         """The first complete list of "nodes" or "pods" is in."""

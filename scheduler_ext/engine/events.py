@@ -29,20 +29,12 @@ class Events:
 
     def __init__(self, book: Book, gangs: GangPlaces, preemption: Preemption) -> None:
         self._book, self._gangs, self._preemption = book, gangs, preemption
-        self._unsynced = {"nodes", "pods"}
         self._frozen = False
-
-    def not_ready(self) -> str | None:
-        """See Engine.not_ready."""
-        unsynced = sorted(self._unsynced)
-        if not unsynced:
-            return None
-        return f"the first list of {' and '.join(unsynced)} from the API server is not complete"
 
     def synced(self, kind: str) -> None:
         """See Engine.synced."""
-        self._unsynced.discard(kind)
-        if not self._unsynced and not self._frozen:
+        self._book.unsynced.discard(kind)
+        if not self._book.unsynced and not self._frozen:
             # A hundred thousand objects that live as long as we do: collecting them takes 50 ms, again and again.
             gc.freeze()
             self._frozen = True
@@ -71,7 +63,7 @@ class Events:
             self.lose_node(name)
 
     def expect_quotas(self) -> None:
-        self._unsynced.add("quotas")
+        self._book.unsynced.add("quotas")
 
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """See Engine.see_quotas."""
@@ -101,7 +93,7 @@ class Events:
         shape = self._book.shape(asked, pod)
         if asked.gang is not None and asked:
             self._book.gangs.join(asked, shape, self._book.clock(), shown=True)
-        return shape if self.not_ready() is None and not self._book.scores.knows(shape) else None
+        return shape if self._book.not_ready() is None and not self._book.scores.knows(shape) else None
 
     def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
         book = self._book

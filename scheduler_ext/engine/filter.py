@@ -15,9 +15,8 @@ from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
-from scheduler_ext.scoring import cpu_only
-from scheduler_ext.scoring.grades import graded
 from scheduler_ext.state import objects
+from scheduler_ext.state.cluster import Floats
 from scheduler_ext.state.decisions import Decision, counted, packed
 from scheduler_ext.state.pods import Record, State
 from vcuda.spec import request
@@ -25,6 +24,19 @@ from vcuda.spec.errors import InvalidRequest
 
 _QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
 _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
+
+
+def graded(costs: Floats) -> list[int]:
+    """prioritize's grades 0…10: 10 for the least cost, 1 for the greatest finite one, 0 for infinite ones."""
+    possible = np.isfinite(costs)
+    if not possible.any():
+        return [0] * len(costs)
+    least, most = costs[possible].min(), costs[possible].max()
+    if most == least:
+        return [MAX_PRIORITY if fits else 0 for fits in possible.tolist()]
+    relative = (most - np.where(possible, costs, most)) / (most - least)
+    grade = np.where(possible, 1 + (MAX_PRIORITY - 1) * relative, 0)
+    return [round(value) for value in grade.tolist()]
 
 
 class Filter:
@@ -76,7 +88,8 @@ class Filter:
         shape = self._book.shape(asked, pod)
         self._book.count_demand(asked.uid, shape)
         aside = self._chooser.set_aside(asked.uid, priority)
-        choice = self._gangs.decide(asked, shape, names, priority)
+        take = self._chooser.take if asked.gang is None else self._gangs.take
+        choice = take(asked, shape, names, priority)
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
             self._book.nominations.forget(asked.uid)
@@ -110,7 +123,7 @@ class Filter:
             # A failed write may still arrive late: the same choice again makes that harmless. Gangs keep their places.
             return (
                 Verdict(record.node)
-                if record.node in names and self._chooser.still_possible(record) is None
+                if record.node in names and self._chooser.no_longer_possible(record) is None
                 else None
             )
         reason = ExtenderReason.OTHER_NODE
@@ -143,5 +156,5 @@ class Filter:
         rows = self._book.rows(names)
         known = rows[rows >= 0]
         free = np.zeros(len(names))
-        free[rows >= 0] = cpu_only.free_cards(self._book.cluster, known)
+        free[rows >= 0] = self._book.cluster.free_cards(known)
         return graded(free)

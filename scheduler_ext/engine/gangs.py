@@ -25,15 +25,11 @@ class GangPlaces:
     def __init__(self, book: Book, chooser: Chooser) -> None:
         self._book, self._chooser = book, chooser
 
-    def decide(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
-        """Choose a node for a pod and assume it there; for the first of a gang, reserve places for the others too."""
+    def take(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
+        """Chooser.take for a member of a gang; for the first one, places for the others are reserved too."""
         gang = self._book.gangs.join(asked, shape, self._book.clock())
         if gang is None or gang.running(self._book.ledger):
-            table = self._book.table(shape)
-            choice = self._chooser.choose(table, names, asked.namespace)
-            if choice.row is not None:
-                self._chooser.assume(asked, shape, table, choice.row, priority)
-            return choice
+            return self._chooser.take(asked, shape, names, priority)
         if gang.lapsed and len(gang.members) < gang.size:
             message = f"{gang} has {len(gang.members)} of its {gang.size} pods; nothing is reserved before all exist"
             return self._refused(names, ExtenderReason.GANG_INCOMPLETE, message)

@@ -19,8 +19,7 @@ from scheduler_ext.protocol.reasons import FITS
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.decisions import unpacked
-from scheduler_ext.state.nominations import Kept
-from scheduler_ext.state.pods import Record, State
+from scheduler_ext.state.pods import Kept, Record, State
 from scheduler_ext.state.shape import placement_of
 from vcuda.spec import placement, request
 from vcuda.spec.errors import InvalidRequest

@@ -10,7 +10,7 @@ import numpy as np
 
 from scheduler_ext.lab.replay import percentiles
 from scheduler_ext.lab.trace import TraceNode, TracePod, drawn
-from scheduler_ext.scoring import cpu_only, scores, stats
+from scheduler_ext.scoring import scores, stats
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.scoring.typical_pods import Workload
 from scheduler_ext.state.cluster import Cluster, Ints, Usage
@@ -72,7 +72,7 @@ def run(
                 cards_used = placement.peak_use(pod.request, chosen)
             seconds.append(time.perf_counter() - start)
         else:
-            row = cpu_only.emptiest_of_cards(cluster, feasible)
+            row = _emptiest_of_cards(cluster, feasible)
         if row is None:
             refused += 1
         else:
@@ -82,3 +82,12 @@ def run(
             curve.append((demand / cards, allocated / cards, stats.use(cluster, typical)[1]))
     fragmented = stats.use(cluster, typical)[1]
     return Result(policy, seed, allocated / cards, fragmented, refused, percentiles(seconds), curve)
+
+
+def _emptiest_of_cards(cluster: Cluster, rows: Ints) -> int | None:
+    """Where a pod without a card goes: to the fewest free cards; ties go to the fewest free cpu, then to the first name."""
+    if not len(rows):
+        return None
+    free = cluster.free_cards(rows)
+    fewest = rows[free == free.min()]
+    return min((int(row) for row in fewest), key=lambda row: (int(cluster.free_cpu[row]), cluster.names[row]))

@@ -1,1 +1,1 @@
-"""Other programs' words: the extender protocol, reason codes, Kubernetes quantities; imports nothing of ours but the vocabulary."""
+"""Other programs' words: the extender protocol and reason codes; imports nothing of ours but the vocabulary."""

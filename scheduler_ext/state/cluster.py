@@ -48,6 +48,11 @@ class View(NamedTuple):
     free_memory: Ints
     links: Ints  # [k, cards, cards]
 
+    def worth(self, cores: Ints, blocks: Ints) -> Floats:
+        """A card's rest as a fraction of the card, [k, cards]: the mean of cores and memory; 0 for unusable cards."""
+        memory = blocks / np.maximum(self.total_blocks, 1)
+        return np.where(self.usable, (cores / CORES_PER_CARD + memory) / 2, 0.0)
+
 
 class Described(NamedTuple):
     """A node as it was described to the cluster. `problem`: a code of ROW_CODES."""
@@ -280,6 +285,12 @@ class Cluster:
         np.add.at(count, models, 1)
         np.maximum.at(blocks, models, self.total_blocks[self.usable])
         return count, blocks
+
+    def free_cards(self, rows: Ints) -> Floats:
+        """How many cards' worth of cores each of `rows` has free."""
+        cores = np.where(self.usable[rows], np.maximum(self.free_cores[rows], 0), 0)
+        free: Floats = cores.sum(axis=1) / CORES_PER_CARD
+        return free
 
     def view(self, rows: Ints) -> View:
         """Gather some rows for scoring."""

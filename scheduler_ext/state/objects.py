@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_ext.protocol.quantities import cpu_and_memory, pod_requests
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state.cluster import Usage
 from vcuda.spec import inventory, placement, request
@@ -14,9 +13,11 @@ from vcuda.spec.errors import InvalidInventory, InvalidPlacement, InvalidRequest
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest
+from vcuda.spec.units import parse_quantity
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _MOST = 2**31  # no card has so much; keeps a forged annotation from overflowing the cluster's integers
+_LARGEST = 2**60  # cpu or memory: keeps sums over a node's pods within int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,47 @@ class SeenNode:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _rounded_up(value: object, parts: int = 1) -> int:
+    """A quantity in 1/`parts`, rounded up; 0 for what is none.
+
+    kube-scheduler has checked the pod before us; a value that it would refuse must not stop us.
+    """
+    number, divisor = parse_quantity(value) or (0, 1)
+    return min(max(0, -(-number * parts // divisor)), _LARGEST)
+
+
+def cpu_and_memory(amounts: object) -> tuple[int, int]:
+    """(milli-cpu, bytes) of a `requests` or `allocatable` object."""
+    if not isinstance(amounts, Mapping):
+        return 0, 0
+    return _rounded_up(amounts.get("cpu"), 1000), _rounded_up(amounts.get("memory"))
+
+
+def pod_requests(pod: Mapping[str, Any]) -> tuple[int, int]:
+    """(milli-cpu, bytes) that kube-scheduler counts for a pod: containers and sidecars together, or the largest init.
+
+    Source: Kubernetes, "Resource sharing within containers"; pod overhead is added.
+    """
+    spec = pod.get("spec")
+    if not isinstance(spec, Mapping):
+        return 0, 0
+    standing, peak = (0, 0), (0, 0)
+    for key in ("initContainers", "containers"):
+        listed = spec.get(key)
+        for container in listed if isinstance(listed, list) else ():
+            if not isinstance(container, Mapping):
+                continue
+            resources = container.get("resources")
+            wanted = cpu_and_memory(resources.get("requests")) if isinstance(resources, Mapping) else (0, 0)
+            total = (standing[0] + wanted[0], standing[1] + wanted[1])
+            if key == "initContainers" and container.get("restartPolicy") != "Always":
+                peak = (max(peak[0], total[0]), max(peak[1], total[1]))
+            else:
+                standing = total
+    overhead = cpu_and_memory(spec.get("overhead"))
+    return max(peak[0], standing[0]) + overhead[0], max(peak[1], standing[1]) + overhead[1]
 
 
 def node(data: Mapping[str, Any], names: Names) -> SeenNode:

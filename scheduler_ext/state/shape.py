@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from vcuda.spec.fit import share_of
 from vcuda.spec.inventory import Card
-from vcuda.spec.placement import CardShare, Placement
+from vcuda.spec.placement import CardShare, Placement, share_of
 from vcuda.spec.request import CardFilter, ContainerRequest, Kind, PodRequest, Policy
 
 _ANY = CardFilter()

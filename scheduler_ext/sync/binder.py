@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from scheduler_ext.engine.bindings import AlreadyBound, Refused, Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
 from scheduler_ext.protocol.extender_v1 import BindingArgs
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state import objects

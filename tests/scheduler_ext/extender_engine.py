@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler_ext.engine.bindings import Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.outcomes import Write
 from tests.scheduler_ext.extender_support import NAMES
 
 

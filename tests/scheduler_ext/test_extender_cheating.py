@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from scheduler_ext.engine.bindings import Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.outcomes import Write
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, cards, node, pod

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from scheduler_ext.engine.bindings import Refused, Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.outcomes import Refused, Write
 from scheduler_ext.protocol.extender_v1 import BindingArgs
 from scheduler_ext.state.pods import State
 from scheduler_ext.sync.api import ApiServer

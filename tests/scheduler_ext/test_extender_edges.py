@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from scheduler_ext import settings
+from scheduler_ext.engine import filter
 from scheduler_ext.lab import trace
 from scheduler_ext.lab.trace import TraceError
 from scheduler_ext.main import main
 from scheduler_ext.planning import explain
-from scheduler_ext.protocol import quantities
 from scheduler_ext.protocol.extender_v1 import Victims
-from scheduler_ext.scoring import grades, quotas
-from scheduler_ext.state import decisions
+from scheduler_ext.scoring import quotas
+from scheduler_ext.state import decisions, objects
 from tests.scheduler_ext.extender_engine import engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, node, plain_pod, pod
 from tests.scheduler_ext.test_extender_election import Replica, World
@@ -37,7 +37,7 @@ from vcuda.spec.inventory import Card
 def test_costs_become_grades_even_when_nothing_fits_or_all_are_equal(
     costs: list[float], expected: list[int]
 ) -> None:
-    assert grades.graded(np.array(costs)) == expected
+    assert filter.graded(np.array(costs)) == expected
 
 
 @pytest.mark.parametrize("option", ["--body-mib", "--record-mib"])
@@ -72,7 +72,7 @@ def test_a_trace_without_cards_is_an_error_and_no_endless_search() -> None:
 
 @pytest.mark.parametrize("spec", [None, [], "x", 5])
 def test_a_pod_without_a_specification_asks_for_no_cpu(spec: object) -> None:
-    assert quantities.pod_requests({"spec": spec}) == (0, 0)
+    assert objects.pod_requests({"spec": spec}) == (0, 0)
 
 
 @pytest.mark.parametrize("odd", [[None, "x", 5], [{"resources": 3}], {"a": 1}, "abc", 5])
@@ -80,7 +80,7 @@ def test_a_pod_without_a_specification_asks_for_no_cpu(spec: object) -> None:
 def test_what_is_no_container_asks_for_no_cpu(where: str, odd: object) -> None:
     right = {"resources": {"requests": {"cpu": "2", "memory": "1Mi"}}}
     other = {"containers": "initContainers", "initContainers": "containers"}[where]
-    assert quantities.pod_requests({"spec": {where: odd, other: [right]}}) == (2000, 2**20)
+    assert objects.pod_requests({"spec": {where: odd, other: [right]}}) == (2000, 2**20)
 
 
 def test_links_to_cards_that_the_node_does_not_have_are_left_out() -> None:

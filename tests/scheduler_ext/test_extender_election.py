@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scheduler_ext.engine.outcomes import Refused
+from scheduler_ext.engine.bindings import Refused
 from scheduler_ext.main import main
 from scheduler_ext.protocol.extender_v1 import BindingArgs
 from scheduler_ext.sync.api import ApiServer

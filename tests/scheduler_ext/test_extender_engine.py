@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_ext.engine.outcomes import AlreadyBound, Refused, Write
+from scheduler_ext.engine.bindings import AlreadyBound, Refused, Write
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
 from scheduler_ext.state.pods import State

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from scheduler_ext import main
+from scheduler_ext.engine.bindings import Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.outcomes import Write
 from scheduler_ext.planning import explain
 from scheduler_ext.state import decisions
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, node, pod

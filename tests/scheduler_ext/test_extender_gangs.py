@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from scheduler_ext.engine.bindings import Refused, Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.outcomes import Refused, Write
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.protocol.reasons import ExtenderReason

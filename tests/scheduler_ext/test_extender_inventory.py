@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from scheduler_ext.engine.bindings import Refused, Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.engine.outcomes import Refused, Write
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from tests.scheduler_ext.test_extender_gangs import chosen, held, member

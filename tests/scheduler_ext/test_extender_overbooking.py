@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler_ext.engine.outcomes import Write
+from scheduler_ext.engine.bindings import Write
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.protocol.quantities import amount, pod_requests
 from scheduler_ext.scoring import placing, scores
 from scheduler_ext.scoring.policies import SCORERS, fgd
 from scheduler_ext.scoring.policies.base import Rest
 from scheduler_ext.scoring.scores import Scores, Table, cheapest
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state.cluster import Cluster, Usage, View
+from scheduler_ext.state.objects import cpu_and_memory, pod_requests
 from scheduler_ext.state.shape import Shape, shape_of
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from vcuda.spec import request
@@ -353,13 +353,27 @@ def test_every_policy_has_a_scorer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "number"),
-    [("500m", 0.001, 500), ("2", 0.001, 2000), (3, 0.001, 3000), ("1.5", 0.001, 1500), ("1Gi", 1, 2**30), ("1e3", 1, 1000),
-     ("1M", 1, 10**6), ("0.1", 0.001, 100), ("128974848000m", 1, 128974848), ("junk", 1, 0), (None, 1, 0), ("-5", 1, 0), (True, 1, 0),
-     ("9" * 39, 1, 2**60)],
+    ("cpu", "milli"),
+    [("500m", 500), ("2", 2000), (3, 3000), ("1.5", 1500), ("0.1", 100), (".5", 500), ("1u", 1), ("junk", 0), (None, 0), ("-5", 0),
+     (True, 0), ("٣", 0)],
 )  # fmt: skip
-def test_quantities(value: object, unit: float, number: int) -> None:
-    assert amount(value, unit) == number
+def test_cpu_is_counted_in_thousandths_rounded_up(cpu: object, milli: int) -> None:
+    assert cpu_and_memory({"cpu": cpu}) == (milli, 0)
+
+
+@pytest.mark.parametrize(
+    ("memory", "number"),
+    [
+        ("1Gi", 2**30),
+        ("1e3", 1000),
+        ("1M", 10**6),
+        ("128974848000m", 128974848),
+        ("9007199254740993", 2**53 + 1),
+        ("9" * 39, 2**60),
+    ],
+)
+def test_memory_is_counted_in_bytes_exactly(memory: str, number: int) -> None:
+    assert cpu_and_memory({"memory": memory}) == (0, number)
 
 
 def test_pod_requests_take_the_larger_of_init_and_rest() -> None:

@@ -222,7 +222,7 @@ def test_the_one_rule_of_fit(
     assert fit.why_not(state, container) is reason
     if reason is None:
         fit.require(state, container)
-        share = fit.share_of(container, state.card)
+        share = placement.share_of(container, state.card)
         assert share.cores <= state.free_cores and share.memory_blocks <= state.free_blocks
     else:
         with pytest.raises(DoesNotFit, match="GPU-1") as caught:

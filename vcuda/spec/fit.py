@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from vcuda.spec.errors import DoesNotFit, Reason
 from vcuda.spec.inventory import Card
-from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest
 from vcuda.spec.units import CORES_PER_CARD
 
@@ -22,12 +21,6 @@ class CardState:
     @property
     def untouched(self) -> bool:
         return self.free_cores == CORES_PER_CARD and self.free_blocks == self.card.memory_blocks
-
-
-def share_of(container: ContainerRequest, card: Card) -> CardShare:
-    """The slice that `container` gets of `card`: what it asks, or all of a whole card."""
-    blocks = card.memory_blocks if container.whole else container.memory_blocks
-    return CardShare(card.uuid, container.cores_per_card, blocks)
 
 
 def why_not(state: CardState, container: ContainerRequest) -> Reason | None:

@@ -6,6 +6,7 @@ The names are those of tkestack gpu-manager (so its users' pods run unchanged) p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 DEFAULT_DOMAIN = "tencent.com"
 
@@ -25,64 +26,64 @@ class Names:
 
     domain: str = DEFAULT_DOMAIN
 
-    @property
+    @cached_property
     def core(self) -> str:
         """Resource: hundredths of a card."""
         return f"{self.domain}/vcuda-core"
 
-    @property
+    @cached_property
     def memory(self) -> str:
         """Resource in a pod: 256 MiB blocks. As an annotation on an allocated container: bytes."""
         return f"{self.domain}/vcuda-memory"
 
-    @property
+    @cached_property
     def device(self) -> str:
         """Annotation in Allocate's response: UUIDs of the container's cards."""
         return f"{self.domain}/vcuda-device"
 
     # --- what users write on pods ---
-    @property
+    @cached_property
     def core_limit(self) -> str:
         """Annotation: elastic limit in cores for each share of the pod."""
         return f"{self.domain}/vcuda-core-limit"
 
-    @property
+    @cached_property
     def priority(self) -> str:
         """Annotation: `low`, `normal` or `high`: who comes first on a contended card, within what each is promised."""
         return f"{self.domain}/vcuda-priority"
 
-    @property
+    @cached_property
     def policy(self) -> str:
         """Annotation: the extender's placement policy for this pod."""
         return f"{self.domain}/vcuda-policy"
 
-    @property
+    @cached_property
     def card_model(self) -> str:
         """Annotation: only cards of these models."""
         return f"{self.domain}/vcuda-card-model"
 
-    @property
+    @cached_property
     def card_uuid(self) -> str:
         """Annotation: only these cards."""
         return f"{self.domain}/vcuda-card-uuid"
 
-    @property
+    @cached_property
     def oversell(self) -> str:
         """Annotation: how many blocks a share may hold in all, beyond its own as managed memory (`vcuda.spec.request`)."""
         return f"{self.domain}/vcuda-oversell"
 
-    @property
+    @cached_property
     def gang(self) -> str:
         """Annotation: "NAME/SIZE", or "SIZE" beside the label of a pod group (`vcuda.spec.gang`)."""
         return f"{self.domain}/vcuda-gang"
 
-    @property
+    @cached_property
     def movable(self) -> str:
         """Annotation: "false" keeps a pod out of defragmentation plans."""
         return f"{self.domain}/vcuda-movable"
 
     # --- what the extender writes at bind; untrusted and replaced on a new pod ---
-    @property
+    @cached_property
     def placement(self) -> str:
         """Annotation: the authoritative placement, keyed by container name (`vcuda.spec.placement`)."""
         return f"{self.domain}/vcuda-placement"
@@ -91,33 +92,33 @@ class Names:
         """Annotation: comma list of card minors for `spec.containers[container_index]` (old name)."""
         return f"{self.domain}/predicate-gpu-idx-{container_index}"
 
-    @property
+    @cached_property
     def predicate_time(self) -> str:
         """Annotation: nanoseconds since the epoch at which the node was chosen."""
         return f"{self.domain}/predicate-time"
 
-    @property
+    @cached_property
     def predicate_node(self) -> str:
         """Annotation: the node that was chosen (old name)."""
         return f"{self.domain}/predicate-node"
 
-    @property
+    @cached_property
     def gpu_assigned(self) -> str:
         """Annotation: "false" at bind, "true" once the manager has allocated the devices."""
         return f"{self.domain}/gpu-assigned"
 
     # --- what the manager writes on its node ---
-    @property
+    @cached_property
     def inventory(self) -> str:
         """Annotation on nodes: the node's cards (`vcuda.spec.inventory`)."""
         return f"{self.domain}/vcuda-inventory"
 
-    @property
+    @cached_property
     def model_label(self) -> str:
         """Label on nodes: the model of their cards (old name, below `gaia.` of the domain)."""
         return f"gaia.{self.domain}/gpu-model"
 
-    @property
+    @cached_property
     def role_label(self) -> str:
         """Label on the extender's own pods: "leader" or "standby"; the Service selects the leader."""
         return f"{self.domain}/vcuda-extender-role"

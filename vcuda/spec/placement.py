@@ -29,6 +29,12 @@ class CardShare:
     memory_blocks: int
 
 
+def share_of(container: ContainerRequest, card: Card) -> CardShare:
+    """The slice that `container` gets of `card`: what it asks, or all of a whole card."""
+    blocks = card.memory_blocks if container.whole else container.memory_blocks
+    return CardShare(card.uuid, container.cores_per_card, blocks)
+
+
 @dataclass(frozen=True)
 class Placement:
     """For each container that asks: its card shares, by container name (init containers and sidecars included)."""

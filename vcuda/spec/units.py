@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from vcuda.spec.errors import InvalidRequest, Reason
 
@@ -13,13 +12,14 @@ BLOCK_BYTES = 256 * 1024 * 1024
 _MOST = 2**63 - 1  # Kubernetes quantities and byte counts are signed 64-bit on the wire
 _LONGEST = 40  # characters; also keeps int() far from its own limit on digits
 
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
-_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
-_FRACTIONS = {"m": Fraction(1, 10**3), "u": Fraction(1, 10**6), "n": Fraction(1, 10**9)}
-_SUFFIXES: dict[str, int | Fraction] = {**_BINARY, **_DECIMAL, **_FRACTIONS}
+_TIMES = {
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+}  # fmt: skip
+_PARTS = {"m": 10**3, "u": 10**6, "n": 10**9}
 # The grammar of Kubernetes' resource.Quantity (apimachinery pkg/api/resource); ASCII digits only.
 _QUANTITY = re.compile(
-    r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?P<sign>[+-]?)(?:(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?|\.(?P<only>[0-9]+))"
     r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[KMGTPE]i|[kMGTPEmun]|))"
 )
 _BYTES = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<suffix>[kmgtp]i?b?|b|)", re.IGNORECASE | re.ASCII)
@@ -35,6 +35,22 @@ def blocks_for(memory_bytes: int) -> int:
     return -(-memory_bytes // BLOCK_BYTES)
 
 
+def parse_quantity(value: object) -> tuple[int, int] | None:
+    """Parse a Kubernetes quantity such as 30, "500m", "2Gi" or "3e1" into an exact numerator and denominator; None if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value, 1
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        return None
+    match = _QUANTITY.fullmatch(value.strip())
+    if match is None:
+        return None
+    part = match["part"] or match["only"] or ""
+    exponent, suffix = int(match["exponent"] or 0), match["suffix"] or ""
+    number = int((match["whole"] or "") + part) * _TIMES.get(suffix, 1) * 10 ** max(0, exponent)
+    divisor = 10 ** (len(part) + max(0, -exponent)) * _PARTS.get(suffix, 1)
+    return (-number if match["sign"] == "-" else number), divisor
+
+
 def parse_count(value: object, what: str) -> int:
     """Parse the amount of an extended resource, a whole Kubernetes quantity such as 30, "30", "1k" or "3e1".
 
@@ -44,29 +60,17 @@ def parse_count(value: object, what: str) -> int:
     """
     if isinstance(value, str) and len(value) <= 18 and value.isascii() and value.isdigit():
         return int(value)  # nearly every value, and the extender parses thousands a second
-    if isinstance(value, int) and not isinstance(value, bool):
-        amount = Fraction(value)
+    found = parse_quantity(value)
+    if found is None:
+        problem = f"{value!r:.60}"
     else:
-        text = value.strip() if isinstance(value, str) and len(value) <= _LONGEST else ""
-        match = _QUANTITY.fullmatch(text)
-        if match is None:
-            raise InvalidRequest(
-                Reason.INVALID_QUANTITY, f'{what} is {value!r:.60}; write a whole number such as "30"'
-            )
-        amount = (
-            Fraction(match["number"])
-            * _SUFFIXES[match["suffix"] or ""]
-            * Fraction(10) ** int(match["exponent"] or 0)
+        amount, rest = divmod(found[0], found[1])
+        if 0 <= amount <= _MOST and not rest:
+            return amount
+        problem = (
+            "below 0" if amount < 0 else "above 2^63 - 1" if amount >= _MOST else f"{value!r:.60}, a fraction"
         )
-        amount = -amount if match["sign"] == "-" else amount
-    if not 0 <= amount <= _MOST:
-        size = "below 0" if amount < 0 else "above 2^63 - 1"
-        raise InvalidRequest(Reason.INVALID_QUANTITY, f'{what} is {size}; write a whole number such as "30"')
-    if amount.denominator != 1:
-        raise InvalidRequest(
-            Reason.INVALID_QUANTITY, f'{what} is {value!r:.60}, a fraction; write a whole number such as "30"'
-        )
-    return amount.numerator
+    raise InvalidRequest(Reason.INVALID_QUANTITY, f'{what} is {problem}; write a whole number such as "30"')
 
 
 def parse_bytes(text: str, what: str = "memory") -> int:

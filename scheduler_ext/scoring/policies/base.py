@@ -1,15 +1,12 @@
-"""What a policy sees and answers, and the measure of a card's rest that policies share."""
+"""What a policy sees and answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Floats, Ints, View
-from vcuda.spec.units import CORES_PER_CARD
 
 
 class Rest(NamedTuple):
@@ -34,9 +31,3 @@ class Scorer(NamedTuple):
     one_card: Score
     several_cards: Score
     reads_workload: bool = False
-
-
-def worth(view: View, cores: Ints, blocks: Ints) -> Floats:
-    """A card's rest as a fraction of the card, [k, cards]: the mean of cores and memory; 0 for unusable cards."""
-    memory = blocks / np.maximum(view.total_blocks, 1)
-    return np.where(view.usable, (cores / CORES_PER_CARD + memory) / 2, 0.0)

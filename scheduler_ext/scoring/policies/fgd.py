@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_ext.scoring.policies.base import Rest, worth
+from scheduler_ext.scoring.policies.base import Rest
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Floats, Ints, View
 from vcuda.spec.units import CORES_PER_CARD
@@ -52,7 +52,7 @@ def _hosts(rest: Rest, typical: Typical) -> Bools:
 
 
 def _fragments(view: View, rest: Rest, typical: Typical) -> tuple[Floats, Floats, Bools, Ints, Floats]:
-    value = worth(view, rest.cores, rest.blocks)
+    value = view.worth(rest.cores, rest.blocks)
     takes = _takes(view, rest.cores, rest.blocks, typical)
     count = takes.sum(axis=1)
     useful = (value[..., None] * takes).sum(axis=1)
@@ -96,7 +96,7 @@ def waste(view: View, before: Rest, after: Rest, typical: Typical) -> Floats:
 
 def one_card(view: View, before: Rest, after: Rest, _taken: Bools, typical: Typical) -> Floats:
     now, value, takes, count, useful = _fragments(view, before, typical)
-    then_value = worth(view, after.cores, after.blocks)
+    then_value = view.worth(after.cores, after.blocks)
     then_takes = _takes(view, after.cores, after.blocks, typical)
     # Only card g changes: correct the node's sums by it instead of summing all cards again for every g.
     then_useful = useful[:, None] - value[..., None] * takes + then_value[..., None] * then_takes

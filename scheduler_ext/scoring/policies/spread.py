@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_ext.scoring.policies.base import Rest, worth
+from scheduler_ext.scoring.policies.base import Rest
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Floats, View
 
@@ -18,9 +18,9 @@ def _mean_rest(view: View, now: Floats) -> Floats:
 
 
 def one_card(view: View, before: Rest, after: Rest, _taken: Bools, _typical: Typical) -> Floats:
-    now, then = worth(view, before.cores, before.blocks), worth(view, after.cores, after.blocks)
+    now, then = view.worth(before.cores, before.blocks), view.worth(after.cores, after.blocks)
     return -_NODE_FIRST * _mean_rest(view, now)[:, None] - then
 
 
 def several_cards(view: View, before: Rest, _after: Rest, _taken: Bools, _typical: Typical) -> Floats:
-    return -_NODE_FIRST * _mean_rest(view, worth(view, before.cores, before.blocks))
+    return -_NODE_FIRST * _mean_rest(view, view.worth(before.cores, before.blocks))
