@@ -22,6 +22,7 @@ NEEDED_BYTES = 10 << 30  # 16 tenants' contexts
 CALIBRATION_SECONDS = 1.0
 CALIBRATION_ROUNDS = 200_000
 CALIBRATION_KERNEL = "calibration"
+QUEUED_NS = 200_000_000
 _UNITS_NS = {"us": 1_000, "ms": 1_000_000}
 
 
@@ -65,7 +66,7 @@ class SimulatedCard:
         pass
 
     def watched(self, options: Options) -> Options:
-        return options
+        return bounded(options)
 
     def started(self, pid: int, options: Options) -> None:
         pass
@@ -108,7 +109,8 @@ class RealCard:
         self.prepare(options)
         self._made += 1
         file = Path(self._folder.name, f"progress-{self._made}")
-        return {**options, "rounds": self._rounds_of(str(options["kernel"])), "progress": str(file)}
+        rounds = self._rounds_of(str(options["kernel"]))
+        return {**bounded(options), "rounds": rounds, "progress": str(file)}
 
     def started(self, pid: int, options: Options) -> None:
         kernel_ns = self._kernel_ns[str(options["kernel"]), int(options.get("graph", 0))]
@@ -118,7 +120,9 @@ class RealCard:
         kernel, graph = str(options["kernel"]), int(options.get("graph", 0))
         if (kernel, graph) not in self._kernel_ns:
             greedy: Options = {"kernel": kernel, "rounds": self._rounds_of(kernel)}
-            self._kernel_ns[kernel, graph] = 1e9 / self._rate({**greedy, "graph": graph} if graph else greedy)
+            self._kernel_ns[kernel, graph] = 1e9 / self._rate(
+                bounded({**greedy, "graph": graph} if graph else greedy)
+            )
 
     def busy(self) -> tuple[int, dict[int, int]]:
         used = {pid: int(_count(watch.file) * watch.kernel_ns) for pid, watch in self._watches.items()}
@@ -154,6 +158,17 @@ def duration_ns(kernel: str) -> int:
     if unit not in _UNITS_NS or not amount.isdigit():
         raise ValueError(f"kernel {kernel!r} does not end with a time such as 100us or 20ms")
     return int(amount) * _UNITS_NS[unit]
+
+
+def bounded(options: Options) -> Options:
+    """The same load with at most QUEUED_NS of work outstanding; one that says itself when it waits stays as it is.
+
+    A driver queues about a thousand launches; a program that ends with that many kernels of 100 ms waits for them for minutes.
+    """
+    if "sync" in options:
+        return options
+    each_ns = duration_ns(str(options["kernel"])) * max(1, int(options.get("graph", 0)))
+    return {**options, "sync": max(2, QUEUED_NS // each_ns)}
 
 
 def choose(which: str, folder: Path, program: Path, say: Callable[[str], None] = print) -> Card:

@@ -140,7 +140,7 @@ class Bench:
 
     def native_share(self, options: Sequence[Options], seconds: float) -> float:
         """What part of the card these programs keep busy together when nothing limits them, in points."""
-        duration: Options = {"seconds": WARM_SECONDS + seconds + 0.5}
+        duration: Options = {"seconds": WARM_SECONDS + seconds + 1.5}
         for each in options:
             self.card.prepare(each)
         processes = [self.start(self.native_environment(), {**each, **duration}) for each in options]
@@ -161,7 +161,7 @@ class Bench:
             for load in loads:
                 folder, environment = self.share(load, shared)
                 arbiter.add(folder.name, folder / "vcuda")
-                options = {**load.options, "seconds": WARM_SECONDS + seconds + 0.5}
+                options = {**load.options, "seconds": WARM_SECONDS + seconds + 1.5}
                 processes.append([self.start(environment, options) for _ in range(load.processes)])
             time.sleep(WARM_SECONDS)
             everyone = [process for mine in processes for process in mine]

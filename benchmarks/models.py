@@ -124,6 +124,7 @@ def rows(bench: Bench, memory_mib: int) -> list[Row]:
         for case, answer in cases:
             each = rate(answer)
             found.append(Row(work, case, each, each / base, answer.get("p50_ms"), answer.get("p99_ms")))
+            print(f"  {found[-1]}", file=sys.stderr, flush=True)
     return found
 
 

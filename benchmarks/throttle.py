@@ -77,13 +77,21 @@ class Settled:
 
 def row_of(what: str, target: float, samples: Sequence[float]) -> Row:
     seconds = [statistics.fmean(samples[at : at + 10]) for at in range(0, len(samples) - 9, 10)]
-    return Row(
-        what,
-        target,
-        statistics.fmean(samples),
-        statistics.fmean(abs(value - target) for value in seconds or samples),
-        statistics.fmean(abs(value - target) for value in samples),
+    return told(
+        Row(
+            what,
+            target,
+            statistics.fmean(samples),
+            statistics.fmean(abs(value - target) for value in seconds or samples),
+            statistics.fmean(abs(value - target) for value in samples),
+        )
     )
+
+
+def told(row: Row) -> Row:
+    """The row, said at once: a lent card may be taken back before the table is whole."""
+    print(f"  {row.what}: {row.achieved:.2f} of {row.target:.0f}", file=sys.stderr, flush=True)
+    return row
 
 
 def caps(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], Samples]:
@@ -97,7 +105,7 @@ def caps(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], Samples]
     for cap in CAPS[2:4] if quick else CAPS:
         samples, _ = bench.run([Load(cap, {"kernel": LONG_KERNEL})], LONG_SECONDS, shared=False)
         got = statistics.fmean(samples[0])
-        rows.append(Row("cap alone, kernels of 100 ms (over 10 s)", cap, got, abs(got - cap), None))
+        rows.append(told(Row("cap alone, kernels of 100 ms (over 10 s)", cap, got, abs(got - cap), None)))
     return rows, over_time
 
 
@@ -204,13 +212,15 @@ def steps(bench: Bench) -> tuple[list[Settled], dict[str, tuple[Trace, dict[str,
             process.kill()
             process.communicate()
     alone, together = (trace for trace, _ in traces.values())
-    return [
+    settled = [
         Settled("load starts: 30", alone.settled_ms(0, 30, 0)),
         Settled("limit changed live: 60", alone.settled_ms(0, 60, 1)),
         Settled("neighbour starts: back to 30", together.settled_ms(0, 30, 0)),
         Settled("neighbour starts: its 70", together.settled_ms(1, 70, 0)),
         Settled("neighbour stops: up to 60 again", together.settled_ms(0, 60, 1)),
-    ], traces
+    ]
+    print(*(f"  {each}" for each in settled), sep="\n", file=sys.stderr, flush=True)
+    return settled, traces
 
 
 def lending(bench: Bench, seconds: float) -> list[Row]:
@@ -227,6 +237,7 @@ def inference(bench: Bench, seconds: float) -> dict[str, float]:
         loads = [Load(30, requests)] + ([Load(70, {"kernel": kernel})] if kernel else [])
         _, answers = bench.run(loads, seconds, shared=True)
         found[title] = answers[0]["burst_p99_ns"] / 1e6
+        print(f"  inference {title}: p99 {found[title]:.2f} ms", file=sys.stderr, flush=True)
     return found
 
 
