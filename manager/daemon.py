@@ -30,7 +30,7 @@ from manager.cards.inventory import Inventory, Snapshot
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
-from manager.container.driver_dir_keeper import MirrorKeeper
+from manager.container.driver_dir import MirrorKeeper
 from manager.errors import Refusal, StartError
 from manager.housekeeping import Housekeeper
 from manager.kube import api
@@ -48,6 +48,7 @@ from manager.plugin.server import Board, Plugin
 from manager.process import instance_lock, logs, sdnotify
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
+from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
@@ -67,7 +68,7 @@ class Daemon:
         environment: Mapping[str, str],
         make_arbiter: Callable[[], ArbiterLike],
         *,
-        shims: Path = Path(vcuda.__file__).parent / "lib/shim",
+        shims: Path = layout.SHIMS_FOLDER,
         open_driver: Callable[[HostRoot], Driver] = nvml.open_driver,
         reread: Callable[[], Settings] | None = None,
     ) -> None:

@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import vcuda
 from manager.cards import device_nodes, nvml
 from manager.cards.device_nodes import NodeProblem
 from manager.cards.driver import DriverError, NullDriver
 from manager.config.settings import Settings
-from manager.container import driver_dir
 from manager.errors import StartError
 from manager.kube import api
 from manager.kubelet import pods
 from manager.plugin import registration
 from manager.regions import storage
+from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
 from vcuda.kube.errors import KubeError
 
@@ -124,16 +123,15 @@ def _node(root: HostRoot, path: str, major: int, minor: int) -> Check:
 
 
 def _mirror(root: HostRoot) -> Iterator[Check]:
-    shims = Path(vcuda.__file__).parent / "lib/shim"
-    lacking = [name for name in driver_dir.SHIMS if not (shims / name).is_file()]
+    shims = layout.SHIMS_FOLDER
+    lacking = [name for name in layout.SHIMS if not (shims / name).is_file()]
     if lacking:
         yield Check(
             "shims", Verdict.FAIL, f"no {', '.join(lacking)} in {shims}; python -m vcuda._build makes them"
         )
     else:
         yield Check("shims", Verdict.OK, str(shims))
-    for library, _ in driver_dir.SHIMS.values():
-        name = f"{library}.so.1"
+    for name in layout.SHIMS:
         path = root.find_library(name)
         if path is None:
             yield Check(name, Verdict.FAIL, f"not below {root.path}; is the driver's user part installed?")

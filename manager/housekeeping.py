@@ -21,7 +21,7 @@ from manager.cards.inventory import Inventory
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
-from manager.container.driver_dir_keeper import MirrorKeeper
+from manager.container.driver_dir import MirrorKeeper
 from manager.errors import Refusal
 from manager.kube.api import Kube, Pod
 from manager.kube.writer import Outbox

@@ -13,8 +13,8 @@ from pathlib import Path
 from manager.allocate.decide import Decider
 from manager.allocate.find_pod import BUDGET_S, Admission
 from manager.allocate.matcher import Candidate, Facts
+from manager.allocations.accounting import AllocationIndex
 from manager.allocations.checkpoint import StateError, StateFile
-from manager.allocations.index import AllocationIndex
 from manager.allocations.record import Allocation, Held
 from manager.cards import device_nodes
 from manager.cards.device_nodes import DeviceNode, NodeProblem
@@ -23,7 +23,7 @@ from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
 from manager.container import response
 from manager.container.cdi import CdiKeeper
-from manager.container.driver_dir_keeper import MirrorKeeper
+from manager.container.driver_dir import MirrorKeeper
 from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
 from manager.kube.pods import is_static

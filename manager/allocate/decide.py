@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from manager.allocate import choose_cards
 from manager.allocate.matcher import Candidate, Facts
 from manager.allocations import accounting
-from manager.allocations.index import AllocationIndex
+from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation
 from manager.cards.inventory import Inventory, Snapshot
 from manager.errors import Reason, Refusal

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from manager.allocate import matcher
 from manager.allocate.matcher import Candidate, Facts, FactsCache
-from manager.allocations.index import AllocationIndex
+from manager.allocations.accounting import AllocationIndex
 from manager.errors import Reason, Refusal
 from manager.kube.api import Kube, Pod
 from manager.kube.pods import ended

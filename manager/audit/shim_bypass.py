@@ -17,7 +17,7 @@ from typing import Protocol
 
 from manager.allocations.record import Allocation
 from manager.cards.driver import CardProcess
-from manager.container import driver_dir
+from vcuda.driver import layout
 
 # A process may be between its start and its first library: only what stays is told.
 LASTING_LOOKS = 2
@@ -180,8 +180,8 @@ def _files(directory: str) -> frozenset[tuple[int, int]]:
     """Identities of our own files in a driver directory, which never change once it is made."""
     if not directory:
         return frozenset()
-    paths = [Path(directory) / "lib64" / name for name in driver_dir.SHIMS]
-    paths.append(Path(directory) / "preload" / driver_dir.PRELOAD)
+    paths = [Path(directory) / "lib64" / name for name in layout.SHIMS]
+    paths.append(Path(directory) / "preload" / layout.PRELOAD)
     found = set()
     for path in paths:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from manager.cards.inventory import Snapshot
-from vcuda.driver import context_cost
+from vcuda.driver import context_cost, layout
 from vcuda.driver.root import HostRoot
 
 NAME = "context-bytes.json"
@@ -51,8 +51,8 @@ class ContextCosts:
             if uuid in self._known or not item.card.healthy or self._attempts.get(uuid, 0) >= _MOST_ATTEMPTS:
                 continue
             self._attempts[uuid] = self._attempts.get(uuid, 0) + 1
-            cuda = self._root.find_library("libcuda.so.1", self._version)
-            nvml = self._root.find_library("libnvidia-ml.so.1", self._version)
+            cuda = self._root.find_library(layout.CUDA, self._version)
+            nvml = self._root.find_library(layout.NVML, self._version)
             found = self._measure(cuda, nvml, uuid) if cuda and nvml else 0
             if found:
                 log.info("a context takes %d MiB of card %s", found >> 20, uuid)

@@ -25,11 +25,12 @@ from manager.cards.driver import (
     ProcessUtilization,
     XidEvent,
 )
+from vcuda.driver import layout
 from vcuda.driver import nvml as driver_nvml
 from vcuda.driver.root import HostRoot
 from vcuda.spec.inventory import Card
 
-LIBRARY = "libnvidia-ml.so.1"
+LIBRARY = layout.NVML
 
 # Ranks of closeness: NVLink beats every PCIe path; 0 is the bus between sockets (NVML_TOPOLOGY_SYSTEM).
 _TOPOLOGY_RANKS = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 0}

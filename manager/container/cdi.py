@@ -24,7 +24,7 @@ from manager.cards.driver import NodeCard
 from manager.cards.inventory import Snapshot
 from manager.config.settings import Settings
 from manager.container import response
-from manager.container.driver_dir_keeper import MirrorKeeper
+from manager.container.driver_dir import MirrorKeeper
 from manager.errors import Reason, Refusal
 from manager.kubelet import device_ids
 from manager.process.logs import Conditions

@@ -14,13 +14,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from manager.errors import Reason, Refusal
+from manager.process.logs import Conditions
+from vcuda.driver import layout
+from vcuda.driver.layout import CUDA, PRELOAD, SHIMS
 from vcuda.driver.root import HostRoot
 
 LAYOUT = 2  # part of the fingerprint: raise it when the layout changes
@@ -29,13 +35,6 @@ CURRENT = "current"
 MANIFEST = ".complete"
 CONTAINER_PATH = "/usr/local/nvidia"
 
-# Shim -> (real library, alias that the shim's DT_NEEDED names).
-SHIMS = {
-    "libcuda.so.1": ("libcuda", "libcuda-driver.so.1"),
-    "libnvidia-ml.so.1": ("libnvidia-ml", "libnvidia-ml-driver.so.1"),
-}
-# For --injection=preload; below the folder beside that of the shims.
-PRELOAD = "libvcuda-preload.so"
 LIST = "ld.so.preload"
 # What compute and video workloads load beside libcuda; OpenGL, EGL and X11 libraries belong to graphics stacks.
 _COMPANIONS = (
@@ -59,6 +58,8 @@ _COMPANIONS = (
 LOADER_COMPANIONS = ("libnvidia-ptxjitcompiler.so.1", "libnvidia-nvvm.so.4")
 PROGRAMS = ("nvidia-smi",)
 _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
+
+log = logging.getLogger(__name__)
 
 
 class MirrorError(Exception):
@@ -91,7 +92,7 @@ class Mirror:
     def reals(self) -> tuple[tuple[str, str], ...]:
         """The shims' names and the files of the real libraries, which have these names for --injection=preload."""
         drv = self.lib64 / "drv"
-        return tuple((name, str(drv / (drv / alias).readlink())) for name, (_, alias) in SHIMS.items())
+        return tuple((name, str(drv / (drv / alias).readlink())) for name, alias in SHIMS.items())
 
     @functools.cached_property
     def programs(self) -> tuple[str, ...]:
@@ -119,13 +120,13 @@ def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> Mirror:
 
 
 def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> Mirror:
-    for path in (*(shims / name for name in SHIMS), _preload(shims)):
+    for path in (*(shims / name for name in SHIMS), layout.preload_of(shims)):
         if not path.is_file():
             raise MirrorError(
                 f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build"
             )
-    reals = {shim: _real(root, library, loaded) for shim, (library, _) in SHIMS.items()}
-    version = _version_of(reals["libcuda.so.1"].name)
+    reals = {shim: _real(root, shim, loaded) for shim in SHIMS}
+    version = _version_of(reals[CUDA].name)
     companions = tuple(_companions(root, version, {source.path.parent for source in reals.values()}))
     programs = tuple(path for path in map(root.find_program, PROGRAMS) if path is not None)
     sources = (*reals.values(), *companions)
@@ -155,16 +156,12 @@ def remove_unused(base: Path, used: Collection[Path]) -> list[Path]:
 
 
 def _real(root: HostRoot, library: str, loaded: str) -> _Source:
-    path = root.find_library(f"{library}.so.1", loaded)
+    path = root.find_library(library, loaded)
     if path is None:
         raise MirrorError(
-            f"no {library}.so.1 below {root.path}; is the NVIDIA driver installed there, and --driver-root right?"
+            f"no {library} below {root.path}; is the NVIDIA driver installed there, and --driver-root right?"
         )
     return _Source(path, path.name)
-
-
-def _preload(shims: Path) -> Path:
-    return shims.parent / "preload" / PRELOAD
 
 
 def _version_of(name: str) -> str:
@@ -188,7 +185,7 @@ def _companions(root: HostRoot, version: str, beside: Collection[Path]) -> Itera
 
 def _fingerprint(shims: Path, sources: Collection[_Source], programs: Collection[Path]) -> str:
     digest = hashlib.sha256(f"layout {LAYOUT}".encode())
-    for path in (*(shims / name for name in SHIMS), _preload(shims)):
+    for path in (*(shims / name for name in SHIMS), layout.preload_of(shims)):
         digest.update(path.read_bytes())
     for path, name in (
         *((source.path, source.name) for source in sources),
@@ -209,19 +206,11 @@ def _build(
     temporary = folder / f".new-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     lib64, drv, programs_folder = temporary / "lib64", temporary / "lib64/drv", temporary / "bin"
-    drv.mkdir(parents=True)
-    programs_folder.mkdir()
-    for shim, real in reals.items():
-        # A copy, never a link: a rebuild of ours may rewrite the source, and ldconfig replaces links by SONAME.
-        shutil.copyfile(shims / shim, lib64 / shim)
-        (lib64 / shim).chmod(0o755)
-        (lib64 / shim.removesuffix(".1")).symlink_to(shim)
+    layout.lay_out(lib64, shims, {shim: real.name for shim, real in reals.items()})
+    for real in reals.values():
         _take(real.path, drv / real.name)
-        (drv / SHIMS[shim][1]).symlink_to(real.name)
-    preload = temporary / "preload" / PRELOAD
-    preload.parent.mkdir()
-    shutil.copyfile(_preload(shims), preload)
-    preload.chmod(0o755)
+    preload = layout.lay_out_preload(temporary, shims)
+    programs_folder.mkdir()
     (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")
     for companion in companions:
         target = lib64 / companion.path.name
@@ -246,8 +235,7 @@ def _take(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system, or a mount of the host's
-        shutil.copyfile(source, target)
-        target.chmod(0o755)
+        layout.copy(source, target)
 
 
 def _point(link: Path, name: str) -> None:
@@ -257,3 +245,53 @@ def _point(link: Path, name: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(name)
     temporary.replace(link)
+
+
+class MirrorKeeper:
+    """The current driver directory, or the reason why there is none: made in the background, never during a call."""
+
+    def __init__(self, base: Path, root: HostRoot, shims: Path) -> None:
+        self._base = base
+        self._root = root
+        self._shims = shims
+        self._lock = threading.Lock()
+        self._mirror: Mirror | None = None
+        self._made_for = ""
+        self._problem = "it has not been made yet"
+        self._conditions = Conditions(log)
+
+    def refresh(self, driver_version: str) -> None:
+        """Make the directory if the driver is another, or the directory is gone. Called from one background thread."""
+        with self._lock:
+            if not driver_version:
+                self._problem = "there is no driver on this node"
+                return
+            if self._made_for == driver_version and self._usable():
+                return
+            try:
+                self._mirror = make(self._base, self._root, self._shims, driver_version)
+            except MirrorError as error:
+                self._problem = str(error)
+                self._conditions.set("mirror", str(error))
+                return
+            self._made_for = driver_version
+            self._conditions.clear("mirror", "the driver directory can be made again")
+            log.info("driver %s is mirrored in %s", self._mirror.driver_version, self._mirror.directory)
+
+    def _usable(self) -> bool:
+        return self._mirror is not None and (self._mirror.directory / MANIFEST).exists()
+
+    def current(self) -> Mirror:
+        """Raises Refusal."""
+        found = self._mirror
+        if found is None or not self._usable():
+            raise Refusal(Reason.DRIVER_UNAVAILABLE, f"no driver directory can be given: {self._problem}")
+        return found
+
+    @property
+    def ready(self) -> bool:
+        return self._usable()
+
+    def remove_unused(self, used: Collection[Path]) -> None:
+        for path in remove_unused(self._base, used):
+            log.info("removed the driver directory %s, which no container mounts", path)

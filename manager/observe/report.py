@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from manager.allocations import accounting
+from manager.allocations.accounting import AllocationView
 from manager.allocations.record import Allocation
-from manager.allocations.view import AllocationView
 from manager.audit.device_cgroups import Watch
 from manager.audit.memory import Finding
 from manager.audit.owners import Key

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol, cast
 
-from manager.allocations.index import AllocationIndex
+from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation
 from manager.errors import Reason, Refusal
 from manager.regions.storage import Storage

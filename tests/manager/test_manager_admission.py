@@ -11,7 +11,7 @@ import pytest
 
 from manager.allocate import find_pod as admission_module
 from manager.allocate.find_pod import Admission, Presence
-from manager.allocations.index import AllocationIndex
+from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation, Held
 from manager.errors import Refusal
 from manager.kube.api import Kube

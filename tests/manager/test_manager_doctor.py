@@ -162,7 +162,7 @@ def test_a_device_node_that_is_not_as_it_should_be_is_named_with_what_becomes_of
 def test_what_our_own_part_lacks_is_named_with_how_to_make_it(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("vcuda.__file__", str(tmp_path / "vcuda/__init__.py"))
+    monkeypatch.setattr("vcuda.driver.layout.SHIMS_FOLDER", tmp_path / "lib/shim")
     verdict, details = verdicts(node)["shims"]
     assert verdict is Verdict.FAIL and "no libcuda.so.1, libnvidia-ml.so.1 in" in details
     assert details.endswith("python -m vcuda._build makes them")

@@ -13,27 +13,11 @@ import pytest
 
 from manager.container import driver_dir
 from manager.regions.storage import Storage
+from tests.support.ldcache import ELF, I386, X86_64, cache
 from vcuda.driver import ldcache
 from vcuda.driver.ldcache import LdCacheError
 from vcuda.driver.mounts import is_mount_point, points
 from vcuda.driver.root import HostRoot
-
-X86_64, I386 = 0x0303, 0x0003
-
-
-def cache(*entries: tuple[int, str, str], before: bytes = b"") -> bytes:
-    """A cache as ldconfig writes it, by the C structures."""
-    header, entry = "<17s3sIIB3xI3I", "<iIIIQ"
-    size = struct.calcsize(header) + len(entries) * struct.calcsize(entry)
-    table, strings = b"", b""
-    for flags, name, path in entries:
-        key = size + len(strings)
-        strings += name.encode() + b"\0"
-        value = size + len(strings)
-        strings += path.encode() + b"\0"
-        table += struct.pack(entry, flags, key, value, 0, 0)
-    top = struct.pack(header, b"glibc-ld.so.cache", b"1.1", len(entries), len(strings), 2, 0, 0, 0, 0)
-    return before + top + table + strings
 
 
 def test_entries_of_this_machine_in_their_order() -> None:
@@ -80,7 +64,7 @@ def test_this_machines_cache_says_what_ldconfig_says() -> None:
 def library(root: Path, path: str) -> Path:
     target = root / path
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(path)
+    target.write_text(ELF + path)
     return target
 
 

@@ -27,6 +27,7 @@ from manager.process import sdnotify
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, pod
 from tests.manager.manager_support import Node
+from tests.support.ldcache import ELF
 from vcuda import region
 from vcuda.sim import Machine, SimCard
 from vcuda.spec import placement
@@ -101,7 +102,7 @@ def test_i3_an_upgrade_leaves_running_containers_alone(
     host = tmp_path / "host/usr/lib64"
     host.mkdir(parents=True)
     for name in ("libcuda", "libnvidia-ml"):
-        (host / f"{name}.so.535.1.2").write_text("real")
+        (host / f"{name}.so.535.1.2").write_text(ELF)
         (host / f"{name}.so.1").symlink_to(f"{name}.so.535.1.2")
     shims = tmp_path / "shims"
     for path in (*(shims / name for name in driver_dir.SHIMS), tmp_path / "preload" / driver_dir.PRELOAD):

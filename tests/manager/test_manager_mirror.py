@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from manager.container import driver_dir
+from tests.support.ldcache import ELF
 from vcuda.driver.root import HostRoot
 
 
@@ -16,7 +17,7 @@ def host(tmp_path: Path, version: str) -> HostRoot:
     for old in folder.glob("*"):
         old.unlink()
     for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):
-        (folder / f"{name}.so.{version}").write_text(f"{name} {version}")
+        (folder / f"{name}.so.{version}").write_text(f"{ELF}{name} {version}")
         (folder / f"{name}.so.1").symlink_to(f"{name}.so.{version}")
     (folder / "libnvidia-nvvm.so.4").symlink_to("libnvidia-nvvm.so.1.0")  # dangling: left over
     return HostRoot(tmp_path / "root")
@@ -67,7 +68,7 @@ def test_the_mirrors_layout(tmp_path: Path) -> None:
         "lib64/drv/libnvidia-ml.so.535.1.2",
         "lib64/drv/libnvidia-ml-driver.so.1",
     }
-    assert (made.lib64 / "drv/libcuda-driver.so.1").read_text() == "libcuda 535.1.2"
+    assert (made.lib64 / "drv/libcuda-driver.so.1").read_text() == ELF + "libcuda 535.1.2"
     assert "libnvidia-ptxjitcompiler.so.1" in made.loader_files
 
 

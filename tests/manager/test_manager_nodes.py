@@ -12,6 +12,7 @@ from manager.cards import device_nodes
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
+from tests.support.ldcache import ELF
 from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine
 
@@ -134,7 +135,7 @@ def test_host_paths_are_what_the_container_runtime_sees(tmp_path: Path) -> None:
 
 def test_links_are_resolved_inside_the_root(tmp_path: Path) -> None:
     (tmp_path / "usr/lib64").mkdir(parents=True)
-    (tmp_path / "usr/lib64/the-real-one").touch()
+    (tmp_path / "usr/lib64/the-real-one").write_text(ELF)
     (tmp_path / "usr/lib64/libcuda.so.1").symlink_to("/usr/lib64/the-real-one")
     (tmp_path / "loop").symlink_to("loop")
     root = HostRoot(tmp_path)

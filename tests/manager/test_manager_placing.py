@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manager.allocate import choose_cards
 from manager.allocations import accounting
-from manager.allocations.index import AllocationIndex
+from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation, Held
 from manager.kubelet import device_ids
 from manager.regions.regions import Company

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ldcache import I386, X86_64, cache
+from vcuda.driver.layout import SHIMS_FOLDER
+from vcuda.driver.root import HostRoot
 from vcuda.runs import driver, layout
 from vcuda.runs.errors import RunError
+
+USUAL = "usr/lib/x86_64-linux-gnu"
 
 
 @pytest.fixture(scope="module")
@@ -30,55 +35,58 @@ def put(folder: Path, library: Path) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "LDCONFIG", ())
-
-
 def test_links_are_resolved_to_the_versioned_files(tmp_path: Path, library: Path) -> None:
-    found = driver.find([], [str(put(tmp_path / "usual", library))])
-    assert found == driver.Driver(
-        tmp_path / "usual/libcuda.so.570.1", tmp_path / "usual/libnvidia-ml.so.570.1"
-    )
+    usual = put(tmp_path / USUAL, library)
+    found = driver.find([], tmp_path)
+    assert found == driver.Driver(usual / "libcuda.so.570.1", usual / "libnvidia-ml.so.570.1")
 
 
 def test_the_users_library_path_comes_first_then_the_cache_then_usual_folders(
-    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, library: Path
 ) -> None:
-    path, cached, usual = (put(tmp_path / name, library) for name in ("path", "cached", "usual"))
-    other = put(tmp_path / "other", library)
-    listing = f"2 libs found in cache\n\tlibcuda.so.1 (libc6) => {other}/libcuda.so.1\n\tlibcuda.so.1 (libc6,x86-64) => {cached}/libcuda.so.1\n"
-    program = tmp_path / "ldconfig"
-    program.write_text(f"#!/bin/sh\ncat <<'E'\n{listing}E\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(driver, "LDCONFIG", ("/no/such/program", str(program)))
-    assert driver.find([str(path)], [str(usual)]).cuda.parent == path
-    assert driver.find([], [str(usual)]).cuda.parent == cached
-    assert driver.find([], [str(usual)]).nvml.parent == usual
+    path, cached, usual = (put(tmp_path / name, library) for name in ("path", "cached", USUAL))
+    put(tmp_path / "other", library)
+    (tmp_path / "etc").mkdir()
+    entries = (
+        (I386, "libcuda.so.1", "/other/libcuda.so.1"),
+        (X86_64, "libcuda.so.1", "/cached/libcuda.so.1"),
+    )
+    (tmp_path / "etc/ld.so.cache").write_bytes(cache(*entries))
+    assert driver.find([str(path)], tmp_path).cuda.parent == path
+    assert driver.find([], tmp_path).cuda.parent == cached
+    assert driver.find([], tmp_path).nvml.parent == usual
 
 
 def test_our_own_shims_are_passed_over(tmp_path: Path, library: Path) -> None:
-    mine, usual = tmp_path / "mine", put(tmp_path / "usual", library)
+    mine, usual = tmp_path / "mine", put(tmp_path / USUAL, library)
     mine.mkdir()
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-        (mine / name).write_bytes((layout.SHIMS / name).read_bytes())
-    assert driver.find([str(mine)], [str(usual)]).cuda.parent == usual
+        (mine / name).write_bytes((SHIMS_FOLDER / name).read_bytes())
+    assert driver.find([str(mine)], tmp_path).cuda.parent == usual
+
+
+def test_the_daemon_too_passes_over_our_own_shims(tmp_path: Path, library: Path) -> None:
+    """It would mirror a shim as the real driver, which then loads itself for ever."""
+    real, mine = put(tmp_path / "usr/lib64", library), tmp_path / USUAL
+    mine.mkdir(parents=True)
+    (mine / "libcuda.so.1").write_bytes((SHIMS_FOLDER / "libcuda.so.1").read_bytes())
+    assert HostRoot(tmp_path).find_library("libcuda.so.1") == real / "libcuda.so.570.1"
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\x7fELF\x01" + bytes(200), b"INPUT(libcuda.so.2)", b"\x7fELF\x02" + bytes(10)]
 )
 def test_what_is_no_64_bit_library_is_passed_over(tmp_path: Path, library: Path, content: bytes) -> None:
-    odd, usual = tmp_path / "odd", put(tmp_path / "usual", library)
+    odd, usual = tmp_path / "odd", put(tmp_path / USUAL, library)
     odd.mkdir()
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         (odd / name).write_bytes(content)
-    assert driver.find([str(odd)], [str(usual)]).cuda.parent == usual
+    assert driver.find([str(odd)], tmp_path).cuda.parent == usual
 
 
 def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no libcuda.so.1 and libnvidia-ml.so.1.*--sim"):
-        driver.find([], [str(tmp_path)])
+        driver.find([], tmp_path)
 
 
 def test_missing_shims_name_the_way_to_build_them(tmp_path: Path, library: Path) -> None:

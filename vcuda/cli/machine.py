@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 
 from vcuda import sim
+from vcuda.driver.layout import CUDA, NVML
 from vcuda.runs import ledger
-from vcuda.runs.driver import CUDA_NAME, NVML_NAME, Driver
+from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
 from vcuda.runs.run import Machine
 
@@ -52,7 +53,7 @@ def chosen(options: argparse.Namespace) -> Machine:
     libraries = simulated.library_folder
     return Machine(
         options.ledger or simulated.directory / "ledger",
-        driver=Driver((libraries / CUDA_NAME).resolve(), (libraries / NVML_NAME).resolve()),
+        driver=Driver((libraries / CUDA).resolve(), (libraries / NVML).resolve()),
         environment=simulated.environment(),
         elsewhere=elsewhere,
     )

@@ -1,9 +1,11 @@
-"""Paths below the driver root: resolving links as the host does, finding libraries, and what the runtime calls them."""
+"""Paths below the driver root: resolving links as the host does, finding the driver's libraries, and what the runtime calls them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+import platform
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vcuda.driver import ldcache
@@ -25,11 +27,30 @@ LIBRARY_FOLDERS = (
     "usr/local/nvidia/lib64",
     "opt/nvidia/lib64",
     "home/kubernetes/bin/nvidia/lib64",
+    "usr/lib/wsl/lib",
+    "run/opengl-driver/lib",
 )
 PROGRAM_FOLDERS = ("usr/bin", "bin", "usr/local/bin", "usr/local/nvidia/bin", "opt/nvidia/bin")
 _MAX_LINKS = 40
+# e_machine of 64-bit ELF files, little-endian (elf.h).
+_MACHINES = {"x86_64": b"\x3e\x00", "aarch64": b"\xb7\x00"}
+_LARGER_THAN_ANY_SHIM = 8 * 2**20
 
 log = logging.getLogger(__name__)
+
+
+def is_driver(path: Path) -> bool:
+    """Whether the file is a library of this architecture and not one of our shims, which would load itself for ever."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(20)
+            if head[:5] != b"\x7fELF\x02" or head[18:20] != _MACHINES.get(platform.machine()):
+                return False
+            # A shim names the real driver's alias as what it needs; no real driver is as small as a shim.
+            large = os.fstat(file.fileno()).st_size > _LARGER_THAN_ANY_SHIM
+            return large or b"-driver.so.1\0" not in head + file.read()
+    except OSError:
+        return False
 
 
 class HostRoot:
@@ -88,13 +109,15 @@ class HostRoot:
                 seen.add(folder)
                 yield folder
 
-    def find_library(self, soname: str, version: str = "") -> Path | None:
-        """The regular file of a library such as "libnvidia-ml.so.1".
+    def find_library(self, soname: str, version: str = "", first: Iterable[Path] = ()) -> Path | None:
+        """The regular file of a library such as "libnvidia-ml.so.1"; never one of our shims.
 
-        First what the host's own linker would load (its cache), then the usual folders, by name and then, where the link is missing, by
-        versioned name. With `version`, such as the driver's by NVML, a file of that version goes before all others.
+        After what lies in the folders `first` (LD_LIBRARY_PATH's), what the host's own linker would load (its cache), then the usual folders,
+        by name and then, where the link is missing, by versioned name. With `version`, such as the driver's by NVML, a file of that
+        version goes before all others.
         """
-        found = list(dict.fromkeys(self._libraries(soname)))
+        beside = [(folder / soname).resolve() for folder in first]
+        found = [path for path in dict.fromkeys((*beside, *self._libraries(soname))) if is_driver(path)]
         named = [path for path in found if version and path.name.endswith(f".so.{version}")]
         return next(iter(named or found), None)
 

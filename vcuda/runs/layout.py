@@ -1,29 +1,21 @@
 """The private folder of a run: our shims as regular files, the real driver behind them, the region beside.
 
-FOLDER/lib64/libcuda.so.1         copy of our shim; libcuda.so links to it
-FOLDER/lib64/drv/libcuda-driver.so.1   link to the real driver, what the shim loads ($ORIGIN/drv)
-FOLDER/vcuda                      the region: what the shim finds at $ORIGIN/../vcuda
-
-With `--injection=preload` instead of lib64:
-FOLDER/preload/libvcuda-preload.so     copy of the preload library, which finds the region in the same way
+FOLDER/lib64 or, with `--injection=preload`, FOLDER/preload: as `vcuda.driver.layout` says
+FOLDER/vcuda: the region, what either finds at $ORIGIN/../vcuda
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import vcuda
+from vcuda.driver import layout
+from vcuda.driver.layout import CUDA, NVML
 from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
-
-SHIMS = Path(vcuda.__file__).parent / "lib" / "shim"
-PRELOAD = Path(vcuda.__file__).parent / "lib" / "preload" / "libvcuda-preload.so"
-_SHIM_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 def allows_programs(folder: Path) -> bool:
@@ -51,35 +43,23 @@ def other_folder(ledger: Path, elsewhere: Sequence[Path]) -> Path | None:
     )
 
 
-def lay_out(folder: Path, region: Path, driver: Driver, shims: Path = SHIMS) -> Path:
+def lay_out(folder: Path, region: Path, driver: Driver, shims: Path = layout.SHIMS_FOLDER) -> Path:
     """Fill the folder; return what goes in front of LD_LIBRARY_PATH. Raises RunError."""
     libraries = folder / "lib64"
     with _told(folder):
         folder.chmod(0o755)
-        (libraries / "drv").mkdir(parents=True)
-        for name in _SHIM_NAMES:
-            _copy(shims / name, libraries / name)
-            (libraries / name.removesuffix(".1")).symlink_to(name)
-        (libraries / "drv" / "libcuda-driver.so.1").symlink_to(driver.cuda)
-        (libraries / "drv" / "libnvidia-ml-driver.so.1").symlink_to(driver.nvml)
+        layout.lay_out(libraries, shims, {CUDA: driver.cuda, NVML: driver.nvml})
         _link_region(folder, region)
     return libraries
 
 
-def lay_out_preload(folder: Path, region: Path, library: Path = PRELOAD) -> Path:
+def lay_out_preload(folder: Path, region: Path, shims: Path = layout.SHIMS_FOLDER) -> Path:
     """Fill the folder; return what goes in front of LD_PRELOAD. Raises RunError."""
-    target = folder / "preload" / library.name
     with _told(folder):
         folder.chmod(0o755)
-        target.parent.mkdir(parents=True)
-        _copy(library, target)
+        target = layout.lay_out_preload(folder, shims)
         _link_region(folder, region)
     return target
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-    target.chmod(0o755)
 
 
 def _link_region(folder: Path, region: Path) -> None:

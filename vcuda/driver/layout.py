@@ -1,0 +1,49 @@
+"""How our libraries stand before the driver's, in a container and in a run alike.
+
+LIB64/libcuda.so.1                   our shim as a regular file; libcuda.so links to it
+LIB64/drv/libcuda-driver.so.1        link to the real library: what the shim loads ($ORIGIN/drv)
+FOLDER/preload/libvcuda-preload.so   the preload library, for whoever loads the driver by a path of his own
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import vcuda
+
+LIB = Path(vcuda.__file__).parent / "lib"
+SHIMS_FOLDER = LIB / "shim"
+CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+# Shim -> the alias of the real library that the shim's DT_NEEDED names.
+SHIMS = {CUDA: "libcuda-driver.so.1", NVML: "libnvidia-ml-driver.so.1"}
+PRELOAD = "libvcuda-preload.so"
+
+
+def preload_of(shims: Path) -> Path:
+    """The preload library that was built with the shims in a folder."""
+    return shims.parent / "preload" / PRELOAD
+
+
+def lay_out(lib64: Path, shims: Path, reals: Mapping[str, str | Path]) -> None:
+    """Fill a new folder. `reals`: where the link of each real library leads, by the shim's name. Raises OSError."""
+    (lib64 / "drv").mkdir(parents=True)
+    for name, alias in SHIMS.items():
+        copy(shims / name, lib64 / name)
+        (lib64 / name.removesuffix(".1")).symlink_to(name)
+        (lib64 / "drv" / alias).symlink_to(reals[name])
+
+
+def lay_out_preload(folder: Path, shims: Path) -> Path:
+    """Copy the preload library below a new folder; where it is there. Raises OSError."""
+    target = folder / "preload" / PRELOAD
+    target.parent.mkdir(parents=True)
+    copy(preload_of(shims), target)
+    return target
+
+
+def copy(source: Path, target: Path) -> None:
+    """A copy, never a link: a rebuild of ours may rewrite the source, and ldconfig replaces links by SONAME."""
+    shutil.copyfile(source, target)
+    target.chmod(0o755)
