@@ -30,7 +30,7 @@ OF_THE_FILE = (
     "tests/sim/test_sim_nvml_clients.py::test_it_exports_what_the_genuine_550_library_exports",
 )
 # The programs of tests/native, which run by themselves.
-NATIVE = ("tests/vcuda/test_native_core.py", "tests/vcuda/test_gate_native.py")
+NATIVE = ("tests/vcuda/test_native_core.py",)
 
 # Notes and counts of each compilation apart: several libraries are made of the same sources, and counts don't fit the notes of another
 # compilation, say of the same program under a sanitizer: gcov would take them for zero.

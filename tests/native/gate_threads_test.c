@@ -15,7 +15,7 @@ enum {
     CONTAINERS = 2,
     PROCESSES = 2,
     THREADS = 2,
-    OPERATIONS = 120,
+    OPERATIONS = 600,
     REFUSED_EVERY = 16,
     QUEUE = THREADS * OPERATIONS + 1,
 };
@@ -124,9 +124,10 @@ static void settle(struct process *process, const struct ending *ending)
     uint64_t now = vc_now_ns();
     struct vc_gate_others others = vc_gate_others(&process->gate);
     struct vc_interval interval = ending->step.interval;
-    interval.from_ns = ending->from_ns;
+    if (!interval.loose) /* else no mark tells its begin: the lane told when it was launched */
+        interval.from_ns = ending->from_ns;
     interval.to_ns = ending->to_ns;
-    interval.measurable &= ending->to_ns > ending->from_ns;
+    interval.measurable &= interval.to_ns > interval.from_ns;
     interval.others_gpu_ns = vc_gate_others_ns(&process->gate, now, &ending->others, &others);
     struct vc_settlement settlement = vc_gate_seen(&process->gate, now, &interval);
     vc_lane_learn(ending->step.learners, ending->step.distinct, &interval, &settlement);

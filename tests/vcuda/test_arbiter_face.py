@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import platform
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,22 @@ def test_it_beats_and_grants_until_it_lets_go(tmp_path: Path) -> None:
         arbiter.add("a", folder)
         assert becomes(lambda: heartbeat(folder) != 0)
     assert heartbeat(folder) == 0 and granted_ppm(folder) == 0
+
+
+def test_it_ends_whatever_its_threads_are_about_to_do(tmp_path: Path) -> None:
+    """Threads that have just begun, or are about to sleep, hear that they shall end too; one in a thousand did not."""
+    folder = make(tmp_path / "a", shared=True)
+
+    def begin_and_end() -> None:
+        for round_ in range(6000):
+            with Arbiter() as arbiter:
+                arbiter.add("a", folder)
+                time.sleep(round_ % 20 * 20e-6)
+
+    thread = threading.Thread(target=begin_and_end, daemon=True)
+    thread.start()
+    thread.join(timeout=3 * DEADLINE_SECONDS)
+    assert not thread.is_alive()
 
 
 def test_it_touches_nothing_but_the_grants(tmp_path: Path) -> None:

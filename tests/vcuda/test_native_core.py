@@ -31,6 +31,11 @@ def _runner() -> ModuleType:
         ("slot_many", "none"),
         ("kill_steps", "none"),
         ("region_damage", "none"),
+        # The rules of GPU time, on a clock of their own.
+        ("gate_bucket", "address,undefined"),
+        ("gate_rules", "address,undefined"),
+        ("arbiter_rules", "address,undefined"),
+        ("gate_shares", "address,undefined"),
         # What races can be seen only there.
         ("region_threads", "thread"),
         ("gate_threads", "thread"),

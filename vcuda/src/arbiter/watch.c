@@ -60,9 +60,11 @@ static void *run(void *argument)
     uint64_t window_ns = 0;
     unsigned rings = 0;
     prctl(PR_SET_NAME, "vcuda-watch");
-    while (!vc_load(&watch->crew->stopping)) {
+    for (;;) {
         const struct vc_member *owner;
-        collect(watch);
+        collect(watch); /* reads its own word, which changes behind `stopping`: what this look misses ends the sleep */
+        if (vc_load(&watch->crew->stopping))
+            return NULL;
         enum vc_ring ring = vc_bells_wait(&watch->bells, UINT64_MAX, &owner);
         note(watch, ring, owner);
         uint64_t now = vc_now_ns();
@@ -75,7 +77,6 @@ static void *run(void *argument)
         if (ring == VC_RING_DEAF || ring == VC_RING_BROKEN || rings >= RINGS_PER_WINDOW)
             vc_sleep_ns(WINDOW_NS);
     }
-    return NULL;
 }
 
 static bool start(struct vc_crew *crew, struct vc_watch *watch)
