@@ -18,6 +18,7 @@ from manager.config import settings
 from manager.errors import Reason as NodeReason
 from manager.observe import metrics as node_metrics
 from manager.observe import report
+from scheduler_ext import settings as extender_settings
 from scheduler_ext.engine import metrics as extender_metrics
 from scheduler_ext.protocol.reasons import ExtenderReason
 from vcuda.spec import names
@@ -28,7 +29,7 @@ PAGE = ROOT / "docs" / "names.md"
 COMMAND = "python -m deploy.names_page"
 # How the daemon's code names the event that it sends.
 _EVENT = re.compile(r"""(?:event|_bypass|_say)\([^()]*?["']([A-Z][a-z]+[A-Z][A-Za-z]+)["']""")
-_VARIABLE = re.compile(r'"((?:VCUDA|NVIDIA|CUDA|LD)_[A-Z_]+|GPU_MANAGER_|NODE_NAME)"')
+_VARIABLE = re.compile(r'"((?:VCUDA|NVIDIA|CUDA|LD)_[A-Z_]+|GPU_MANAGER_|GPU_SCHEDULER_EXTENDER_|NODE_NAME)"')
 
 # What the code says only by using them: the command fails for one that is missing here or is no more.
 LABELS = {
@@ -40,6 +41,7 @@ LABELS = {
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "`vcuda run` sets it to the cards of the share; the simulated driver reads it",
     settings.ENV_PREFIX: "each of the daemon's settings: `--query-port` is `GPU_MANAGER_QUERY_PORT`",
+    extender_settings.ENV_PREFIX: "each of the extender's: `--log-level` is `GPU_SCHEDULER_EXTENDER_LOG_LEVEL`",
     "LD_LIBRARY_PATH": "a container's and a run's: our libraries come before the driver's",
     "LD_PRELOAD": "`vcuda run --injection preload`: our library for programs that pass the library path by",
     "NODE_NAME": "the daemon's node (downward API), where `--hostname-override` is not given",

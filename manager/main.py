@@ -18,6 +18,7 @@ from manager.config import reader
 from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.process import logs
+from vcuda.settings import describe
 
 _FILES = 16384
 # mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of pods.
@@ -46,7 +47,7 @@ def main() -> int:
     gc.set_threshold(5_000, 20, 20)
     logs.configure(parsed.settings.log_format, parsed.settings.v)
     log = logging.getLogger("manager")
-    log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(parsed.settings.describe()))
+    log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(describe(parsed.settings)))
     for warning in parsed.warnings:
         log.warning("%s", warning)
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may interrupt a get

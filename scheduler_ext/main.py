@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from scheduler_ext.lab.replay import RecordingError
 from scheduler_ext.lab.trace import TraceError
 from scheduler_ext.sync.api import ApiServer
 from vcuda.kube.errors import NoConfiguration
+from vcuda.settings import InvalidSettings, add_options
 
 _COMMANDS = ("serve", "explain", "simulate", "defrag")
 
@@ -29,7 +31,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser, argpars
     parser.add_argument("--version", action="version", version=scheduler_ext.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="answer kube-scheduler (the default)")
-    settings.add_options(serving)
+    add_options(serving, settings.Settings)
     explain.add_options(
         commands.add_parser("explain", help="say why a pod waits, or where it is, and what would let it in")
     )
@@ -65,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return defrag.run(options)
         if options.command == "explain":
             return explain.run(options)
-        chosen = settings.from_arguments(options, serving)
+        try:
+            chosen = settings.read(vars(options), os.environ)
+        except InvalidSettings as error:
+            serving.error(str(error))
         logging.basicConfig(
             level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from manager.config.settings import Settings, flag_of
+from manager.config.settings import Settings
 from manager.errors import StartError
+from vcuda.settings import describe, flag_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Reloader:
             return None
         self._settings = dataclasses.replace(self._settings, **changes)
         changed = {flag_of(name) for name in changes}
-        lines = [line for line in self._settings.describe() if line.partition("=")[0] in changed]
+        lines = [line for line in describe(self._settings) if line.partition("=")[0] in changed]
         log.info("changed settings: %s", " ".join(lines))
         return self._settings
 

@@ -1,10 +1,11 @@
-"""How the text of one setting becomes its value; each function raises ValueError with what to write instead."""
+"""How the text of a setting that only the daemon has becomes its value; each function raises ValueError with what to write instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from vcuda import settings
 
 
 @dataclass(frozen=True)
@@ -16,22 +17,7 @@ class ContainerMount:
     read_only: bool
 
 
-def text(value: str) -> str:
-    return value
-
-
-def port(value: str) -> int:
-    number = int(value)
-    if not 0 <= number <= 65535:
-        raise ValueError("a port is 0 to 65535")
-    return number
-
-
-def seconds(value: str) -> float:
-    number = float(value.removesuffix("s"))
-    if not 0.05 <= number <= 86400:
-        raise ValueError("give seconds between 0.05 and 86400")
-    return number
+seconds = settings.seconds(0.05, 86400)
 
 
 def mebibytes(value: str) -> int:
@@ -67,19 +53,6 @@ def directory(value: str) -> Path:
     if not value.startswith("/"):
         raise ValueError("give an absolute path")
     return Path(value)
-
-
-def optional_path(value: str) -> Path | None:
-    return Path(value) if value else None
-
-
-def choice(*allowed: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value not in allowed:
-            raise ValueError(f"choose one of {', '.join(allowed)}")
-        return value
-
-    return parse
 
 
 def strategies(value: str) -> frozenset[str]:

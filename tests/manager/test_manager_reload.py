@@ -12,10 +12,11 @@ import pytest
 
 from manager.config.reader import parse
 from manager.config.reload import Reloader
-from manager.config.settings import Settings, flag_of
+from manager.config.settings import Settings
 from manager.daemon import Daemon
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import FakeArbiter, Node
+from vcuda.settings import flag_of
 from vcuda.sim import Machine
 
 MANUAL = Path(__file__).parents[2] / "docs/manager.md"

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from manager.config.reader import OLD_FLAGS, parse
-from manager.config.settings import Settings, flag_of
+from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.observe.metrics import Metrics
 from manager.observe.report import CardReport, ContainerReport, NodeReport, ShareReport
 from manager.proto import generate
+from vcuda.settings import flag_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -17,6 +17,7 @@ from manager.config import reader
 from manager.config import settings as manager_settings
 from scheduler_ext import settings as extender_settings
 from scheduler_ext.scoring import quotas
+from vcuda.settings import add_options, flag_of
 
 helm_python = pytest.importorskip(
     "helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine"
@@ -106,9 +107,9 @@ def test_the_programs_understand_their_flags(values: dict[str, Any], tmp_path: P
 
     words = container(found["Deployment", "gpu-scheduler-extender"])["args"]
     parser = argparse.ArgumentParser(exit_on_error=False)
-    extender_settings.add_options(parser)
+    add_options(parser, extender_settings.Settings)
     words = [word.replace("$(POD_NAME)", "extender-0") for word in words]
-    settings = extender_settings.from_arguments(parser.parse_args(words), parser)
+    settings = extender_settings.read(vars(parser.parse_args(words)), {})
     assert settings.lease == "vcuda-system/gpu-scheduler-extender"
     assert settings.pod == "vcuda-system/extender-0"
     assert settings.port == 3456
@@ -120,8 +121,7 @@ def test_the_programs_understand_their_flags(values: dict[str, Any], tmp_path: P
 def test_what_can_change_live_is_in_the_file_and_nothing_else() -> None:
     """A value in the args would win over the file, and would need a restart to change; one that is not live would wait for it."""
     live = {
-        manager_settings.flag_of(field.name): field.metadata["live"]
-        for field in dataclasses.fields(manager_settings.Settings)
+        flag_of(field.name): field.metadata["live"] for field in dataclasses.fields(manager_settings.Settings)
     }
     found = objects()
     given = {word[2:].partition("=")[0] for word in container(found["DaemonSet", "gpu-manager"])["args"]}
@@ -137,9 +137,9 @@ def test_a_recording_is_written_to_its_volume() -> None:
     )
     deployment = found["Deployment", "gpu-scheduler-extender"]
     parser = argparse.ArgumentParser(exit_on_error=False)
-    extender_settings.add_options(parser)
+    add_options(parser, extender_settings.Settings)
     words = [word.replace("$(POD_NAME)", "extender-0") for word in container(deployment)["args"]]
-    settings = parser.parse_args(words)
+    settings = extender_settings.read(vars(parser.parse_args(words)), {})
     (mount,) = container(deployment)["volumeMounts"]
     assert str(settings.record).startswith(f"{mount['mountPath']}/")
     assert settings.record_mib == 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tests.scheduler_ext.extender_engine import engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, node, plain_pod, pod
 from tests.scheduler_ext.test_extender_election import Replica, World
 from vcuda.kube.errors import ApiError
+from vcuda.settings import InvalidSettings
 from vcuda.spec import request
 from vcuda.spec.inventory import Card
 
@@ -42,18 +43,25 @@ def test_costs_become_grades_even_when_nothing_fits_or_all_are_equal(
 
 @pytest.mark.parametrize("option", ["--body-mib", "--record-mib"])
 @pytest.mark.parametrize(("value", "good"), [("1", True), ("1024", True), ("0", False), ("1048577", False)])
-def test_sizes_are_taken_within_their_bounds_only(
-    option: str, value: str, good: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = argparse.ArgumentParser()
-    settings.add_options(parser)
+def test_sizes_are_taken_within_their_bounds_only(option: str, value: str, good: bool) -> None:
+    name = option[2:].replace("-", "_")
+    given = {"allow_anyone": "true", name: value}
     if good:
-        found = vars(parser.parse_args([option, value]))
-        assert found[option[2:].replace("-", "_")] == int(value)
+        assert getattr(settings.read(given, {}), name) == int(value)
     else:
-        with pytest.raises(SystemExit):
-            parser.parse_args([option, value])
-        assert f"argument {option}: invalid" in capsys.readouterr().err
+        with pytest.raises(
+            InvalidSettings, match=f"^{option}: '{value}' is not valid .give a whole number from 1 to "
+        ):
+            settings.read(given, {})
+
+
+def test_the_extender_too_reads_its_environment_and_a_file(tmp_path: Path) -> None:
+    """A flag wins over a variable, a variable over the file, the file over the default."""
+    config = tmp_path / "settings.yaml"
+    config.write_text("allow-anyone: true\nport: 1\nbody-mib: 1\ngang-seconds: 7\n")
+    variables = {"GPU_SCHEDULER_EXTENDER_PORT": "2", "GPU_SCHEDULER_EXTENDER_BODY_MIB": "2"}
+    found = settings.read({"config": str(config), "port": "3"}, variables)
+    assert (found.port, found.body_mib, found.gang_seconds, found.policy) == (3, 2, 7.0, settings.Policy.FGD)
 
 
 @pytest.mark.parametrize("seeds", ["2-1", "1-1001", "x"])

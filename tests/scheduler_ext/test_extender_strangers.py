@@ -116,8 +116,8 @@ def test_probes_and_metrics_have_a_port_of_their_own(
         ([], "--allow-anyone"),
         (["--client-ca", "x"], "give --tls-cert and --tls-key too"),
         (["--bind-address", "::1", "--client-name", "x"], "give --client-ca too"),
-        (["--port", "99999"], "invalid: '99999' is not a port number from 0 to 65535"),
-        (["--assume-seconds", "-1"], "invalid: '-1' is not a number of seconds above 0"),
+        (["--port", "99999"], "--port: '99999' is not valid (a port is 0 to 65535)"),
+        (["--assume-seconds", "-1"], "--assume-seconds: '-1' is not valid (give seconds between 0.001 and"),
         (["--lease", "../x"], "is not NAMESPACE/NAME"),
     ],
 )

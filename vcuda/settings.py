@@ -1,0 +1,200 @@
+"""Settings of a program: a frozen dataclass whose fields say how they are read; command line over environment over file over default.
+
+A setting `query_port` of a program with the prefix GPU_MANAGER_ is the flag `--query-port`, the variable `GPU_MANAGER_QUERY_PORT` and the
+key `query-port` of the YAML file that `--config` names. What a setting is read by raises ValueError that says what to write instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class InvalidSettings(Exception):
+    """A setting can't be read: where it stands, what stands there, and what to write instead."""
+
+
+def option(
+    default: Any,
+    parse: Callable[[str], Any],
+    text: str,
+    *,
+    metavar: str = "VALUE",
+    repeated: bool = False,
+    secret: bool = False,
+    live: bool = False,
+) -> Any:
+    """A field. `repeated`: the flag may be given several times; `secret`: its values are not printed; `live`: it may change while running."""
+    metadata = {
+        "parse": parse, "help": text, "metavar": metavar, "repeated": repeated, "secret": secret, "live": live,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_of(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
+    """A flag for each field of `kind`; what is given stays text."""
+    for field in dataclasses.fields(kind):
+        given = field.metadata
+        text = f"{given['help']} (default: {_shown(field.default)})".replace("%", "%%")
+        how: dict[str, Any] = {"action": "append"} if given["repeated"] else {}
+        if given["parse"] is switch:
+            how = {"nargs": "?", "const": "true"}
+        parser.add_argument(
+            f"--{flag_of(field.name)}", dest=field.name, help=text, metavar=given["metavar"], **how
+        )
+
+
+def _shown(default: Any) -> str:
+    if default is None or default in ("", ()):
+        return "none"
+    return ",".join(map(str, sorted(default))) if isinstance(default, frozenset) else str(default)
+
+
+def read(
+    kind: type[T],
+    given: Mapping[str, Any],
+    environment: Mapping[str, str],
+    prefix: str,
+    *,
+    also: Mapping[str, str] | None = None,
+) -> T:
+    """The settings. `given`: the parsed command line; `also`: variables without the prefix that stand for a field. Raises InvalidSettings."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    variables = {variable: name for variable, name in (also or {}).items() if variable in environment}
+    variables |= {
+        variable: field.name for field in fields if (variable := prefix + field.name.upper()) in environment
+    }
+    layers: list[dict[str, tuple[str, Any]]] = [
+        {
+            field.name: (f"--{flag_of(field.name)}", given[field.name])
+            for field in fields
+            if given.get(field.name) is not None
+        },
+        {name: (variable, environment[variable]) for variable, name in variables.items()},
+    ]
+    config = next((layer["config"][1] for layer in layers if "config" in layer), None)
+    if config:
+        layers.append(_from_file(Path(config), {field.name for field in fields}))
+    values = {}
+    for field in fields:
+        for layer in layers:
+            if field.name in layer:
+                values[field.name] = _value(field, *layer[field.name])
+                break
+    return kind(**values)
+
+
+def _value(field: dataclasses.Field[Any], origin: str, raw: Any) -> Any:
+    parse_one = field.metadata["parse"]
+    try:
+        if field.metadata["repeated"]:
+            several = raw.splitlines() if isinstance(raw, str) else raw
+            return tuple(
+                parse_one(str(item)) for item in (several if isinstance(several, list) else [several])
+            )
+        if isinstance(raw, list):
+            raw = ",".join(map(str, raw))
+        return parse_one(str(raw))
+    except ValueError as error:
+        shown = " ".join(map(str, raw)) if isinstance(raw, list) else str(raw)
+        raise InvalidSettings(f"{origin}: {shown!r:.80} is not valid ({error})") from None
+
+
+def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"cannot read the settings file {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise InvalidSettings(f"the settings file {path} is not YAML: {str(error).splitlines()[0]}") from None
+    if data is not None and not isinstance(data, dict):
+        raise InvalidSettings(
+            f"the settings file {path} must hold `name: value` lines, not {type(data).__name__}"
+        )
+    found = {str(key).replace("-", "_"): value for key, value in (data or {}).items()}
+    unknown = sorted(set(found) - names)
+    if unknown:
+        raise InvalidSettings(
+            f"the settings file {path} has unknown settings: {', '.join(map(flag_of, unknown))}"
+        )
+    return {key: (f"{path}: {flag_of(key)}", value) for key, value in found.items() if value is not None}
+
+
+def describe(settings: Any) -> list[str]:
+    """One `name=value` per setting, without the values of secret ones."""
+    lines = []
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.metadata["secret"]:
+            value = tuple(f"{name}=…" for name, _ in value)
+        if isinstance(value, frozenset):
+            value = ",".join(map(str, sorted(value)))
+        lines.append(f"{flag_of(field.name)}={value}")
+    return lines
+
+
+# How the text of a setting becomes its value.
+
+
+def text(value: str) -> str:
+    return value
+
+
+def optional_text(value: str) -> str | None:
+    return value or None
+
+
+def optional_path(value: str) -> Path | None:
+    return Path(value) if value else None
+
+
+def switch(value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ValueError("write true or false")
+    return value.lower() == "true"
+
+
+def port(value: str) -> int:
+    number = int(value)
+    if not 0 <= number <= 65535:
+        raise ValueError("a port is 0 to 65535")
+    return number
+
+
+def choice(*allowed: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in allowed:
+            raise ValueError(f"choose one of {', '.join(allowed)}")
+        return value
+
+    return parse
+
+
+def number(least: int, most: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        if not (value.isascii() and value.isdigit() and len(value) <= 12 and least <= int(value) <= most):
+            raise ValueError(f"give a whole number from {least} to {most}")
+        return int(value)
+
+    return parse
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        found = float(value.removesuffix("s"))
+        if not least <= found <= most:
+            raise ValueError(f"give seconds between {least:g} and {most:g}")
+        return found
+
+    return parse
