@@ -20,8 +20,11 @@ FILES = {
     "gpu-scheduler-extender.yaml": ("extender-rbac.yaml", "extender.yaml"),
     "kube-scheduler-configuration.yaml": ("scheduler-config.yaml",),
 }
-# Helm manages nothing here; of the two versions of policy the one that clusters still have today.
-VALUES: dict[str, Any] = {"extender": {"podDisruptionBudget": {"apiVersion": "policy/v1"}}}
+# Helm manages nothing here; where the chart would ask the cluster, what today's clusters have.
+VALUES: dict[str, Any] = {
+    "extender": {"podDisruptionBudget": {"apiVersion": "policy/v1"}},
+    "manager": {"kubelet": {"access": "pods"}},
+}
 _HELM_ONLY = ("app.kubernetes.io/managed-by: Helm",)
 
 

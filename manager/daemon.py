@@ -48,6 +48,7 @@ from manager.plugin.server import Board, Plugin
 from manager.process import instance_lock, logs, sdnotify
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
+from vcuda import addresses
 from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
 from vcuda.kube.worker import Worker
@@ -94,6 +95,7 @@ class Daemon:
                 settings.kubelet_token_file,
                 settings.kubelet_ca_file,
                 login,
+                verify=settings.kubelet_verify,
             )
             self._state = StateFile(settings.checkpoint_path)
             self._stack.callback(self._state.close)
@@ -233,7 +235,7 @@ class Daemon:
         except BaseException:
             self.stop()
             raise
-        log.info("serving on %s:%d", self.settings.query_addr, self.port)
+        log.info("serving on %s", addresses.with_port(self.settings.query_addr, self.port))
 
     def stop(self) -> None:
         """Calls of kubelet that have begun are answered first, all else ends within two seconds; running containers are left as they are."""

@@ -168,6 +168,7 @@ def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
             settings.kubelet_token_file,
             settings.kubelet_ca_file,
             login,
+            verify=settings.kubelet_verify,
         )
     except StartError as error:
         yield Check("API server", Verdict.FAIL, str(error))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.config import values
-from vcuda.settings import choice, option, optional_path, port, text
+from vcuda.settings import choice, option, optional_path, port, switch, text
 from vcuda.spec.names import DEFAULT_DOMAIN
 
 ENV_PREFIX = "GPU_MANAGER_"
@@ -51,7 +51,12 @@ class Settings:
         None, optional_path, "bearer token for kubelet; the API server's token without it"
     )
     kubelet_ca_file: Path | None = option(
-        None, optional_path, "CA of kubelet's certificate; it is not verified without one"
+        None, optional_path, "authority of kubelet's certificate; the API server's without one"
+    )
+    kubelet_verify: bool = option(
+        True,
+        switch,
+        "false: send our token to whoever answers at --kubelet-url, whatever certificate it shows",
     )
     # The driver and what containers get of it
     driver_root: Path = option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ from manager.errors import StartError
 from manager.kube.api import COMPONENT, Pod
 from manager.kube.pods import essential
 from manager.kubelet.incremental_json import Form, Pieces
+from vcuda.addresses import server_url
 from vcuda.kube.config import Login, token_file
 from vcuda.kube.endpoint import Endpoint
 from vcuda.kube.errors import ApiUnreachable, NoConfiguration
 
+_UNVERIFIED = (
+    "have kubelet's certificate signed by the cluster (serverTLSBootstrap), name its authority by --kubelet-ca-file, or send our token to "
+    "whoever answers there by --kubelet-verify=false"
+)
 _UID = b'"uid":"'
 _UID_BYTES = 36
 
@@ -81,21 +87,34 @@ class KubeletPods:
 
     def list(self, timeout: float) -> list[Pod]:
         """Raises KubeError."""
-        data = self._endpoint.raw("GET", "/pods", timeout=timeout)
+        try:
+            data = self._endpoint.raw("GET", "/pods", timeout=timeout)
+        except ApiUnreachable as error:
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                raise ApiUnreachable(f"{error}; {_UNVERIFIED}") from error
+            raise
         try:
             return self._parser.parse(data)
         except ValueError:
             raise ApiUnreachable(f"{self._endpoint.url}/pods did not answer with a list of pods") from None
 
 
-def connect(url: str, token: Path | None, ca: Path | None, api: Login | None) -> KubeletPods | None:
-    """The client for `--kubelet-url`; None if it is not set. Raises StartError for an unusable URL or CA."""
+def connect(
+    url: str, token: Path | None, ca: Path | None, api: Login | None, *, verify: bool = True
+) -> KubeletPods | None:
+    """The client for `--kubelet-url`; None if it is not set. Raises StartError for an unusable URL or CA.
+
+    Its certificate must be signed by `ca`, without one by the API server's authority, unless `verify` is False.
+    """
     if not url:
         return None
-    if not url.startswith(("http://", "https://")):
-        raise StartError(f"--kubelet-url: {url!r:.120} is no http:// or https:// URL")
-    # Kubelet signs its own certificate unless told otherwise; without a CA there is nothing to verify it with.
-    found = Login(url, ca=ca, verify=ca is not None)
+    try:
+        where = server_url(url)
+    except ValueError as error:
+        raise StartError(
+            f"--kubelet-url: {url!r:.120} is of no use ({error}); write https://HOST:PORT"
+        ) from None
+    found = Login(where, ca=ca or (api.ca if api is not None else None), verify=verify)
     if token is not None:
         found = dataclasses.replace(found, token=token_file(token))
     elif api is not None:

@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from manager.errors import StartError
 from manager.observe.report import NodeReport, graph
+from vcuda import addresses
 from vcuda.kube.worker import Worker
 
 HEAD_BYTES = 8192
@@ -29,7 +30,6 @@ HEAD_S = 5.0
 SEND_S = 10.0
 CONNECTIONS = 128
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
-_ALL = ("0.0.0.0", "::", "")
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +75,13 @@ _PROBES = frozenset({"/healthz", "/readyz"})
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Bind before anything else starts, so that a port in use is one clear message. "All addresses" is IPv6 and IPv4. Raises StartError."""
+    """Bind before anything else starts, so that a port in use is one clear message. Raises StartError."""
     try:
-        if address in _ALL and socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((address, port), family=family, backlog=128)
+        return addresses.listen(address, port, 128)
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno else error
         raise StartError(
-            f"cannot listen on {address}:{port} ({os.strerror(error.errno) if error.errno else error}); free the port or set --query-addr and --query-port"
+            f"cannot listen on {addresses.with_port(address, port)} ({why}); free the port or set --query-addr and --query-port"
         ) from None
 
 

@@ -21,6 +21,7 @@ from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
+from vcuda import addresses
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
@@ -35,18 +36,13 @@ class CannotServe(Exception):
 
 
 def _listen(address: str, port: int, option: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # asyncio switches Nagle's delay (40 ms per answer) off only on sockets whose protocol is given.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((address, port))
-        listener.listen(_BACKLOG)
+        listener = addresses.listen(address, port, _BACKLOG)
     except OSError as error:
-        listener.close()
         raise CannotServe(
             f"cannot listen on {address} port {port}: {error.strerror}; choose another by {option}"
         ) from error
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections have it too
     return listener
 
 
@@ -206,10 +202,14 @@ class _Replica:
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._certificate else "http"
         _log.info(
-            "serving on %s://%s:%d, API server %s, %s", scheme, host, port, self._api.address, self._settings
+            "serving on %s://%s, API server %s, %s",
+            scheme,
+            addresses.with_port(host, port),
+            self._api.address,
+            self._settings,
         )
         if self._probes is not None:
-            _log.info("probes on http://%s:%d", *self._probes.getsockname()[:2])
+            _log.info("probes on http://%s", addresses.with_port(*self._probes.getsockname()[:2]))
         try:
             asyncio.run(_answer(self._server, self._binder))
         finally:

@@ -178,7 +178,7 @@ def test_an_api_server_that_refuses_and_settings_that_can_not_work_are_named(
     verdict, details = verdicts(node)["API server"]
     assert verdict is Verdict.FAIL and "answered 500: the store is away" in details
     verdict, details = verdicts(node, "--kubelet-url=nowhere")["API server"]
-    assert verdict is Verdict.FAIL and "--kubelet-url: 'nowhere' is no http:// or https:// URL" in details
+    assert verdict is Verdict.FAIL and "--kubelet-url: 'nowhere' is of no use" in details
     node.with_kubelet_url = False
     verdict, details = verdicts(node)["kubelet's pods"]
     assert verdict is Verdict.WARN and "--kubelet-url is not set" in details

@@ -290,3 +290,14 @@ def test_fgd_reaches_the_published_order_on_the_public_trace() -> None:
     nodes = nodes[::8]  # the whole trace takes the benchmark's time, not a test's
     fgd, spread = (simulate.run(nodes, pods, policy, 42).allocated for policy in (Policy.FGD, Policy.SPREAD))
     assert fgd > 0.93 and fgd > spread + 0.05
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_all_addresses_are_those_of_ipv6_too(api: FakeApi, tmp_path: Path, host: str) -> None:
+    """Probes and kube-scheduler of a cluster that has IPv6 alone reach it by no other."""
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--bind-address", "0.0.0.0", "--allow-anyone")
+    try:
+        port = served.url.rpartition(":")[2]
+        assert httpx.get(f"http://{host}:{port}/version", timeout=10).status_code == 200
+    finally:
+        served.stop()

@@ -113,7 +113,7 @@ class Chart:
             "manager": {
                 "driver": {"hostPath": str(system.machine.root)},
                 "stateDirectory": str(system.folder / "pods"),
-                "kubelet": {"verify": True},
+                "kubelet": {"access": "proxy"},
                 "extraArgs": ["--allocation-check-period=2", *system.simulation_arguments()],
                 "extraEnv": [{"name": "VCUDA_SIM_DIR", "value": machine}],
                 "extraVolumes": [{"name": "simulation", "hostPath": {"path": machine}}],

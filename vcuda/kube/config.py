@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from vcuda.addresses import bracketed
 from vcuda.kube.errors import ApiUnreachable, NoConfiguration
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -166,9 +167,10 @@ def in_cluster(environment: Mapping[str, str] = os.environ) -> Login | None:
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (SERVICE_ACCOUNT / "token").exists():
         return None
-    name = f"[{host}]" if ":" in host else host
     login = Login(
-        f"https://{name}:{port}", token_file(SERVICE_ACCOUNT / "token"), ca=SERVICE_ACCOUNT / "ca.crt"
+        f"https://{bracketed(host)}:{port}",
+        token_file(SERVICE_ACCOUNT / "token"),
+        ca=SERVICE_ACCOUNT / "ca.crt",
     )
     login.tls()
     return login

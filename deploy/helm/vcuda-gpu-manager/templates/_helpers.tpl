@@ -45,10 +45,15 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
   "log-format" $manager.logFormat
   "v" (int $manager.verbosity) -}}
 {{- $arguments := list "resource-domain" "driver-root" "driver-root-on-host" "checkpoint-path" "virtual-manager-path" "usage-storage"
-  "device-plugin-path" "pod-resources-socket" "kubelet-url" "kubelet-ca-file" "query-addr" "query-port" "query-auth" "cgroup-root" "config" -}}
+  "device-plugin-path" "pod-resources-socket" "kubelet-url" "kubelet-ca-file" "kubelet-verify" "query-addr" "query-port" "query-auth" "cgroup-root" "config" -}}
 {{- range $name, $value := $manager.config }}
 {{- if or (hasKey $file $name) (has $name $arguments) }}{{ fail (printf "manager.config.%s: the chart has a value of its own for this setting" $name) }}{{ end -}}
 {{- $_ := set $file $name $value }}
 {{- end -}}
 {{- toYaml $file }}
+{{- end }}
+
+{{- define "vcuda.kubeletAccess" -}}
+{{- $access := .Values.manager.kubelet.access -}}
+{{- if eq $access "auto" }}{{ ternary "pods" "proxy" (semverCompare ">=1.33-0" .Capabilities.KubeVersion.Version) }}{{ else }}{{ $access }}{{ end -}}
 {{- end }}
