@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from benchmarks import _elsewhere, _report
+from benchmarks import _elsewhere, _readings, _report, _targets
 
 FOLDER = Path(__file__).resolve().parent
 LIMIT_SECONDS = 900.0
+LEAST_SECONDS = 10.0  # with less no program is worth to begin
 # So that all programs together take about an hour on two processors: fewer requests for each size of cluster.
-# Those that measure a real card where there is one; the others have nothing to do with it.
-CARD = ("card_facts", "growth", "launch_cost", "memory", "models", "peers", "throttle", "whole_card")
+# Those that measure a real card where there is one, the worthiest first; the others have nothing to do with it.
+CARD = ("card_facts", "throttle", "models", "memory", "whole_card", "launch_cost", "peers", "growth")
 ARGUMENTS: dict[str, list[str]] = {"extender": ["--requests", "500"]}
 # Those that need longer on a busy machine: nine sizes of cluster and a trace; 10,000 pods through faults; every test of the repository.
 LIMITS_SECONDS = {"extender": 1800.0, "extender_faults": 1800.0, "product": 1800.0}
@@ -34,18 +37,22 @@ def knows(name: str, option: str) -> bool:
     return f'"{option}"' in (FOLDER / f"{name}.py").read_text()
 
 
-def command_of(name: str, quick: bool, images: Path | None) -> list[str]:
-    """The program's arguments; `--quick` and `--plots` for those that know them."""
+def command_of(name: str, quick: bool, images: Path | None, within_s: float | None = None) -> list[str]:
+    """The program's arguments; `--quick`, `--plots` and `--within` for those that know them."""
     wanted = ["--quick"] if quick and knows(name, "--quick") else list(ARGUMENTS.get(name, []))
     if images and knows(name, "--plots"):
         wanted += ["--plots", os.path.relpath(images, FOLDER.parent)]
+    if within_s is not None and knows(name, "--within"):
+        wanted += ["--within", f"{within_s:.0f}"]
     return ["-m", f"benchmarks.{name}", *wanted]
 
 
-def run(name: str, quick: bool, limit_s: float, images: Path | None = None) -> _report.Run:
+def run(
+    name: str, quick: bool, limit_s: float, images: Path | None = None, within_s: float | None = None
+) -> _report.Run:
     """Run one program, showing what it prints."""
     environment = {**os.environ, "COLUMNS": "120", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-    arguments = command_of(name, quick, images)
+    arguments = command_of(name, quick, images, within_s)
     shown = f"python {' '.join(arguments)}"
     print(f"=== {shown}", flush=True)
     elsewhere = _elsewhere.Elsewhere()
@@ -89,7 +96,13 @@ def main() -> int:
         "--card", action="store_true", help=f"without a name: only what a card matters to ({', '.join(CARD)})"
     )
     parser.add_argument("--quick", action="store_true", help="less time per figure where the program can")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="the whole run's time: begin no program after it, end those that take longer",
+    )
     options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
     unknown = sorted(set(options.names) - set(programs()))
     if unknown:
         parser.error(f"no such program: {', '.join(unknown)}")
@@ -100,14 +113,21 @@ def main() -> int:
         except _report.Damaged as error:
             parser.error(str(error))
     # A program that is gone takes its figures with it.
-    runs = {name: run for name, run in runs.items() if name in programs()}
+    runs = {name: run for name, run in runs.items() if name.removesuffix(_targets.CARD_RUN) in programs()}
     failed = False
     for name in options.names or (CARD if options.card else programs()):
         images = options.report.parent / "images" if options.report else None
         limit_s = options.limit or LIMITS_SECONDS.get(name, LIMIT_SECONDS)
-        runs[name] = run(name, options.quick, limit_s, images)
-        if runs[name].problem:
-            print(f"{name} {runs[name].problem}", file=sys.stderr)
+        left_s = end - time.monotonic()
+        if left_s < LEAST_SECONDS:
+            print(f"{name} was not begun: the time is up", file=sys.stderr)
+            continue
+        within_s = None if end == math.inf else left_s - LEAST_SECONDS
+        ran = run(name, options.quick, min(limit_s, left_s), images, within_s)
+        on_card = ran.figures is not None and _readings.of_a_card(ran.figures)
+        runs[name + _targets.CARD_RUN if on_card else name] = ran
+        if ran.problem:
+            print(f"{name} {ran.problem}", file=sys.stderr)
             failed = True
         if options.report:  # at once: the next program may be the last that this machine does
             _report.save(options.report.with_suffix(".json"), runs)

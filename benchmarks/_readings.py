@@ -23,6 +23,14 @@ def real(name: str, figures: dict[str, Any]) -> dict[str, Any]:
     return apart or figures
 
 
+def of_a_card(figures: dict[str, Any]) -> bool:
+    """Whether a program measured a real card."""
+    apart: dict[str, Any] | None = figures.get("real")
+    if apart is not None:
+        return "skipped" not in apart
+    return "skipped" not in figures and ("card" in figures or _card_of(figures) != "simulated")
+
+
 def _card_of(figures: dict[str, Any]) -> str:
     """The card that a program names; `simulated` for one that names none, as it knows no other."""
     machine = figures.get("machine")
@@ -69,7 +77,7 @@ def allocation(figures: Figures) -> list[Reading]:
 
 def whole(figures: Figures) -> list[Reading]:
     """Programs of the driver API, and a model where PyTorch is."""
-    rows = real("whole_card", figures["whole_card"])["rows"]
+    rows = figures["whole_card"]["rows"]
     models = figures.get("models", {})
     if not models.get("dry_run"):
         rows = rows + models.get("whole_card", [])

@@ -26,7 +26,7 @@ by the kernels that ended; never by our accounting. What a launch or an allocati
 benchmarks NAME --report docs/benchmarks.md` measures one program again and keeps the others' figures, each under its own date.
 
 On a machine with a card, `make gpu-clients test-gpu bench` is all it takes, for root and for an ordinary user; `bench-gpu` leaves out what has nothing
-to do with the card. One that reaches no registry is given what `make gpu-wheels` fetched elsewhere (the Makefile says how) and uses the PyTorch, CuPy and
+to do with the card (`BENCH_FLAGS="--quick --minutes 10"` for one that is lent: the worthiest first, each row said at once). One that reaches no registry is given what `make gpu-wheels` fetched elsewhere (the Makefile says how) and uses the PyTorch, CuPy and
 others that it has (`GPU_CLIENTS_PYTHON` names their Python). The programs take the first card (or MIG
 instance) that has enough free memory, the default compute mode, and nobody else computing on it; they change nothing on a card. Where there is none, each
 says what speaks against every card that is there, and measures the simulated card instead. A real card gets besides: allocations before its own driver,
@@ -132,12 +132,16 @@ def write(path: Path, runs: dict[str, Run], programs: Collection[str] | None = N
     """
     earlier = Earlier.read(path)
     runs = {name: run for name, run in runs.items() if run.date >= earlier.date(name)}
-    kept = {name for name in earlier.sections if name not in runs and (programs is None or name in programs)}
+    kept = {
+        name
+        for name in earlier.sections
+        if name not in runs and (programs is None or name.removesuffix(_targets.CARD_RUN) in programs)
+    }
     figures = {name: run.figures for name, run in runs.items() if run.figures is not None}
     without = {name: {"skipped": run.why_none()} for name, run in runs.items() if run.figures is None}
     verdicts = [
         earlier.targets[row.name] if row.name in earlier.targets and kept & set(row.programs) else row
-        for row in _targets.judge({**figures, **without})
+        for row in _targets.judge({**figures, **without}, kept)
     ]
     lines = [HEAD.format(json=path.with_suffix(".json").name), "## Targets", ""]
     lines += ["| | what | target | measured | verdict |", "|---|---|---|---|---|"]

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--python", help="a Python that has PyTorch")
     parser.add_argument(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="leave out pairs of native and whole card that would end later",
+    )
+    parser.add_argument(
         "--memory", type=int, default=8192, metavar="MIB", help="limit of each share (default %(default)s)"
     )
     parser.add_argument(
@@ -194,9 +201,16 @@ def main(arguments: Sequence[str]) -> int:
         if not skipped and python:
             seconds = 1.0 if options.dry_run else 5.0 if options.quick else 20.0
             bench = Bench(python, words, environment, folder, seconds, client)
+            begun = time.monotonic()
             measured = rows(bench, options.memory)
             result["rows"] = [dataclasses.asdict(row) for row in measured]
-            whole = whole_card(bench, options.memory, 2 if options.dry_run or options.quick else 6)
+            pairs = 2 if options.dry_run or options.quick else 6
+            if (
+                options.within is not None
+            ):  # a pair takes as long as two of the rows' twelve programs, for each work
+                took = time.monotonic() - begun
+                pairs = min(pairs, int((options.within - took) / (took / 12 * 2 * len(WORKS))))
+            whole = whole_card(bench, options.memory, pairs) if pairs > 0 else []
             result["whole_card"] = [dataclasses.asdict(each) for each in whole]
             result["dry_run"] = options.dry_run
     print(_machine.line(result["machine"]))

@@ -14,8 +14,9 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ LONG_KERNELS: dict[str, Options] = {
 # The window of a kernel that can't be split: 100 of them.
 LONG_SECONDS = 10.0
 # On a card that runs every kernel to its end: reported.
+# What a load's start, warm-up and end take.
+AROUND_SECONDS = 3.5
 WHOLE_KERNELS = ("spin_10us", "spin_1000us", "spin_20ms")
 # By kind of kernel and cap: the share in each sample.
 Samples = dict[str, dict[int, list[float]]]
@@ -241,6 +244,73 @@ def inference(bench: Bench, seconds: float) -> dict[str, float]:
     return found
 
 
+@dataclass
+class Run:
+    """What is measured, on what, and what was found so far."""
+
+    bench: Bench
+    seconds: float
+    quick: bool
+    result: dict[str, Any]
+    over_time: Samples = field(default_factory=dict)
+    traces: dict[str, tuple[Trace, dict[str, list[float]]]] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[Row], key: str = "shares") -> None:
+        self.result.setdefault(key, []).extend(dataclasses.asdict(row) for row in rows)
+
+
+def _caps(run: Run) -> None:
+    rows, run.over_time = caps(run.bench, run.seconds, run.quick)
+    run.add(rows)
+
+
+def _splits(run: Run) -> None:
+    rows, run.result["native_sums"] = splits(run.bench, run.seconds, run.quick)
+    run.add(rows)
+
+
+def _inference(run: Run) -> None:
+    run.result["inference_p99_ms"] = inference(run.bench, 2 * run.seconds)
+
+
+def _steps(run: Run) -> None:
+    settled, run.traces = steps(run.bench)
+    run.result["steps"] = [dataclasses.asdict(step) for step in settled]
+
+
+def _below_the_cap(run: Run) -> None:
+    run.result["below_cap"] = below_the_cap(run.bench, 2 * run.seconds)
+
+
+def _launch(run: Run) -> None:
+    run.result["launch_ns"] = launch_cost(run.bench, 20000 if run.quick else 100000)
+
+
+def _arbiter(run: Run) -> None:
+    run.result["arbiter_percent"] = {tenants: run.bench.idle_arbiter(tenants, 3) for tenants in IDLE_TENANTS}
+
+
+def _uncut(run: Run) -> None:
+    if isinstance(run.bench.card, SimulatedCard):
+        rows, run.result["uncut_p99_ms"] = uncut(Path(run.bench.folder, "uncut"), run.seconds)
+        run.add(rows, "uncut_shares")
+
+
+# In the order of their worth, with how many loads each runs in turn.
+PARTS: dict[str, tuple[Callable[[Run], None], int]] = {
+    "caps": (_caps, 20),
+    "splits": (_splits, 12),
+    "steps": (_steps, 3),
+    "inference": (_inference, 6),
+    "lending": (lambda run: run.add(lending(run.bench, run.seconds)), 1),
+    "one by one": (lambda run: run.add(one_by_one(run.bench, run.seconds)), 2),
+    "launch": (_launch, 2),
+    "below the cap": (_below_the_cap, 4),
+    "arbiter": (_arbiter, 2),
+    "uncut": (_uncut, 16),
+}
+
+
 def show(result: dict[str, Any]) -> None:
     about = result["machine"]
     print(", ".join(f"{name} {value}" for name, value in about.items()))
@@ -250,10 +320,11 @@ def show(result: dict[str, Any]) -> None:
     for row in result["shares"]:
         short = f"{row['error_100ms']:8.2f}" if row["error_100ms"] is not None else f"{'-':>8}"
         print(f"{row['what']:52}{row['target']:8.0f}{row['achieved']:8.2f}{row['error_1s']:11.2f}{short}")
-    print("\nthe same programs without any share: sum in points; ours as part of it")
-    sums = {row["what"].removesuffix(": sum"): row["achieved"] for row in result["shares"]}
-    for title, value in result["native_sums"].items():
-        print(f"  {title:50}{value:8.2f}{100 * sums[title] / value:8.1f} %")
+    if "native_sums" in result:
+        print("\nthe same programs without any share: sum in points; ours as part of it")
+        sums = {row["what"].removesuffix(": sum"): row["achieved"] for row in result["shares"]}
+        for title, value in result["native_sums"].items():
+            print(f"  {title:50}{value:8.2f}{100 * sums[title] / value:8.1f} %")
     if "uncut_shares" in result:
         print("\na simulated card that runs every kernel to its end: points of the card")
         for row in result["uncut_shares"]:
@@ -262,22 +333,33 @@ def show(result: dict[str, Any]) -> None:
         for title, value in result["uncut_p99_ms"].items():
             times = value / result["uncut_p99_ms"]["native"]
             print(f"  5 ms of kernels every 50 ms, p99 {title:19}{value:8.2f} ms  {times:.2f} x native")
-    print("\nthroughput of a load below its cap, part of native")
-    for title, value in result["below_cap"].items():
-        print(f"  kernels of {title:12}{100 * value:8.2f} %")
-    print("\nsettled after a step, ms (in steps of 20)")
-    for row in result["steps"]:
-        shown = "not settled" if row["milliseconds"] is None else f"{row['milliseconds']:.0f}"
-        print(f"  {row['what']:40}{shown:>12}")
-    print("\n5 ms of kernels every 50 ms under 30 %, p99 in ms")
-    for title, value in result["inference_p99_ms"].items():
-        print(f"  {title:24}{value:8.2f}  {value / result['inference_p99_ms']['native']:.2f} x native")
-    print("\nan arbiter with idle tenants of one card, % of a processor")
-    for tenants, percent in result["arbiter_percent"].items():
-        print(f"  {tenants:>4} tenants{percent:12.2f}")
+    if "below_cap" in result:
+        print("\nthroughput of a load below its cap, part of native")
+        for title, value in result["below_cap"].items():
+            print(f"  kernels of {title:12}{100 * value:8.2f} %")
+    if "steps" in result:
+        print("\nsettled after a step, ms (in steps of 20)")
+        for row in result["steps"]:
+            shown = "not settled" if row["milliseconds"] is None else f"{row['milliseconds']:.0f}"
+            print(f"  {row['what']:40}{shown:>12}")
+    if "inference_p99_ms" in result:
+        print("\n5 ms of kernels every 50 ms under 30 %, p99 in ms")
+        for title, value in result["inference_p99_ms"].items():
+            print(f"  {title:24}{value:8.2f}  {value / result['inference_p99_ms']['native']:.2f} x native")
+    if "arbiter_percent" in result:
+        print("\nan arbiter with idle tenants of one card, % of a processor")
+        for tenants, percent in result["arbiter_percent"].items():
+            print(f"  {tenants:>4} tenants{percent:12.2f}")
+    if "launch_ns" in result:
+        show_launch(result["launch_ns"])
+    if "left_out" in result:
+        print(f"\nleft out for want of time: {', '.join(result['left_out'])}")
+
+
+def show_launch(launch_ns: dict[str, dict[str, float]]) -> None:
     print("\none launch on a driver that does nothing, ns")
-    base = result["launch_ns"]["native"]
-    for title, cost in result["launch_ns"].items():
+    base = launch_ns["native"]
+    for title, cost in launch_ns.items():
         added = ""
         if title != "native":
             added = f"  adds {cost['p50_ns'] - base['p50_ns']:.0f} / {cost['p99_ns'] - base['p99_ns']:.0f}"
@@ -304,6 +386,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="2 s per figure instead of 5: for a first look")
     parser.add_argument("--driver", choices=("auto", "real", "simulated"), default="auto")
+    parser.add_argument(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="begin no part that would end later; the worthiest come first",
+    )
     options = parser.parse_args(arguments)
     seconds = 2.0 if options.quick else 5.0
     with tempfile.TemporaryDirectory(prefix="vcuda-throttle-") as folder:
@@ -312,31 +400,27 @@ def main(arguments: Sequence[str]) -> int:
         except RunError as error:
             print(f"throttle: {error}", file=sys.stderr)
             return 1
-        result: dict[str, Any] = {"machine": about_machine(bench.card)}
-        divided, result["native_sums"] = splits(bench, seconds, options.quick)
-        held, over_time = caps(bench, seconds, options.quick)
-        rows = held + one_by_one(bench, seconds) + divided + lending(bench, seconds)
-        result["shares"] = [dataclasses.asdict(row) for row in rows]
-        result["inference_p99_ms"] = inference(bench, 2 * seconds)
-        if isinstance(bench.card, SimulatedCard):
-            uncut_rows, result["uncut_p99_ms"] = uncut(Path(folder, "uncut"), seconds)
-            result["uncut_shares"] = [dataclasses.asdict(row) for row in uncut_rows]
-        result["below_cap"] = below_the_cap(bench, 2 * seconds)
-        settled, traces = steps(bench)
-        result["steps"] = [dataclasses.asdict(step) for step in settled]
-        result["arbiter_percent"] = {tenants: bench.idle_arbiter(tenants, 3) for tenants in IDLE_TENANTS}
-        result["launch_ns"] = launch_cost(bench, 20000 if options.quick else 100000)
-    show(result)
-    for name, (trace, targets) in traces.items():
+        run = Run(bench, seconds, options.quick, {"machine": about_machine(bench.card), "shares": []})
+        begun = time.monotonic()
+        for title, (part, loads) in PARTS.items():
+            took = time.monotonic() - begun
+            if options.within is not None and took + loads * (seconds + AROUND_SECONDS) > options.within:
+                run.result.setdefault("left_out", []).append(title)
+                continue
+            part(run)
+            if options.json:  # at once: a lent card may be gone before the next part
+                options.json.write_text(json.dumps(run.result, indent=1) + "\n")
+    show(run.result)
+    for name, (trace, targets) in run.traces.items():
         show_trace(name, trace, list(targets))
     if options.plots:
-        print(plot_caps(options.plots, over_time, bench.card.name))
-        for name, (trace, targets) in traces.items():
+        print(plot_caps(options.plots, run.over_time, bench.card.name))
+        for name, (trace, targets) in run.traces.items():
             print(plot(options.plots, name, trace, targets))
     else:
         print("\nno plots: give --plots FOLDER")
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        options.json.write_text(json.dumps(run.result, indent=1) + "\n")
     return 0
 
 

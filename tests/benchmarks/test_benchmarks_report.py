@@ -125,6 +125,52 @@ def test_a_real_cards_row_takes_no_figure_of_the_simulated_one() -> None:
     assert told["simulated"]["T6 G"].verdict.startswith("not measured: throttle ran on the simulated card")
 
 
+def test_a_run_on_a_card_stands_beside_the_simulated_one_and_survives_the_next_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    rows = {
+        card: [{"what": "cap alone, kernels", "error_100ms": error}]
+        for card, error in (("simulated", 1.0), ("H1", 5.0))
+    }
+    runs = {
+        card: a_run(f"table of {card}", machine={"card": card}, shares=shares)
+        for card, shares in rows.items()
+    }
+    _report.write(report, {"throttle": runs["simulated"], "throttle_card": runs["H1"]})
+    lines = [line for line in report.read_text().splitlines() if line.startswith("| T6")]
+    assert [line.rsplit("| ", 1)[1] for line in lines] == ["met |", "missed |"]
+    _report.write(report, {"throttle": runs["simulated"]}, ["throttle"])
+    text = report.read_text()
+    assert [line for line in text.splitlines() if line.startswith("| T6")] == lines
+    assert "## throttle_card" in text and "table of H1" in text and "table of simulated" in text
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({"machine": {"card": "simulated"}}, False),
+        ({"machine": {"card": "H1"}}, True),
+        ({"machine": {}, "card": ["H1"]}, True),
+        ({"machine": {}, "skipped": "no card"}, False),
+        ({"machine": {}, "real": {"card": "H1"}}, True),
+        ({"machine": {}, "real": {"skipped": "no card"}}, False),
+    ],
+)
+def test_which_figures_are_of_a_card(figures: dict[str, object], expected: bool) -> None:
+    assert _readings.of_a_card(figures) is expected
+
+
+def test_a_run_of_some_minutes_begins_nothing_after_them() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--card", "--quick", "--minutes", "0.1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    assert ran.stderr.count("was not begun: the time is up") == 8
+
+
 @pytest.mark.parametrize(
     ("burst", "verdict"),
     [
