@@ -1,6 +1,7 @@
 /* The exported functions: each finds the driver's own, passes through without a share, else asks our hook. */
 #include "gate/gate.h"
 #include "cuda/driver/hooks.h"
+#include "cuda/memory/context_memory.h"
 #include "cuda/work/work.h"
 
 /* Declared first: -Wmissing-prototypes users and the compiler agree on one signature per name. */
@@ -38,7 +39,7 @@
     static __attribute__((noinline)) CUresult asked_##name parameters VC__BODY(name, arguments)          \
     static __attribute__((noinline)) CUresult limited_##name parameters                                  \
     {                                                                                                    \
-        if (VC_LIKELY(VC__PASSES_##name))                                                                \
+        if (VC_LIKELY(vc_frame_is_paid(function)) && VC_LIKELY(VC__PASSES_##name))                       \
             return vc_real.name arguments;                                                               \
         return asked_##name arguments;                                                                   \
     }                                                                                                    \
@@ -47,7 +48,8 @@
         const struct vc_card_limit *limit = vc_region_only_limit();                                      \
         if (VC_UNLIKELY(!limit) || VC_UNLIKELY(vc_load_relaxed(&vc_real.name) == NULL))                  \
             return asked_##name arguments;                                                               \
-        if (VC_LIKELY(!vc_gate_needed(limit)))                                                           \
+        if (VC_LIKELY(!vc_gate_needed(limit)) &&                                                         \
+            (VC_LIKELY(vc_frame_is_paid(function)) || (vc_load_relaxed(&limit->flags) & VC_CARD_WHOLE)))  \
             return vc_real.name arguments;                                                               \
         return limited_##name arguments;                                                                 \
     }

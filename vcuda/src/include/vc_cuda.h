@@ -190,6 +190,7 @@ typedef struct {
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
 enum {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
     CU_GRAPH_NODE_TYPE_GRAPH = 4,
     CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
     CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
@@ -340,7 +341,13 @@ typedef struct CUmemDecompressParams_st {
 
 /* Passed through untouched. */
 typedef struct CUmemcpyAttributes_st CUmemcpyAttributes;
-typedef struct CUDA_KERNEL_NODE_PARAMS_st CUDA_KERNEL_NODE_PARAMS;
+typedef struct {
+    CUfunction func;
+    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    void **kernelParams, **extra;
+    CUkernel kern; /* if there is no func */
+    CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS;
 typedef struct CUDA_KERNEL_NODE_PARAMS_v1_st CUDA_KERNEL_NODE_PARAMS_v1;
 typedef struct CUDA_MEMSET_NODE_PARAMS_st CUDA_MEMSET_NODE_PARAMS;
 typedef struct CUgraphExecUpdateResultInfo_st CUgraphExecUpdateResultInfo;
@@ -354,6 +361,7 @@ enum {
     CU_MEM_ATTACH_HOST = 2,
     CU_MEM_ATTACH_SINGLE = 4,
     CU_EVENT_DISABLE_TIMING = 2,
+    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3,
     CU_LIMIT_STACK_SIZE = 0,
     CU_LIMIT_PRINTF_FIFO_SIZE = 1,
     CU_LIMIT_MALLOC_HEAP_SIZE = 2,

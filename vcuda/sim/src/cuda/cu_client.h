@@ -53,6 +53,9 @@ struct CUctx_st {
     struct CUevent_st *events;
     struct CUmod_st *modules;
     size_t limits[8];
+    size_t held_limits[3], frame; /* what the card's memory is held for: cu_ctxinfo.c */
+    int64_t held;
+    int streams_most; /* that there were at a time */
     int cache_config, shared_config;
     uint32_t peers; /* bit per ordinal: access enabled */
 };
@@ -169,6 +172,9 @@ CUresult cu_capture_add(CUstream stream, const cu_work *work, struct CUgraphNode
 CUresult cu_capture_forbids(void);
 CUresult cu_host_push(CUstream stream, CUhostFn function, CUstreamCallback callback, void *data);
 void cu_host_end(CUstream stream);
+/* What the kernel's launch takes of the card: its code, local memory, and what limits promised. */
+CUresult cu_kernel_memory(CUcontext ctx, const cu_kernel_work *kernel);
+CUresult cu_context_launches(CUcontext ctx, size_t frame);
 uint64_t cu_kernel_op_ns(const cu_kernel_work *kernel);
 /* What the kernel does to memory or to a condition, if it is one that does (cu_touch.c). */
 void cu_kernel_touch(CUcontext ctx, const cu_kernel_work *kernel);

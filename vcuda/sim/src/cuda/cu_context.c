@@ -67,6 +67,10 @@ static CUresult revive(CUcontext ctx, unsigned flags)
     ctx->peers = 0;
     ctx->id = atomic_fetch_add(&cu_process.next_id, 1) + 1;
     memcpy(ctx->limits, cu_default_limits, sizeof ctx->limits);
+    memcpy(ctx->held_limits, cu_default_limits, sizeof ctx->held_limits);
+    ctx->frame = 0;
+    ctx->held = 0;
+    ctx->streams_most = 0;
     ctx->cache_config = 0;
     ctx->shared_config = 1;
     ctx->alive = 1;

@@ -67,8 +67,12 @@ static CUresult copy_effect(const CUDA_MEMCPY3D *copy, sim_op *op)
 
 CUresult cu_effect(CUcontext ctx, const cu_work *work, sim_op *op)
 {
+    CUresult bad;
     switch ((int)work->kind) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
+        bad = cu_kernel_memory(ctx, &work->kernel);
+        if (bad)
+            return bad;
         *op = (sim_op){.kind = SIM_OP_WORK, .event = 1, .ns = cu_kernel_op_ns(&work->kernel)};
         cu_kernel_touch(ctx, &work->kernel);
         return CUDA_SUCCESS;

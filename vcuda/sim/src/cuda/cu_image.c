@@ -147,6 +147,7 @@ static const char *read_entry(const char *p, CUmodule module)
 static int read_ptx(const char *text, CUmodule module)
 {
     int depth = 0, header = 0;
+    CUfunction last = NULL; /* in whose body we are */
     for (const char *p = skip_blank(text); *p; p = skip_blank(p)) {
         const size_t n = word_length(p);
         if (!n) {
@@ -161,6 +162,14 @@ static int read_ptx(const char *text, CUmodule module)
         header |= n == 8 && starts(p, ".version", 8);
         if (n == 6 && starts(p, ".entry", 6) && !depth) {
             p = read_entry(p + n, module);
+            for (last = module->functions; last && last->next; last = last->next)
+                ;
+        } else if (depth && last && n == 6 && starts(p, ".local", 6)) {
+            const char *name;
+            size_t length = 0, bytes, align;
+            int managed;
+            p = declaration(p + n, &name, &length, &bytes, &align, &managed);
+            last->attributes[3] += name ? (int)bytes : 0;
         } else if (!depth && n == 7 && starts(p, ".global", 7)) {
             const char *name;
             size_t length = 0, bytes, align;

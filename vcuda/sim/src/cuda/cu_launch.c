@@ -5,13 +5,19 @@
 #include "cu_capture.h"
 #include "cu_module.h"
 
-enum { MAX_THREADS = 1024, MAX_SHARED = 232448, COOPERATIVE_BLOCKS_PER_SM = 16, MAX_CLUSTER = 16 };
+enum { MAX_THREADS = 1024, MAX_SHARED = 232448, COOPERATIVE_BLOCKS_PER_SM = 16, MAX_CLUSTER = 16, LOCAL_SIZE = 3 };
 
 uint64_t cu_kernel_op_ns(const cu_kernel_work *kernel)
 {
     const uint64_t blocks = (uint64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
     return sim_kernel_ns(cu_process.state, kernel->function->name, blocks, sim_now(), &kernel->function->time) +
            cu_kernel_launches_ns(kernel);
+}
+
+CUresult cu_kernel_memory(CUcontext ctx, const cu_kernel_work *kernel)
+{
+    const CUresult bad = cu_module_need(kernel->function->module, ctx);
+    return bad ? bad : cu_context_launches(ctx, (size_t)kernel->function->attributes[LOCAL_SIZE]);
 }
 
 /* A fault injected into a launch shows, as a real one, in the context and whatever is called on it next. */
@@ -75,7 +81,7 @@ static CUresult launch(CUstream handle, cu_kernel_work kernel, int cooperative)
         return cu_capture_add(stream, &work, NULL);
     bad = cu_capture_implicit(stream);
     if (!bad)
-        bad = cu_module_need(kernel.function->module, stream->ctx);
+        bad = cu_kernel_memory(stream->ctx, &kernel);
     if (bad)
         return bad;
     const sim_op op = {.kind = SIM_OP_WORK, .event = 1, .ns = cu_kernel_op_ns(&work.kernel)};

@@ -12,14 +12,35 @@ static _Thread_local struct {
     CUstream stream;
 } thread_streams[THREAD_STREAMS];
 
+/* All but the first take memory, in chunks, as there come to be more of them than before; it ends with the context. Card locked. */
+static int pay(CUcontext ctx)
+{
+    const sim_card *card = cu_card(ctx);
+    int count = -1;
+    for (int32_t s = card->contexts[ctx->index].first_stream; s != SIM_NONE; s = card->streams[s].next)
+        count += !card->streams[s].legacy && !card->streams[s].closing;
+    const uint64_t each = card->config.stream_bytes;
+    const uint64_t before = (each * (uint64_t)ctx->streams_most + CU_CHUNK - 1) / CU_CHUNK, now = (each * (uint64_t)count + CU_CHUNK - 1) / CU_CHUNK;
+    if (count <= ctx->streams_most || !each)
+        return 0;
+    if (sim_context_resize(cu_card(ctx), ctx->index, (int64_t)((now - before) * CU_CHUNK)))
+        return -1;
+    ctx->streams_most = count;
+    return 0;
+}
+
 CUresult cu_stream_new(CUcontext ctx, unsigned flags, int priority, int legacy, CUstream *stream)
 {
     CUstream made = calloc(1, sizeof *made);
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
     sim_card_lock(cu_process.state, ctx->card);
-    const int32_t index = sim_stream_create(cu_card(ctx), ctx->index, !legacy && !(flags & CU_STREAM_NON_BLOCKING),
-                                            legacy, priority);
+    int32_t index = sim_stream_create(cu_card(ctx), ctx->index, !legacy && !(flags & CU_STREAM_NON_BLOCKING), legacy,
+                                      priority);
+    if (index >= 0 && pay(ctx)) {
+        sim_stream_destroy(cu_card(ctx), index);
+        index = SIM_NONE;
+    }
     sim_card_unlock(cu_process.state, ctx->card);
     if (index < 0) {
         free(made);

@@ -38,9 +38,11 @@ static int processes_on(nvmlDevice_t device, entry **entries)
     return count;
 }
 
+/* Part of what a context costs is nobody's: the card's total shows it, the list does not (H100, driver 580: 5.6 of 524 MiB). */
 static unsigned long long bytes_of(const entry *process)
 {
-    return process->view.context_bytes + process->view.memory_bytes;
+    const uint64_t unlisted = nv_state->config.cards[process->device->index].unlisted_bytes * (uint64_t)process->view.contexts;
+    return process->view.context_bytes + process->view.memory_bytes - unlisted;
 }
 
 static unsigned gpu_instance_of(const entry *process)

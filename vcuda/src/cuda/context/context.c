@@ -3,6 +3,7 @@
 
 #include "base/table.h"
 #include "cuda/memory/account.h"
+#include "cuda/memory/context_memory.h"
 #include "cuda/context/context.h"
 #include "cuda/context/measure.h"
 #include "cuda/work/work.h"
@@ -150,6 +151,7 @@ static CUresult end_creation(struct creation *creation, CUresult result, CUconte
         release_cost(&cost);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    vc_frames_context_made();
     return CUDA_SUCCESS;
 }
 
@@ -266,6 +268,7 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
     }
     primary->context = *context;
     primary->cost = cost_of(&creation, *context);
+    vc_frames_context_made();
     return result;
 }
 

@@ -192,6 +192,15 @@ void vc_charge_drop(const struct vc_charge *charge)
     vc_cards_rollback(charge->region, charge->cards, charge->reserved);
 }
 
+int64_t vc_left_on_card(const struct vc_charge *charge)
+{
+    size_t free_bytes = 0, total_bytes;
+    struct vc_slot *own = vc_region_slot(charge->region);
+    if (vc_real.cuMemGetInfo_v2)
+        vc_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+    return (int64_t)(free_bytes + (own ? vc_load(&own->cards[__builtin_ctz(charge->cards)].committed_bytes) : 0));
+}
+
 /* Records. */
 
 static enum vc_quota_kind quota_kind(uint32_t kind)

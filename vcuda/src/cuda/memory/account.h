@@ -102,6 +102,10 @@ bool vc_charge_keep(struct vc_charge *charge, CUdeviceptr pointer, uint64_t byte
 /* The same for memory without an address: commits what is reserved, in full. */
 bool vc_charge_keep_opaque(struct vc_charge *charge, const void *handle);
 
+/* Free memory of the card as if this process had no ledger: its threads may allocate and free while something else is weighed by this.
+ * Pre: charge->cards, of the current context. */
+int64_t vc_left_on_card(const struct vc_charge *charge);
+
 /* The driver refused. */
 void vc_charge_drop(const struct vc_charge *charge);
 

@@ -16,6 +16,7 @@
 #include "base/table.h"
 #include "cuda/driver/owner.h"
 #include "cuda/memory/account.h"
+#include "cuda/memory/context_memory.h"
 
 #define VC__CODE_STEP 65536u /* images are charged in steps of this */
 #define VC__FAT_WRAPPER 0x466243b1u
@@ -199,16 +200,6 @@ struct loading {
     unsigned rounds;
 };
 
-/* Free memory of the card as if this process had no ledger: its threads may allocate and free while another loads. */
-static int64_t left_now(const struct vc_charge *charge)
-{
-    size_t free_bytes = 0, total_bytes;
-    struct vc_slot *own = vc_region_slot(charge->region);
-    if (vc_real.cuMemGetInfo_v2)
-        vc_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
-    return (int64_t)(free_bytes + (own ? vc_load(&own->cards[__builtin_ctz(charge->cards)].committed_bytes) : 0));
-}
-
 static uint64_t fallen(int64_t from, int64_t to)
 {
     return to < from ? (uint64_t)(from - to) : 0;
@@ -227,7 +218,7 @@ static CUresult begin_load(struct loading *loading, struct need need)
         return result;
     if (vc_cards_reserve(region, charge->cards, most - charge->reserved))
         charge->reserved = most;
-    loading->left = left_now(charge);
+    loading->left = vc_left_on_card(charge);
     return CUDA_SUCCESS;
 }
 
@@ -255,11 +246,11 @@ static bool weigh(struct loading *loading, CUresult *result, void **handle, CUre
         return false;
     }
     if (loading->need.upper_bound) {
-        int64_t now = left_now(&loading->charge);
+        int64_t now = vc_left_on_card(&loading->charge);
         uint64_t fell = fallen(loading->left, now);
         if (fell > loading->most && loading->rounds < VC__ROUNDS) {
             unload(*handle);
-            loading->left = left_now(&loading->charge);
+            loading->left = vc_left_on_card(&loading->charge);
             uint64_t rose = fallen(loading->left, now); /* from what it is without to what it was with */
             uint64_t moved = rose < fell ? rose : fell;
             loading->moved = loading->rounds == 0 || moved < loading->moved ? moved : loading->moved;
@@ -312,6 +303,7 @@ static CUresult unload(void *handle, CUresult (*call)(void *))
     CUresult result = call(handle);
     if (known)
         vc_charge_freed(&freeing, result);
+    vc_frames_forget();
     return result;
 }
 
@@ -413,6 +405,7 @@ CUresult vc_hook_cuLibraryUnload(CUlibrary handle)
     struct library library;
     bool known = vc_table_take(&libraries, (uint64_t)(uintptr_t)handle, &library);
     CUresult result = vc_real.cuLibraryUnload(handle);
+    vc_frames_forget_library(handle);
     if (known && result == CUDA_SUCCESS)
         leave_contexts(&library);
     else if (known)
@@ -435,5 +428,9 @@ CUresult vc_hook_cuLibraryGetModule(CUmodule *module, CUlibrary library)
 CUresult vc_hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
     CUresult result = enter_context(library);
-    return result != CUDA_SUCCESS ? result : vc_real.cuLibraryGetKernel(kernel, library, name);
+    if (result == CUDA_SUCCESS)
+        result = vc_real.cuLibraryGetKernel(kernel, library, name);
+    if (result == CUDA_SUCCESS)
+        vc_frame_of_kernel(*kernel, library);
+    return result;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/table.h"
+#include "cuda/memory/context_memory.h"
 #include "cuda/memory/meter.h"
 
 #define VC__MAX_DEVICES 64
@@ -159,17 +160,24 @@ static void add_bytes(struct graph *graph, const CUmemLocation *location, uint64
     }
 }
 
-/* Add up the allocation nodes of a graph and of the graphs in it. */
-static void add_nodes(CUgraph of, struct graph *graph)
+static CUresult pay_frame(const CUDA_KERNEL_NODE_PARAMS *kernel)
+{
+    return vc_frame_pay(kernel->func ? kernel->func : (CUfunction)kernel->kern, NULL);
+}
+
+/* Add up the allocation nodes of a graph and of the graphs in it, and pay for the frames of its kernels. */
+static CUresult add_nodes(CUgraph of, struct graph *graph)
 {
     size_t count = 0;
+    CUresult paid = CUDA_SUCCESS;
     if (vc_real.cuGraphGetNodes(of, NULL, &count) != CUDA_SUCCESS || count == 0)
-        return;
+        return paid;
     CUgraphNode *nodes = malloc(count * sizeof *nodes);
     if (nodes && vc_real.cuGraphGetNodes(of, nodes, &count) == CUDA_SUCCESS) {
-        for (size_t index = 0; index < count; index++) {
+        for (size_t index = 0; index < count && paid == CUDA_SUCCESS; index++) {
             union {
                 CUDA_MEM_ALLOC_NODE_PARAMS allocation;
+                CUDA_KERNEL_NODE_PARAMS kernel;
                 unsigned char room[512]; /* of a later version */
             } parameters;
             CUgraph child;
@@ -181,10 +189,20 @@ static void add_nodes(CUgraph of, struct graph *graph)
                 add_bytes(graph, &parameters.allocation.poolProps.location, parameters.allocation.bytesize);
             else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
                      vc_real.cuGraphChildGraphNodeGetGraph(nodes[index], &child) == CUDA_SUCCESS)
-                add_nodes(child, graph);
+                paid = add_nodes(child, graph);
+            else if (type == CU_GRAPH_NODE_TYPE_KERNEL && vc_real.cuGraphKernelNodeGetParams_v2 &&
+                     vc_real.cuGraphKernelNodeGetParams_v2(nodes[index], &parameters.kernel) == CUDA_SUCCESS)
+                paid = pay_frame(&parameters.kernel);
         }
     }
     free(nodes);
+    return paid;
+}
+
+CUresult vc_graph_pay_frames(CUgraph graph)
+{
+    struct graph unused = {0};
+    return vc_real.cuGraphGetNodes ? add_nodes(graph, &unused) : CUDA_SUCCESS;
 }
 
 /* A destroyed one's handle may come back. */
@@ -216,11 +234,11 @@ static CUresult end_instantiate(CUresult result, CUgraphExec *exec, CUgraph of)
         return result;
     struct graph graph = {.key = (uint64_t)(uintptr_t)*exec};
     forget_graph(graph.key);
-    add_nodes(of, &graph);
-    if (graph.parts == 0)
+    CUresult paid = add_nodes(of, &graph);
+    if (paid == CUDA_SUCCESS && graph.parts == 0)
         return result;
-    vc_store_release(&any, 1);
-    if (hold_upload(&graph) && vc_table_put(&graphs, &graph))
+    vc_store_release(&any, graph.parts > 0 || vc_load_relaxed(&any));
+    if (paid == CUDA_SUCCESS && hold_upload(&graph) && vc_table_put(&graphs, &graph))
         return result;
     vc_real.cuGraphExecDestroy(*exec);
     *exec = NULL;

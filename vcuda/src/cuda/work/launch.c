@@ -1,4 +1,5 @@
 /* Hooks of every way to launch a kernel. */
+#include "cuda/memory/context_memory.h"
 #include "cuda/work/work.h"
 
 /* A kernel handle of cuLibraryGetKernel comes as a function too: both are keys of the same table. */
@@ -6,6 +7,9 @@
     CUresult vc_hook_##name parameters                                                                 \
     {                                                                                                  \
         struct vc_work work;                                                                           \
+        CUresult refusal = vc_frame_pay(function, vc_work_stream(stream, per_thread));                 \
+        if (VC_UNLIKELY(refusal != CUDA_SUCCESS))                                                      \
+            return refusal;                                                                            \
         uint64_t blocks = (uint64_t)grid_x * grid_y * grid_z, threads = (uint64_t)block_x * block_y * block_z; \
         if (!vc_work_begin_kernel(&work, vc_work_stream(stream, per_thread), function, blocks, threads)) \
             return vc_real.name arguments;                                                             \
@@ -34,6 +38,9 @@ static bool begin_configured(struct vc_work *work, const CUlaunchConfig *config,
 CUresult vc_hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     struct vc_work work;
+    CUresult refusal = config ? vc_frame_pay(function, vc_work_stream(config->hStream, false)) : CUDA_SUCCESS;
+    if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
+        return refusal;
     if (!begin_configured(&work, config, false, function))
         return vc_real.cuLaunchKernelEx(config, function, parameters, extra);
     return vc_work_end(&work, vc_real.cuLaunchKernelEx(config, function, parameters, extra));
@@ -42,6 +49,9 @@ CUresult vc_hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
 CUresult vc_hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     struct vc_work work;
+    CUresult refusal = config ? vc_frame_pay(function, vc_work_stream(config->hStream, true)) : CUDA_SUCCESS;
+    if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
+        return refusal;
     if (!begin_configured(&work, config, true, function))
         return vc_real.cuLaunchKernelEx_ptsz(config, function, parameters, extra);
     return vc_work_end(&work, vc_real.cuLaunchKernelEx_ptsz(config, function, parameters, extra));
@@ -51,6 +61,9 @@ CUresult vc_hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction 
 CUresult vc_hook_cuLaunch(CUfunction function)
 {
     struct vc_work work;
+    CUresult refusal = vc_frame_pay(function, CU_STREAM_LEGACY);
+    if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
+        return refusal;
     if (!vc_work_begin_kernel(&work, CU_STREAM_LEGACY, function, 1, 0))
         return vc_real.cuLaunch(function);
     return vc_work_end(&work, vc_real.cuLaunch(function));
@@ -59,6 +72,9 @@ CUresult vc_hook_cuLaunch(CUfunction function)
 CUresult vc_hook_cuLaunchGrid(CUfunction function, int grid_width, int grid_height)
 {
     struct vc_work work;
+    CUresult refusal = vc_frame_pay(function, CU_STREAM_LEGACY);
+    if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
+        return refusal;
     if (!vc_work_begin_kernel(&work, CU_STREAM_LEGACY, function, (uint64_t)(int64_t)grid_width * (uint64_t)grid_height, 0))
         return vc_real.cuLaunchGrid(function, grid_width, grid_height);
     return vc_work_end(&work, vc_real.cuLaunchGrid(function, grid_width, grid_height));
@@ -67,6 +83,9 @@ CUresult vc_hook_cuLaunchGrid(CUfunction function, int grid_width, int grid_heig
 CUresult vc_hook_cuLaunchGridAsync(CUfunction function, int grid_width, int grid_height, CUstream stream)
 {
     struct vc_work work;
+    CUresult refusal = vc_frame_pay(function, vc_work_stream(stream, false));
+    if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
+        return refusal;
     uint64_t blocks = (uint64_t)(int64_t)grid_width * (uint64_t)grid_height;
     if (!vc_work_begin_kernel(&work, vc_work_stream(stream, false), function, blocks, 0))
         return vc_real.cuLaunchGridAsync(function, grid_width, grid_height, stream);
@@ -110,6 +129,11 @@ CUresult vc_hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launch
 {
     struct vc_work works[MOST_PARTS];
     bool begun[MOST_PARTS] = {false};
+    CUresult refusal = CUDA_SUCCESS;
+    for (unsigned i = 0; launches && i < count && i < MOST_PARTS && refusal == CUDA_SUCCESS; i++)
+        refusal = vc_frame_pay(launches[i].function, launches[i].hStream);
+    if (refusal != CUDA_SUCCESS)
+        return refusal;
     /* These calls accept no NULL stream; a wrong one is the driver's to refuse. */
     for (unsigned i = 0; launches && i < count && i < MOST_PARTS; i++)
         begun[i] = launches[i].hStream && begin_part(&works[i], &launches[i]);

@@ -1,5 +1,6 @@
 /* Hooks of streams: captures, which we keep away from; destruction; and the calls in which the application waits. */
 #include "cuda/memory/account.h"
+#include "cuda/memory/context_memory.h"
 #include "cuda/work/capture.h"
 #include "cuda/work/work.h"
 
@@ -44,18 +45,24 @@ CUresult vc_hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
     return ended(vc_real.cuStreamEndCapture_ptsz(stream, graph), vc_work_stream(stream, true));
 }
 
-CUresult vc_hook_cuStreamDestroy(CUstream stream)
+static CUresult end_stream(CUstream stream, CUresult (*call)(CUstream))
 {
-    CUresult result = vc_real.cuStreamDestroy(stream);
+    CUcontext context = vc_stream_ending(stream);
+    CUresult result = call(stream);
+    if (result == CUDA_SUCCESS)
+        vc_stream_ended(context);
     vc_work_stream_gone(stream);
     return result;
 }
 
+CUresult vc_hook_cuStreamDestroy(CUstream stream)
+{
+    return end_stream(stream, vc_real.cuStreamDestroy);
+}
+
 CUresult vc_hook_cuStreamDestroy_v2(CUstream stream)
 {
-    CUresult result = vc_real.cuStreamDestroy_v2(stream);
-    vc_work_stream_gone(stream);
-    return result;
+    return end_stream(stream, vc_real.cuStreamDestroy_v2);
 }
 
 /* What pools held idle the driver gives back here. */

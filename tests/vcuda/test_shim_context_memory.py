@@ -1,0 +1,162 @@
+"""What contexts take of the card as they are used: local memory of kernels, stacks, streams. Judged by the card's own books.
+
+The figures are those of an H100 (driver 580): local memory for every thread that can be resident, taken with the limit or at the first launch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import same
+from tests.support import share as shares
+from tests.support.share import MIB, Share
+from vcuda.sim import Machine, SimCard
+
+LIMIT = 1024 * MIB
+# 108 processors with 2048 threads: 216 MiB for each KiB beyond the first, which is part of what a context costs.
+TOOLS = """
+def framed(kibibytes, name="k"):
+    return (".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry %s(.param .u64 a)\\n{ .local .align 8 .b8 frame[%d]; ret; }\\n"
+            % (name, kibibytes << 10)).encode() + b"\\0"
+def function(kibibytes):
+    return made("cuModuleGetFunction", made("cuModuleLoadData", framed(kibibytes)), b"k")
+def library(kibibytes):
+    return made("cuLibraryGetKernel", made("cuLibraryLoadData", framed(kibibytes), None, None, 0, None, None, 0), b"k")
+def launch(function, stream=None):
+    return call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+def free():
+    return -(-info()[0] // MIB)  # code takes some 64 KiB
+"""
+
+
+def share_of(tmp_path: Path, *, memory_bytes: int = LIMIT, cores: int = 50, **knobs: int) -> Share:
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs=knobs)])
+    limits = shares.limit(machine, memory_bytes=memory_bytes, cores=cores, core_limit=cores)
+    return shares.simulated(tmp_path / "share", machine, [limits])
+
+
+def most_held(share: Share, code: str) -> tuple[object, int]:
+    """What the client answers, and the most MiB that it ever held of the card."""
+    process = share.start(same.PRELUDE + TOOLS + code + "\nsys.stdin.readline()\n")
+    assert process.stdin and process.stdout and share.machine
+    said = process.stdout.readline()
+    peaks = [one.peak_bytes // MIB for one in share.machine.report().cards[0].processes]
+    errors = process.communicate("\n", timeout=60)[1]
+    assert process.returncode == 0 and said, errors
+    return said.strip(), max(peaks)
+
+
+@pytest.mark.parametrize("cores", [50, 100])
+@pytest.mark.parametrize(
+    "launching",
+    [
+        "launch(function(16))",
+        "launch(library(16))",
+        'launch(function(16), made("cuStreamCreate", 1))',
+        'call("cuGraphInstantiateWithFlags", ref(P()), graph_of(function(16)), u64(0))',
+        "updated(function(16))",
+    ],
+)
+def test_a_kernel_whose_frame_does_not_fit_is_not_launched(
+    tmp_path: Path, launching: str, cores: int
+) -> None:
+    answered, most = most_held(
+        share_of(tmp_path, cores=cores),
+        f"""
+def graph_of(kernel):
+    graph = made("cuGraphCreate", 0)
+    made("cuGraphAddKernelNode_v2", graph, None, size(0), ref(launch_of(kernel)))
+    return graph
+def updated(kernel):
+    graph = made("cuGraphCreate", 0)
+    node = made("cuGraphAddKernelNode_v2", graph, None, size(0), ref(launch_of(function(1))))
+    executable = made("cuGraphInstantiateWithFlags", graph, u64(0))
+    return call("cuGraphExecKernelNodeSetParams_v2", executable, node, ref(launch_of(kernel)))
+begin()
+answer([{launching}, launch(function(1)), free()])
+""",
+    )
+    assert answered == "[2, 0, 960]" and most <= 1024
+
+
+def test_a_frame_is_charged_once_for_the_largest_and_until_the_context_ends(tmp_path: Path) -> None:
+    share = share_of(tmp_path, cores=100)
+    answered, most = most_held(
+        share,
+        """
+context = begin()
+figures = [free()]
+for kibibytes in (1, 2, 3, 2):
+    one = function(kibibytes)
+    figures += [launch(one), launch(one), free()]
+ok("cuCtxSetLimit", 0, size(2048)); figures.append(free())
+ok("cuCtxSetLimit", 0, size(4096)); figures.append(free())
+figures += [call("cuCtxSetLimit", 0, size(8192)), free()]
+ok("cuCtxDestroy_v2", context); begin()
+answer([*figures, free()])
+""",
+    )
+    assert answered == "[960, 0, 0, 960, 0, 0, 744, 0, 0, 528, 0, 0, 528, 528, 312, 2, 312, 960]"
+    assert most <= 1024
+
+
+def test_a_librarys_kernel_is_charged_in_each_context_that_launches_it(tmp_path: Path) -> None:
+    answered, most = most_held(
+        share_of(tmp_path, cores=100),
+        """
+begin()
+kernel = library(3)
+figures = [launch(kernel), free()]
+begin()
+answer([*figures, free(), launch(kernel), launch(kernel), free()])
+""",
+    )
+    assert answered == "[0, 528, 464, 0, 0, 32]" and most <= 1024
+
+
+def test_a_stack_that_does_not_fit_never_comes_onto_the_card(tmp_path: Path) -> None:
+    answered, most = most_held(
+        share_of(tmp_path),
+        """
+begin()
+answer([call("cuCtxSetLimit", 0, size(64 << 10)), call("cuCtxSetLimit", 0, size(1 << 30)), free()])
+""",
+    )
+    assert answered == "[2, 1, 960]" and most <= 1024
+
+
+def test_streams_are_charged_what_they_take(tmp_path: Path) -> None:
+    share = share_of(tmp_path, memory_bytes=128 * MIB, stream_kib=560)
+    answered, most = most_held(
+        share,
+        """
+begin()
+held, results = [], []
+while True:
+    stream = P()
+    result = call("cuStreamCreate", ref(stream), 1)
+    if result:
+        break
+    held.append(stream)
+for stream in held:
+    ok("cuStreamDestroy_v2", stream)
+left = free()
+again = [call("cuStreamCreate", ref(P()), 1) for _ in held]
+answer([result, 100 < len(held) < 120, left, set(again) == {0}])
+""",
+    )
+    assert answered == "[2, true, 0, true]" and most <= 128
+
+
+def test_streams_that_take_nothing_are_charged_nothing(tmp_path: Path) -> None:
+    answered, _ = most_held(
+        share_of(tmp_path),
+        """
+begin()
+for _ in range(50): made("cuStreamCreateWithPriority", 1, 0)
+answer(free())
+""",
+    )
+    assert answered == "960"

@@ -1,0 +1,323 @@
+/* Local memory, the heap, printf's buffer and streams: charged beyond what a context costs, until it ends.
+ *
+ * The heap and the buffer are taken at a later launch, which nobody could refuse without harm: so they are charged with their limit, in
+ * full, by what the driver says the limit is now. What streams take only the driver knows: it is charged by what the card's free memory
+ * fell by, up to what the dearest card known takes (H100, driver 580: 70 MiB for 128). A destroyed stream's memory is used again. */
+#include "cuda/memory/context_memory.h"
+
+#include <stdlib.h>
+
+#include "base/table.h"
+#include "cuda/driver/owner.h"
+#include "cuda/memory/account.h"
+
+#define VC__STREAM_BYTES ((uint64_t)576 << 10)
+#define VC__LARGEST_FRAME ((size_t)512 << 10) /* that any card has */
+
+/* What is charged apart; the first are limits by their numbers. */
+enum part { LOCAL = CU_LIMIT_STACK_SIZE, FIFO = CU_LIMIT_PRINTF_FIFO_SIZE, HEAP = CU_LIMIT_MALLOC_HEAP_SIZE, LIMITS, STREAMS = LIMITS, PARTS };
+
+struct context {
+    uint64_t key;
+    vc_cards cards;
+    uint64_t stack, frame; /* bytes of a thread: the limit, and the largest frame that was launched */
+    uint64_t streams, most_streams; /* live; ever */
+    uint64_t bytes[PARTS]; /* charged */
+};
+VC_TABLE(contexts, struct context);
+
+static size_t defaults[LIMITS]; /* + 1; 0: not asked */
+
+static bool ask_default(int limit)
+{
+    size_t least;
+    if (vc_load_relaxed(&defaults[limit]) > 0)
+        return true;
+    if (!vc_real.cuCtxGetLimit || vc_real.cuCtxGetLimit(&least, limit) != CUDA_SUCCESS)
+        return false;
+    vc_store_relaxed(&defaults[limit], least + 1);
+    return true;
+}
+
+/* Bytes of the card for a limit (or a frame) beyond its default: local memory for every thread that can be resident. 0: not to be had. */
+static uint64_t cost(enum part part, uint64_t value, CUdevice device)
+{
+    int processors = 0, threads = 0;
+    uint64_t least = vc_load_relaxed(&defaults[part]) - 1, beyond = value > least ? value - least : 0;
+    if (beyond == 0 || part != LOCAL)
+        return vc_round_up(beyond, VC_CHUNK);
+    if (!vc_real.cuDeviceGetAttribute ||
+        vc_real.cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
+        vc_real.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) != CUDA_SUCCESS)
+        return 0;
+    return vc_round_up(vc_times(beyond, (uint64_t)processors * (uint64_t)threads), VC_CHUNK);
+}
+
+/* A part of a context is charged `bytes` from now on; `was` is what it was. */
+struct change {
+    enum part part;
+    vc_cards cards;
+    uint64_t bytes, was, stack, frame;
+    bool grows, adds; /* `bytes` are the least, or what is added to those before */
+};
+
+static enum vc_table_edit change(void *record, void *argument)
+{
+    struct context *context = record;
+    struct change *made = argument;
+    made->was = context->bytes[made->part];
+    if (made->adds)
+        made->bytes += made->was;
+    else if (made->grows && made->bytes < made->was)
+        made->bytes = made->was;
+    context->bytes[made->part] = made->bytes;
+    context->cards = made->cards;
+    if (made->stack)
+        context->stack = made->stack;
+    if (made->frame > context->frame)
+        context->frame = made->frame;
+    return VC_TABLE_KEEP;
+}
+
+/* Pay for the change out of what is reserved. */
+static void settle(const struct vc_charge *charge, CUcontext context, struct change made)
+{
+    made.cards = charge->cards;
+    bool any = made.bytes > 0 || made.stack > 0;
+    if (!vc_table_edit(&contexts, (uint64_t)(uintptr_t)context, any, change, &made))
+        made.was = made.bytes = 0; /* nothing was charged and nothing is, or no host memory: then it is overhead */
+    uint64_t more = made.bytes > made.was ? made.bytes - made.was : 0, paid = more < charge->reserved ? more : charge->reserved;
+    vc_cards_commit(charge->region, charge->cards, paid, VC_QUOTA_PLAIN);
+    vc_cards_rollback(charge->region, charge->cards, charge->reserved - paid);
+    if (more > paid) /* another thread has changed it meanwhile */
+        vc_cards_charge(charge->region, charge->cards, more - paid, VC_QUOTA_PLAIN);
+    if (made.was > made.bytes)
+        vc_cards_release(charge->region, charge->cards, made.was - made.bytes, VC_QUOTA_PLAIN);
+}
+
+/* Limits. */
+
+/* There is no room for it; but what the driver would not do anyway is answered by the driver. Local memory it takes at once: it is asked
+ * only for what no card has. */
+static CUresult refuse(int limit, size_t value, CUresult refusal)
+{
+    size_t before;
+    if ((limit == LOCAL && value <= VC__LARGEST_FRAME) || vc_real.cuCtxGetLimit(&before, limit) != CUDA_SUCCESS)
+        return refusal;
+    CUresult result = vc_real.cuCtxSetLimit(limit, value);
+    if (result != CUDA_SUCCESS)
+        return result;
+    vc_real.cuCtxSetLimit(limit, before);
+    return refusal;
+}
+
+CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
+{
+    struct vc_charge charge;
+    struct context known = {0};
+    CUcontext context = NULL;
+    CUdevice device;
+    if (limit < 0 || limit >= LIMITS || vc_region_get()->state == VC_REGION_DAMAGED || vc_real.cuCtxGetCurrent(&context) != CUDA_SUCCESS ||
+        !context || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS || !ask_default(limit))
+        return vc_real.cuCtxSetLimit(limit, value); /* computing is allowed without readable limits, and takes stacks */
+    context = vc_context_owner(context);
+    vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known);
+    uint64_t frame = limit == LOCAL ? known.frame : 0, have = known.bytes[limit];
+    uint64_t wanted = cost((enum part)limit, value > frame ? value : frame, device);
+    CUresult result = vc_charge_current(&charge, wanted > have ? wanted - have : 0);
+    if (result != CUDA_SUCCESS)
+        return refuse(limit, value, result);
+    result = vc_real.cuCtxSetLimit(limit, value);
+    if (result != CUDA_SUCCESS) {
+        vc_charge_drop(&charge);
+        return result;
+    }
+    size_t now = value;
+    vc_real.cuCtxGetLimit(&now, limit); /* it may have been rounded */
+    settle(&charge, context, (struct change){.part = (enum part)limit, .stack = limit == LOCAL ? now : 0,
+                                             .bytes = cost((enum part)limit, now > frame ? now : frame, device)});
+    return result;
+}
+
+/* Frames. */
+
+uintptr_t vc__known_functions[VC_KNOWN_FUNCTIONS];
+static uint32_t contexts_made;
+
+struct kernel {
+    uint64_t key;
+    CUlibrary library;
+};
+VC_TABLE(kernels, struct kernel);
+
+void vc_frame_of_kernel(CUkernel kernel, CUlibrary library)
+{
+    struct kernel record = {(uint64_t)(uintptr_t)kernel, library};
+    vc_table_put(&kernels, &record);
+}
+
+static bool is_of(const void *record, const void *library)
+{
+    return ((const struct kernel *)record)->library == library;
+}
+
+void vc_frames_forget_library(CUlibrary library)
+{
+    size_t count;
+    free(vc_table_take_all(&kernels, is_of, library, &count));
+    vc_frames_forget();
+}
+
+void vc_frames_forget(void)
+{
+    for (unsigned place = 0; place < VC_KNOWN_FUNCTIONS; place++)
+        vc_store_relaxed(&vc__known_functions[place], 0);
+}
+
+void vc_frames_context_made(void)
+{
+    vc_add(&contexts_made, 1);
+    vc_frames_forget();
+}
+VC_AT_FORK(vc_frames_forget);
+
+/* Bytes of a thread; 0: the driver does not say, and will say what is wrong with the function. */
+static uint64_t frame_of(CUfunction function, CUdevice device)
+{
+    struct kernel kernel;
+    int bytes = 0;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    if (!vc_table_get(&kernels, (uint64_t)(uintptr_t)function, &kernel) && vc_real.cuFuncGetAttribute)
+        result = vc_real.cuFuncGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
+    if (result != CUDA_SUCCESS && vc_real.cuKernelGetAttribute)
+        result = vc_real.cuKernelGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, (CUkernel)function, device);
+    return result == CUDA_SUCCESS && bytes > 0 ? (uint64_t)bytes : 0;
+}
+
+static void remember(CUfunction function)
+{
+    uint64_t hash = (uintptr_t)function * UINT64_C(0x9e3779b97f4a7c15);
+    vc_store_relaxed(&vc__known_functions[hash >> 54], (uintptr_t)function);
+}
+
+CUresult vc_frame_pay(CUfunction function, CUstream stream)
+{
+    struct vc_region *region = vc_region_get();
+    struct vc_charge charge;
+    struct context known = {0};
+    CUcontext context = NULL;
+    CUdevice device;
+    if (VC_LIKELY(vc_frame_is_paid(function)) || !function || region->state == VC_REGION_DAMAGED ||
+        !vc_stream_device(stream ? stream : CU_STREAM_LEGACY, &device, &context))
+        return CUDA_SUCCESS;
+    context = vc_context_owner(context);
+    int card = vc_card_of_device(region, device);
+    uint64_t frame = ask_default(LOCAL) ? frame_of(function, device) : 0;
+    if (card < 0 || frame < vc_load_relaxed(&defaults[LOCAL]) || frame == 0) {
+        remember(function); /* its context holds as much from the beginning, or nobody can say more */
+        return CUDA_SUCCESS;
+    }
+    vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known);
+    uint64_t wanted = cost(LOCAL, frame, device), have = known.bytes[LOCAL];
+    if (wanted > have) {
+        CUresult result = vc_charge_cards(&charge, 1u << card, wanted - have);
+        if (result != CUDA_SUCCESS)
+            return result;
+        settle(&charge, context, (struct change){.part = LOCAL, .bytes = wanted, .frame = frame, .grows = true});
+    }
+    if (vc_load_relaxed(&contexts_made) <= 1)
+        remember(function);
+    return CUDA_SUCCESS;
+}
+
+/* Streams. */
+
+static enum vc_table_edit add_stream(void *record, void *by)
+{
+    struct context *context = record;
+    context->streams += *(uint64_t *)by;
+    if (context->streams > context->most_streams)
+        context->most_streams = context->streams;
+    return VC_TABLE_KEEP;
+}
+
+static void count_stream(CUcontext context, uint64_t by)
+{
+    vc_table_edit(&contexts, (uint64_t)(uintptr_t)context, by == 1, add_stream, &by);
+}
+
+struct making {
+    struct vc_charge charge; /* of one chunk, unless its cards are none */
+    CUcontext context;
+    int64_t left;
+};
+
+static CUresult begin_stream(struct making *making)
+{
+    struct context known = {0};
+    struct vc_region *region = vc_region_get();
+    *making = (struct making){.charge = {.region = region}};
+    if (region->state == VC_REGION_DAMAGED || vc_card_of_current(region, &making->context) < 0)
+        return CUDA_SUCCESS;
+    making->context = vc_context_owner(making->context);
+    vc_table_get(&contexts, (uint64_t)(uintptr_t)making->context, &known);
+    if (known.streams < 1 || known.streams < known.most_streams ||
+        known.bytes[STREAMS] >= vc_round_up((known.streams + 1) * VC__STREAM_BYTES, VC_CHUNK))
+        return CUDA_SUCCESS;
+    CUresult result = vc_charge_current(&making->charge, VC_CHUNK);
+    if (result == CUDA_SUCCESS && making->charge.cards)
+        making->left = vc_left_on_card(&making->charge);
+    return result;
+}
+
+static CUresult end_stream(struct making *making, CUresult result)
+{
+    bool took = result == CUDA_SUCCESS && making->charge.cards && vc_left_on_card(&making->charge) <= making->left - (int64_t)VC_CHUNK;
+    if (took)
+        settle(&making->charge, making->context, (struct change){.part = STREAMS, .bytes = VC_CHUNK, .adds = true});
+    else if (making->charge.cards)
+        vc_charge_drop(&making->charge);
+    if (result == CUDA_SUCCESS && making->context)
+        count_stream(making->context, 1);
+    return result;
+}
+
+#define VC__NEW_STREAM(name, parameters, arguments)                                                  \
+    CUresult vc_hook_##name parameters                                                               \
+    {                                                                                                \
+        struct making making;                                                                        \
+        CUresult result = begin_stream(&making);                                                     \
+        return result != CUDA_SUCCESS ? result : end_stream(&making, vc_real.name arguments);        \
+    }
+
+VC__NEW_STREAM(cuStreamCreate, (CUstream *stream, unsigned int flags), (stream, flags))
+VC__NEW_STREAM(cuStreamCreateWithPriority, (CUstream *stream, unsigned int flags, int priority), (stream, flags, priority))
+VC__NEW_STREAM(cuGreenCtxStreamCreate, (CUstream *stream, CUgreenCtx green, unsigned int flags, int priority),
+               (stream, green, flags, priority))
+
+CUcontext vc_stream_ending(CUstream stream)
+{
+    CUcontext context = NULL;
+    if (vc_real.cuStreamGetCtx && stream && vc_real.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+        context = NULL;
+    return vc_context_owner(context);
+}
+
+void vc_stream_ended(CUcontext context)
+{
+    if (context)
+        count_stream(context, UINT64_MAX);
+}
+
+/* A reset sets limits back, too. */
+static void context_ended(CUcontext context)
+{
+    struct context ended;
+    if (!vc_table_take(&contexts, (uint64_t)(uintptr_t)context, &ended))
+        return;
+    for (int part = 0; part < PARTS; part++)
+        vc_cards_release(vc_region_get(), ended.cards, ended.bytes[part], VC_QUOTA_PLAIN);
+}
+
+static const struct vc_source context_memory = {.context_ended = context_ended};
+VC_SOURCE(context_memory);

@@ -1,0 +1,39 @@
+/* What a context takes of the card as it is used, beyond what it cost: local memory, the heap, printf's buffer, streams.
+ *
+ * The driver keeps local memory for every thread that can be resident on the card, for each as much as the stack's limit says or the
+ * largest frame of a kernel that was launched, and takes it with the limit or in the launch: a frame of 16 KiB is 4 GiB of an
+ * H100. So a function's frame is looked up before its first launch. */
+#ifndef VC_CONTEXT_MEMORY_H
+#define VC_CONTEXT_MEMORY_H
+
+#include "cuda/driver/cards.h"
+
+enum { VC_KNOWN_FUNCTIONS = 1024 };
+extern uintptr_t vc__known_functions[VC_KNOWN_FUNCTIONS] __attribute__((visibility("hidden")));
+
+/* Whether the function's frame is paid for wherever it may be launched. For the launch path: a load, no call. */
+static inline bool vc_frame_is_paid(CUfunction function)
+{
+    uint64_t hash = (uintptr_t)function * UINT64_C(0x9e3779b97f4a7c15);
+    return vc_load_relaxed(&vc__known_functions[hash >> 54]) == (uintptr_t)function;
+}
+
+/* Before a launch of the function (or of a library's kernel) on a stream (NULL: in the current context): pay for its frame.
+ * CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. */
+CUresult vc_frame_pay(CUfunction function, CUstream stream);
+
+/* A library's kernel was found; the driver tells its attributes by another call than a function's. */
+void vc_frame_of_kernel(CUkernel kernel, CUlibrary library);
+
+/* Code was unloaded: handles of functions may come back as others'. */
+void vc_frames_forget(void);
+void vc_frames_forget_library(CUlibrary library);
+
+/* One more context: a library's kernel can be launched in each. */
+void vc_frames_context_made(void);
+
+/* Around the end of a stream: its context, which it counts in. */
+CUcontext vc_stream_ending(CUstream stream);
+void vc_stream_ended(CUcontext context);
+
+#endif
