@@ -23,7 +23,17 @@ LIMIT_SECONDS = 900.0
 LEAST_SECONDS = 10.0  # with less no program is worth to begin
 # So that all programs together take about an hour on two processors: fewer requests for each size of cluster.
 # Those that measure a real card where there is one, the worthiest first; the others have nothing to do with it.
-CARD = ("card_facts", "throttle", "models", "memory", "whole_card", "launch_cost", "peers", "growth")
+CARD = (
+    "card_facts",
+    "card_memory",
+    "throttle",
+    "models",
+    "memory",
+    "whole_card",
+    "launch_cost",
+    "peers",
+    "growth",
+)
 ARGUMENTS: dict[str, list[str]] = {"extender": ["--requests", "500"]}
 # Those that need longer on a busy machine: nine sizes of cluster and a trace; 10,000 pods through faults; every test of the repository.
 LIMITS_SECONDS = {"extender": 1800.0, "extender_faults": 1800.0, "product": 1800.0}

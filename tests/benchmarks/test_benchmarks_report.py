@@ -168,7 +168,7 @@ def test_a_run_of_some_minutes_begins_nothing_after_them() -> None:
         check=False,
         cwd=ROOT,
     )
-    assert ran.stderr.count("was not begun: the time is up") == 8
+    assert ran.stderr.count("was not begun: the time is up") == 9
 
 
 @pytest.mark.parametrize(
