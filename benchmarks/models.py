@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -109,10 +110,17 @@ def whole_card(bench: Bench, memory_mib: int, pairs: int) -> list[Paired]:
     ]
 
 
-def rows(bench: Bench, memory_mib: int) -> list[Row]:
-    """Native first and last: their mean is the base, so that a card that warms up does not favour either."""
-    found = []
+def rows(bench: Bench, memory_mib: int, end_s: float = math.inf) -> list[Row]:
+    """Native first and last: their mean is the base, so that a card that warms up does not favour either.
+
+    No work is begun that would not have ended at `end_s` (of time.monotonic) if it took as long as the one before.
+    """
+    found: list[Row] = []
+    last_took = 0.0
     for work in WORKS:
+        begun = time.monotonic()
+        if begun + last_took > end_s:
+            break
         first = bench.together([(work, None)], 0)[0]
         cases: list[tuple[str, dict[str, Any]]] = [("native", first)]
         for title, shares in (("whole card", [100]), ("50 alone", [50]), ("30 beside 70", [30, 70])):
@@ -126,6 +134,7 @@ def rows(bench: Bench, memory_mib: int) -> list[Row]:
             each = rate(answer)
             found.append(Row(work, case, each, each / base, answer.get("p50_ms"), answer.get("p99_ms")))
             print(f"  {found[-1]}", file=sys.stderr, flush=True)
+        last_took = time.monotonic() - begun
     return found
 
 
@@ -202,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
             seconds = 1.0 if options.dry_run else 5.0 if options.quick else 20.0
             bench = Bench(python, words, environment, folder, seconds, client)
             begun = time.monotonic()
-            measured = rows(bench, options.memory)
+            measured = rows(bench, options.memory, begun + (options.within or math.inf))
             result["rows"] = [dataclasses.asdict(row) for row in measured]
             pairs = 2 if options.dry_run or options.quick else 6
             if (
