@@ -12,11 +12,11 @@ from pathlib import Path
 import vcuda
 from manager.allocate import rebuild
 from manager.allocate.allocator import Allocator
-from manager.allocate.find_pod import RECORDS_TIMEOUT_S, Admission
+from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
 from manager.allocations.checkpoint import StateDamaged, StateError, StateFile
 from manager.allocations.record import Allocation
 from manager.audit.device_cgroups import Watcher
-from manager.audit.foreign_use import Coexistence
+from manager.audit.foreign_use import ForeignUse
 from manager.audit.memory import Auditor
 from manager.audit.overhead import Overhead
 from manager.audit.owners import Owners
@@ -30,21 +30,21 @@ from manager.cards.inventory import Inventory, Snapshot
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
-from manager.container.driver_dir import MirrorKeeper
+from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Refusal, StartError
 from manager.housekeeping import Housekeeper
 from manager.kube import api
 from manager.kube.access import Access
 from manager.kube.api import Pod
 from manager.kube.pods import NodePods
-from manager.kube.writer import Outbox
+from manager.kube.writer import ApiWriter
 from manager.kubelet import pods
 from manager.kubelet.records import PodResources
 from manager.observe import http, node_object
 from manager.observe.metrics import Counts, Metrics
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
-from manager.plugin.server import Board, Plugin
+from manager.plugin.server import DeviceListFeed, Plugin
 from manager.process import instance_lock, logs, sdnotify
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
@@ -101,14 +101,16 @@ class Daemon:
             self._stack.callback(self._state.close)
             self.metrics = Metrics()
             self._pods: NodePods | None = None
-            self.outbox = Outbox(kube)
+            self.api_writer = ApiWriter(kube)
             self.inventory = Inventory(
                 root, open_driver, settings.health_check_interval, settings.health_ignore_xids
             )
-            self.mirror = MirrorKeeper(settings.virtual_manager_path, root, shims)
-            self.cdi = CdiKeeper(settings.cdi_root, settings.device_list_strategy, names, root, self.mirror)
+            self.driver_dir = DriverDirKeeper(settings.virtual_manager_path, root, shims)
+            self.cdi = CdiKeeper(
+                settings.cdi_root, settings.device_list_strategy, names, root, self.driver_dir
+            )
             self._pod_resources = PodResources(settings.pod_resources_socket, names)
-            self.admission = Admission(
+            self.pod_finder = PodFinder(
                 names, settings.device_plugin_path, kubelet, self._pod_resources, kube, self._known_pods
             )
             self._arbiter = make_arbiter()
@@ -120,19 +122,20 @@ class Daemon:
                 names,
                 root,
                 self.inventory,
-                self.admission,
+                self.pod_finder,
                 regions,
-                self.mirror,
+                self.driver_dir,
                 self._state,
-                self.outbox,
+                self.api_writer,
                 self.cdi,
             )
-            self._board = Board()
+            self._device_lists = DeviceListFeed()
             plugins = [
-                Plugin(name, self.allocator, self._board, self.outbox, self.metrics) for name in SOCKETS
+                Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics)
+                for name in SOCKETS
             ]
             self.registrar = Registrar(
-                settings.device_plugin_path, names, plugins, self._board, self._kubelet_restarted
+                settings.device_plugin_path, names, plugins, self._device_lists, self._kubelet_restarted
             )
             self._make_audits(regions)
             self._keeper = Housekeeper(
@@ -141,16 +144,16 @@ class Daemon:
                 self._reloader,
                 self._apply,
                 self.inventory,
-                self.mirror,
+                self.driver_dir,
                 self.cdi,
-                Coexistence(self.inventory.processes, self._held_elsewhere, self._is_tenant),
+                ForeignUse(self.inventory.processes, self._held_elsewhere, self._is_tenant),
                 self.overhead,
                 self.drift,
                 self.auditor,
                 self.cgroups,
                 self.costs,
                 self.allocator,
-                self.outbox,
+                self.api_writer,
                 kube,
                 self._known_pods,
             )
@@ -219,7 +222,7 @@ class Daemon:
         try:
             self.inventory.on_node_problem = self.metrics.node_problem
             self.inventory.on_card_problem = self._card_problem
-            self.outbox.start()
+            self.api_writer.start()
             self._cards_changed(self.inventory.probe())
             self.inventory.on_change = self._cards_changed
             self.inventory.start()
@@ -240,11 +243,11 @@ class Daemon:
     def stop(self) -> None:
         """Calls of kubelet that have begun are answered first, all else ends within two seconds; running containers are left as they are."""
         self._keeper.stop()
-        self._board.close()
+        self._device_lists.close()
         if self._pods is not None:
             self._pods.informer.stop()
         self.registrar.stop()
-        self.outbox.stop()
+        self.api_writer.stop()
         self._pod_resources.close()
         self.drift.stop()
         self._stack.close()
@@ -260,10 +263,10 @@ class Daemon:
             raise StartError(str(error)) from None
         pods: list[Pod] | None = None
         try:
-            pods = self.admission.pods()[0]
+            pods = self.pod_finder.pods()[0]
         except Refusal as refusal:
             log.info("pods are not known at start: %s", refusal.message)
-        entries = self.admission.records(answers=True)
+        entries = self.pod_finder.records(answers=True)
         cards = {item.card.uuid: item.card for item in self.inventory.snapshot.cards}
         base = self.settings.virtual_manager_path
         restored = rebuild.complete(known, entries, pods or (), self._names, base, cards)
@@ -294,9 +297,9 @@ class Daemon:
 
     def _cards_changed(self, snapshot: Snapshot) -> None:
         # Before kubelet sees the devices: a pod that comes at once must not be refused for want of the directory.
-        self.mirror.refresh(snapshot.driver_version)
+        self.driver_dir.refresh(snapshot.driver_version)
         self.cdi.refresh(snapshot, self.settings)
-        self._board.show(snapshot)
+        self._device_lists.show(snapshot)
         self.metrics.describe(vcuda.__version__, snapshot.driver_version, self.settings.node_name)
         cards = [item.card for item in snapshot.cards]
         log.info(
@@ -311,21 +314,21 @@ class Daemon:
     def _describe_node(self, snapshot: Snapshot) -> None:
         cards = [item.card for item in snapshot.cards]
         labels = node_object.labels(cards, self._names, self.settings.node_labels)
-        self.outbox.describe_node(node_object.inventory_of(snapshot, self._names), labels)
+        self.api_writer.describe_node(node_object.inventory_of(snapshot, self._names), labels)
 
     def _kubelet_restarted(self) -> None:
-        self.admission.kubelet_restarted()
+        self.pod_finder.kubelet_restarted()
         # Its node may have been deleted and made again meanwhile, without what we had said of it.
         self._describe_node(self.inventory.snapshot)
 
     def _card_problem(self, uuid: str, why: str) -> None:
         for item in self.allocator.allocations:
             if any(share.uuid == uuid for share in item.shares):
-                self.outbox.pod_event(
+                self.api_writer.pod_event(
                     item.namespace, item.pod_name, item.pod_uid, "CardUnhealthy", f"card {uuid}: {why}"
                 )
                 if self.settings.dead_card_policy == "evict":
-                    self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
+                    self.api_writer.evict(item.namespace, item.pod_name, item.pod_uid)
 
     def _held_elsewhere(self) -> Mapping[str, str]:
         return self._others.held_elsewhere(RECORDS_TIMEOUT_S)
@@ -343,17 +346,17 @@ class Daemon:
         self._bypass(item, "DriverWithoutShim", message)
 
     def _bypass(self, item: Allocation, reason: str, message: str) -> None:
-        self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
+        self.api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
         if self.settings.audit_policy == "refuse":
             Regions.refuse(item)
         if self.settings.audit_policy == "evict":
-            self.outbox.evict(item.namespace, item.pod_name, item.pod_uid)
+            self.api_writer.evict(item.namespace, item.pod_name, item.pod_uid)
 
     def _drifted(self, item: Allocation, message: str) -> None:
         self._pod_event(item, "GpuTimeDrift", message)
 
     def _pod_event(self, item: Allocation, reason: str, message: str) -> None:
-        self.outbox.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
+        self.api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
 
     def _device_numbers(self, item: Allocation) -> Mapping[str, tuple[int, int]]:
         """Of the nodes that this container was given; empty while they can't be told."""
@@ -376,7 +379,7 @@ class Daemon:
             self._keeper,
             self.registrar,
             self.inventory,
-            self.outbox,
+            self.api_writer,
             self.overhead,
             self.drift,
             self._web,
@@ -405,7 +408,7 @@ class Daemon:
         snapshot = self.inventory.snapshot
         if snapshot.node_problem:
             found.append(snapshot.node_problem)
-        if snapshot.cards and not self.mirror.ready:
+        if snapshot.cards and not self.driver_dir.ready:
             found.append("there is no driver directory yet")
         return found
 

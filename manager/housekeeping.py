@@ -12,7 +12,7 @@ from pathlib import Path
 from manager.allocate.allocator import Allocator
 from manager.audit import failed_pods
 from manager.audit.device_cgroups import Watcher
-from manager.audit.foreign_use import Coexistence
+from manager.audit.foreign_use import ForeignUse
 from manager.audit.memory import Auditor
 from manager.audit.overhead import Overhead
 from manager.audit.time_drift import Drift
@@ -21,10 +21,10 @@ from manager.cards.inventory import Inventory
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
-from manager.container.driver_dir import MirrorKeeper
+from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Refusal
 from manager.kube.api import Kube, Pod
-from manager.kube.writer import Outbox
+from manager.kube.writer import ApiWriter
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import uid_of
 from vcuda.kube.worker import Worker
@@ -57,16 +57,16 @@ class Housekeeper:
         reloader: Reloader,
         apply: Callable[[Settings], None],
         inventory: Inventory,
-        mirror: MirrorKeeper,
+        driver_dir: DriverDirKeeper,
         cdi: CdiKeeper,
-        coexistence: Coexistence,
+        foreign_use: ForeignUse,
         overhead: Overhead,
         drift: Drift,
         auditor: Auditor,
         cgroups: Watcher,
         costs: ContextCosts,
         allocator: Allocator,
-        outbox: Outbox,
+        api_writer: ApiWriter,
         kube: Kube | None,
         pods: Callable[[], Sequence[Pod] | None],
     ) -> None:
@@ -76,16 +76,16 @@ class Housekeeper:
         self._reloader = reloader
         self._apply = apply
         self._inventory = inventory
-        self._mirror = mirror
+        self._driver_dir = driver_dir
         self._cdi = cdi
-        self._coexistence = coexistence
+        self._foreign_use = foreign_use
         self._overhead = overhead
         self._drift = drift
         self._auditor = auditor
         self._cgroups = cgroups
         self._costs = costs
         self._allocator = allocator
-        self._outbox = outbox
+        self._api_writer = api_writer
         self._kube = kube
         self._pods = pods
         self._wake = threading.Event()
@@ -144,9 +144,9 @@ class Housekeeper:
         if learnt := self._costs.look(snapshot):
             with contextlib.suppress(Refusal):  # a call of kubelet's takes long; the next change tells it
                 self._allocator.reshare(learnt)
-        self._mirror.refresh(snapshot.driver_version)
+        self._driver_dir.refresh(snapshot.driver_version)
         self._cdi.refresh(snapshot, self._settings)
-        self._inventory.block(self._coexistence.blocked(snapshot.cards))
+        self._inventory.block(self._foreign_use.blocked(snapshot.cards))
 
     def _audit(self) -> None:
         snapshot = self._inventory.snapshot
@@ -166,7 +166,7 @@ class Housekeeper:
             self._allocator.reconcile(pod)
         self._recycle()
         used = {item.mirror for item in self._allocator.allocations}
-        self._mirror.remove_unused({Path(directory) for directory in used if directory})
+        self._driver_dir.remove_unused({Path(directory) for directory in used if directory})
 
     def _recycle(self) -> None:
         grace = self._settings.failed_admission_grace
@@ -180,4 +180,4 @@ class Housekeeper:
         for pod in failed_pods.failed_admissions(pods, self._names, grace, time.time()):
             namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
             log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
-            self._outbox.delete_pod(namespace, name, uid_of(pod))
+            self._api_writer.delete_pod(namespace, name, uid_of(pod))

@@ -1,7 +1,7 @@
 """What a container uses of a card beside its ledger: the driver's reading of its processes less what the shims have charged.
 
 Code that is loaded at a kernel's first use, the driver's own buffers: nothing in the tenant's process can tell them exactly. Whoever
-sees the driver's figures (gpu-manager, the keeper of `vcuda run`) measures here and writes the figure into the limits.
+sees the driver's figures (gpu-manager, the supervisor of `vcuda run`) measures here and writes the figure into the limits.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localcluster.cluster import Cluster
-from localcluster.runner.stage import descendants
+from localcluster.runner.supervisor import descendants
 from vcuda import sim
 from vcuda.spec import names, placement
 from vcuda.spec.errors import InvalidPlacement

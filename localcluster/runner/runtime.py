@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localcluster.runner import config as configs
-from localcluster.runner import substitute
+from localcluster.runner import path_rewrite
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from localcluster.runner.stage import main; main()"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from localcluster.runner.supervisor import main; main()"
+)
 _START_SECONDS = 30.0
 
 
@@ -99,7 +101,7 @@ class Runtime:
             directory.mkdir(parents=True)
             effective = replace(config, isolation=self.isolation, pid_namespace=self.pid_namespace)
             if not self.isolation.real_mounts:
-                effective = substitute.host_paths(effective, self._device_directory)
+                effective = path_rewrite.host_paths(effective, self._device_directory)
             (directory / "config.json").write_text(effective.dump(), encoding="utf-8")
         except OSError as error:
             raise RuntimeFailure(f"container {name}: its directory can't be prepared: {error}") from error

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from manager.allocate.decide import Decider
-from manager.allocate.find_pod import BUDGET_S, Admission
+from manager.allocate.find_pod import BUDGET_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
 from manager.allocations.accounting import AllocationIndex
 from manager.allocations.checkpoint import StateError, StateFile
@@ -23,14 +23,14 @@ from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
 from manager.container import response
 from manager.container.cdi import CdiKeeper
-from manager.container.driver_dir import MirrorKeeper
+from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
 from manager.kube.pods import is_static
-from manager.kube.writer import Outbox
+from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids, records
 from manager.proto import deviceplugin_pb2 as api
-from manager.regions.regions import Company, Regions
+from manager.regions.regions import Neighbours, Regions
 from vcuda.driver.root import HostRoot
 from vcuda.kube.objects import uid_of
 from vcuda.spec import errors, placement
@@ -68,22 +68,22 @@ class Allocator:
         names: Names,
         root: HostRoot,
         inventory: Inventory,
-        admission: Admission,
+        pod_finder: PodFinder,
         regions: Regions,
-        mirror: MirrorKeeper,
+        driver_dir: DriverDirKeeper,
         state: StateFile,
-        outbox: Outbox,
+        api_writer: ApiWriter,
         cdi: CdiKeeper,
     ) -> None:
         self.settings = settings  # replaced when they are read anew
         self._names = names
         self._root = root
         self._inventory = inventory
-        self._admission = admission
+        self._pod_finder = pod_finder
         self._regions = regions
-        self._mirror = mirror
+        self._driver_dir = driver_dir
         self._state = state
-        self._outbox = outbox
+        self._api_writer = api_writer
         self._cdi = cdi
         self._decider = Decider(names, inventory, regions)
         self._lock = threading.Lock()
@@ -125,10 +125,10 @@ class Allocator:
             known = {item.region for item in allocations.values()}
             for orphan in self._regions.remove_orphans(known) if orphans else ():
                 log.info("removed the region %s, which no container has", orphan)
-            company = Company(allocations.values())
+            neighbours = Neighbours(allocations.values())
             for allocation in allocations.values():
                 try:
-                    if self._regions.ensure(allocation, company.shared(allocation)):
+                    if self._regions.ensure(allocation, neighbours.shared(allocation)):
                         log.warning("the region of %s was gone; made again", allocation.name)
                 except Refusal as refusal:
                     log.warning("%s", refusal.message)
@@ -171,7 +171,9 @@ class Allocator:
                 deadline = (
                     deadline or time.monotonic() + BUDGET_S
                 )  # whoever had the lock before does not shorten it
-                candidate, pods = self._admission.find(resource, len(device_ids), self._allocations, deadline)
+                candidate, pods = self._pod_finder.find(
+                    resource, len(device_ids), self._allocations, deadline
+                )
                 about = (*candidate.full_name, candidate.uid)
                 try:
                     answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
@@ -180,7 +182,7 @@ class Allocator:
                 except Refusal as error:
                     refusal = error
                 else:
-                    self._admission.succeeded(candidate.uid)
+                    self._pod_finder.succeeded(candidate.uid)
                     if not is_static(
                         candidate.pod
                     ):  # those are told by their object's own UID, when the watch shows it
@@ -188,7 +190,7 @@ class Allocator:
                     return answer
                 late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
                 if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
-                    self._admission.refused(candidate.uid)
+                    self._pod_finder.refused(candidate.uid)
                     raise Refusal(refusal.reason, f"{candidate.name}: {refusal.message}", (about,))
             time.sleep(LEAVING_LOOK_S)  # without the lock: whoever frees the cards needs it
 
@@ -215,7 +217,7 @@ class Allocator:
             allocation = self._decide(candidate, request, container, pods)
         cards = self._cards_of(allocation)
         nodes = self._nodes(cards)
-        driver = self._mirror.current()
+        driver = self._driver_dir.current()
         allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
         answer = response.build(resource, allocation, nodes, driver, self.settings, self._names)
         # For the memory's call too: it must not book what the other one would refuse.
@@ -223,7 +225,7 @@ class Allocator:
         if resource == "core":
             self._cdi.extend(answer, named)
         if before is None or not self._regions.exists(allocation):
-            self._regions.create(allocation, self._company(allocation).shared(allocation))
+            self._regions.create(allocation, self._neighbours(allocation).shared(allocation))
         self._book(allocation.with_held(resource, held), before)
         return answer
 
@@ -271,10 +273,10 @@ class Allocator:
         smallest = self.settings.smallest_memory
         return self._decider.decide(candidate, request, container, pods, self._allocations, smallest)
 
-    def _company(self, allocation: Allocation) -> Company:
+    def _neighbours(self, allocation: Allocation) -> Neighbours:
         """Who is on the cards of one allocation."""
         cards = {share.uuid for share in allocation.shares}
-        return Company(self._allocations.on_cards(cards), cards)
+        return Neighbours(self._allocations.on_cards(cards), cards)
 
     def _cards_of(self, allocation: Allocation) -> list[NodeCard]:
         snapshot: Snapshot = self._inventory.snapshot
@@ -316,7 +318,7 @@ class Allocator:
             written[self._names.placement] = placement.encode(placement.Placement(chosen))
         if written:
             namespace, name = str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
-            self._outbox.annotate_pod(namespace, name, str(metadata.get("uid", "")), written)
+            self._api_writer.annotate_pod(namespace, name, str(metadata.get("uid", "")), written)
 
     # The other calls.
 
@@ -325,7 +327,7 @@ class Allocator:
         self._called = time.monotonic()
         held = Held.of(device_ids)
         entries = (
-            self._admission.records()
+            self._pod_finder.records()
         )  # without the lock: kubelet may be slow, and pods are being admitted
         with self._locked():
             mine = [item for item in self._allocations.values() if item.held.get(resource) == held]
@@ -369,7 +371,7 @@ class Allocator:
                 Reason.DRIVER_UNAVAILABLE,
                 f"the driver directory {allocation.mirror} that this container mounts is gone; recreate the pod",
             )
-        if self._regions.ensure(allocation, self._company(allocation).shared(allocation)):
+        if self._regions.ensure(allocation, self._neighbours(allocation).shared(allocation)):
             log.warning("the region of %s was gone; made again before the container starts", allocation.name)
 
     def preferred(
@@ -380,7 +382,7 @@ class Allocator:
         try:
             with self._locked():
                 deadline = time.monotonic() + BUDGET_S
-                candidate, pods = self._admission.find(resource, size, self._allocations, deadline)
+                candidate, pods = self._pod_finder.find(resource, size, self._allocations, deadline)
                 request = self._request(candidate.pod)
                 container = request.container(candidate.container)
                 if container is not None:
@@ -402,7 +404,7 @@ class Allocator:
         """Forget containers whose pods are gone or have ended; return them."""
         if not self._allocations:
             return []
-        seen = self._admission.presence(timeout=5.0)
+        seen = self._pod_finder.presence(timeout=5.0)
         if seen is None:
             return []
         with self._locked():

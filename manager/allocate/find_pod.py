@@ -46,7 +46,7 @@ class Presence:
     certain: bool
 
 
-class Admission:
+class PodFinder:
     """All look-ups for one node. `find` is called under the allocation lock, one call at a time."""
 
     def __init__(

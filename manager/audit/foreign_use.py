@@ -16,7 +16,7 @@ from manager.kubelet.records import RecordsError
 _MPS = "nvidia-cuda-mps"
 
 
-class Coexistence:
+class ForeignUse:
     """Looks for others on the cards of this node."""
 
     def __init__(

@@ -24,7 +24,7 @@ from manager.cards.driver import NodeCard
 from manager.cards.inventory import Snapshot
 from manager.config.settings import Settings
 from manager.container import response
-from manager.container.driver_dir import MirrorKeeper
+from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Reason, Refusal
 from manager.kubelet import device_ids
 from manager.process.logs import Conditions
@@ -51,13 +51,18 @@ class CdiKeeper:
     """The specification file of this node, kept current; without a CDI strategy none."""
 
     def __init__(
-        self, directory: Path, strategies: frozenset[str], names: Names, root: HostRoot, mirror: MirrorKeeper
+        self,
+        directory: Path,
+        strategies: frozenset[str],
+        names: Names,
+        root: HostRoot,
+        driver_dir: DriverDirKeeper,
     ) -> None:
         self._strategies = strategies & {CRI, ANNOTATIONS}
         self.kind = f"{names.domain}/{CLASS}"
         self.path = directory / f"{names.domain}-{CLASS}.json"
         self._root = root
-        self._mirror = mirror
+        self._driver_dir = driver_dir
         self._lock = threading.Lock()
         self._written = ""
         self._known: frozenset[str] = frozenset()
@@ -105,7 +110,7 @@ class CdiKeeper:
             log.info("removed %s: --device-list-strategy names no CDI strategy", self.path)
 
     def _specification(self, cards: Sequence[NodeCard], settings: Settings) -> dict[str, Any]:
-        driver = self._mirror.current()
+        driver = self._driver_dir.current()
         common = device_nodes.common(self._root)
         found = []
         for item in cards:

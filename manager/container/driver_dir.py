@@ -62,12 +62,12 @@ _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 log = logging.getLogger(__name__)
 
 
-class MirrorError(Exception):
+class DriverDirError(Exception):
     """No driver directory can be made; the message names the missing or unwritable thing."""
 
 
 @dataclass(frozen=True)
-class Mirror:
+class DriverDir:
     """A finished driver directory. `directory` is its final path, never the link."""
 
     directory: Path
@@ -108,21 +108,21 @@ class _Source:
     name: str
 
 
-def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> Mirror:
+def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> DriverDir:
     """The driver directory below `base` for the driver below `root` and the shims in the folder `shims`.
 
-    `loaded`: the version of the kernel's driver by NVML; libraries of it go before those of another that was installed since. An existing one is reused. Raises MirrorError.
+    `loaded`: the version of the kernel's driver by NVML; libraries of it go before those of another that was installed since. An existing one is reused. Raises DriverDirError.
     """
     try:
         return _make(base, root, shims, loaded)
     except OSError as error:  # an upgrade of the driver takes files away while we read
-        raise MirrorError(f"cannot make the driver directory below {base / FOLDER}: {error}") from error
+        raise DriverDirError(f"cannot make the driver directory below {base / FOLDER}: {error}") from error
 
 
-def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> Mirror:
+def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> DriverDir:
     for path in (*(shims / name for name in SHIMS), layout.preload_of(shims)):
         if not path.is_file():
-            raise MirrorError(
+            raise DriverDirError(
                 f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build"
             )
     reals = {shim: _real(root, shim, loaded) for shim in SHIMS}
@@ -137,7 +137,7 @@ def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> Mirror:
     if not (final / MANIFEST).exists():
         _build(folder, final, shims, reals, companions, programs)
     _point(folder / CURRENT, name)
-    return Mirror(final, version)
+    return DriverDir(final, version)
 
 
 def remove_unused(base: Path, used: Collection[Path]) -> list[Path]:
@@ -158,7 +158,7 @@ def remove_unused(base: Path, used: Collection[Path]) -> list[Path]:
 def _real(root: HostRoot, library: str, loaded: str) -> _Source:
     path = root.find_library(library, loaded)
     if path is None:
-        raise MirrorError(
+        raise DriverDirError(
             f"no {library} below {root.path}; is the NVIDIA driver installed there, and --driver-root right?"
         )
     return _Source(path, path.name)
@@ -247,7 +247,7 @@ def _point(link: Path, name: str) -> None:
     temporary.replace(link)
 
 
-class MirrorKeeper:
+class DriverDirKeeper:
     """The current driver directory, or the reason why there is none: made in the background, never during a call."""
 
     def __init__(self, base: Path, root: HostRoot, shims: Path) -> None:
@@ -255,7 +255,7 @@ class MirrorKeeper:
         self._root = root
         self._shims = shims
         self._lock = threading.Lock()
-        self._mirror: Mirror | None = None
+        self._driver_dir: DriverDir | None = None
         self._made_for = ""
         self._problem = "it has not been made yet"
         self._conditions = Conditions(log)
@@ -269,21 +269,23 @@ class MirrorKeeper:
             if self._made_for == driver_version and self._usable():
                 return
             try:
-                self._mirror = make(self._base, self._root, self._shims, driver_version)
-            except MirrorError as error:
+                self._driver_dir = make(self._base, self._root, self._shims, driver_version)
+            except DriverDirError as error:
                 self._problem = str(error)
-                self._conditions.set("mirror", str(error))
+                self._conditions.set("driver directory", str(error))
                 return
             self._made_for = driver_version
-            self._conditions.clear("mirror", "the driver directory can be made again")
-            log.info("driver %s is mirrored in %s", self._mirror.driver_version, self._mirror.directory)
+            self._conditions.clear("driver directory", "the driver directory can be made again")
+            log.info(
+                "driver %s is mirrored in %s", self._driver_dir.driver_version, self._driver_dir.directory
+            )
 
     def _usable(self) -> bool:
-        return self._mirror is not None and (self._mirror.directory / MANIFEST).exists()
+        return self._driver_dir is not None and (self._driver_dir.directory / MANIFEST).exists()
 
-    def current(self) -> Mirror:
+    def current(self) -> DriverDir:
         """Raises Refusal."""
-        found = self._mirror
+        found = self._driver_dir
         if found is None or not self._usable():
             raise Refusal(Reason.DRIVER_UNAVAILABLE, f"no driver directory can be given: {self._problem}")
         return found

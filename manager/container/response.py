@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from manager.allocations.record import Allocation
 from manager.cards.device_nodes import DeviceNode
 from manager.config.settings import Settings
-from manager.container import driver_dir as mirror_module
-from manager.container.driver_dir import Mirror
+from manager.container import driver_dir
+from manager.container.driver_dir import DriverDir
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions import regions
 from vcuda.spec.names import Names
 from vcuda.spec.units import BLOCK_BYTES
 
-LIBRARY_PATH = f"{mirror_module.CONTAINER_PATH}/lib64"
+LIBRARY_PATH = f"{driver_dir.CONTAINER_PATH}/lib64"
 # Where dynamic linkers look without any configuration (Debian and its like; Red Hat and its like).
 LOADER_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 PRELOAD_LIST = "/etc/ld.so.preload"
@@ -59,12 +59,10 @@ def own_mounts(allocation: Allocation) -> list[api.Mount]:
     ]
 
 
-def common_mounts(driver: Mirror, settings: Settings) -> list[api.Mount]:
+def common_mounts(driver: DriverDir, settings: Settings) -> list[api.Mount]:
     """What every container mounts, whatever its share."""
     found = [
-        api.Mount(
-            container_path=mirror_module.CONTAINER_PATH, host_path=str(driver.directory), read_only=True
-        ),
+        api.Mount(container_path=driver_dir.CONTAINER_PATH, host_path=str(driver.directory), read_only=True),
     ]
     # Found without any environment: login shells and setuid programs drop LD_LIBRARY_PATH, pods replace it.
     files = {name: str(driver.lib64 / name) for name in driver.loader_files}
@@ -95,7 +93,7 @@ def build(
     resource: str,
     allocation: Allocation,
     device_nodes: Iterable[DeviceNode],
-    driver: Mirror,
+    driver: DriverDir,
     settings: Settings,
     names: Names,
 ) -> api.ContainerAllocateResponse:

@@ -44,7 +44,7 @@ class _Message:
         self.at, self.pause = now + self.pause, min(self.pause * 2, _LONGEST_PAUSE_S)
 
 
-class Outbox:
+class ApiWriter:
     """A queue of named messages; a newer one of the same name replaces the older. Without `kube` all is dropped.
 
     While no server answers all wait; one that is answered with an error waits alone, longer each time.
@@ -61,7 +61,7 @@ class Outbox:
         self._labels: dict[str, str | None] = {}  # all that were ever said of the node
         self._silent_until = float("-inf")
         self._pause = _FIRST_PAUSE_S
-        self.worker = Worker("outbox", self._turn)
+        self.worker = Worker("api_writer", self._turn)
 
     @property
     def reachable(self) -> bool | None:

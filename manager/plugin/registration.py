@@ -21,7 +21,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from manager.plugin.server import OPTIONS, Board, Plugin
+from manager.plugin.server import OPTIONS, DeviceListFeed, Plugin
 from manager.process.logs import Conditions
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
@@ -72,13 +72,13 @@ class Registrar:
         directory: Path,
         names: Names,
         plugins: Sequence[Plugin],
-        board: Board,
+        device_lists: DeviceListFeed,
         kubelet_restarted: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._names = names
         self._plugins = plugins
-        self._board = board
+        self._device_lists = device_lists
         self._kubelet_restarted = kubelet_restarted
         self._servers: list[grpc.Server] = []
         self._registered_with: tuple[int, int] | None = None

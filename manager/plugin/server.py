@@ -13,7 +13,7 @@ import grpc
 from manager.allocate.allocator import Allocator
 from manager.cards.inventory import Snapshot
 from manager.errors import Refusal
-from manager.kube.writer import Outbox
+from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids
 from manager.observe.metrics import Metrics
 from manager.proto import deviceplugin_pb2 as api
@@ -26,7 +26,7 @@ OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocat
 _STREAM_CHECK_S = 1.0
 
 
-class Board:
+class DeviceListFeed:
     """The newest snapshot, for all streams."""
 
     def __init__(self) -> None:
@@ -60,12 +60,17 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
     """One resource, "core" or "memory"."""
 
     def __init__(
-        self, resource: str, allocator: Allocator, board: Board, outbox: Outbox, metrics: Metrics
+        self,
+        resource: str,
+        allocator: Allocator,
+        device_lists: DeviceListFeed,
+        api_writer: ApiWriter,
+        metrics: Metrics,
     ) -> None:
         self.resource = resource
         self._allocator = allocator
-        self._board = board
-        self._outbox = outbox
+        self._device_lists = device_lists
+        self._api_writer = api_writer
         self._metrics = metrics
         # When each open stream was last free to send, by the stream's own key.
         self._streams: dict[object, float] = {}
@@ -94,9 +99,9 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         self._streams[stream] = time.monotonic()
         try:
             version = 0
-            while context.is_active() and not self._board.closed:
+            while context.is_active() and not self._device_lists.closed:
                 self._streams[stream] = time.monotonic()
-                newest, snapshot = self._board.newer_than(version, _STREAM_CHECK_S)
+                newest, snapshot = self._device_lists.newer_than(version, _STREAM_CHECK_S)
                 if snapshot is not None and newest != version:
                     version = newest
                     cards = [item.card for item in snapshot.cards]
@@ -147,5 +152,5 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         """Answer with an error, which becomes the pod's message, and put an event on the pods concerned."""
         log.warning("refused: %s", refusal)
         for namespace, name, uid in refusal.pods:
-            self._outbox.pod_event(namespace, name, uid, refusal.reason, refusal.message)
+            self._api_writer.pod_event(namespace, name, uid, refusal.reason, refusal.message)
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))

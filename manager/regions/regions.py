@@ -30,8 +30,8 @@ class ArbiterLike(Protocol):
     def close(self) -> None: ...
 
 
-class Company:
-    """Who is placed on which card, so that 200 shares can be told of their company in one pass."""
+class Neighbours:
+    """Who is placed on which card, so that 200 shares can be told of their neighbours in one pass."""
 
     def __init__(self, allocations: Iterable[Allocation], cards: Collection[str] | None = None) -> None:
         """`cards`: the UUIDs that will be asked for, if not all."""
@@ -47,10 +47,10 @@ class Company:
     def shared(self, allocation: Allocation) -> frozenset[str]:
         """UUIDs of the allocation's cards on which another container may run at the same time."""
         return frozenset(
-            share.uuid for share in allocation.shares if self._has_company(share.uuid, allocation)
+            share.uuid for share in allocation.shares if self._has_neighbours(share.uuid, allocation)
         )
 
-    def _has_company(self, uuid: str, allocation: Allocation) -> bool:
+    def _has_neighbours(self, uuid: str, allocation: Allocation) -> bool:
         if self._pods.get(uuid, set()) - {allocation.pod_uid}:
             return True
         beside = self._containers.get((uuid, allocation.pod_uid), {})
@@ -155,7 +155,7 @@ class Regions:
         return tuple(card.uuid for card in cards) == tuple(share.uuid for share in allocation.shares)
 
     def share(self, allocation: Allocation, shared: frozenset[str]) -> None:
-        """Tell a running container, live, on which of its cards it has company, and what a context takes."""
+        """Tell a running container, live, on which of its cards it has neighbours, and what a context takes."""
         limits = self._limits(allocation, shared)
         if self._written.get(allocation.key) == limits:
             return
@@ -170,9 +170,9 @@ class Regions:
         """Bring the shared flags of the containers on the `changed` cards (UUIDs) up to date after one came or went."""
         beside = allocations.on_cards(changed)
         cards = {share.uuid for item in beside for share in item.shares}
-        company = Company(allocations.on_cards(cards), cards)
+        neighbours = Neighbours(allocations.on_cards(cards), cards)
         for allocation in beside:
-            self.share(allocation, company.shared(allocation))
+            self.share(allocation, neighbours.shared(allocation))
 
     def _adopt(self, allocation: Allocation) -> None:
         if allocation.region in self._managed:

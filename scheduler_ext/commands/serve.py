@@ -148,7 +148,7 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("election").inc,
         )  # fmt: skip
         self._reads = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
-        self._binder = Binder(api, engine, self._reads, self._stands_by)
+        self._binder = Binder(api, engine, self._reads, self._standby_reason)
         self._sweeper = Worker(
             "sweeper", lambda: _sweep(engine, self._binder), failed=engine.metrics.worker_failures.labels("sweeper").inc,
             pause=min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4),
@@ -164,17 +164,17 @@ class _Replica:
         settings = self._settings
         application = app.create(
             self._engine, self._binder, body_bytes=settings.body_mib * MIB, body_seconds=settings.body_seconds,
-            sick=self._sick, stands_by=self._stands_by, authenticate=settings.client_ca is not None,
+            unhealthy_reason=self._unhealthy_reason, standby_reason=self._standby_reason, authenticate=settings.client_ca is not None,
             client_name=settings.client_name,
         )  # fmt: skip
-        open_to_all = app.probes(self._engine, self._sick, self._stands_by)
+        open_to_all = app.probes(self._engine, self._unhealthy_reason, self._standby_reason)
         probes = (open_to_all, self._probes) if self._probes else None
         return Server(application, self._listener, self._certificate, probes)
 
-    def _stands_by(self) -> str | None:
-        return self._election.stands_by() if self._election is not None else None
+    def _standby_reason(self) -> str | None:
+        return self._election.standby_reason() if self._election is not None else None
 
-    def _sick(self) -> str | None:
+    def _unhealthy_reason(self) -> str | None:
         return "; ".join(problem for worker in self._workers if (problem := worker.problem())) or None
 
     def _follow(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, AnyReason, ExtenderReason
@@ -42,12 +42,12 @@ class AlreadyBound:
 class Bindings:
     """What the binder asks and tells."""
 
-    def __init__(self, book: Book, chooser: Chooser, deciding: Filter) -> None:
-        self._book, self._chooser, self._filter = book, chooser, deciding
+    def __init__(self, cache: SchedulerCache, chooser: Chooser, deciding: Filter) -> None:
+        self._cache, self._chooser, self._filter = cache, chooser, deciding
 
     def begin(self, uid: str, node: str) -> Write | AlreadyBound | Refused | None:
         """See Engine.begin_bind."""
-        record = self._book.ledger.get(uid)
+        record = self._cache.pods.get(uid)
         if record is None or record.state is State.NOMINATED:
             return None
         if record.node != node:
@@ -63,19 +63,19 @@ class Bindings:
             )
         problem = self._chooser.no_longer_possible(record)
         if problem is not None:
-            self._book.ledger.release(uid)
+            self._cache.pods.release(uid)
             return Refused(*problem)
         assert record.request is not None and record.placement is not None
-        cards = {card.uuid: card for card in self._book.cluster.cards[self._book.cluster.index[node]]}
+        cards = {card.uuid: card for card in self._cache.cluster.cards[self._cache.cluster.index[node]]}
         annotations = placement.annotations(
-            record.placement, record.request, cards, node, record.decided_ns, self._book.names
+            record.placement, record.request, cards, node, record.decided_ns, self._cache.names
         )
-        self._book.ledger.move(record, State.BINDING, self._book.clock())
+        self._cache.pods.move(record, State.BINDING, self._cache.clock())
         return Write(node, annotations)
 
     def decide_for(self, pod: Mapping[str, Any], node: str) -> Refused | None:
         """See Engine.decide_for."""
-        if self._book.gangs.of(str(pod["metadata"].get("uid"))) is not None:
+        if self._cache.gangs.of(str(pod["metadata"].get("uid"))) is not None:
             # Its gang's places are not known any more, and one node says nothing about the other members.
             return Refused(
                 ExtenderReason.GANG_INCOMPLETE, "the gang's places are not reserved any more; retry"
@@ -91,19 +91,19 @@ class Bindings:
 
     def end(self, uid: str, outcome: State | None) -> None:
         """See Engine.end_bind."""
-        record = self._book.ledger.get(uid)
+        record = self._cache.pods.get(uid)
         if record is None:
             return
         result = outcome.value if outcome is not None else "released"
-        self._book.note("bind", at_ns=self._book.wall_clock(), uid=uid, node=record.node, result=result)
+        self._cache.note("bind", at_ns=self._cache.wall_clock(), uid=uid, node=record.node, result=result)
         if record.state not in (State.BINDING, State.UNCERTAIN):
             return
         if outcome is None:
-            self._book.ledger.release(uid)
+            self._cache.pods.release(uid)
             return
         record.attempted = record.attempted or outcome is State.ASSUMED
-        self._book.ledger.move(record, outcome, self._book.clock())
+        self._cache.pods.move(record, outcome, self._cache.clock())
 
     def bound_to(self, uid: str) -> str | None:
-        record = self._book.ledger.get(uid)
+        record = self._cache.pods.get(uid)
         return record.node if record is not None and record.state in (State.BOUND, State.CONFIRMED) else None

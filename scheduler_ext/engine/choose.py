@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, AnyReason, ExtenderReason
 from scheduler_ext.scoring import placing, scores
@@ -39,32 +39,32 @@ class Choice(NamedTuple):
 class Chooser:
     """The steps of which filter, preemption and gangs are made."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, cache: SchedulerCache) -> None:
+        self._cache = cache
 
     def take(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
         """Choose a node for a pod and assume it there."""
-        table = self._book.table(shape)
+        table = self._cache.table(shape)
         choice = self.choose(table, names, asked.namespace)
         if choice.row is not None:
             self.assume(asked, shape, table, choice.row, priority)
         return choice
 
     def choose(self, table: Table, names: Sequence[str], namespace: str) -> Choice:
-        book, cluster = self._book, self._book.cluster
-        limited = book.quotas.of(namespace)
+        cache, cluster = self._cache, self._cache.cluster
+        limited = cache.quotas.of(namespace)
         if len(names) > EXPLAINED_NODES and not limited:
             # Usually nearly all nodes are asked for: then the cluster's best one is among them.
             every = np.arange(len(cluster))
             row = scores.cheapest(table, cluster, every)
             if row is not None and cluster.names[row] in names:
                 return Choice(row, every)
-        rows = book.rows(names)
+        rows = cache.rows(names)
         known = rows >= 0
         closed, quota = None, ""
         if limited:
             closed = np.zeros(len(rows), np.bool_)
-            closed[known], quota = book.quotas.closed(namespace, book.ledger, table, rows[known])
+            closed[known], quota = cache.quotas.closed(namespace, cache.pods, table, rows[known])
         row = scores.cheapest(table, cluster, rows[known if closed is None else known & ~closed])
         if row is not None and len(names) > EXPLAINED_NODES:
             return Choice(row, rows, None, quota)
@@ -74,30 +74,30 @@ class Chooser:
     def use_of(self, shape: Shape, table: Table, row: int) -> Usage:
         """What a shape books with the table's picks on a row."""
         here = np.array([row])
-        cores, blocks = placing.peaks(shape, self._book.cluster.total_blocks[here], table.picks[here])
+        cores, blocks = placing.peaks(shape, self._cache.cluster.total_blocks[here], table.picks[here])
         use = {
             card.uuid: (int(cores[0, column]), int(blocks[0, column]))
-            for column, card in enumerate(self._book.cluster.cards[row])
+            for column, card in enumerate(self._cache.cluster.cards[row])
             if cores[0, column] or blocks[0, column]
         }
         return Usage(use, shape.cpu_milli, shape.memory_bytes)
 
     def assume(self, asked: PodRequest, shape: Shape, table: Table, row: int, priority: int) -> Record:
-        chosen = placement_of(asked, self._book.cluster.cards[row], table.picks[row].tolist())
+        chosen = placement_of(asked, self._cache.cluster.cards[row], table.picks[row].tolist())
         usage = Usage(placement.peak_use(asked, chosen), shape.cpu_milli, shape.memory_bytes)
         record = Record(
-            asked.uid, asked.namespace, asked.name, self._book.cluster.names[row], usage, State.ASSUMED,
-            self._book.clock(), asked, chosen, self._book.wall_clock(), priority=priority,
+            asked.uid, asked.namespace, asked.name, self._cache.cluster.names[row], usage, State.ASSUMED,
+            self._cache.clock(), asked, chosen, self._cache.wall_clock(), priority=priority,
         )  # fmt: skip
-        self._book.ledger.put(record)
+        self._cache.pods.put(record)
         return record
 
     def no_longer_possible(self, record: Record) -> tuple[AnyReason, str] | None:
         """Why a pod can't go any more where it was to go, or None."""
-        row = self._book.cluster.index.get(record.node)
+        row = self._cache.cluster.index.get(record.node)
         if row is None:
             return ExtenderReason.UNKNOWN_NODE, f"node {record.node} is gone"
-        cards = {card.uuid: card for card in self._book.cluster.cards[row]}
+        cards = {card.uuid: card for card in self._cache.cluster.cards[row]}
         for uuid in record.usage.cards:
             if uuid not in cards:
                 return Reason.UNKNOWN_CARD, f"card {uuid} is no longer on node {record.node}"
@@ -107,7 +107,7 @@ class Chooser:
 
     def set_aside(self, uid: str, priority: int) -> list[Record]:
         """Take out what is kept for the pod itself and for nominated pods of lower priority, which it may pass."""
-        aside = [one for one in self._book.ledger.nominated() if one.uid == uid or one.priority < priority]
+        aside = [one for one in self._cache.pods.nominated() if one.uid == uid or one.priority < priority]
         for record in aside:
-            self._book.ledger.release(record.uid)
+            self._cache.pods.release(record.uid)
         return aside

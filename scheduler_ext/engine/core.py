@@ -1,4 +1,4 @@
-"""The extender's one decision maker: five parts over one book, and the one lock around them."""
+"""The extender's one decision maker: five parts over one cache, and the one lock around them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
-from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.events import Events
 from scheduler_ext.engine.filter import Filter
@@ -29,18 +29,18 @@ from vcuda.spec.request import Policy
 
 
 class Engine:
-    """Thread-safe; no method waits for anything but the lock, and none does I/O. `options`: those of Book."""
+    """Thread-safe; no method waits for anything but the lock, and none does I/O. `options`: those of SchedulerCache."""
 
     def __init__(self, names: Names, policy: Policy = Policy.FGD, **options: Any) -> None:
-        self.book = book = Book(names, policy, **options)
-        self.names, self.metrics = book.names, book.metrics
+        self.cache = cache = SchedulerCache(names, policy, **options)
+        self.names, self.metrics = cache.names, cache.metrics
         self._lock = threading.Lock()
-        chooser = Chooser(book)
-        self._gangs = GangPlaces(book, chooser)
-        self._filter = Filter(book, chooser, self._gangs)
-        self._bindings = Bindings(book, chooser, self._filter)
-        self._preemption = Preemption(book, chooser, self._gangs)
-        self._events = Events(book, self._gangs, self._preemption)
+        chooser = Chooser(cache)
+        self._gangs = GangPlaces(cache, chooser)
+        self._filter = Filter(cache, chooser, self._gangs)
+        self._bindings = Bindings(cache, chooser, self._filter)
+        self._preemption = Preemption(cache, chooser, self._gangs)
+        self._events = Events(cache, self._gangs, self._preemption)
         self.metrics.watch_figures(self.figures)
 
     # --- kube-scheduler's verbs ---
@@ -119,13 +119,13 @@ class Engine:
     def uncertain(self) -> list[Record]:
         """Records whose write has an unknown result."""
         with self._lock:
-            return [record for record in self.book.ledger.pending() if record.state is State.UNCERTAIN]
+            return [record for record in self.cache.pods.pending() if record.state is State.UNCERTAIN]
 
     # --- what the API server shows, and what no watch shows ---
 
     def not_ready(self) -> str | None:
         """Why nothing can be decided yet, or None."""
-        return self.book.not_ready()
+        return self.cache.not_ready()
 
     def synced(self, kind: str) -> None:
         """The first complete list of "nodes" or "pods" is in."""
@@ -168,14 +168,14 @@ class Engine:
     def prepare(self, pod: Mapping[str, Any]) -> None:
         """Score a pod's class for all nodes ahead of its decision. May take long, and holds up no other request."""
         with contextlib.suppress(InvalidRequest):
-            self._score_ahead(self.book.shape(request.parse_pod(pod, self.names), pod))
+            self._score_ahead(self.cache.shape(request.parse_pod(pod, self.names), pod))
 
     def _score_ahead(self, shape: Shape) -> None:
         """A few rows at a time, between requests."""
         more = True
         while more:
             with self._lock:
-                more = self.book.scores.warm(shape, self.book.cluster, self.book.typical())
+                more = self.cache.scores.warm(shape, self.cache.cluster, self.cache.typical())
 
     def lose_pod(self, uid: str) -> None:
         """The pod is gone, or has ended: nothing of it stays booked."""
@@ -200,51 +200,49 @@ class Engine:
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
         with self._lock:
-            return stats.gauges(self.book.cluster, self.book.ledger)
+            return stats.gauges(self.cache.cluster, self.cache.pods)
 
     def use(self) -> tuple[float, float]:
         """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""
         with self._lock:
-            return stats.use(self.book.cluster, self.book.typical())
+            return stats.use(self.cache.cluster, self.cache.typical())
 
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
         with self._lock:
-            return stats.overbooked(self.book.cluster, self.book.ledger)
+            return stats.overbooked(self.cache.cluster, self.cache.pods)
 
     def holds(self, uid: str) -> bool:
         """Whether anything is booked for a pod."""
         with self._lock:
-            return self.book.ledger.get(uid) is not None
+            return self.cache.pods.get(uid) is not None
 
     def snapshot(self) -> Snapshot:
         """A copy of nodes, bookings, quotas and typical pods, to plan on."""
-        book = self.book
+        cache = self.cache
         with self._lock:
-            records = [
-                replace(one) for uid in book.ledger.uids() if (one := book.ledger.get(uid)) is not None
-            ]
+            records = [replace(one) for uid in cache.pods.uids() if (one := cache.pods.get(uid)) is not None]
             return Snapshot(
-                book.cluster.described(),
-                list(book.cluster.models),
+                cache.cluster.described(),
+                list(cache.cluster.models),
                 records,
-                book.quotas.copy(),
-                book.typical(),
+                cache.quotas.copy(),
+                cache.typical(),
             )
 
     def evidence(self, *, uid: str | None = None, namespace: str = "", name: str = "") -> Evidence:
         """A copy of what explains a pod, found by its UID, or else by its name."""
-        book = self.book
+        cache = self.cache
         with self._lock:
             if uid is None:
-                record = book.ledger.named(namespace, name)
+                record = cache.pods.named(namespace, name)
                 uid = record.uid if record is not None else None
-            decisions = book.decisions.of(uid=uid, namespace=namespace, name=name)
+            decisions = cache.decisions.of(uid=uid, namespace=namespace, name=name)
             uid = decisions[0].uid if decisions else uid
-            found = evidence.gather(book.cluster, book.ledger, book.typical(), decisions, uid or "")
-            gang = book.gangs.of(uid or "")
+            found = evidence.gather(cache.cluster, cache.pods, cache.typical(), decisions, uid or "")
+            gang = cache.gangs.of(uid or "")
             return replace(
                 found,
-                gang=None if gang is None else gang.status(book.ledger, book.clock()),
+                gang=None if gang is None else gang.status(cache.pods, cache.clock()),
                 waits_for=self._preemption.waits_for(found.record),
             )

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.scoring import quotas
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 class Events:
     """What the watches feed."""
 
-    def __init__(self, book: Book, gangs: GangPlaces, preemption: Preemption) -> None:
-        self._book, self._gangs, self._preemption = book, gangs, preemption
+    def __init__(self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption) -> None:
+        self._cache, self._gangs, self._preemption = cache, gangs, preemption
         self._frozen = False
 
     def synced(self, kind: str) -> None:
         """See Engine.synced."""
-        self._book.unsynced.discard(kind)
-        if not self._book.unsynced and not self._frozen:
+        self._cache.unsynced.discard(kind)
+        if not self._cache.unsynced and not self._frozen:
             # A hundred thousand objects that live as long as we do: collecting them takes 50 ms, again and again.
             gc.freeze()
             self._frozen = True
@@ -43,32 +43,32 @@ class Events:
 
     def see_node(self, data: Mapping[str, Any]) -> str:
         """See Engine.see_node."""
-        seen = objects.node(data, self._book.names)
-        self._book.quotas.set_labels(seen.name, seen.labels)
-        if self._book.cluster.set_node(
+        seen = objects.node(data, self._cache.names)
+        self._cache.quotas.set_labels(seen.name, seen.labels)
+        if self._cache.cluster.set_node(
             seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem
         ):
-            self._book.quotas.recount()
-        self._book.note("node", node=data)
+            self._cache.quotas.recount()
+        self._cache.note("node", node=data)
         return seen.name
 
     def lose_node(self, name: str) -> None:
-        self._book.quotas.forget_node(name)
-        self._book.cluster.remove_node(name)
-        self._book.note("node_gone", name=name)
+        self._cache.quotas.forget_node(name)
+        self._cache.cluster.remove_node(name)
+        self._cache.note("node_gone", name=name)
 
     def keep_nodes(self, names: Collection[str]) -> None:
         """See Engine.keep_nodes."""
-        for name in set(self._book.cluster.index) - set(names):
+        for name in set(self._cache.cluster.index) - set(names):
             self.lose_node(name)
 
     def expect_quotas(self) -> None:
-        self._book.unsynced.add("quotas")
+        self._cache.unsynced.add("quotas")
 
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """See Engine.see_quotas."""
-        self._book.quotas.set(quotas.parse(config_map))
-        self._book.note("quotas_changed", data=(config_map or {}).get("data"))
+        self._cache.quotas.set(quotas.parse(config_map))
+        self._cache.note("quotas_changed", data=(config_map or {}).get("data"))
         self.synced("quotas")
 
     # --- pods ---
@@ -80,25 +80,25 @@ class Events:
             self.lose_pod(uid)
         elif node:
             self._see_bound(uid, pod, node)
-        elif request.asks_for_share(pod, self._book.names):
+        elif request.asks_for_share(pod, self._cache.names):
             return uid, self._see_waiting(uid, pod)
         return uid, None
 
     def _see_waiting(self, uid: str, pod: Mapping[str, Any]) -> Shape | None:
         self._preemption.see_nomination(uid, pod)
         try:
-            asked = request.parse_pod(pod, self._book.names)
+            asked = request.parse_pod(pod, self._cache.names)
         except InvalidRequest:
             return None
-        shape = self._book.shape(asked, pod)
+        shape = self._cache.shape(asked, pod)
         if asked.gang is not None and asked:
-            self._book.gangs.join(asked, shape, self._book.clock(), shown=True)
-        return shape if self._book.not_ready() is None and not self._book.scores.knows(shape) else None
+            self._cache.gangs.join(asked, shape, self._cache.clock(), shown=True)
+        return shape if self._cache.not_ready() is None and not self._cache.scores.knows(shape) else None
 
     def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
-        book = self._book
-        old, leaving = book.ledger.get(uid), objects.leaving(pod)
-        text = objects.annotation(pod, book.names)
+        cache = self._cache
+        old, leaving = cache.pods.get(uid), objects.leaving(pod)
+        text = objects.annotation(pod, cache.names)
         if old is not None and old.node == node and old.state is State.CONFIRMED:
             if leaving and not old.leaving:
                 old.leaving = True
@@ -107,7 +107,7 @@ class Events:
                 return
             if old.usage.cards:
                 # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves its booking.
-                book.metrics.distrusted.inc()
+                cache.metrics.distrusted.inc()
                 _log.warning(
                     "pod %s/%s: its placement annotation was changed after it was bound; what it holds stays booked",
                     old.namespace, old.name,
@@ -117,30 +117,30 @@ class Events:
         asked, usage = self._bound_use(old, pod, node)
         shape = None
         if asked is not None:
-            shape = shared(shape_of(asked, book.policy, usage.cpu_milli, usage.memory_bytes))
-            book.count_demand(uid, shape)
-            if asked.gang is not None or not objects.movable(pod, book.names):
+            shape = shared(shape_of(asked, cache.policy, usage.cpu_milli, usage.memory_bytes))
+            cache.count_demand(uid, shape)
+            if asked.gang is not None or not objects.movable(pod, cache.names):
                 shape = None
         metadata = pod["metadata"]
-        book.ledger.put(
+        cache.pods.put(
             Record(
                 uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
-                State.CONFIRMED, book.clock(), annotation=text, priority=objects.priority(pod),
+                State.CONFIRMED, cache.clock(), annotation=text, priority=objects.priority(pod),
                 leaving=leaving, shape=shape,
             )
         )  # fmt: skip
-        book.nominations.forget(uid)
+        cache.nominations.forget(uid)
         if asked is not None and asked.gang is not None:
-            book.gangs.join(asked, shape_of(asked, book.policy), book.clock(), shown=True)
+            cache.gangs.join(asked, shape_of(asked, cache.policy), cache.clock(), shown=True)
         if leaving:
             self._preemption.make_room(uid)
-        book.note("pod", at_ns=book.wall_clock(), pod=pod)
+        cache.note("pod", at_ns=cache.wall_clock(), pod=pod)
 
     def _bound_use(
         self, old: Record | None, pod: Mapping[str, Any], node: str
     ) -> tuple[PodRequest | None, Usage]:
         """What a pod that the API server shows as bound books: what we wrote for it, else what its annotation says."""
-        seen = objects.bound_use(pod, self._book.names)
+        seen = objects.bound_use(pod, self._cache.names)
         wrong = seen.wrong is not None
         usage = seen.usage
         if (
@@ -151,14 +151,14 @@ class Events:
         ):
             wrong, usage = seen.usage.cards != old.usage.cards, old.usage
         if wrong:
-            self._book.metrics.distrusted.inc()
+            self._cache.metrics.distrusted.inc()
         return seen.request, usage
 
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""
-        self._book.ledger.release(uid)
-        self._book.nominations.forget(uid)
-        self._book.forget_demand(uid)
+        self._cache.pods.release(uid)
+        self._cache.nominations.forget(uid)
+        self._cache.forget_demand(uid)
         self._gangs.lose_member(uid)
         self._preemption.make_room(uid)
         self._gone(uid, DELETED)
@@ -166,40 +166,40 @@ class Events:
     def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
         """See Engine.keep_pods."""
         known = set(uids)
-        for uid in self._book.ledger.uids():
-            record = self._book.ledger.get(uid)
+        for uid in self._cache.pods.uids():
+            record = self._cache.pods.get(uid)
             if uid in known or record is None or record.state is State.RESERVED:
                 continue
             if record.state is State.CONFIRMED or (
                 record.state is not State.BINDING and record.since < listed_since
             ):
                 self.lose_pod(uid)
-        for uid in self._book.gangs.missing(known, listed_since):
+        for uid in self._cache.gangs.missing(known, listed_since):
             self._gangs.lose_member(uid)
 
     def expire(self) -> int:
         """See Engine.expire."""
-        book, limit = self._book, self._book.clock() - self._book.expiry_seconds
-        assumed = [record.uid for record in book.ledger.pending() if record.state is State.ASSUMED]
+        cache, limit = self._cache, self._cache.clock() - self._cache.expiry_seconds
+        assumed = [record.uid for record in cache.pods.pending() if record.state is State.ASSUMED]
         late = [
             record
-            for record in book.ledger.pending()
+            for record in cache.pods.pending()
             if record.since < limit
             and (
                 (record.state is State.ASSUMED and not self._gangs.in_waiting_gang(record.uid))
-                or (record.state is State.NOMINATED and not book.nominations.shown(record.uid))
+                or (record.state is State.NOMINATED and not cache.nominations.shown(record.uid))
             )
         ]
-        for uid in book.nominations.older(limit):
-            book.nominations.forget(uid)
+        for uid in cache.nominations.older(limit):
+            cache.nominations.forget(uid)
         for record in late:
-            book.ledger.release(record.uid)
-        book.metrics.expired.inc(len(late))
+            cache.pods.release(record.uid)
+        cache.metrics.expired.inc(len(late))
         self._gangs.lapse()
         for uid in assumed:
-            if book.ledger.get(uid) is None:
+            if cache.pods.get(uid) is None:
                 self._gone(uid, EXPIRED)
         return len(late)
 
     def _gone(self, uid: str, why: str) -> None:
-        self._book.note("gone", at_ns=self._book.wall_clock(), uid=uid, why=why)
+        self._cache.note("gone", at_ns=self._cache.wall_clock(), uid=uid, why=why)

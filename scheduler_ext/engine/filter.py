@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
@@ -42,14 +42,14 @@ def graded(costs: Floats) -> list[int]:
 class Filter:
     """Answers filter and prioritize."""
 
-    def __init__(self, book: Book, chooser: Chooser, gangs: GangPlaces) -> None:
-        self._book, self._chooser, self._gangs = book, chooser, gangs
+    def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces) -> None:
+        self._cache, self._chooser, self._gangs = cache, chooser, gangs
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
         """See Engine.filter."""
         began = time.perf_counter()
         verdict = self._verdict(pod, names)
-        if self._book.journal is not None:
+        if self._cache.journal is not None:
             self._journal(pod, names, verdict, time.perf_counter() - began)
         return verdict
 
@@ -61,61 +61,65 @@ class Filter:
             reasons["reasons"] = {str(verdict.refusal[0]): len(names)}
         elif verdict.chosen is None:
             reasons["reasons"] = dict(Counter(str(ROW_CODES[code]) for code in verdict.codes or ()))
-        self._book.note(
-            "filter", 1 + len(names), at_ns=self._book.wall_clock(), seconds=seconds, pod=pod, offered=names,
+        self._cache.note(
+            "filter", 1 + len(names), at_ns=self._cache.wall_clock(), seconds=seconds, pod=pod, offered=names,
             node=verdict.chosen, **reasons,
         )  # fmt: skip
 
     def _verdict(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
         metadata = pod["metadata"]
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
-        begun = self._book.cluster.clock
-        decision = partial(Decision, uid, namespace or "default", name, self._book.wall_clock())
+        begun = self._cache.cluster.clock
+        decision = partial(Decision, uid, namespace or "default", name, self._cache.wall_clock())
         try:
-            asked = request.parse_pod(pod, self._book.names)
+            asked = request.parse_pod(pod, self._cache.names)
         except InvalidRequest as error:
-            self._book.decisions.add(decision(begun, len(names), refusal=(error.reason, error.message)))
+            self._cache.decisions.add(decision(begun, len(names), refusal=(error.reason, error.message)))
             return Verdict(refusal=(error.reason, error.message))
-        old, priority = self._book.ledger.get(asked.uid), objects.priority(pod)
+        old, priority = self._cache.pods.get(asked.uid), objects.priority(pod)
         if old is not None and old.state is not State.NOMINATED:
             kept = self._keep(old, names)
             if kept is not None:
-                self._book.decisions.add(
+                self._cache.decisions.add(
                     decision(begun, len(names), asked=asked, node=kept.chosen, refusal=kept.refusal)
                 )
                 return kept
-            self._book.ledger.release(asked.uid)
-        shape = self._book.shape(asked, pod)
-        self._book.count_demand(asked.uid, shape)
+            self._cache.pods.release(asked.uid)
+        shape = self._cache.shape(asked, pod)
+        self._cache.count_demand(asked.uid, shape)
         aside = self._chooser.set_aside(asked.uid, priority)
         take = self._chooser.take if asked.gang is None else self._gangs.take
         choice = take(asked, shape, names, priority)
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
-            self._book.nominations.forget(asked.uid)
+            self._cache.nominations.forget(asked.uid)
         for record in aside:
-            if self._book.ledger.get(record.uid) is None:
-                self._book.ledger.put(record)
+            if self._cache.pods.get(record.uid) is None:
+                self._cache.pods.put(record)
         decision = partial(decision, candidates=len(names), asked=asked, shape=shape)
         if choice.refusal is not None:
-            offered = packed(rows, len(self._book.cluster))
-            self._book.decisions.add(decision(begun, refusal=choice.refusal, offered=offered))
+            offered = packed(rows, len(self._cache.cluster))
+            self._cache.decisions.add(decision(begun, refusal=choice.refusal, offered=offered))
             curable = choice.refusal[0] is not ExtenderReason.GANG_INCOMPLETE
             return Verdict(refusal=choice.refusal, curable=curable)
         counts = None if codes is None else counted(codes)
-        node = None if row is None else self._book.cluster.names[row]
+        node = None if row is None else self._cache.cluster.names[row]
         if node is None:
-            offered = packed(rows, len(self._book.cluster))
-            clock = self._book.cluster.clock
-            self._book.decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
+            offered = packed(rows, len(self._cache.cluster))
+            clock = self._cache.cluster.clock
+            self._cache.decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
         else:
-            self._book.decisions.add(decision(begun, node=node, counts=counts, quota=quota))
+            self._cache.decisions.add(decision(begun, node=node, counts=counts, quota=quota))
         return Verdict(
             node, None if codes is None else codes.tolist(), quota="" if node is not None else quota
         )
 
     def _keep(self, record: Record, names: Sequence[str]) -> Verdict | None:
-        if record.state is State.ASSUMED and not record.attempted and self._book.gangs.of(record.uid) is None:
+        if (
+            record.state is State.ASSUMED
+            and not record.attempted
+            and self._cache.gangs.of(record.uid) is None
+        ):
             return None
         if record.node in names and record.state is not State.ASSUMED:
             return Verdict(record.node)
@@ -136,16 +140,16 @@ class Filter:
     def prioritize(self, pod: Mapping[str, Any], names: Sequence[str]) -> list[int]:
         """See Engine.prioritize."""
         try:
-            asked = request.parse_pod(pod, self._book.names)
+            asked = request.parse_pod(pod, self._cache.names)
         except InvalidRequest:
             return [0] * len(names)
-        record = self._book.ledger.get(asked.uid)
+        record = self._cache.pods.get(asked.uid)
         if not asked:
             return [0] * len(names)
         if record is not None:
             return [MAX_PRIORITY if name == record.node else 0 for name in names]
-        table = self._book.table(self._book.shape(asked, pod))
-        rows = self._book.rows(names)
+        table = self._cache.table(self._cache.shape(asked, pod))
+        rows = self._cache.rows(names)
         costs = (
             np.where(rows >= 0, table.cost[rows], np.inf) if len(table.cost) else np.full(len(names), np.inf)
         )
@@ -153,8 +157,8 @@ class Filter:
 
     def prioritize_cpu_only(self, names: Sequence[str]) -> list[int]:
         """See Engine.prioritize_cpu_only."""
-        rows = self._book.rows(names)
+        rows = self._cache.rows(names)
         known = rows[rows >= 0]
         free = np.zeros(len(names))
-        free[rows >= 0] = self._book.cluster.free_cards(known)
+        free[rows >= 0] = self._cache.cluster.free_cards(known)
         return graded(free)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Choice, Chooser
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
@@ -22,13 +22,13 @@ from vcuda.spec.request import PodRequest
 class GangPlaces:
     """Keeps gangs together: places for all members or for none."""
 
-    def __init__(self, book: Book, chooser: Chooser) -> None:
-        self._book, self._chooser = book, chooser
+    def __init__(self, cache: SchedulerCache, chooser: Chooser) -> None:
+        self._cache, self._chooser = cache, chooser
 
     def take(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
         """Chooser.take for a member of a gang; for the first one, places for the others are reserved too."""
-        gang = self._book.gangs.join(asked, shape, self._book.clock())
-        if gang is None or gang.running(self._book.ledger):
+        gang = self._cache.gangs.join(asked, shape, self._cache.clock())
+        if gang is None or gang.running(self._cache.pods):
             return self._chooser.take(asked, shape, names, priority)
         if gang.lapsed and len(gang.members) < gang.size:
             message = f"{gang} has {len(gang.members)} of its {gang.size} pods; nothing is reserved before all exist"
@@ -38,18 +38,18 @@ class GangPlaces:
         if choice.row is None:
             self._put_back(gang, taken)
             return choice
-        self._chooser.assume(asked, shape, self._book.table(shape), choice.row, priority)
+        self._chooser.assume(asked, shape, self._cache.table(shape), choice.row, priority)
         lacking = self._reserve(gang, shape, names, priority)
         if lacking:
-            self._book.ledger.release(asked.uid)
+            self._cache.pods.release(asked.uid)
             self._put_back(gang, taken)
-            self._book.metrics.gangs.labels("refused").inc()
+            self._cache.metrics.gangs.labels("refused").inc()
             message = f"{gang} needs {gang.size} places at once, {gang.size - lacking} are there now"
             return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, message)
         return choice
 
     def _refused(self, names: Sequence[str], reason: ExtenderReason, message: str) -> Choice:
-        return Choice(None, self._book.rows(names), refusal=(reason, message))
+        return Choice(None, self._cache.rows(names), refusal=(reason, message))
 
     def _take_place(self, gang: Gang, shape: Shape, names: Sequence[str]) -> tuple[Record, Shape] | None:
         """Give up one reserved place in favour of a member that has come: one made for it, if there is any."""
@@ -58,28 +58,28 @@ class GangPlaces:
         offered = set(names)
 
         def unfit(uid: str) -> tuple[bool, bool]:
-            record = self._book.ledger.get(uid)
+            record = self._cache.pods.get(uid)
             return gang.places[uid] != shape, record is None or record.node not in offered
 
         uid = min(gang.places, key=unfit)
-        record = self._book.ledger.release(uid)
+        record = self._cache.pods.release(uid)
         made_for = gang.places.pop(uid)
         return (record, made_for) if record is not None else None
 
     def _put_back(self, gang: Gang, taken: tuple[Record, Shape] | None) -> None:
         if taken is not None:
             record, made_for = taken
-            self._book.ledger.put(record)
+            self._cache.pods.put(record)
             gang.places[record.uid] = made_for
 
     def _choose_member(
         self, asked: PodRequest, shape: Shape, names: Sequence[str], taken: tuple[Record, Shape] | None
     ) -> Choice:
-        table = self._book.table(shape)
+        table = self._cache.table(shape)
         if taken is not None and taken[1] == shape and taken[0].node in names:
             row = self._chooser.choose(table, [taken[0].node], asked.namespace).row
             if row is not None:
-                rows = self._book.rows(names)
+                rows = self._cache.rows(names)
                 codes = np.where(rows >= 0, table.code[rows], CODE_OF[ExtenderReason.UNKNOWN_NODE])
                 return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
         return self._chooser.choose(table, names, asked.namespace)
@@ -89,12 +89,12 @@ class GangPlaces:
 
         Members that are known get places of their own shape, those who have not come yet such as this one's.
         """
-        lacking = max(0, gang.size - len(gang.placed(self._book.ledger)))
+        lacking = max(0, gang.size - len(gang.placed(self._cache.pods)))
         while len(gang.places) > lacking:
-            self._book.ledger.release(gang.places.popitem()[0])
+            self._cache.pods.release(gang.places.popitem()[0])
         added: list[str] = []
         if len(gang.places) < lacking:
-            rows = self._book.rows(names)
+            rows = self._cache.rows(names)
             rows = rows[rows >= 0]
             for wanted in self._wishes(gang, shape, lacking):
                 uid = self._reserve_one(gang, wanted, rows, priority)
@@ -104,20 +104,20 @@ class GangPlaces:
         short = lacking - len(gang.places)
         if short:
             for uid in added:
-                self._book.ledger.release(uid)
+                self._cache.pods.release(uid)
                 del gang.places[uid]
             return short
         if added:
-            self._book.metrics.gangs.labels("reserved").inc()
+            self._cache.metrics.gangs.labels("reserved").inc()
         if not gang.places:
             gang.until, gang.lapsed = None, False
         elif gang.until is None:
-            gang.until = self._book.clock() + self._book.gang_seconds
+            gang.until = self._cache.clock() + self._cache.gang_seconds
         return 0
 
     def _wishes(self, gang: Gang, shape: Shape, lacking: int) -> list[Shape]:
         """The shapes for which places are still to be reserved."""
-        waiting = [member.shape for uid, member in gang.members.items() if self._book.ledger.get(uid) is None]
+        waiting = [member.shape for uid, member in gang.members.items() if self._cache.pods.get(uid) is None]
         reserved = Counter(gang.places.values())
         wishes = []
         for wanted in [*waiting, *[shape] * lacking]:
@@ -129,30 +129,30 @@ class GangPlaces:
 
     def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int) -> str | None:
         """Reserve a place; kube-scheduler has checked the nodes' cpu and memory for one pod only, so they count here."""
-        cluster, table = self._book.cluster, self._book.table(shape)
+        cluster, table = self._cache.cluster, self._cache.table(shape)
         enough = (cluster.free_cpu[rows] >= shape.cpu_milli) & (
             cluster.free_memory[rows] >= shape.memory_bytes
         )
         some = rows[enough]
-        closed, _ = self._book.quotas.closed(gang.namespace, self._book.ledger, table, some)
+        closed, _ = self._cache.quotas.closed(gang.namespace, self._cache.pods, table, some)
         row = scores.cheapest(table, cluster, some[~closed])
         if row is None:
             return None
-        uid = self._book.gangs.new_place(gang, shape)
-        self._book.ledger.put(
+        uid = self._cache.gangs.new_place(gang, shape)
+        self._cache.pods.put(
             Record(
                 uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[row], self._chooser.use_of(shape, table, row),
-                State.RESERVED, self._book.clock(), priority=priority,
+                State.RESERVED, self._cache.clock(), priority=priority,
             )
         )  # fmt: skip
         return uid
 
     def could_complete(self, asked: PodRequest, shape: Shape, rows: Ints) -> bool:
         """Whether one place for this pod is all that its gang lacks. Reserves nothing."""
-        gang = self._book.gangs.of(asked.uid)
-        if gang is None or gang.running(self._book.ledger):
+        gang = self._cache.gangs.of(asked.uid)
+        if gang is None or gang.running(self._cache.pods):
             return True
-        needed = max(0, gang.size - 1 - len(gang.placed(self._book.ledger)) - len(gang.places))
+        needed = max(0, gang.size - 1 - len(gang.placed(self._cache.pods)) - len(gang.places))
         added = []
         for _ in range(needed):
             uid = self._reserve_one(gang, shape, rows, 0)
@@ -160,49 +160,51 @@ class GangPlaces:
                 break
             added.append(uid)
         for uid in added:
-            self._book.ledger.release(uid)
+            self._cache.pods.release(uid)
             del gang.places[uid]
         return len(added) == needed
 
     def waits(self, uid: str) -> str | None:
         """Why a member must not be bound yet; None if its gang is complete, or it has none."""
-        gang = self._book.gangs.of(uid)
-        if gang is None or gang.running(self._book.ledger):
+        gang = self._cache.gangs.of(uid)
+        if gang is None or gang.running(self._cache.pods):
             return None
-        placed = len(gang.placed(self._book.ledger))
+        placed = len(gang.placed(self._cache.pods))
         if placed >= gang.size:
             return None
         return f"{placed} of {gang.size} pods of {gang} have asked for their place; it stays reserved until the deadline"
 
     def lose_member(self, uid: str) -> None:
-        gang = self._book.gangs.leave(uid)
+        gang = self._cache.gangs.leave(uid)
         if gang is not None:
             self._dissolve(gang)
 
     def _dissolve(self, gang: Gang) -> None:
         for place in gang.places:
-            self._book.ledger.release(place)
+            self._cache.pods.release(place)
         gang.places.clear()
         gang.until = None
 
     def lapse(self) -> int:
         """Release the places, and the members not bound yet, of gangs whose deadline has passed. Returns how many gangs."""
         late = [
-            gang for gang in self._book.gangs if gang.until is not None and gang.until < self._book.clock()
+            gang for gang in self._cache.gangs if gang.until is not None and gang.until < self._cache.clock()
         ]
         for gang in late:
             self._dissolve(gang)
             gang.lapsed = True
-            for uid in gang.placed(self._book.ledger):
-                record = self._book.ledger.get(uid)
+            for uid in gang.placed(self._cache.pods):
+                record = self._cache.pods.get(uid)
                 if record is not None and record.state is State.ASSUMED:
-                    self._book.ledger.release(uid)
-        for uid in self._book.gangs.unseen(self._book.clock() - self._book.expiry_seconds, self._book.ledger):
+                    self._cache.pods.release(uid)
+        for uid in self._cache.gangs.unseen(
+            self._cache.clock() - self._cache.expiry_seconds, self._cache.pods
+        ):
             self.lose_member(uid)
-        self._book.metrics.gangs.labels("lapsed").inc(len(late))
+        self._cache.metrics.gangs.labels("lapsed").inc(len(late))
         return len(late)
 
     def in_waiting_gang(self, uid: str) -> bool:
         """Whether a member's place ends with its gang's deadline rather than on its own."""
-        gang = self._book.gangs.of(uid)
+        gang = self._cache.gangs.of(uid)
         return gang is not None and gang.until is not None

@@ -30,7 +30,7 @@ class _Figures(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"vcuda_extender_{name}", text, figures.pop(name))
-        pods = GaugeMetricFamily("vcuda_extender_pods", "Pods in the ledger by state", labels=["state"])
+        pods = GaugeMetricFamily("vcuda_extender_pods", "Pods that are known, by state", labels=["state"])
         for state, count in figures.items():
             pods.add_metric([state], count)
         yield pods

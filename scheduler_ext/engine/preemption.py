@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_ext.engine.book import Book
+from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.planning import victims
@@ -50,8 +50,8 @@ class Way:
 class Preemption:
     """Answers preempt, and keeps what it frees for whom it was freed."""
 
-    def __init__(self, book: Book, chooser: Chooser, gangs: GangPlaces) -> None:
-        self._book, self._chooser, self._gangs = book, chooser, gangs
+    def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces) -> None:
+        self._cache, self._chooser, self._gangs = cache, chooser, gangs
 
     def begin(
         self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]
@@ -63,7 +63,7 @@ class Preemption:
         nodes = [
             node
             for node, ones in proposed.items()
-            if node in self._book.cluster.index and self._may_go(ones, priority)
+            if node in self._cache.cluster.index and self._may_go(ones, priority)
         ]
         ground = self._ground(asked, pod, nodes)
         proposals = [self._proposal(node, proposed[node]) for node in nodes]
@@ -71,38 +71,38 @@ class Preemption:
 
     def _helps_gang(self, asked: PodRequest, pod: Mapping[str, Any]) -> bool:
         """Evicting for one member of a gang is in vain while others have no place either."""
-        last = self._book.decisions.of(uid=asked.uid)
-        if self._book.gangs.of(asked.uid) is None or not last or last[0].offered is None:
+        last = self._cache.decisions.of(uid=asked.uid)
+        if self._cache.gangs.of(asked.uid) is None or not last or last[0].offered is None:
             return True
-        return self._gangs.could_complete(asked, self._book.shape(asked, pod), unpacked(last[0].offered))
+        return self._gangs.could_complete(asked, self._cache.shape(asked, pod), unpacked(last[0].offered))
 
     def _may_go(self, ones: Victims, priority: int) -> bool:
         """Whether no proposed pod without a share is as important as the preemptor."""
-        records = (self._book.ledger.get(uid) for uid in ones.uids)
+        records = (self._cache.pods.get(uid) for uid in ones.uids)
         return all(
             record is None or record.usage.cards or record.usage.unplaced or record.priority < priority
             for record in records
         )
 
     def _ground(self, asked: PodRequest, pod: Mapping[str, Any], nodes: list[str]) -> Ground:
-        rows = np.array([self._book.cluster.index[node] for node in nodes], np.int64)
+        rows = np.array([self._cache.cluster.index[node] for node in nodes], np.int64)
         aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
         found = ground_of(
-            self._book.cluster, self._book.ledger, self._book.typical(), self._book.shape(asked, pod), rows
+            self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.shape(asked, pod), rows
         )
         for record in aside:
-            self._book.ledger.put(record)
+            self._cache.pods.put(record)
         return found
 
     def _share(self, node: str, uid: str) -> Record | None:
         """The record of a pod that holds a share of that node's cards."""
-        record = self._book.ledger.get(uid)
+        record = self._cache.pods.get(uid)
         known = record is not None and record.node == node
         return record if known and record and (record.usage.cards or record.usage.unplaced) else None
 
     def _proposal(self, node: str, ones: Victims) -> Proposal:
         shares = frozenset(uid for uid in ones.uids if self._share(node, uid))
-        records = [self._book.ledger.get(uid) for uid in ones.uids if uid not in shares]
+        records = [self._cache.pods.get(uid) for uid in ones.uids if uid not in shares]
         usages = [record.usage for record in records if record is not None]
         return Proposal(
             shares,
@@ -132,7 +132,7 @@ class Preemption:
         for node, way in ways.items():
             gone, leaving, record = way.gone, way.leaving, way.record
             without = {asked.uid, *(one.uid for one in (*gone, *leaving))}
-            if self._book.quotas.over(asked.namespace, self._book.ledger, without, node, record.usage.cards):
+            if self._cache.quotas.over(asked.namespace, self._cache.pods, without, node, record.usage.cards):
                 continue
             others = [uid for uid in proposed[node].uids if not self._share(node, uid)]
             ranked = [(one.priority, one.uid) for one in gone]
@@ -145,12 +145,12 @@ class Preemption:
             uids = tuple(uid for _, uid in sorted(ranked, key=lambda one: -one[0]))
             answer[node] = Victims(uids, min(proposed[node].violations, len(uids)))
             plans[node] = Kept(record, tuple(dict.fromkeys((*uids, *(one.uid for one in leaving)))))
-        self._book.nominations.remember(asked.uid, plans)
-        self._book.metrics.preemptions.labels("possible" if answer else "impossible").inc()
+        self._cache.nominations.remember(asked.uid, plans)
+        self._cache.metrics.preemptions.labels("possible" if answer else "impossible").inc()
         return answer
 
     def _priority(self, uid: str) -> int:
-        record = self._book.ledger.get(uid)
+        record = self._cache.pods.get(uid)
         return record.priority if record is not None else 0
 
     def _record(
@@ -161,42 +161,42 @@ class Preemption:
         usage = Usage(placement.peak_use(asked, chosen), ground.shape.cpu_milli, ground.shape.memory_bytes)
         return Record(
             asked.uid, asked.namespace, asked.name, ground.nodes[position], usage, State.NOMINATED,
-            self._book.clock(), priority=priority,
+            self._cache.clock(), priority=priority,
         )  # fmt: skip
 
     # --- nominations ---
 
     def make_room(self, victim: str) -> None:
         """A victim goes: from now on its cards are kept for whom it was evicted."""
-        for kept in self._book.nominations.freed_by(victim):
-            if self._book.ledger.get(kept.record.uid) is None:
-                self._book.ledger.put(replace(kept.record, since=self._book.clock()))
+        for kept in self._cache.nominations.freed_by(victim):
+            if self._cache.pods.get(kept.record.uid) is None:
+                self._cache.pods.put(replace(kept.record, since=self._cache.clock()))
 
     def see_nomination(self, uid: str, pod: Mapping[str, Any]) -> None:
         """Follow `status.nominatedNodeName` of a pod that is not bound."""
-        node, record = objects.nomination(pod), self._book.ledger.get(uid)
+        node, record = objects.nomination(pod), self._cache.pods.get(uid)
         if record is not None and record.state is not State.NOMINATED:
             return
         if not node:
-            if record is not None and self._book.nominations.shown(uid):
-                self._book.ledger.release(uid)
-                self._book.nominations.forget(uid)
+            if record is not None and self._cache.nominations.shown(uid):
+                self._cache.pods.release(uid)
+                self._cache.nominations.forget(uid)
             return
-        self._book.nominations.show(uid)
+        self._cache.nominations.show(uid)
         if record is not None and record.node == node:
             return
-        kept = self._book.nominations.plan(uid, node)
+        kept = self._cache.nominations.plan(uid, node)
         new = kept.record if kept is not None else self._nominated(pod, node)
         if new is not None:
-            self._book.ledger.put(replace(new, since=self._book.clock()))
+            self._cache.pods.put(replace(new, since=self._cache.clock()))
 
     def _nominated(self, pod: Mapping[str, Any], node: str) -> Record | None:
         """What to keep for a pod that another extender, or we before a restart, preempted for: what leaving pods free."""
         try:
-            asked = request.parse_pod(pod, self._book.names)
+            asked = request.parse_pod(pod, self._cache.names)
         except InvalidRequest:
             return None
-        if node not in self._book.cluster.index:
+        if node not in self._cache.cluster.index:
             return None
         ground = self._ground(asked, pod, [node])
         gone = tuple(one for one in ground.holders[0] if one.leaving)
@@ -208,6 +208,6 @@ class Preemption:
         """Who is still there of those who were evicted for a nominated pod."""
         if record is None or record.state is not State.NOMINATED:
             return ()
-        plan = self._book.nominations.plan(record.uid, record.node)
-        evicted = [self._book.ledger.get(uid) for uid in plan.victims] if plan is not None else []
+        plan = self._cache.nominations.plan(record.uid, record.node)
+        evicted = [self._cache.pods.get(uid) for uid in plan.victims] if plan is not None else []
         return tuple(f"{one.namespace}/{one.name}" for one in evicted if one is not None)

@@ -157,20 +157,22 @@ async def _respond(send: Send, status: int, body: bytes, *, close: bool = False)
     await send({"type": "http.response.body", "body": body})
 
 
-def probes(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[], str | None]) -> Starlette:
+def probes(
+    engine: Engine, unhealthy_reason: Callable[[], str | None], standby_reason: Callable[[], str | None]
+) -> Starlette:
     """What is open to all: probes, metrics and the version; on a port of its own if there is one."""
 
     async def version(_: Request) -> Response:
         return JSONResponse({"version": scheduler_ext.__version__, "name": "gpu-scheduler-extender"})
 
     async def healthz(_: Request) -> Response:
-        problem = sick()
+        problem = unhealthy_reason()
         return PlainTextResponse(
             "ok\n" if problem is None else f"{problem}\n", 200 if problem is None else 500
         )
 
     async def readyz(_: Request) -> Response:
-        idle = stands_by()
+        idle = standby_reason()
         if idle is not None:
             return PlainTextResponse(f"ok: {idle}\n")
         problem = engine.not_ready()
@@ -187,11 +189,11 @@ def probes(engine: Engine, sick: Callable[[], str | None], stands_by: Callable[[
     return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
 
 
-def _answers(engine: Engine, stands_by: Callable[[], str | None]) -> list[Route]:
+def _answers(engine: Engine, standby_reason: Callable[[], str | None]) -> list[Route]:
     """What people ask: explanations and plans."""
 
     async def explained(request: Request) -> Response:
-        idle = stands_by()
+        idle = standby_reason()
         if idle is not None:
             return JSONResponse({"Error": f"{ExtenderReason.NOT_LEADER}: {idle}"}, 503)
         where = request.path_params
@@ -207,7 +209,7 @@ def _answers(engine: Engine, stands_by: Callable[[], str | None]) -> list[Route]
     planning = asyncio.Lock()
 
     async def defragmentation(request: Request) -> Response:
-        idle, problem = stands_by(), engine.not_ready()
+        idle, problem = standby_reason(), engine.not_ready()
         if idle is not None or problem is not None:
             reason = ExtenderReason.NOT_LEADER if idle is not None else ExtenderReason.NOT_SYNCED
             return JSONResponse({"Error": f"{reason}: {idle or problem}"}, 503)
@@ -242,15 +244,15 @@ def create(
     *,
     body_bytes: int,
     body_seconds: float,
-    sick: Callable[[], str | None] = _well,
-    stands_by: Callable[[], str | None] = _well,
+    unhealthy_reason: Callable[[], str | None] = _well,
+    standby_reason: Callable[[], str | None] = _well,
     authenticate: bool = False,
     client_name: str | None = None,
 ) -> ASGIApp:
     """The ASGI application. Bodies are bounded in size and time; malformed requests get 400 and do nothing.
 
     `authenticate`: whoever has shown no certificate (of `client_name`, if one is given) gets 403 before anything of his
-    is read, except for the probes. `sick` says why only a restart can help, for /healthz. `stands_by` says why another replica has to be asked: then
+    is read, except for the probes. `unhealthy_reason` says why only a restart can help, for /healthz. `standby_reason` says why another replica has to be asked: then
     every verb gets 503, and nothing is decided.
     """
     extender = Extender(engine, binder)
@@ -262,8 +264,8 @@ def create(
         "/scheduler/preempt": ("preempt", extender.preempt),
         "/scheduler/bind": ("bind", extender.bind),
     }
-    pages = probes(engine, sick, stands_by)
-    pages.routes.extend(_answers(engine, stands_by))
+    pages = probes(engine, unhealthy_reason, standby_reason)
+    pages.routes.extend(_answers(engine, standby_reason))
     bodies = _Bodies(body_bytes)
 
     def stranger(scope: Scope) -> str | None:
@@ -301,7 +303,7 @@ def create(
             await _respond(send, 503, extender_v1.binding_answer(str(error)), close=True)
             return
         start = time.perf_counter()
-        idle = stands_by()
+        idle = standby_reason()
         if idle is not None:
             await _respond(send, 503, extender_v1.binding_answer(f"{ExtenderReason.NOT_LEADER}: {idle}"))
             return

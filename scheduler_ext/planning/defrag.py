@@ -17,7 +17,7 @@ from scheduler_ext.protocol.reasons import FITS
 from scheduler_ext.scoring import placing, stats
 from scheduler_ext.scoring.scores import Table, allowed_cards, cheapest
 from scheduler_ext.state.cluster import Bools, Cluster, Ints, Usage
-from scheduler_ext.state.pods import Ledger, Record, State
+from scheduler_ext.state.pods import PodCache, Record, State
 from vcuda.spec.units import CORES_PER_CARD
 
 MOST_MOVES = 500
@@ -252,14 +252,14 @@ def plan(snapshot: Snapshot, most_moves: int = DEFAULT_MOVES) -> Plan:
     return _Planner(snapshot, min(max(most_moves, 1), MOST_MOVES)).plan()
 
 
-def applied(snapshot: Snapshot, found: Plan) -> tuple[Cluster, Ledger]:
+def applied(snapshot: Snapshot, found: Plan) -> tuple[Cluster, PodCache]:
     """The state that the moves lead to, made one after the other. Raises ValueError at a move for which there is no room."""
-    cluster, ledger, _ = snapshot.rebuilt()
+    cluster, pods, _ = snapshot.rebuilt()
     for move in found.moves:
-        record = ledger.release(move.uid)
+        record = pods.release(move.uid)
         if record is None or record.node != move.source:
             raise ValueError(f"pod {move.pod} is not on node {move.source}")
-        ledger.put(replace(record, node=move.target, usage=replace(record.usage, cards=move.cards)))
+        pods.put(replace(record, node=move.target, usage=replace(record.usage, cards=move.cards)))
         row = cluster.index[move.target]
         amounts = (
             cluster.free_cores[row],
@@ -269,4 +269,4 @@ def applied(snapshot: Snapshot, found: Plan) -> tuple[Cluster, Ledger]:
         )
         if any((amount < 0).any() for amount in amounts):
             raise ValueError(f"node {move.target} has no room for pod {move.pod}")
-    return cluster, ledger
+    return cluster, pods

@@ -15,7 +15,7 @@ from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Cluster, Ints, Usage, View
 from scheduler_ext.state.decisions import Decision, unpacked
 from scheduler_ext.state.gangs import GangStatus
-from scheduler_ext.state.pods import Ledger, Record, State
+from scheduler_ext.state.pods import PodCache, Record, State
 from scheduler_ext.state.shape import Shape
 from vcuda.spec.inventory import Card
 
@@ -105,10 +105,10 @@ class Evidence:
 
 
 def gather(
-    cluster: Cluster, ledger: Ledger, typical: Typical, decisions: list[Decision], uid: str
+    cluster: Cluster, pods: PodCache, typical: Typical, decisions: list[Decision], uid: str
 ) -> Evidence:
     """Copy what matters. The caller holds the engine's lock."""
-    record = ledger.get(uid)
+    record = pods.get(uid)
     last = decisions[0] if decisions else None
     if record is not None or last is None or last.shape is None or last.offered is None:
         return Evidence(decisions, replace(record) if record else None, None)
@@ -116,7 +116,7 @@ def gather(
     # A row may have got another node since.
     rows = rows[cluster.born[rows] <= last.clock]
     rows = rows[[bool(cluster.names[row]) for row in rows.tolist()]] if len(rows) else rows
-    return Evidence(decisions, None, ground_of(cluster, ledger, typical, last.shape, rows))
+    return Evidence(decisions, None, ground_of(cluster, pods, typical, last.shape, rows))
 
 
 def _holder(record: Record, usage: Usage) -> Holder:
@@ -124,12 +124,12 @@ def _holder(record: Record, usage: Usage) -> Holder:
     return Holder(record.uid, name, usage, record.priority, record.state is State.CONFIRMED, record.leaving)
 
 
-def ground_of(cluster: Cluster, ledger: Ledger, typical: Typical, shape: Shape, rows: Ints) -> Ground:
+def ground_of(cluster: Cluster, pods: PodCache, typical: Typical, shape: Shape, rows: Ints) -> Ground:
     """Copy some rows of the cluster, with who holds what there. The caller holds the engine's lock."""
     nodes = [cluster.names[row] for row in rows.tolist()]
     holders = []
     for node in nodes:
-        booked = [(ledger.get(held), usage) for held, usage in cluster.bookings(node).items()]
+        booked = [(pods.get(held), usage) for held, usage in cluster.bookings(node).items()]
         holders.append(
             [
                 _holder(one, usage)

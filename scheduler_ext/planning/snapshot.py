@@ -8,7 +8,7 @@ from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Cluster, Described
-from scheduler_ext.state.pods import Ledger, Record
+from scheduler_ext.state.pods import PodCache, Record
 from vcuda.spec.errors import Reason
 
 
@@ -21,8 +21,8 @@ class Snapshot(NamedTuple):
     quotas: Quotas
     typical: Typical
 
-    def rebuilt(self) -> tuple[Cluster, Ledger, Quotas]:
-        """A cluster, a ledger and quotas of one's own. Card models get the numbers that `typical` knows them by."""
+    def rebuilt(self) -> tuple[Cluster, PodCache, Quotas]:
+        """A cluster, pods and quotas of one's own. Card models get the numbers that `typical` knows them by."""
         cluster = Cluster()
         for model in self.models:
             cluster.model_id(model)
@@ -32,7 +32,7 @@ class Snapshot(NamedTuple):
             problem = None if known else ROW_CODES[node.problem]
             cluster.set_node(node.name, node.cards, node.cpu_milli, node.memory_bytes, problem)
         quotas = self.quotas.copy(cluster)
-        ledger = Ledger(cluster, changed=quotas.count)
+        pods = PodCache(cluster, changed=quotas.count)
         for record in self.records:
-            ledger.put(record)
-        return cluster, ledger, quotas
+            pods.put(record)
+        return cluster, pods, quotas

@@ -12,7 +12,7 @@ import yaml
 from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
-from scheduler_ext.state.pods import Ledger, Record
+from scheduler_ext.state.pods import PodCache, Record
 from vcuda.spec.units import CORES_PER_CARD
 
 KEY = "quotas"  # of the ConfigMap's data
@@ -148,10 +148,10 @@ class Quotas:
                 amounts += (cores, blocks, cores >= CORES_PER_CARD)
         return amounts
 
-    def _used(self, quota: Quota, position: int, ledger: Ledger) -> Ints:
+    def _used(self, quota: Quota, position: int, pods: PodCache) -> Ints:
         key = quota.namespace, position
         if key not in self._sums:
-            records = ledger.within(quota.namespace)
+            records = pods.within(quota.namespace)
             self._sums[key] = sum(
                 (self._amounts(quota, one.node, one.usage.cards) for one in records), np.zeros(3, np.int64)
             )
@@ -160,7 +160,7 @@ class Quotas:
     def over(
         self,
         namespace: str,
-        ledger: Ledger,
+        pods: PodCache,
         without: Collection[str],
         node: str,
         cards: Mapping[str, tuple[int, int]],
@@ -169,16 +169,16 @@ class Quotas:
         for position, quota in enumerate(self._quotas.get(namespace, ())):
             if quota.nodes and not self._covers(quota, node):
                 continue
-            used = self._used(quota, position, ledger) + self._amounts(quota, node, cards)
+            used = self._used(quota, position, pods) + self._amounts(quota, node, cards)
             for uid in without:
-                gone = ledger.get(uid)
+                gone = pods.get(uid)
                 if gone is not None and gone.namespace == namespace:
                     used = used - self._amounts(quota, gone.node, gone.usage.cards)
             if any(limit is not None and used[at] > limit for at, limit in enumerate(quota.limits)):
                 return True
         return False
 
-    def closed(self, namespace: str, ledger: Ledger, table: Table, rows: Ints) -> tuple[Bools, str]:
+    def closed(self, namespace: str, pods: PodCache, table: Table, rows: Ints) -> tuple[Bools, str]:
         """Which rows, where the pod would fit, a quota closes to it; and which quota, for people."""
         cluster = self._cluster
         closed, said = np.zeros(len(rows), np.bool_), ""
@@ -199,7 +199,7 @@ class Quotas:
                     [self._covers(quota, cluster.names[row]) for row in there.tolist()], np.bool_
                 )[:, None]
             wanted = np.where(counts, amounts, 0).sum(axis=2)
-            used = self._used(quota, position, ledger)
+            used = self._used(quota, position, pods)
             for index, limit in enumerate(quota.limits):
                 if limit is None:
                     continue

@@ -8,11 +8,11 @@ from scheduler_ext.scoring.policies import fgd
 from scheduler_ext.scoring.policies.base import Rest
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Cluster
-from scheduler_ext.state.pods import Ledger, State
+from scheduler_ext.state.pods import PodCache, State
 from vcuda.spec.units import CORES_PER_CARD
 
 
-def gauges(cluster: Cluster, ledger: Ledger) -> dict[str, float]:
+def gauges(cluster: Cluster, pods: PodCache) -> dict[str, float]:
     """Gauges for the metrics."""
     rows = np.arange(len(cluster))
     usable = cluster.usable[rows]
@@ -20,8 +20,8 @@ def gauges(cluster: Cluster, ledger: Ledger) -> dict[str, float]:
         "nodes": len(cluster.index),
         "cards": int(usable.sum()),
         "free_cores": int(np.where(usable, np.maximum(cluster.free_cores[rows], 0), 0).sum()),
-        "overbooked_cards": len(overbooked(cluster, ledger)),
-        **{state.value: ledger.count(state) for state in State},
+        "overbooked_cards": len(overbooked(cluster, pods)),
+        **{state.value: pods.count(state) for state in State},
     }
 
 
@@ -35,13 +35,13 @@ def use(cluster: Cluster, typical: Typical) -> tuple[float, float]:
     return 1.0 - free / cards, float(fgd.fragmentation(view, rest, typical).sum()) / cards
 
 
-def overbooked(cluster: Cluster, ledger: Ledger) -> list[str]:
+def overbooked(cluster: Cluster, pods: PodCache) -> list[str]:
     """Cards on which more is booked than there is; empty unless somebody placed pods past us.
 
     What is kept for nominated pods does not count: its present holders are still there.
     """
     kept: dict[str, list[int]] = {}
-    for record in ledger.nominated():
+    for record in pods.nominated():
         for uuid, (cores, blocks) in record.usage.cards.items():
             sums = kept.setdefault(uuid, [0, 0])
             sums[0] += cores

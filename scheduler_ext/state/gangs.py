@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from scheduler_ext.state.pods import Ledger, State
+from scheduler_ext.state.pods import PodCache, State
 from scheduler_ext.state.shape import Shape
 from vcuda.spec.request import PodRequest
 
@@ -42,7 +42,7 @@ class GangStatus:
 
 @dataclass(slots=True)
 class Gang:
-    """`places`: shapes of reserved places by their UID in the ledger. `until`: monotonic deadline of all places at once.
+    """`places`: shapes of reserved places by their UID in the pods. `until`: monotonic deadline of all places at once.
 
     `lapsed`: the deadline has passed once; nothing is reserved again before all members exist.
     """
@@ -59,23 +59,23 @@ class Gang:
         """The largest that a live member names: one made with a wrong size counts until it is deleted."""
         return max((member.size for member in self.members.values()), default=0)
 
-    def placed(self, ledger: Ledger) -> list[str]:
+    def placed(self, pods: PodCache) -> list[str]:
         """Members that have a node."""
-        records = ((uid, ledger.get(uid)) for uid in self.members)
+        records = ((uid, pods.get(uid)) for uid in self.members)
         return [uid for uid, record in records if record is not None and record.state is not State.NOMINATED]
 
-    def running(self, ledger: Ledger) -> bool:
+    def running(self, pods: PodCache) -> bool:
         """Whether a member is bound for good: then all had a place once, and later members are placed one by one."""
-        records = (ledger.get(uid) for uid in self.members)
+        records = (pods.get(uid) for uid in self.members)
         return any(
             record is not None and record.state in (State.BOUND, State.CONFIRMED) and not record.leaving
             for record in records
         )
 
-    def status(self, ledger: Ledger, now: float) -> GangStatus:
+    def status(self, pods: PodCache, now: float) -> GangStatus:
         left = None if self.until is None else max(0.0, self.until - now)
         return GangStatus(
-            self.name, self.size, len(self.members), len(self.placed(ledger)), len(self.places), left
+            self.name, self.size, len(self.members), len(self.placed(pods)), len(self.places), left
         )
 
     def __str__(self) -> str:
@@ -122,12 +122,12 @@ class Gangs:
         """Members seen before `since` that are not among the pods known now."""
         return [uid for uid, gang in self._of.items() if uid not in known and gang.members[uid].since < since]
 
-    def unseen(self, since: float, ledger: Ledger) -> list[str]:
+    def unseen(self, since: float, pods: PodCache) -> list[str]:
         """Members that only requests before `since` told of and that hold nothing: deleted before they were asked for."""
         return [
             uid
             for uid, gang in self._of.items()
-            if not gang.members[uid].shown and gang.members[uid].since < since and ledger.get(uid) is None
+            if not gang.members[uid].shown and gang.members[uid].since < since and pods.get(uid) is None
         ]
 
     def new_place(self, gang: Gang, shape: Shape) -> str:

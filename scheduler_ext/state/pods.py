@@ -51,7 +51,7 @@ class Record:
     shape: Shape | None = None
 
 
-class Ledger:
+class PodCache:
     """Records by UID, with their bookings on the cluster. Not locked: the engine's lock covers it."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Ledger:
         return list(self._by_namespace.get(namespace, {}).values())
 
     def put(self, record: Record) -> None:
-        """Book a record, in place of any other of its UID."""
+        """SchedulerCache a record, in place of any other of its UID."""
         old = self._records.get(record.uid)
         same = old is not None and (old.node, old.usage) == (record.node, record.usage)
         if old is not None:

@@ -35,18 +35,18 @@ class Binder:
         api: ApiServer,
         engine: Engine,
         executor: Executor,
-        stands_by: Callable[[], str | None] = lambda: None,
+        standby_reason: Callable[[], str | None] = lambda: None,
         *,
         gang_wait_seconds: float = 3.0,
         writer: Writer | None = None,
     ) -> None:
-        """`stands_by` says why nothing may be written now, or None; it is asked right before each write.
+        """`standby_reason` says why nothing may be written now, or None; it is asked right before each write.
 
         A member of an incomplete gang waits `gang_wait_seconds` for the others, which must be less than kube-scheduler waits for us.
         """
         self._gang_wait = gang_wait_seconds
         self._api, self._engine, self._executor = api, engine, executor
-        self._stands_by = stands_by
+        self._standby_reason = standby_reason
         self._writer = writer or Writer(api)
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self._running: dict[BindingArgs, asyncio.Task[Refused | None]] = {}
@@ -148,7 +148,7 @@ class Binder:
         return Refused(ExtenderReason.BIND_UNCERTAIN, "the pod changed while it was being bound; retry")
 
     async def _write(self, args: BindingArgs, write: Write) -> Refused | None:
-        problem = self._stands_by()
+        problem = self._standby_reason()
         if problem is not None:
             self._engine.end_bind(args.uid, State.ASSUMED)
             return Refused(ExtenderReason.NOT_LEADER, problem)

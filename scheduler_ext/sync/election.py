@@ -86,7 +86,7 @@ class Election:
         self.worker.stop()
         self.worker.join()
 
-    def stands_by(self) -> str | None:
+    def standby_reason(self) -> str | None:
         """Why this replica must not serve now, or None if it leads."""
         if not self._over and self._clock() < self._until:
             return None
@@ -102,7 +102,7 @@ class Election:
             self._problem = f"lease {self._lease} could not be read or renewed: {error}"
             _log.warning("%s", self._problem)
         if not self._over:
-            self._show_role("leader" if self.stands_by() is None and self._ready() else "standby")
+            self._show_role("leader" if self.standby_reason() is None and self._ready() else "standby")
 
     def _try(self) -> None:
         found = self._api.lease(self._lease.namespace, self._lease.name)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localcluster.runner.stage import descendants
+from localcluster.runner.supervisor import descendants
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 UP = [sys.executable, "-m", "localcluster", "up", "--cards", "1", "--isolation", "host-paths"]

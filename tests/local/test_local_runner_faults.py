@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from localcluster import certificates
-from localcluster.runner import probe, runtime, substitute
+from localcluster.runner import path_rewrite, probe, runtime
 from localcluster.runner.config import ContainerConfig, Isolation, Mount
 from localcluster.runner.runtime import Container, Runtime, RuntimeFailure
 
@@ -190,7 +190,7 @@ def test_a_private_driver_copies_the_shims_and_links_everything_else(tmp_path: P
     config = ContainerConfig(
         ("true",), {}, "/usr/local/nvidia", str(tmp_path), Isolation.HOST_PATHS, mounts=mounts
     )
-    made = substitute.host_paths(config, "/dev")
+    made = path_rewrite.host_paths(config, "/dev")
     private = tmp_path / "fs" / "usr/local/nvidia"
     assert made.working_directory == str(private) and made.mounts == ()
     assert made.environment == {"LD_LIBRARY_PATH": f"{private}/lib64"}

@@ -80,7 +80,7 @@ class FakeKubelet:
             f"{cores} healthy vcuda-core devices (now {self.healthy(NAMES.core)})",
         )
 
-    # Admission.
+    # PodFinder.
 
     def admit(self, item: dict[str, Any], *, start: bool = True) -> None:
         """Admit a pod; on refusal it stays in `/pods` with its old status, as the real kubelet shows it."""

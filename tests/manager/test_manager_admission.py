@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from manager.allocate import find_pod as admission_module
-from manager.allocate.find_pod import Admission, Presence
+from manager.allocate.find_pod import PodFinder, Presence
 from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation, Held
 from manager.errors import Refusal
@@ -40,9 +40,9 @@ class Source:
         return self.list(timeout)
 
 
-def admission(directory: Path, kubelet: Any = None, kube: Any = None, resources: Any = None) -> Admission:
+def admission(directory: Path, kubelet: Any = None, kube: Any = None, resources: Any = None) -> PodFinder:
     sources = [None if says is None else Source(says) for says in (kubelet, resources, kube)]
-    return Admission(
+    return PodFinder(
         NAMES,
         directory,
         cast(KubeletPods | None, sources[0]),
@@ -78,7 +78,7 @@ EMPTY = AllocationIndex()
 
 
 def find(
-    one: Admission, allocations: AllocationIndex = EMPTY, resource: str = "core", count: int = 30
+    one: PodFinder, allocations: AllocationIndex = EMPTY, resource: str = "core", count: int = 30
 ) -> str:
     return one.find(resource, count, allocations, FAR)[0].uid
 

@@ -240,7 +240,7 @@ def test_what_an_init_container_used_is_free_for_its_pod_only(node: Node) -> Non
 
 
 def test_gpu_time_that_nothing_measures_is_not_shown_as_zero(node: Node) -> None:
-    """A container that is alone on its card and uncapped passes without a gate; company makes it metered."""
+    """A container that is alone on its card and uncapped passes without a gate; neighbours makes it metered."""
     node.start(wait=200)
     whole, elastic, capped = (
         pod("whole", container("c", 100)),

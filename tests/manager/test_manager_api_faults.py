@@ -12,7 +12,7 @@ import pytest
 
 from manager.kube import writer as outbox_module
 from manager.kube.api import Kube
-from manager.kube.writer import Outbox
+from manager.kube.writer import ApiWriter
 from tests.manager.manager_pods import eventually
 from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
 
@@ -49,8 +49,8 @@ class Answers:
 
 
 @contextlib.contextmanager
-def sending(api: Answers) -> Iterator[Outbox]:
-    made = Outbox(cast(Kube, api))
+def sending(api: Answers) -> Iterator[ApiWriter]:
+    made = ApiWriter(cast(Kube, api))
     made.start()
     try:
         yield made
@@ -68,11 +68,11 @@ def test_what_trying_again_can_not_change_is_said_once_and_holds_up_nothing(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = Answers(ApiError(status, "no"))
-    with sending(api) as outbox:
-        outbox.annotate_pod("default", "p", "u", {})
-        outbox.delete_pod("default", "q", "v")
-        assert outbox.wait_empty(10)
-        assert outbox.reachable
+    with sending(api) as api_writer:
+        api_writer.annotate_pod("default", "p", "u", {})
+        api_writer.delete_pod("default", "q", "v")
+        assert api_writer.wait_empty(10)
+        assert api_writer.reachable
     assert api.calls == ["annotate p {}", "delete q"]
     assert f"pod was refused: the API server answered {status}: no" in caplog.text
 
@@ -82,10 +82,10 @@ def test_what_may_pass_is_tried_until_it_arrives(
     status: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = Answers(*[ApiError(status, "away") if status else ApiUnreachable("away")] * 3)
-    with sending(api) as outbox:
-        outbox.annotate_pod("default", "p", "u", {})
-        assert outbox.wait_empty(10)
-        assert outbox.reachable
+    with sending(api) as api_writer:
+        api_writer.annotate_pod("default", "p", "u", {})
+        assert api_writer.wait_empty(10)
+        assert api_writer.reachable
     assert api.calls == ["annotate p {}"] * 4
     assert (
         caplog.text.count("the API server takes no messages: ") == 1 and "away; trying again" in caplog.text
@@ -103,19 +103,19 @@ def test_a_message_that_always_fails_blocks_no_other(failure: Exception) -> None
             self.annotate_fails()
 
     api = Broken()
-    with sending(api) as outbox:
-        outbox.annotate_pod("default", "p", "u", {})
+    with sending(api) as api_writer:
+        api_writer.annotate_pod("default", "p", "u", {})
         for number in range(3):
-            outbox.pod_event("default", "q", "v", "Reason", f"{number}")
+            api_writer.pod_event("default", "q", "v", "Reason", f"{number}")
         eventually(lambda: {"event 0", "event 1", "event 2"} <= set(api.calls), "the other messages")
         eventually(lambda: api.calls.count("annotate") >= 3, "further tries")
 
 
 def test_an_eviction_that_a_disruption_budget_forbids_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
     api = Answers(ApiError(429, "the budget needs 2 healthy pods"))
-    with sending(api) as outbox:
-        outbox.evict("default", "p", "u")
-        assert outbox.wait_empty(10)
+    with sending(api) as api_writer:
+        api_writer.evict("default", "p", "u")
+        assert api_writer.wait_empty(10)
     assert api.calls == ["evict p"]
     assert (
         "default/p is not evicted: the API server answered 429: the budget needs 2 healthy pods"
@@ -125,40 +125,40 @@ def test_an_eviction_that_a_disruption_budget_forbids_is_asked_once(caplog: pyte
 
 def test_an_eviction_that_found_nobody_to_answer_is_asked_again() -> None:
     api = Answers(ApiError(503, "away"))
-    with sending(api) as outbox:
-        outbox.evict("default", "p", "u")
-        assert outbox.wait_empty(10)
+    with sending(api) as api_writer:
+        api_writer.evict("default", "p", "u")
+        assert api_writer.wait_empty(10)
     assert api.calls == ["evict p"] * 2
 
 
 def test_what_is_newer_than_the_message_under_way_is_sent_after_it() -> None:
     api = Answers()
     api.held = threading.Event()
-    with sending(api) as outbox:
-        outbox.annotate_pod("default", "p", "u", {"a": "1"})
+    with sending(api) as api_writer:
+        api_writer.annotate_pod("default", "p", "u", {"a": "1"})
         eventually(lambda: api.calls, "the first is under way")
-        outbox.annotate_pod("default", "p", "u", {"a": "2"})
-        assert not outbox.wait_empty(0.01)
+        api_writer.annotate_pod("default", "p", "u", {"a": "2"})
+        assert not api_writer.wait_empty(0.01)
         api.held.set()
-        assert outbox.wait_empty(10)
+        assert api_writer.wait_empty(10)
     assert api.calls == ["annotate p {'a': '1'}", "annotate p {'a': '2'}"]
 
 
 def test_of_more_messages_than_are_kept_the_oldest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "_KEPT", 3)
     api = Answers()
-    outbox = Outbox(cast(Kube, api))
+    api_writer = ApiWriter(cast(Kube, api))
     for number in range(5):
-        outbox.event({"uid": "u"}, "Warning", "Xid", f"{number}")
-    outbox.start()
-    assert outbox.wait_empty(10)
-    outbox.stop()
+        api_writer.event({"uid": "u"}, "Warning", "Xid", f"{number}")
+    api_writer.start()
+    assert api_writer.wait_empty(10)
+    api_writer.stop()
     assert api.calls == ["event 2", "event 3", "event 4"]
 
 
 def test_without_an_api_server_nothing_is_kept() -> None:
-    outbox = Outbox(None)
-    outbox.start()
-    outbox.event({"uid": "u"}, "Warning", "Xid", "x")
-    assert outbox.wait_empty(1) and outbox.reachable is None
-    outbox.stop()
+    api_writer = ApiWriter(None)
+    api_writer.start()
+    api_writer.event({"uid": "u"}, "Warning", "Xid", "x")
+    assert api_writer.wait_empty(1) and api_writer.reachable is None
+    api_writer.stop()

@@ -162,4 +162,4 @@ def test_a_pod_that_bypasses_its_limit_is_seen_told_and_by_policy_evicted(
             [{"preconditions": {"uid": item["metadata"]["uid"]}}] * count for count in (1, 2)
         )
     else:
-        assert daemon.outbox.wait_empty(10) and not [e for e in events if e.get("kind") == "Eviction"]
+        assert daemon.api_writer.wait_empty(10) and not [e for e in events if e.get("kind") == "Eviction"]

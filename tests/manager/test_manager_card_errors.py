@@ -68,7 +68,7 @@ def test_a_memory_error_takes_its_card_alone_and_tells_its_pods_alone(
     connected.kubelet.wait_devices(100)
     assert unhealthy(connected) == {device_ids.card_key(bad.uuid)}
     eventually(lambda: told(connected), "the event")
-    assert daemon.outbox.wait_empty(10)
+    assert daemon.api_writer.wait_empty(10)
     assert told(connected) == [(f"on-{bad.minor}", f"card {bad.uuid}: Xid {xid}")]
     # Running pods keep their shares; a new one goes to the other card.
     assert {cores for cores, _ in connected.booked().values()} == {30}
@@ -121,4 +121,4 @@ def test_a_card_that_answers_with_an_nvml_error(
     assert connected.get("/healthz") == (200, "ok\n")  # a card's error is no reason to restart the daemon
     monkeypatch.setattr(pynvml, function, real)
     connected.kubelet.wait_devices(200)
-    assert daemon.outbox.wait_empty(10) and len(told(connected)) == 1
+    assert daemon.api_writer.wait_empty(10) and len(told(connected)) == 1

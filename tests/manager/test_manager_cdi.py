@@ -151,12 +151,12 @@ def test_the_file_follows_the_node(node: Node, machine: Machine) -> None:
     eventually(path.exists, "the file again")
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         (node.shims / name).write_text("a new build")
-    driver = daemon.mirror.current().directory
+    driver = daemon.driver_dir.current().directory
     node.stop()
     assert path.exists()  # containers that run restart without us
     node.start(*arguments(node, "cdi-cri"), wait=200)
-    assert node.daemon is not None and node.daemon.mirror.current().directory != driver
-    assert str(node.daemon.mirror.current().directory) in path.read_text()
+    assert node.daemon is not None and node.daemon.driver_dir.current().directory != driver
+    assert str(node.daemon.driver_dir.current().directory) in path.read_text()
     node.stop()
     assert list(path.parent.iterdir()) == [path]  # no unfinished ones
     other = path.with_name("other.com-gpu.json")

@@ -217,7 +217,7 @@ def test_a_tenant_can_not_keep_the_daemon_from_changing_its_limits(
             for number in range(2):  # with two cards the second one at the latest comes to the same
                 admit(node, pod(f"neighbour-{number}", container("c", 60, 1)))
             admit(node, pod("neighbour", container("c", 30, 1)))
-            eventually(lambda: region.read_limits(folder)[0].shared, "news of the company on its card")
+            eventually(lambda: region.read_limits(folder)[0].shared, "news of the neighbours on its card")
         finally:
             tenant.kill()
 

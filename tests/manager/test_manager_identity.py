@@ -148,7 +148,7 @@ def test_kubelet_asks_again_for_what_it_has_forgotten(node: Node) -> None:
 
 
 def test_a_given_up_pod_is_not_taken_for_the_next_one() -> None:
-    """Admission is serial: a pod with some devices that was not the last one served will not go on."""
+    """PodFinder is serial: a pod with some devices that was not the last one served will not go on."""
     given_up = pod("given-up", container("c", 30, 10))
     fresh = pod("fresh", container("c", 40, 10))
     held = {(given_up["metadata"]["uid"], "c"): {"core"}}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from manager.allocate.decide import Decider
-from manager.allocate.find_pod import Admission
+from manager.allocate.find_pod import PodFinder
 from manager.allocate.matcher import Candidate
 from manager.allocations.record import Allocation
 from manager.audit.device_cgroups import missing
@@ -178,7 +178,7 @@ def test_i8_every_pod_gets_its_own_limits(
     if which == BEFORE:
 
         def by_size_and_time(
-            self: Admission,
+            self: PodFinder,
             resource: str,
             _count: int,
             allocations: Mapping[tuple[str, str], Allocation],
@@ -190,7 +190,7 @@ def test_i8_every_pod_gets_its_own_limits(
                     return Candidate(item, "c"), []
             raise AssertionError("nobody waits")
 
-        monkeypatch.setattr(Admission, "find", by_size_and_time)
+        monkeypatch.setattr(PodFinder, "find", by_size_and_time)
     node = make_node(make_machine(*(SimCard() for _ in range(4))).root)
     node.kubelet.start()
     node.start(wait=400)

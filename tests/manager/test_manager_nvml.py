@@ -13,6 +13,7 @@ import pytest
 from manager.cards import mig, nvml
 from manager.cards.driver import DriverError, NullDriver
 from manager.cards.nvml import NvmlDriver
+from tests.support.ldcache import ELF
 from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine, SimCard
 
@@ -165,7 +166,7 @@ def test_a_wait_for_events_that_fails_is_an_error_and_no_silence(
 def test_a_library_that_is_none_is_named_by_its_path(tmp_path: Path) -> None:
     library = tmp_path / "usr/lib64/libnvidia-ml.so.1"
     library.parent.mkdir(parents=True)
-    library.write_text("no library")
+    library.write_text(ELF + "and no more")
     driver = nvml.open_driver(HostRoot(tmp_path))
     assert isinstance(driver, NullDriver) and f"cannot load {library}: " in driver.reason
 

@@ -35,7 +35,7 @@ def test_an_oversold_container_has_its_share_and_its_quota(
     daemon = node.start(wait=200)
     assert [item.oversell_blocks for item in daemon.allocator.allocations] == [10, 0]
     other = pod("b", container("c", 30, 4))
-    node.kubelet.admit(other)  # tells the first ones that they have company
+    node.kubelet.admit(other)  # tells the first ones that they have neighbours
     assert limits() == [(10, 4), (4, None)]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from manager.allocations.record import Allocation
 from manager.audit.device_cgroups import Watcher
-from manager.audit.foreign_use import Coexistence
+from manager.audit.foreign_use import ForeignUse
 from manager.audit.owners import Owners, Place, place_of
 from manager.cards.driver import CardProcess, NodeCard
 from tests.manager.manager_proc import Proc, group
@@ -102,7 +102,7 @@ def test_a_tenant_that_calls_itself_mps_blocks_no_card(tmp_path: Path) -> None:
     owners = Owners(proc.path).among([mine])
     held = {"GPU-1": (CardProcess(10, 1),), "GPU-2": (CardProcess(11, 1),)}
     cards = [NodeCard(Card(uuid, 0, "m", 2**30), 0) for uuid in held]
-    found = Coexistence(held.get, dict, owners.has_share, proc.path).blocked(cards)
+    found = ForeignUse(held.get, dict, owners.has_share, proc.path).blocked(cards)
     assert list(found) == ["GPU-2"]
 
 

@@ -1,4 +1,4 @@
-"""Which cards a share gets, what is booked on them, who has company there, and which of kubelet's IDs stand for them."""
+"""Which cards a share gets, what is booked on them, who has neighbours there, and which of kubelet's IDs stand for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manager.allocations import accounting
 from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation, Held
 from manager.kubelet import device_ids
-from manager.regions.regions import Company
+from manager.regions.regions import Neighbours
 from vcuda.spec.errors import DoesNotFit
 from vcuda.spec.fit import CardState
 from vcuda.spec.inventory import Card
@@ -178,13 +178,13 @@ def test_who_has_company_on_a_card() -> None:
         return Allocation(pod_uid, "n", "p", name, kind, 10, 1, 10, "normal", shares, {}, "", "")
 
     prepare, app = at("1", "prepare", Kind.INIT, "A"), at("1", "app", Kind.APP, "A")
-    assert not Company([prepare, app]).shared(prepare) and not Company([prepare, app]).shared(app)
+    assert not Neighbours([prepare, app]).shared(prepare) and not Neighbours([prepare, app]).shared(app)
     side = at("1", "side", Kind.SIDECAR, "A")
-    assert Company([prepare, side]).shared(prepare) == Company([prepare, side]).shared(side) == {"A"}
-    assert Company([app, side]).shared(app) == {"A"}
+    assert Neighbours([prepare, side]).shared(prepare) == Neighbours([prepare, side]).shared(side) == {"A"}
+    assert Neighbours([app, side]).shared(app) == {"A"}
     other = at("2", "c", Kind.INIT, "A", "B")
-    assert Company([app, other]).shared(other) == Company([app, other]).shared(app) == {"A"}
-    assert Company([other]).shared(app) == {"A"}  # asked before it is booked
+    assert Neighbours([app, other]).shared(other) == Neighbours([app, other]).shared(app) == {"A"}
+    assert Neighbours([other]).shared(app) == {"A"}  # asked before it is booked
 
 
 def test_preferred_ids_are_of_the_placed_card() -> None:

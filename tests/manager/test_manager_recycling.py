@@ -55,7 +55,7 @@ def test_the_daemon_deletes_them_when_told_to(
     node.api.put("pods", item)
     if grace == "0":
         time.sleep(0.6)  # three looks for pods that are gone
-        assert daemon.outbox.wait_empty(10) and node.api.deletions == []
+        assert daemon.api_writer.wait_empty(10) and node.api.deletions == []
         return
     path, body = eventually(lambda: node.api.deletions, "the deletion")[0]
     assert path == "/api/v1/namespaces/default/pods/a"
@@ -81,5 +81,5 @@ def test_pods_of_a_dead_card_are_evicted_by_policy(
     evicted = lambda: [e["metadata"]["name"] for e in events if e.get("kind") == "Eviction"]  # noqa: E731
     if policy == "evict":
         eventually(evicted, "the eviction")
-    assert daemon.outbox.wait_empty(10)
+    assert daemon.api_writer.wait_empty(10)
     assert evicted() == (["dead"] if policy == "evict" else [])

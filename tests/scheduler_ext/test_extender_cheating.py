@@ -60,7 +60,7 @@ def test_an_edited_placement_of_a_running_pod_changes_nothing(edit: str) -> None
     assert refused.chosen is None and "may hold 1 cards, holds 1" in refused.quota
     engine.see_quotas(None)
     second = placed(engine, "p2")
-    held = [engine.book.ledger.get(uid).usage.cards for uid in ("p0", "p2")]  # type: ignore[union-attr]
+    held = [engine.cache.pods.get(uid).usage.cards for uid in ("p0", "p2")]  # type: ignore[union-attr]
     assert len({uuid for one in held for uuid in one}) == 2 and free(engine) == 200
     engine.see_pod(edited(second, None))  # and taken away again
     assert engine.filter(pod("p3", 30, 1, uid="p3"), ["a"]).chosen == "a"
@@ -74,12 +74,12 @@ def test_an_edit_between_the_write_and_its_first_sight_changes_nothing_either(ed
     assert engine.filter(one, ["a"]).chosen == "a"
     write = engine.begin_bind("p", "a")
     assert isinstance(write, Write)
-    written = engine.book.ledger.get("p")
+    written = engine.cache.pods.get("p")
     assert written is not None
     cards_written = dict(written.usage.cards)
     engine.see_pod(edited(bound(one, write), EDITS[edit]))
     engine.end_bind("p", State.BOUND)
-    record = engine.book.ledger.get("p")
+    record = engine.cache.pods.get("p")
     assert record is not None and record.state is State.CONFIRMED and record.usage.cards == cards_written
 
 
@@ -92,7 +92,7 @@ def test_a_pod_that_was_bound_past_us_gets_its_place_once() -> None:
     engine.see_pod(edited(one, whole("GPU-a-0")))
     assert free(engine) == 100
     engine.see_pod(edited(one, whole("GPU-a-1")))
-    assert engine.book.cluster.free_cores[0].tolist()[:2] == [0, 100]
+    assert engine.cache.cluster.free_cores[0].tolist()[:2] == [0, 100]
 
 
 def test_a_gang_is_as_large_as_its_live_members_say() -> None:
@@ -111,14 +111,14 @@ def test_a_gang_is_as_large_as_its_live_members_say() -> None:
 def test_a_pod_that_is_asked_about_again_and_again_counts_as_demand_once() -> None:
     """It outweighed everything else, and packing fell by three points of allocation."""
     engine, clock = engine_with(node("a", cards("a", 1)))
-    before = engine.book.workload._total
+    before = engine.cache.workload._total
     for _ in range(50):
         assert engine.filter(pod("p", 400, None, uid="p"), ["a"]).chosen is None
         clock.now += 1
-    assert engine.book.workload._total == before + 1
+    assert engine.cache.workload._total == before + 1
     engine.lose_pod("p")
     engine.filter(pod("p", 400, None, uid="p2"), ["a"])
-    assert engine.book.workload._total == before + 2
+    assert engine.cache.workload._total == before + 2
 
 
 def test_a_card_that_others_overbook_is_told() -> None:
@@ -145,9 +145,9 @@ def test_quotas_are_not_summed_anew_for_each_request(monkeypatch: pytest.MonkeyP
     placed(engine, "p")
     engine.filter(pod("q", 10, 1, uid="q"), ["a"])
     asked: list[str] = []
-    within = engine.book.ledger.within
+    within = engine.cache.pods.within
     monkeypatch.setattr(
-        engine.book.ledger, "within", lambda namespace: asked.append(namespace) or within(namespace)
+        engine.cache.pods, "within", lambda namespace: asked.append(namespace) or within(namespace)
     )
     for number in range(4):
         assert engine.filter(pod("r", 50, 1, uid=f"r{number}"), ["a"]).chosen == "a"

@@ -145,13 +145,13 @@ def test_applying_a_plan_gives_what_it_promises(seed: int) -> None:
                     left, number = left - cores, number + 1
     snapshot = engine.snapshot()
     plan = defrag.plan(snapshot)
-    cluster, ledger = defrag.applied(snapshot, plan)
+    cluster, pods = defrag.applied(snapshot, plan)
     assert defrag.capacity(cluster, snapshot.typical) == plan.after
     assert plan.after.untouched == plan.before.untouched + len(plan.freed)
-    assert len(ledger.uids()) == number and len({move.uid for move in plan.moves}) == len(plan.moves)
+    assert len(pods.uids()) == number and len({move.uid for move in plan.moves}) == len(plan.moves)
     assert (cluster.free_cores >= 0).all() and (cluster.free_blocks >= 0).all()
     for move in plan.moves:
-        record = ledger.get(move.uid)
+        record = pods.get(move.uid)
         assert record is not None and record.node == move.target and record.shape is not None
 
 

@@ -159,9 +159,9 @@ def test_a_nomination_to_a_node_that_is_gone_keeps_nothing() -> None:
 def test_a_use_counts_only_against_quotas_of_its_models_and_nodes(quota: str, over: bool) -> None:
     engine, _ = engine_with(node("a", cards("a", 2)))
     engine.see_quotas({"metadata": {"name": "q"}, "data": {"quotas": f"[{{namespace: default, {quota}}}]"}})
-    held: quotas.Quotas = engine.book.quotas
-    assert held.over("default", engine.book.ledger, (), "a", {"GPU-a-0": (100, 5), "GPU-a-1": (1, 5)}) is over
-    assert not held.over("other", engine.book.ledger, (), "a", {"GPU-a-0": (100, 5)})
+    held: quotas.Quotas = engine.cache.quotas
+    assert held.over("default", engine.cache.pods, (), "a", {"GPU-a-0": (100, 5), "GPU-a-1": (1, 5)}) is over
+    assert not held.over("other", engine.cache.pods, (), "a", {"GPU-a-0": (100, 5)})
 
 
 def test_a_lease_that_can_not_be_written_for_another_reason_than_a_rival_is_no_leadership() -> None:
@@ -175,7 +175,7 @@ def test_a_lease_that_can_not_be_written_for_another_reason_than_a_rival_is_no_l
 
     lines.put_lease = forbidden
     one.step()
-    problem = one.election.stands_by()
+    problem = one.election.standby_reason()
     assert problem is not None and "403" in problem and "leases is forbidden" in problem and one.events == []
     lines.put_lease = put
     world.now += 1

@@ -92,7 +92,7 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        return self.election.stands_by() is None
+        return self.election.standby_reason() is None
 
 
 def test_the_first_leads_and_the_second_takes_over_only_after_the_whole_lease() -> None:
@@ -101,7 +101,7 @@ def test_the_first_leads_and_the_second_takes_over_only_after_the_whole_lease() 
     one.step()
     two.step()
     assert (one.serves, two.serves, one.events, two.events) == (True, False, ["gained"], [])
-    assert "one_1 holds lease n/extender" in str(two.election.stands_by())
+    assert "one_1 holds lease n/extender" in str(two.election.standby_reason())
     assert world.labels == {"one": "leader", "two": "standby"}
     world.now += 19.9
     assert one.serves
@@ -114,7 +114,7 @@ def test_the_first_leads_and_the_second_takes_over_only_after_the_whole_lease() 
     assert two.serves and two.events == ["gained"] and world.labels == {"one": "standby", "two": "leader"}
     assert world.found is not None and world.found["spec"]["leaseTransitions"] == 1
     one.step()
-    assert one.events == ["gained", "lost"] and "taken by two_1" in str(one.election.stands_by())
+    assert one.events == ["gained", "lost"] and "taken by two_1" in str(one.election.standby_reason())
     one.step()
     world.down.add("two")
     world.now += 100
@@ -131,7 +131,7 @@ def test_a_leader_that_could_not_renew_goes_on_if_nobody_took_the_lease() -> Non
     world.now += 60
     one.step()
     two.step()
-    assert not one.serves and "could not be read" in str(one.election.stands_by())
+    assert not one.serves and "could not be read" in str(one.election.standby_reason())
     world.down.clear()
     one.step()
     assert one.serves and one.events == ["gained"]

@@ -221,6 +221,6 @@ def test_nodes_without_a_share_count_their_cpu() -> None:
     busy = plain_pod("p", node="a")
     busy["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1500m", "memory": "2Gi"}}
     engine.see_pod(busy)
-    assert engine.book.cluster.free_cpu[0] == 62_500
+    assert engine.cache.cluster.free_cpu[0] == 62_500
     engine.see_pod(busy | {"status": {"phase": "Succeeded"}})
-    assert engine.book.cluster.free_cpu[0] == 64_000
+    assert engine.cache.cluster.free_cpu[0] == 64_000

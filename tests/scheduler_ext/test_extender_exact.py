@@ -40,7 +40,7 @@ def fits_somehow(one: dict[str, Any], free: list[tuple[int, int]]) -> bool:
 def engine_of(free: list[tuple[int, int]], policy: Policy) -> Any:
     engine, _ = engine_with(node("a", cards("a", len(free), blocks=BLOCKS)), policy=policy)
     used = {f"GPU-a-{at}": (100 - cores, BLOCKS - blocks) for at, (cores, blocks) in enumerate(free)}
-    engine.book.cluster.book("others", "a", Usage(used))
+    engine.cache.cluster.book("others", "a", Usage(used))
     return engine
 
 
@@ -95,7 +95,7 @@ def test_eight_containers_fit_where_a_way_was_planted(seed: int) -> None:
 
 def test_the_work_of_one_search_is_bounded() -> None:
     apps = [container(f"c{number}", 35 + number % 7, 1) for number in range(23)]
-    shape = engine_of([(100, BLOCKS)], Policy.FGD).book.shape(
+    shape = engine_of([(100, BLOCKS)], Policy.FGD).cache.shape(
         request.parse_pod(pod("p", containers=apps), NAMES), pod("p", containers=apps)
     )
     budget = exact.Budget()
@@ -109,15 +109,15 @@ def test_hundreds_of_classes_keep_their_scores_and_large_clusters_fewer() -> Non
     """256 were kept, real mixes have 312 to 432: then each request scored every node anew."""
     engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 2)) for at in range(40)))
     shapes = [
-        engine.book.shape(request.parse_pod(one, NAMES), one)
+        engine.cache.shape(request.parse_pod(one, NAMES), one)
         for one in (pod("p", 1 + at % 99, 1 + at // 99) for at in range(450))
     ]
     for shape in shapes:
-        engine.book.table(shape)
-    assert all(engine.book.scores.knows(shape) for shape in shapes)
-    small = Scores(most_bytes=80 * engine.book.table(shapes[0]).size_bytes)
+        engine.cache.table(shape)
+    assert all(engine.cache.scores.knows(shape) for shape in shapes)
+    small = Scores(most_bytes=80 * engine.cache.table(shapes[0]).size_bytes)
     for shape in shapes:
-        small.table(shape, engine.book.cluster, engine.book.typical())
+        small.table(shape, engine.cache.cluster, engine.cache.typical())
     assert sum(small.knows(shape) for shape in shapes) in range(64, 90)
 
 
@@ -125,9 +125,9 @@ def test_a_pod_of_many_containers_is_scored_ahead_a_few_rows_at_a_time() -> None
     """One of 64 containers held up every other request for 5.7 s."""
     engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 8)) for at in range(300)))
     one = pod("p", uid="p", containers=[container(f"c{at}", 5, 1) for at in range(64)])
-    shape = engine.book.shape(request.parse_pod(one, NAMES), one)
-    assert engine.book.scores.warm(shape, engine.book.cluster, engine.book.typical())
-    assert int((engine.book.scores._tables[shape]._at >= 0).sum()) == 16
+    shape = engine.cache.shape(request.parse_pod(one, NAMES), one)
+    assert engine.cache.scores.warm(shape, engine.cache.cluster, engine.cache.typical())
+    assert int((engine.cache.scores._tables[shape]._at >= 0).sum()) == 16
     engine.prepare(one)
-    assert not engine.book.scores.warm(shape, engine.book.cluster, engine.book.typical())
+    assert not engine.cache.scores.warm(shape, engine.cache.cluster, engine.cache.typical())
     assert engine.filter(one, ["n7"]).chosen == "n7"

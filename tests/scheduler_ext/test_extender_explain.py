@@ -50,7 +50,7 @@ def texts(engine: Engine, one: dict[str, Any]) -> list[str]:
 
 
 def engine_nodes(engine: Engine) -> list[str]:
-    return sorted(engine.book.cluster.index)
+    return sorted(engine.cache.cluster.index)
 
 
 def test_the_least_reduction_is_named_and_is_exact() -> None:

@@ -192,10 +192,10 @@ def test_a_member_that_was_deleted_before_it_was_asked_for_is_forgotten() -> Non
     engine.expire()
     clock.now += 300
     engine.expire()
-    (gang,) = engine.book.gangs
+    (gang,) = engine.cache.gangs
     assert list(gang.members) == ["m1"] and held(engine) == 0
     engine.lose_pod("m1")
-    assert list(engine.book.gangs) == []
+    assert list(engine.cache.gangs) == []
 
 
 def test_bind_after_a_restart_sends_a_member_back_to_filter() -> None:

@@ -148,10 +148,10 @@ def test_a_pod_is_booked_as_it_was_written_whatever_it_is_seen_with_and_no_score
     assert engine.filter(wanted, ["a"]).chosen == "a"
     assert isinstance(engine.begin_bind("p", "a"), Write)
     engine.end_bind("p", State.BOUND)
-    clock = engine.book.cluster.clock
+    clock = engine.cache.cluster.clock
     engine.see_pod(holding("p", "a", card, cores=60) | {"metadata": _moved(wanted, card)})
-    assert engine.figures()["confirmed"] == 1 and engine.book.cluster.clock == clock
-    assert engine.book.cluster.free_cores[0].tolist()[:2] == [40, 100]
+    assert engine.figures()["confirmed"] == 1 and engine.cache.cluster.clock == clock
+    assert engine.cache.cluster.free_cores[0].tolist()[:2] == [40, 100]
 
 
 def _moved(wanted: dict[str, Any], card: str) -> dict[str, Any]:

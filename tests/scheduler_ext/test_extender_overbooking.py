@@ -33,7 +33,7 @@ class Cluster(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(list(Policy)))
     def choose_policy(self, policy: Policy) -> None:
-        self.engine.book.policy = policy
+        self.engine.cache.policy = policy
 
     shares = st.tuples(st.sampled_from([5, 10, 30, 50, 70, 99]), st.integers(1, BLOCKS))
     wholes = st.tuples(st.sampled_from([100, 200, 300]), st.none())

@@ -80,7 +80,7 @@ def test_node_and_card_are_chosen_by_a_policy_each(policy: str, chosen: tuple[st
     found = engine.filter(one, ["m", "n"]).chosen
     assert found is not None
     if chosen is not None:
-        (card,) = engine.book.ledger.get("p").usage.cards  # type: ignore[union-attr]
+        (card,) = engine.cache.pods.get("p").usage.cards  # type: ignore[union-attr]
         assert (found, card) == (chosen[0], f"GPU-{chosen[0]}-{chosen[1]}")
 
 

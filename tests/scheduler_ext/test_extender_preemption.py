@@ -313,7 +313,7 @@ def test_what_is_kept_ends_with_the_nomination(how: str) -> None:
     else:
         assert engine.expire() == 1
     assert engine.filter(pod("late", 30), ["a"]).chosen == "a"
-    assert engine.book.nominations._plans == {} and engine.book.nominations._by_victim == {}
+    assert engine.cache.nominations._plans == {} and engine.cache.nominations._by_victim == {}
 
 
 # --- over HTTP ---

@@ -101,11 +101,11 @@ def test_the_peaks_are_those_that_are_booked() -> None:
         init=[container("s", 20, 5, restartPolicy="Always"), container("i", 100, None)],
     )  # fmt: skip
     assert engine.filter(one, ["a"]).chosen == "a"
-    booked = engine.book.ledger._records[one["metadata"]["uid"]].usage.cards
+    booked = engine.cache.pods._records[one["metadata"]["uid"]].usage.cards
     engine.lose_pod(one["metadata"]["uid"])
-    table = next(iter(engine.book.scores._tables.values()))
-    table.refresh(engine.book.cluster, engine.book.workload.typical(engine.book.cluster, 0.0))
-    cores, blocks = placing.peaks(table.shape, engine.book.cluster.total_blocks[:1], table.picks[:1])
+    table = next(iter(engine.cache.scores._tables.values()))
+    table.refresh(engine.cache.cluster, engine.cache.workload.typical(engine.cache.cluster, 0.0))
+    cores, blocks = placing.peaks(table.shape, engine.cache.cluster.total_blocks[:1], table.picks[:1])
     assert (cores.sum(), blocks.sum()) == tuple(map(sum, zip(*booked.values(), strict=True)))
 
 

@@ -32,7 +32,7 @@ def test_nodes_that_a_list_does_not_show_any_more_are_recorded_as_gone(tmp_path:
 def test_an_assumption_that_expired_is_recorded_and_one_that_was_bound_is_not(tmp_path: Path) -> None:
     engine, recorder = recorded(tmp_path / "r")
     now = [0.0]
-    engine.book.clock = lambda: now[0]
+    engine.cache.clock = lambda: now[0]
     engine.see_node(node("a", cards("a", 1)))
     late, early = pod("late", uid="late"), pod("early", uid="early")
     engine.filter(late, ["a"])
@@ -77,7 +77,7 @@ def played(path: Path, policy: Policy | None) -> Replay:
 def test_a_replay_decides_a_pod_that_expired_once_and_frees_what_was_deleted(tmp_path: Path) -> None:
     engine, recorder = recorded(tmp_path / "r")
     now = [0.0]
-    engine.book.clock = lambda: now[0]
+    engine.cache.clock = lambda: now[0]
     engine.see_node(node("a", cards("a", 1)))
     one, two = pod("one", 60, uid="one"), pod("two", 60, uid="two")
     engine.filter(one, ["a"])

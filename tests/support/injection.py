@@ -173,7 +173,7 @@ class Place:
     folder: Path
     machine: Machine
     item: Allocation
-    driver: driver_dir.Mirror
+    driver: driver_dir.DriverDir
 
     def words(self, script: str, injection: str) -> list[str]:
         """The command line that runs the script in a container. The root is made below a folder of its own."""

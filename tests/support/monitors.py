@@ -19,7 +19,7 @@ from pathlib import Path
 _CONFIG = "COVERAGE_PROCESS_CONFIG"  # set by coverage for the processes that this one starts
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from tests.support import monitors; "
-    "monitors.begin({config!r}, {folder!r}, {packages!r}); from localcluster.runner.stage import main; main()"
+    "monitors.begin({config!r}, {folder!r}, {packages!r}); from localcluster.runner.supervisor import main; main()"
 )
 
 

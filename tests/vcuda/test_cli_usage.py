@@ -12,7 +12,7 @@ import vcuda
 from tests.support.runs import Runner, wait_for
 from vcuda import sim
 from vcuda.cli import main, run_command
-from vcuda.runs.place import Wish
+from vcuda.runs.card_choice import RunRequest
 from vcuda.spec.errors import InvalidRequest
 
 GIB = 2**30
@@ -29,14 +29,16 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("30", "4GiB", None, []), Wish(30, 30, 4 * GIB)),
-        (("30", "4GiB", "50", ["0"]), Wish(30, 50, 4 * GIB, 1, ("0",))),
-        (("100", None, None, []), Wish(100, 100, None, 1)),
-        (("200", None, "100", []), Wish(100, 100, None, 2)),
-        (("100", "1GiB", None, ["0"]), Wish(100, 100, GIB, 1, ("0",))),
+        (("30", "4GiB", None, []), RunRequest(30, 30, 4 * GIB)),
+        (("30", "4GiB", "50", ["0"]), RunRequest(30, 50, 4 * GIB, 1, ("0",))),
+        (("100", None, None, []), RunRequest(100, 100, None, 1)),
+        (("200", None, "100", []), RunRequest(100, 100, None, 2)),
+        (("100", "1GiB", None, ["0"]), RunRequest(100, 100, GIB, 1, ("0",))),
     ],
 )
-def test_words_become_a_wish(words: tuple[str, str | None, str | None, list[str]], expected: Wish) -> None:
+def test_words_become_a_request(
+    words: tuple[str, str | None, str | None, list[str]], expected: RunRequest
+) -> None:
     assert run_command.wish(*words) == expected
 
 
@@ -166,7 +168,7 @@ def test_ls_and_show_tell_who_holds_what(runner: Runner) -> None:
     assert [(card["free_cores"], card["free_bytes"]) for card in cards] == [(100, 8 * GIB), (40, 6 * GIB)]
     assert "40 / 100" in runner.call("show").stdout
     (times,) = row["shares"]
-    assert times["granted_cores"] in (60, 80)  # 80 while the keeper's arbiter is heard
+    assert times["granted_cores"] in (60, 80)  # 80 while the supervisor's arbiter is heard
     assert (times["gpu_time_ns"], times["waited_ns"], times["launches"]) == (0, 0, 0)
     assert row["limits_impossible"] == 0
     one = runner.call("show", str(front.pid))

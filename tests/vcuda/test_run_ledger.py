@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from vcuda.region import CardLimit
-from vcuda.runs import booking, files, layout, ledger, locks, place, run
+from vcuda.runs import booking, card_choice, files, layout, ledger, locks, run
 from vcuda.runs.booking import Booking, Share
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
@@ -125,7 +125,7 @@ def _book_one(
     mine = Ledger.open(folder, lambda _message: None)
     barrier.wait(30)
     try:
-        run.book(mine, place.Wish(30, 30, GIB), ["true"], [CARD], run.Machine(folder))
+        run.book(mine, card_choice.RunRequest(30, 30, GIB), ["true"], [CARD], run.Machine(folder))
     except RunError as error:
         os._exit(3 if "30 cores" in str(error) else 4)
     done.wait(30)
@@ -155,7 +155,7 @@ def test_if_the_lock_was_split_what_is_written_decides(book: Ledger, monkeypatch
     real = Ledger.bookings
     monkeypatch.setattr(Ledger, "bookings", lambda self: stale_looks.pop() if stale_looks else real(self))
     with pytest.raises(RunError, match="at this moment"):
-        run.book(book, place.Wish(30, 30, GIB), ["true"], [CARD], run.Machine(book.folder))
+        run.book(book, card_choice.RunRequest(30, 30, GIB), ["true"], [CARD], run.Machine(book.folder))
     assert len(real(book)) == 1
 
 
@@ -304,12 +304,14 @@ def test_users_see_each_others_bookings_but_can_touch_only_their_own(folder: Pat
         theirs = Ledger.open(folder, print)
         assert [found.user_id for found in theirs.bookings()] == [0]
         with pytest.raises(RunError, match="of root since"):
-            run.book(theirs, place.Wish(30, 30, GIB), ["true"], [CARD], run.Machine(folder))
+            run.book(theirs, card_choice.RunRequest(30, 30, GIB), ["true"], [CARD], run.Machine(folder))
         with theirs.locked():
             theirs.purge()
         with pytest.raises(OSError):
             (folder / entry.name).rename(folder / "gone")
-        mine, held_by_me = run.book(theirs, place.Wish(20, 20, GIB), ["true"], [CARD], run.Machine(folder))
+        mine, held_by_me = run.book(
+            theirs, card_choice.RunRequest(20, 20, GIB), ["true"], [CARD], run.Machine(folder)
+        )
         assert mine.user_id == OTHER_USER
         os.close(held_by_me)
 
@@ -414,11 +416,11 @@ def test_libraries_go_elsewhere_where_the_ledger_allows_no_programs(
     allowed.mkdir()
     monkeypatch.setattr(layout, "allows_programs", lambda path: path == allowed)
     machine = run.Machine(book.folder, elsewhere=(tmp_path / "noexec", allowed))
-    entry, held = run.book(book, place.Wish(30, 30, GIB), ["true"], [CARD], machine)
+    entry, held = run.book(book, card_choice.RunRequest(30, 30, GIB), ["true"], [CARD], machine)
     assert Path(entry.folder).parent == allowed
     os.close(held)
     with book.locked():
         book.purge()
     assert list(allowed.iterdir()) == []
     with pytest.raises(RunError, match="TMPDIR"):
-        run.book(book, place.Wish(30, 30, GIB), ["true"], [CARD], run.Machine(book.folder))
+        run.book(book, card_choice.RunRequest(30, 30, GIB), ["true"], [CARD], run.Machine(book.folder))

@@ -1,4 +1,4 @@
-"""Memory of runs beyond the ledger and beyond the share: lazily loaded code is measured by the keeper, `--oversell` opts in."""
+"""Memory of runs beyond the ledger and beyond the share: lazily loaded code is measured by the supervisor, `--oversell` opts in."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ for _ in range(1000000):
 
 
 def test_a_context_costs_what_it_takes_whatever_a_neighbour_takes_meanwhile(vcuda: Runner) -> None:
-    """Measured once, by `vcuda run` itself; the keeper, which writes the limits anew, leaves it."""
+    """Measured once, by `vcuda run` itself; the supervisor, which writes the limits anew, leaves it."""
     costs = vcuda.ledger / f"context-{os.geteuid()}"
     share = ["--core", "30", "--memory", "2GiB"]
     neighbour = vcuda.start(*vcuda.run(sys.executable, "-c", PRELUDE + GROWING, share=share))

@@ -50,12 +50,12 @@ def child_of(pid: int) -> int:
 
 
 def family(runner: Runner, command: list[str]) -> tuple[subprocess.Popen[str], int, int]:
-    """A run whose command said "ready": the front, and the process IDs of its keeper and its command."""
+    """A run whose command said "ready": the front, and the process IDs of its supervisor and its command."""
     front = runner.start(*runner.run(*command))
     assert front.stdout is not None
     assert front.stdout.readline().strip() == "ready"
-    keeper = child_of(front.pid)
-    return front, keeper, child_of(keeper)
+    supervisor = child_of(front.pid)
+    return front, supervisor, child_of(supervisor)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_signals_reach_the_command(vcuda: Runner, number: signal.Signals) -> Non
 
 
 def test_a_signal_before_the_keeper_listens_reaches_the_command(vcuda: Runner) -> None:
-    front, keeper, _ = family(vcuda, [sys.executable, "-c", WAITS.format(int(signal.SIGUSR1))])
-    os.kill(keeper, signal.SIGSTOP)
+    front, supervisor, _ = family(vcuda, [sys.executable, "-c", WAITS.format(int(signal.SIGUSR1))])
+    os.kill(supervisor, signal.SIGSTOP)
     front.send_signal(signal.SIGUSR1)
     with pytest.raises(subprocess.TimeoutExpired):
         front.wait(0.3)
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     assert front.wait(30) == 5
 
 
@@ -167,14 +167,14 @@ def test_the_interrupt_key_reaches_the_command_once(vcuda: Runner) -> None:
 
 
 def test_killing_the_front_leaves_command_and_booking_alone(vcuda: Runner) -> None:
-    front, keeper, command = family(vcuda, [sys.executable, "-c", SLEEP])
+    front, supervisor, command = family(vcuda, [sys.executable, "-c", SLEEP])
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # as a session's end would
-        os.kill(keeper, number)
+        os.kill(supervisor, number)
     front.kill()
     front.wait(30)
-    assert alive(keeper) and alive(command) and len(vcuda.bookings()) == 1
+    assert alive(supervisor) and alive(command) and len(vcuda.bookings()) == 1
     os.kill(command, signal.SIGKILL)
-    wait_for("the keeper's end", lambda: not alive(keeper))
+    wait_for("the supervisor's end", lambda: not alive(supervisor))
     assert vcuda.entries() == []
 
 
@@ -183,20 +183,20 @@ def test_killing_the_keeper_leaves_command_exit_status_and_booking(vcuda: Runner
     front = vcuda.start(*vcuda.run(sys.executable, "-c", script), stdin=subprocess.PIPE)
     assert front.stdout is not None and front.stderr is not None
     front.stdout.readline()
-    keeper = child_of(front.pid)
-    command = child_of(keeper)
-    os.kill(keeper, signal.SIGKILL)
+    supervisor = child_of(front.pid)
+    command = child_of(supervisor)
+    os.kill(supervisor, signal.SIGKILL)
     wait_for("adoption by the front", lambda: child_of(front.pid) == command)
     assert len(vcuda.bookings()) == 1
     _, err = front.communicate("\n", timeout=60)
     assert front.returncode == 9
-    assert "keeper of this run was killed" in err
+    assert "supervisor of this run was killed" in err
     assert vcuda.entries() == []
 
 
 def test_killing_everything_ends_the_booking_and_the_next_run_cleans_up(vcuda: Runner) -> None:
-    front, keeper, command = family(vcuda, [sys.executable, "-c", SLEEP])
-    for pid in (front.pid, keeper):
+    front, supervisor, command = family(vcuda, [sys.executable, "-c", SLEEP])
+    for pid in (front.pid, supervisor):
         os.kill(pid, signal.SIGKILL)
     front.wait(30)
     assert len(vcuda.bookings()) == 1, "the command still holds it"
@@ -232,7 +232,7 @@ def test_a_daemon_that_closed_all_its_files_keeps_the_share(vcuda: Runner, tmp_p
     )
     wait_for("the daemon to close its files", lambda: not list(Path(f"/proc/{daemon}/fd").iterdir()))
     readable, _, _ = select.select([reading], [], [], 30)
-    assert readable and os.read(reading, 1) == b"", "the keeper holds back no file that it inherited"
+    assert readable and os.read(reading, 1) == b"", "the supervisor holds back no file that it inherited"
     os.close(reading)
     assert len(vcuda.bookings()) == 1
     os.kill(daemon, signal.SIGKILL)

@@ -139,7 +139,7 @@ def test_an_ordinary_user_needs_no_rights(tmp_path: Path) -> None:
         pynvml._nvmlGetFunctionPointer_cache.clear()
         sim.Machine.create(home / "machine")
         share = ["--core", "30", "--core-limit", "60", "--memory", "1GiB"]
-        # Long enough for the keeper's first round as the arbiter, whose complaints would be in `said`.
+        # Long enough for the supervisor's first round as the arbiter, whose complaints would be in `said`.
         words = [
             "run",
             f"--sim={home / 'machine'}",

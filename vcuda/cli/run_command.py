@@ -1,4 +1,4 @@
-"""`vcuda run`: the command line's words become a wish."""
+"""`vcuda run`: the command line's words become a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vcuda.cli import machine
 from vcuda.runs import run
-from vcuda.runs.place import Wish
+from vcuda.runs.card_choice import RunRequest
 from vcuda.spec import request, units
 from vcuda.spec.errors import InvalidRequest, Reason
 
@@ -89,7 +89,7 @@ def prepare(words: list[str]) -> list[str]:
 
 def wish(
     core: str, memory: str | None, core_limit: str | None, devices: list[str], oversell: str | None = None
-) -> Wish:
+) -> RunRequest:
     """Raises InvalidRequest that names the option."""
     cores = units.parse_count(core, "--core")
     request.check_cores(cores, f"--core is {cores}")
@@ -120,7 +120,7 @@ def wish(
             Reason.INVALID_MEMORY,
             f"--oversell is {oversell:.40}, what the run may hold in all: it needs --memory, and at least as much",
         )
-    return Wish(cores_per_card, limit, memory_bytes, cards, tuple(devices), oversell_bytes)
+    return RunRequest(cores_per_card, limit, memory_bytes, cards, tuple(devices), oversell_bytes)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import rich.console
 import rich.table
 
 from vcuda.cli import machine
-from vcuda.runs import place, view
+from vcuda.runs import card_choice, view
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
 from vcuda.runs.view import RunView, ShareView
@@ -74,7 +74,7 @@ def _show(options: argparse.Namespace) -> int:
     chosen = machine.chosen(options)
     cards = chosen.cards(chosen.find_driver(dict(os.environ)))
     runs = _look(options)
-    rooms = place.rooms(cards, [run.booking for run in runs])
+    rooms = card_choice.rooms(cards, [run.booking for run in runs])
     if options.json:
         print(json.dumps([_room_as_json(room) for room in rooms], indent=2))
         return 0
@@ -122,14 +122,14 @@ def _table_of_runs(runs: list[RunView]) -> rich.table.Table:
         for share in run.shares:
             table.add_row(
                 str(run.booking.pid),
-                place.user_name(run.booking.user_id),
+                card_choice.user_name(run.booking.user_id),
                 time.strftime("%m-%d %H:%M", time.localtime(run.booking.since)),
                 share.share.uuid[:12],
                 _cores(share),
                 "?" if share.achieved_cores is None else f"{share.achieved_cores:.0f}",
                 "?" if share.memory_used_bytes is None else format_bytes(share.memory_used_bytes),
                 format_bytes(share.share.memory_bytes),
-                place.short(run.booking.command)[:60],
+                card_choice.short(run.booking.command)[:60],
             )
     return table
 
@@ -188,14 +188,14 @@ def _as_json(run: RunView) -> dict[str, Any]:
     ]
     processes = [dataclasses.asdict(process) for process in run.processes]
     return booking | {
-        "user": place.user_name(run.booking.user_id),
+        "user": card_choice.user_name(run.booking.user_id),
         "limits_impossible": run.limits_impossible,
         "shares": shares,
         "processes": processes,
     }
 
 
-def _room_as_json(room: place.Room) -> dict[str, Any]:
+def _room_as_json(room: card_choice.CardRoom) -> dict[str, Any]:
     return {
         "index": room.index,
         "uuid": room.card.uuid,

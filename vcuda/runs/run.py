@@ -1,4 +1,4 @@
-"""From a wish to a running command: find driver and cards, book, lay out, start."""
+"""From a request to a running command: find driver and cards, book, lay out, start."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vcuda.region import RegionError, read_limits, update
-from vcuda.runs import cards, driver, front, layout, place, processes
+from vcuda.runs import card_choice, cards, driver, launcher, layout, processes
+from vcuda.runs.arbitration import Arbitration
 from vcuda.runs.booking import Booking
+from vcuda.runs.card_choice import RunRequest
 from vcuda.runs.context_costs import ContextCosts
 from vcuda.runs.driver import Driver
-from vcuda.runs.duty import Duty
 from vcuda.runs.errors import RunError
-from vcuda.runs.keeper import Task
 from vcuda.runs.ledger import Ledger
-from vcuda.runs.place import Wish
+from vcuda.runs.supervisor import Task
 from vcuda.spec.inventory import Card
 
 SHIM, PRELOAD = INJECTIONS = ("shim", "preload")  # how our library comes before the driver's
@@ -48,14 +48,14 @@ class Machine:
 
 
 def run(
-    wish: Wish,
+    request: RunRequest,
     command: Sequence[str],
     machine: Machine,
     environment: Mapping[str, str],
     say: Callable[[str], None],
     injection: str = SHIM,
 ) -> int:
-    """Book the wish, run the command with `environment` under it, and return its exit status.
+    """Book the request, run the command with `environment` under it, and return its exit status.
 
     `injection`: SHIM puts our libraries in front of LD_LIBRARY_PATH, PRELOAD one in front of LD_PRELOAD.
 
@@ -68,7 +68,7 @@ def run(
     found = machine.find_driver(environment)
     available = machine.cards(found)
     ledger = Ledger.open(machine.ledger, say)
-    entry, lock = book(ledger, wish, command, available, machine)
+    entry, lock = book(ledger, request, command, available, machine)
     folder = Path(entry.folder)
     try:
         region = ledger.region_folder(entry.name)
@@ -90,10 +90,10 @@ def run(
         environment=_environment(environment, machine, libraries, entry.name, visible, injection),
         mask=(),
         held=frozenset({held, ledger.descriptor}),
-        duty=Duty(ledger, entry.user_id, say),
+        duty=Arbitration(ledger, entry.user_id, say),
         finish=lambda: ledger.remove(entry.name, entry.folder),
     )
-    return front.run(task, say)
+    return launcher.run(task, say)
 
 
 def tell_context_costs(ledger: Ledger, entry: Booking, found: Driver, machine: Machine) -> None:
@@ -101,12 +101,12 @@ def tell_context_costs(ledger: Ledger, entry: Booking, found: Driver, machine: M
     costs = ContextCosts(ledger.folder)
     costs.learn(found, [share.uuid for share in entry.shares if not share.whole], dict(machine.environment))
     folder = ledger.region_folder(entry.name)
-    with contextlib.suppress(RegionError, OSError):  # the keeper tries it again
+    with contextlib.suppress(RegionError, OSError):  # the supervisor tries it again
         update(folder, costs.fill(read_limits(folder)))
 
 
 def book(
-    ledger: Ledger, wish: Wish, command: Sequence[str], available: Sequence[Card], machine: Machine
+    ledger: Ledger, request: RunRequest, command: Sequence[str], available: Sequence[Card], machine: Machine
 ) -> tuple[Booking, int]:
     """Find room and book it, in one step under the ledger's lock; return the booking and the descriptor that holds it."""
     elsewhere = layout.other_folder(machine.ledger, machine.elsewhere)
@@ -114,7 +114,7 @@ def book(
         with ledger.locked():
             ledger.purge()
             before = ledger.bookings()
-            chosen = place.choose(place.rooms(available, before), wish)
+            chosen = card_choice.choose(card_choice.rooms(available, before), request)
             wanted = Booking(
                 name="",
                 user_id=os.geteuid(),
@@ -122,14 +122,14 @@ def book(
                 since=time.time(),
                 command=shlex.join(command),
                 folder=str(elsewhere or ""),
-                shares=tuple(room.share(wish) for room in chosen),
+                shares=tuple(room.share(request) for room in chosen),
             )
-            entry, lock = ledger.add(wanted, place.limits(wanted, before))
+            entry, lock = ledger.add(wanted, card_choice.limits(wanted, before))
             # Another program may have removed the lock's file under us: what is written decides.
             chosen_uuids = {share.uuid for share in entry.shares}
             overbooked = [
                 room
-                for room in place.rooms(available, ledger.bookings())
+                for room in card_choice.rooms(available, ledger.bookings())
                 if room.card.uuid in chosen_uuids and (room.free_cores < 0 or room.free_bytes < 0)
             ]
             if overbooked:

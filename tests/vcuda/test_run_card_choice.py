@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.runs import booking, place
+from vcuda.runs import booking, card_choice
 from vcuda.runs.booking import Booking, Share
 from vcuda.runs.errors import RunError
 from vcuda.spec.inventory import Card
@@ -23,12 +23,12 @@ def held(card: int, cores: int, gib: int, *, user: int = 1, name: str = "run-x",
     return Booking(name, user, 4711, 0.0, "python train.py", "/x", (share,))
 
 
-def wish(cores: int, gib: int | None, **more: Any) -> place.Wish:
-    return place.Wish(cores, more.pop("limit", cores), None if gib is None else gib * GIB, **more)
+def wish(cores: int, gib: int | None, **more: Any) -> card_choice.RunRequest:
+    return card_choice.RunRequest(cores, more.pop("limit", cores), None if gib is None else gib * GIB, **more)
 
 
-def chosen(bookings: list[Booking], wanted: place.Wish) -> list[int]:
-    return [room.index for room in place.choose(place.rooms(CARDS, bookings), wanted)]
+def chosen(bookings: list[Booking], wanted: card_choice.RunRequest) -> list[int]:
+    return [room.index for room in card_choice.choose(card_choice.rooms(CARDS, bookings), wanted)]
 
 
 def test_the_fullest_card_that_fits_is_taken() -> None:
@@ -54,7 +54,7 @@ def test_whole_cards_are_untouched_ones() -> None:
         chosen([held(1, 1, 1)], wish(100, None, cards=3))
     with pytest.raises(RunError, match=r"^4 cards are asked for.*there are 3:"):
         chosen([], wish(100, None, cards=4))
-    room = place.rooms(CARDS, [])[0]
+    room = card_choice.rooms(CARDS, [])[0]
     assert room.share(wish(100, None)) == Share("GPU-0aaa", 0, 100, 100, 8 * GIB, whole=True)
 
 
@@ -88,14 +88,14 @@ def test_a_refusal_says_what_is_free_and_who_holds_the_rest() -> None:
 
 
 def test_a_card_that_does_not_answer_takes_nothing() -> None:
-    sick = place.rooms([Card("GPU-0", 0, "T4", 8 * GIB, healthy=False)], [])
+    sick = card_choice.rooms([Card("GPU-0", 0, "T4", 8 * GIB, healthy=False)], [])
     with pytest.raises(RunError, match="does not answer"):
-        place.choose(sick, wish(1, 1))
+        card_choice.choose(sick, wish(1, 1))
 
 
 def test_a_machine_without_cards_says_so() -> None:
     with pytest.raises(RunError, match="no NVIDIA card"):
-        place.choose([], wish(1, 1))
+        card_choice.choose([], wish(1, 1))
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 8)), max_size=30))
@@ -105,18 +105,18 @@ def test_no_sequence_of_runs_overbooks_a_card(wishes: list[tuple[int, int]]) -> 
         try:
             (index,) = chosen(bookings, wish(cores, gib))
         except RunError:
-            assert not any(room.takes(wish(cores, gib)) for room in place.rooms(CARDS, bookings))
+            assert not any(room.takes(wish(cores, gib)) for room in card_choice.rooms(CARDS, bookings))
         else:
             bookings.append(held(index, cores, gib))
-    assert all(room.free_cores >= 0 and room.free_bytes >= 0 for room in place.rooms(CARDS, bookings))
+    assert all(room.free_cores >= 0 and room.free_bytes >= 0 for room in card_choice.rooms(CARDS, bookings))
 
 
 def test_limits_lend_to_ones_own_runs_only() -> None:
     mine = held(0, 30, 1, limit=80, name="run-a")
-    (alone,) = place.limits(mine, [mine])
-    (beside_own,) = place.limits(mine, [mine, held(0, 20, 1, name="run-b")])
-    (beside_stranger,) = place.limits(mine, [mine, held(0, 20, 1, name="run-c", user=2)])
-    (elsewhere,) = place.limits(mine, [mine, held(1, 20, 1, name="run-d", user=2)])
+    (alone,) = card_choice.limits(mine, [mine])
+    (beside_own,) = card_choice.limits(mine, [mine, held(0, 20, 1, name="run-b")])
+    (beside_stranger,) = card_choice.limits(mine, [mine, held(0, 20, 1, name="run-c", user=2)])
+    (elsewhere,) = card_choice.limits(mine, [mine, held(1, 20, 1, name="run-d", user=2)])
     assert (alone.core_limit, alone.shared) == (elsewhere.core_limit, elsewhere.shared) == (80, False)
     assert (beside_own.core_limit, beside_own.shared) == (80, True)
     assert (beside_stranger.core_limit, beside_stranger.shared) == (30, True)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from localcluster.runner import config as configs
-from localcluster.runner import linux, newroot
+from localcluster.runner import linux, rootfs
 
 _EXEC_FAILED = 127
 _CHILD_POLL_SECONDS = 0.02
@@ -138,7 +138,7 @@ class Monitor:
             os.setresuid(0, 0, 0)
         if self._config.hostname:
             linux.sethostname(self._config.hostname)
-        newroot.RootBuilder(self._config).build()
+        rootfs.RootBuilder(self._config).build()
 
     def _execute(self, report: int) -> None:
         config = self._config

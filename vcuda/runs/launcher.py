@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from vcuda.runs import processes
 from vcuda.runs.errors import CommandError, RunError
-from vcuda.runs.keeper import Keeper, Task
+from vcuda.runs.supervisor import Supervisor, Task
 
 FORWARDED = frozenset(
     {
@@ -40,34 +40,34 @@ class _Progress:
 
 
 def run(task: Task, say: Callable[[str], None]) -> int:
-    """Run the task's command under a keeper; return its exit status (128 + signal if one ended it).
+    """Run the task's command under a supervisor; return its exit status (128 + signal if one ended it).
 
-    Single-threaded callers only: it forks. Raises CommandError if the command can't be executed, RunError if keeper and
+    Single-threaded callers only: it forks. Raises CommandError if the command can't be executed, RunError if supervisor and
     command were both killed before the command's end was known.
     """
-    processes.adopt_orphans()  # should the keeper be killed, the command becomes our child
+    processes.adopt_orphans()  # should the supervisor be killed, the command becomes our child
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
     near, far = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
-    keeper = os.fork()
-    if keeper == 0:
+    supervisor = os.fork()
+    if supervisor == 0:
         near.close()
-        Keeper(replace(task, mask=before), far).main()
+        Supervisor(replace(task, mask=before), far).main()
     far.close()
     try:
-        return _Front(task, near, keeper, say).wait()
+        return _Launcher(task, near, supervisor, say).wait()
     finally:
         near.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Front:
-    def __init__(self, task: Task, link: socket.socket, keeper: int, say: Callable[[str], None]) -> None:
+class _Launcher:
+    def __init__(self, task: Task, link: socket.socket, supervisor: int, say: Callable[[str], None]) -> None:
         self._task = task
         self._link = link
         self._link.setblocking(False)
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._keeper_gone = False
         self._say = say
         self._heard = b""
@@ -78,7 +78,7 @@ class _Front:
         while True:
             self._listen()
             if progress.failure is not None:
-                os.waitpid(self._keeper, 0)
+                os.waitpid(self._supervisor, 0)
                 raise progress.failure
             if progress.status is None:
                 self._reap()
@@ -93,7 +93,7 @@ class _Front:
                 self._forward(signal_info.si_signo)
 
     def _listen(self) -> None:
-        """Read what the keeper says, whole lines only."""
+        """Read what the supervisor says, whole lines only."""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while received := self._link.recv(4096):
                 self._heard += received
@@ -111,14 +111,14 @@ class _Front:
                 self._progress.failure = CommandError(int(status), message)
 
     def _reap(self) -> None:
-        """Notice a killed keeper; then the command, adopted, is ours to wait for."""
+        """Notice a killed supervisor; then the command, adopted, is ours to wait for."""
         ended, left = processes.reap()
-        if self._keeper in ended:
+        if self._supervisor in ended:
             self._keeper_gone = True
             self._listen()  # its last words
             if self._progress.status is None and self._progress.failure is None:
                 self._say(
-                    "the keeper of this run was killed; the share stays booked while its processes live"
+                    "the supervisor of this run was killed; the share stays booked while its processes live"
                 )
         progress = self._progress
         if progress.status is not None or progress.failure is not None:
@@ -127,7 +127,7 @@ class _Front:
             progress.status = processes.exit_status(ended[progress.command_pid])
             progress.lingering = left
         elif self._keeper_gone and not left:
-            raise RunError("the keeper of this run and its command were killed")
+            raise RunError("the supervisor of this run and its command were killed")
 
     def _forward(self, number: int) -> None:
         if not self._keeper_gone:
@@ -146,5 +146,5 @@ class _Front:
             self._task.finish()
         else:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._keeper, 0)  # then the booking is out of the ledger
+                os.waitpid(self._supervisor, 0)  # then the booking is out of the ledger
         return status

@@ -1,4 +1,4 @@
-"""What the keepers of one user's runs do for all of them: one of them arbitrates, and keeps the limits in force true."""
+"""What the supervisors of one user's runs do for all of them: one of them arbitrates, and keeps the limits in force true."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vcuda import arbiter, region
-from vcuda.runs import place
+from vcuda.runs import card_choice
 from vcuda.runs.context_costs import ContextCosts
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
@@ -16,8 +16,8 @@ PERIOD_SECONDS = 0.25  # how soon a dead arbiter is replaced, a new neighbour se
 
 
 @dataclass
-class Duty:
-    """One keeper's part. The right to arbitrate is a file lock: it moves on when its holder dies, however it dies."""
+class Arbitration:
+    """One supervisor's part. The right to arbitrate is a file lock: it moves on when its holder dies, however it dies."""
 
     ledger: Ledger
     user_id: int
@@ -69,7 +69,7 @@ class Duty:
             arbiter_now.remove(name)
             del self._limits[name]
         for name, entry in mine.items():
-            wanted = costs.fill(place.limits(entry, everyone))
+            wanted = costs.fill(card_choice.limits(entry, everyone))
             if self._limits.get(name) == wanted:
                 continue
             folder = self.ledger.region_folder(name)

@@ -1,4 +1,4 @@
-"""The keeper: the process between `vcuda run` and its command that outlives both and ends the booking with the tree.
+"""The supervisor: the process between `vcuda run` and its command that outlives both and ends the booking with the tree.
 
 It is the parent of the command and adopts every descendant that is orphaned, so it knows when the last one is gone,
 also of those that closed all their files. It lives in a session of its own: no terminal and no signal to the command's
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from vcuda.runs import processes
-from vcuda.runs.duty import PERIOD_SECONDS, Duty
+from vcuda.runs.arbitration import PERIOD_SECONDS, Arbitration
 from vcuda.runs.errors import CommandError
 
 _IGNORED = (
@@ -41,11 +41,11 @@ class Task:
     environment: Mapping[str, str]
     mask: Collection[int]
     held: frozenset[int]  # descriptors that must stay open: the booking's lock, the ledger
-    duty: Duty
+    duty: Arbitration
     finish: Callable[[], None]
 
 
-class Keeper:
+class Supervisor:
     """Runs in a fork of the front; `main` never returns."""
 
     def __init__(self, task: Task, link: socket.socket) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from manager.audit.foreign_use import Coexistence
+from manager.audit.foreign_use import ForeignUse
 from manager.cards.driver import CardProcess, DriverError, NodeCard, Probe, XidEvent
 from manager.cards.inventory import Inventory
 from manager.kubelet.records import PodResources, RecordsError
@@ -99,7 +99,7 @@ def test_a_card_under_a_foreign_mps_server_is_blocked_with_the_reason(tmp_path: 
         "GPU-1": (CardProcess(8, 1), CardProcess(7, None)),
         "GPU-2": (CardProcess(8, 1), CardProcess(9, 1)),
     }
-    found = Coexistence(processes.get, dict, lambda _: False, tmp_path).blocked(
+    found = ForeignUse(processes.get, dict, lambda _: False, tmp_path).blocked(
         [item("GPU-1"), item("GPU-2"), item("GPU-3")]
     )
     assert list(found) == ["GPU-1"] and "a foreign MPS daemon serves it" in found["GPU-1"]
@@ -113,9 +113,9 @@ def test_records_that_cannot_be_had_change_nothing() -> None:
             raise RecordsError("away")
         return answers.pop()
 
-    coexistence = Coexistence(lambda _: None, held, lambda _: False)
+    foreign_use = ForeignUse(lambda _: None, held, lambda _: False)
     cards = [item("GPU-1"), item("MIG-1", parent="GPU-1"), item("GPU-2")]
-    assert [set(coexistence.blocked(cards)) for _ in range(2)] == [{"GPU-1", "MIG-1"}] * 2
+    assert [set(foreign_use.blocked(cards)) for _ in range(2)] == [{"GPU-1", "MIG-1"}] * 2
 
 
 def test_a_share_below_the_smallest_is_refused_with_the_way_out(node: Node) -> None:

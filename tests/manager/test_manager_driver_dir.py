@@ -84,11 +84,11 @@ def test_an_interrupted_build_of_the_mirror_is_made_anew(tmp_path: Path) -> None
 def test_a_missing_driver_or_shim_is_named(tmp_path: Path) -> None:
     root = host(tmp_path, "535.1.2")
     with pytest.raises(
-        driver_dir.MirrorError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"
+        driver_dir.DriverDirError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"
     ):
         driver_dir.make(tmp_path / "vm", root, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(driver_dir.MirrorError, match=r"no libcuda.so.1 below .* --driver-root right"):
+    with pytest.raises(driver_dir.DriverDirError, match=r"no libcuda.so.1 below .* --driver-root right"):
         driver_dir.make(tmp_path / "vm", HostRoot(tmp_path / "empty"), our_shims(tmp_path))
 
 
@@ -98,5 +98,5 @@ def test_a_library_that_an_upgrade_takes_away_meanwhile_is_an_ordinary_failure(
     """It is made again at the next look; the thread that looks must not end by it."""
     root = host(tmp_path, "535.1.2")
     monkeypatch.setattr(HostRoot, "find_program", lambda *_: tmp_path / "root/usr/bin/nvidia-smi")
-    with pytest.raises(driver_dir.MirrorError, match=r"cannot make the driver directory .*nvidia-smi"):
+    with pytest.raises(driver_dir.DriverDirError, match=r"cannot make the driver directory .*nvidia-smi"):
         driver_dir.make(tmp_path / "vm", root, our_shims(tmp_path))

@@ -16,7 +16,7 @@ from vcuda.spec.units import CORES_PER_CARD, format_bytes
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunRequest:
     """What a run asks of each of its cards. `memory_bytes` None: a whole card's own; `devices` empty: any card.
 
     `oversell_bytes`: what it may hold in all, beyond `memory_bytes` as managed memory; 0: no more than these.
@@ -36,7 +36,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Room:
+class CardRoom:
     """A card and what bookings leave of it."""
 
     index: int
@@ -55,41 +55,47 @@ class Room:
     def free_bytes(self) -> int:
         return self.card.memory_bytes - sum(share.memory_bytes for share in self.shares)
 
-    def takes(self, wish: Wish) -> bool:
-        memory = self.card.memory_bytes if wish.memory_bytes is None else wish.memory_bytes
-        return self.card.healthy and wish.cores <= self.free_cores and memory <= self.free_bytes
+    def takes(self, request: RunRequest) -> bool:
+        memory = self.card.memory_bytes if request.memory_bytes is None else request.memory_bytes
+        return self.card.healthy and request.cores <= self.free_cores and memory <= self.free_bytes
 
-    def share(self, wish: Wish) -> Share:
-        memory = self.card.memory_bytes if wish.memory_bytes is None else wish.memory_bytes
-        whole = wish.memory_bytes is None
+    def share(self, request: RunRequest) -> Share:
+        memory = self.card.memory_bytes if request.memory_bytes is None else request.memory_bytes
+        whole = request.memory_bytes is None
         return Share(
-            self.card.uuid, self.card.minor, wish.cores, wish.core_limit, memory, whole, wish.oversell_bytes
+            self.card.uuid,
+            self.card.minor,
+            request.cores,
+            request.core_limit,
+            memory,
+            whole,
+            request.oversell_bytes,
         )
 
 
-def rooms(cards: Sequence[inventory.Card], bookings: Sequence[Booking]) -> list[Room]:
+def rooms(cards: Sequence[inventory.Card], bookings: Sequence[Booking]) -> list[CardRoom]:
     """The cards in NVML's order, each with the bookings on it."""
     return [
-        Room(index, card, tuple(entry for entry in bookings if entry.on(card.uuid)))
+        CardRoom(index, card, tuple(entry for entry in bookings if entry.on(card.uuid)))
         for index, card in enumerate(cards)
     ]
 
 
-def choose(available: Sequence[Room], wish: Wish) -> tuple[Room, ...]:
+def choose(available: Sequence[CardRoom], request: RunRequest) -> tuple[CardRoom, ...]:
     """The cards of the run: the named ones, else the fullest that fit (so that the others stay whole).
 
     Raises RunError that names, for each card in question, what is free and who holds the rest.
     """
     if not available:
         raise RunError("this machine has no NVIDIA card; --sim uses simulated ones")
-    candidates = [_named(available, device) for device in wish.devices] or list(available)
+    candidates = [_named(available, device) for device in request.devices] or list(available)
     if len({room.card.uuid for room in candidates}) != len(candidates):
         raise RunError("--device names one card twice")
-    fitting = [room for room in candidates if room.takes(wish)]
-    needed = len(wish.devices) or wish.cards
+    fitting = [room for room in candidates if room.takes(request)]
+    needed = len(request.devices) or request.cards
     if len(fitting) < needed:
-        raise RunError(_refusal(candidates, wish, needed))
-    if wish.devices:
+        raise RunError(_refusal(candidates, request, needed))
+    if request.devices:
         return tuple(fitting)
     fitting.sort(key=lambda room: (room.free_cores, room.free_bytes, room.index))
     return tuple(sorted(fitting[:needed], key=lambda room: room.index))
@@ -143,7 +149,7 @@ def user_name(user_id: int) -> str:
         return f"user {user_id}"
 
 
-def _named(available: Sequence[Room], device: str) -> Room:
+def _named(available: Sequence[CardRoom], device: str) -> CardRoom:
     """The card with this index or UUID; the start of a UUID is enough if no other card shares it."""
     if device.isascii() and device.isdigit():
         matching = [room for room in available if str(room.index) == (device.lstrip("0") or "0")]
@@ -156,15 +162,15 @@ def _named(available: Sequence[Room], device: str) -> Room:
     raise RunError(f"--device {device:.60} {what}; there are {known}")
 
 
-def _refusal(candidates: Sequence[Room], wish: Wish, needed: int) -> str:
+def _refusal(candidates: Sequence[CardRoom], request: RunRequest, needed: int) -> str:
     if needed > len(candidates):
-        head = f"{needed} cards are asked for, each with {wish.text} free; there are {len(candidates)}:"
+        head = f"{needed} cards are asked for, each with {request.text} free; there are {len(candidates)}:"
     elif len(candidates) == 1:
-        head = f"the card does not have {wish.text} free:"
+        head = f"the card does not have {request.text} free:"
     elif needed == 1:
-        head = f"no card has {wish.text} free:"
+        head = f"no card has {request.text} free:"
     else:
-        head = f"fewer than {needed} of these cards have {wish.text} free:"
+        head = f"fewer than {needed} of these cards have {request.text} free:"
     lines = [head]
     for room in candidates:
         free = f"{room.free_cores} of {CORES_PER_CARD} cores"

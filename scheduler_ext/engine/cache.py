@@ -1,4 +1,4 @@
-"""The book: all that the engine knows and remembers. Not locked: the engine's one lock covers it."""
+"""The scheduler's cache: all that the engine knows and remembers. Not locked: the engine's one lock covers it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
-from scheduler_ext.state.pods import Ledger, Nominations
+from scheduler_ext.state.pods import Nominations, PodCache
 from scheduler_ext.state.shape import Shape, shape_of
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
@@ -32,8 +32,8 @@ class Journal(Protocol):
     def put(self, event: dict[str, Any], weight: int = 1) -> None: ...
 
 
-class Book:
-    """Cluster, ledger, scores, typical pods, quotas, gangs, nominations and last decisions.
+class SchedulerCache:
+    """Cluster, pods, scores, typical pods, quotas, gangs, nominations and last decisions.
 
     `clock` gives monotonic seconds, `wall_clock` nanoseconds since the epoch. An assumed placement expires
     `expiry_seconds` after its decision, an incomplete gang's places `gang_seconds` after its first member's.
@@ -58,7 +58,7 @@ class Book:
         self.journal = journal
         self.cluster = Cluster()
         self.quotas = Quotas(self.cluster)
-        self.ledger = Ledger(self.cluster, changed=self.quotas.count)
+        self.pods = PodCache(self.cluster, changed=self.quotas.count)
         self.scores = Scores()
         self.workload = Workload()
         self.decisions = Decisions()

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from manager.kube.api import Kube
-from manager.kube.writer import Outbox
+from manager.kube.writer import ApiWriter
 from tests.manager.manager_pods import eventually
 from tests.manager.manager_support import Node
 from vcuda.kube.errors import ApiError
@@ -43,28 +43,28 @@ def api() -> Api:
 
 
 @pytest.fixture
-def outbox(api: Api) -> Iterator[Outbox]:
-    made = Outbox(cast(Kube, api))
+def api_writer(api: Api) -> Iterator[ApiWriter]:
+    made = ApiWriter(cast(Kube, api))
     made.start()
     yield made
     made.stop()
 
 
-def test_what_is_said_of_a_node_waits_until_kubelet_has_made_it(api: Api, outbox: Outbox) -> None:
-    outbox.describe_node({"cards": "1"}, {})
+def test_what_is_said_of_a_node_waits_until_kubelet_has_made_it(api: Api, api_writer: ApiWriter) -> None:
+    api_writer.describe_node({"cards": "1"}, {})
     eventually(lambda: api.refused, "the first try")
-    outbox.event({"name": "node-1"}, "Warning", "Xid", "it does not wait for the node")
+    api_writer.event({"name": "node-1"}, "Warning", "Xid", "it does not wait for the node")
     eventually(lambda: api.events == ["Xid"], "the event")
-    assert outbox.reachable
+    assert api_writer.reachable
     api.has_node = True
-    assert outbox.wait_empty(5)
+    assert api_writer.wait_empty(5)
     assert api.node == [{"cards": "1"}]
     assert api.refused < 5, "it does not spin"
 
 
 def test_a_node_that_is_not_there_is_tried_ever_more_rarely_until_something_new_is_said(api: Api) -> None:
     now = 0.0
-    outbox = Outbox(cast(Kube, api), lambda: now)
+    api_writer = ApiWriter(cast(Kube, api), lambda: now)
 
     def tried_at(seconds: int) -> list[float]:
         """When it was tried within the next seconds."""
@@ -72,15 +72,15 @@ def test_a_node_that_is_not_there_is_tried_ever_more_rarely_until_something_new_
         until, found = now + seconds, []
         while now < until:
             for _ in range(5):
-                if (entry := outbox._next()) is not None:
+                if (entry := api_writer._next()) is not None:
                     found.append(now)
-                    assert outbox._send(cast(Kube, api), *entry)
+                    assert api_writer._send(cast(Kube, api), *entry)
             now += 1
         return found
 
-    outbox.describe_node({"cards": "1"}, {})
+    api_writer.describe_node({"cards": "1"}, {})
     assert tried_at(130) == [0, 1, 3, 7, 15, 31, 61, 91, 121]
-    outbox.describe_node({"cards": "2"}, {})
+    api_writer.describe_node({"cards": "2"}, {})
     assert tried_at(5) == [130, 131, 133]
     api.has_node = True
     assert tried_at(60) == [137]
@@ -88,24 +88,24 @@ def test_a_node_that_is_not_there_is_tried_ever_more_rarely_until_something_new_
 
 
 def test_what_is_said_of_a_node_while_it_is_looked_for_in_vain_does_not_wait(api: Api) -> None:
-    outbox = Outbox(cast(Kube, api), lambda: 0.0)
-    outbox.describe_node({"cards": "1"}, {})
-    entry = outbox._next()
+    api_writer = ApiWriter(cast(Kube, api), lambda: 0.0)
+    api_writer.describe_node({"cards": "1"}, {})
+    entry = api_writer._next()
     assert entry is not None
-    outbox.describe_node({"cards": "2"}, {})
-    assert outbox._send(cast(Kube, api), *entry)
-    assert outbox._next() is not None
+    api_writer.describe_node({"cards": "2"}, {})
+    assert api_writer._send(cast(Kube, api), *entry)
+    assert api_writer._next() is not None
 
 
 def test_a_label_that_is_not_given_any_more_is_taken_away_whenever_it_arrives(
-    api: Api, outbox: Outbox
+    api: Api, api_writer: ApiWriter
 ) -> None:
-    outbox.describe_node({}, {"model": "a", "rack": "7"})
+    api_writer.describe_node({}, {"model": "a", "rack": "7"})
     eventually(lambda: api.refused, "the first try")
-    outbox.describe_node({}, {"model": "a"})
-    outbox.describe_node({}, {"model": "b"})  # replaces the one that took the label away
+    api_writer.describe_node({}, {"model": "a"})
+    api_writer.describe_node({}, {"model": "b"})  # replaces the one that took the label away
     api.has_node = True
-    assert outbox.wait_empty(5)
+    assert api_writer.wait_empty(5)
     assert api.labels == {"model": "b", "rack": None}
 
 
