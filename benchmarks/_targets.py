@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks import _readings
 
-CARD_RUN = "_card"  # what follows a program's name in the name of its run on a real card
+CARD_RUN = "_on_card"  # what follows a program's name in the name of its run on a real card
 
 
 @dataclass(frozen=True)

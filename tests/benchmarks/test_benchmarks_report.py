@@ -135,13 +135,17 @@ def test_a_run_on_a_card_stands_beside_the_simulated_one_and_survives_the_next_r
         card: a_run(f"table of {card}", machine={"card": card}, shares=shares)
         for card, shares in rows.items()
     }
-    _report.write(report, {"throttle": runs["simulated"], "throttle_card": runs["H1"]})
+    _report.write(report, {"throttle": runs["simulated"], "throttle_on_card": runs["H1"]})
     lines = [line for line in report.read_text().splitlines() if line.startswith("| T6")]
     assert [line.rsplit("| ", 1)[1] for line in lines] == ["met |", "missed |"]
     _report.write(report, {"throttle": runs["simulated"]}, ["throttle"])
     text = report.read_text()
     assert [line for line in text.splitlines() if line.startswith("| T6")] == lines
-    assert "## throttle_card" in text and "table of H1" in text and "table of simulated" in text
+    whole = _report.Run("python -m benchmarks.whole_card", "2026-01-02 10:00 UTC", "pairs", "", None)
+    _report.write(report, {"whole_card": whole})
+    _report.write(report, {"throttle": runs["simulated"]}, ["throttle", "whole_card"])
+    assert "## whole_card" in report.read_text(), "a program whose own name ends so"
+    assert "## throttle_on_card" in text and "table of H1" in text and "table of simulated" in text
 
 
 @pytest.mark.parametrize(
