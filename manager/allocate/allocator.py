@@ -154,11 +154,10 @@ class Allocator:
         self._state.sync()
         if not self._state.long:
             return
-        with self._lock:
-            try:
-                self._state.compact(self._allocations.values())
-            except StateError as error:
-                log.warning("%s", error)
+        try:
+            self._state.fold(self._lock, self._allocations.values)
+        except StateError as error:
+            log.warning("%s", error)
 
     # Allocate.
 

@@ -1,7 +1,7 @@
 """What is allocated, on disk: a snapshot and a journal of the changes since, both checksummed.
 
-`state.json` is versioned and replaced atomically; `state.journal` begins with the checksum of the snapshot that it belongs to and gets one line
-per change: a pod that is being admitted waits for an append, not for the disk. After `save` returns, the change survives the death of this
+`state.json` is versioned and replaced atomically; `state.journal` begins with the checksum of the snapshot that it continues and gets one line
+per change: a pod that is being admitted waits for an append, never for the disk. After `save` returns, the change survives the death of this
 process. A power cut may take the changes since the last `sync`: those are in kubelet's own checkpoint, from which a start completes them.
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -132,13 +133,17 @@ class StateFile:
             return
         if not put and not drop:
             return
-        data = _line(_canonical({"put": [encode(item) for item in put], "drop": [list(key) for key in drop]}))
+        self._append(
+            _line(_canonical({"put": [encode(item) for item in put], "drop": [list(key) for key in drop]}))
+        )
+
+    def _append(self, line: bytes) -> None:
         try:
-            written = os.write(self._descriptor, data)
+            written = os.write(self._descriptor, line)
         except OSError as error:
             self._take_back()
             raise self._unwritable(self.journal, error.strerror) from error
-        if written != len(data):
+        if written != len(line):
             self._take_back()
             raise self._unwritable(self.journal, "the disk is full")
         self._bytes += written
@@ -156,32 +161,68 @@ class StateFile:
         return StateError(f"cannot write the state file {path}: {why}; make room or make it writable")
 
     def compact(self, allocations: Iterable[Allocation]) -> None:
-        """Write a new snapshot and begin a new journal, both on the disk when this returns. Raises StateError."""
-        rows = {item.key: item for item in allocations}
-        data = _canonical({"allocations": [encode(item) for item in rows.values()]})
-        checksum = _checksum(data)
+        """Write a new snapshot and begin a new journal; `sync` brings both to the disk. Raises StateError."""
+        checksum, document = _snapshot(allocations)
         self.close()
         try:
-            self._replace(
-                self.path, f'{{"version":{VERSION},"checksum":"{checksum}","data":{data}}}\n'.encode()
-            )
+            self._written(self.path, document).replace(self.path)
             # Between the two the old journal belongs to no snapshot, and the new snapshot needs none.
-            first = _line(_canonical({"snapshot": checksum}))
-            self._replace(self.journal, first)
-            self._descriptor = os.open(self.journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            self._inodes = self._current_inodes()
+            self._begin_journal(_line(_canonical({"snapshot": checksum})))
         except OSError as error:
             raise self._unwritable(self.path, error.strerror) from error
-        self._bytes = len(first)
-        self._unsynced = False
+        self._unsynced = True
 
-    def _replace(self, path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    def fold(self, lock: threading.Lock, everything: Callable[[], Iterable[Allocation]]) -> None:
+        """Put what the journal says into a new snapshot. `lock`: the writer's, which is not held while the disk is waited for.
+
+        A line in the old journal says that it continues the new snapshot too: all its changes in their order end in the same state, whichever of
+        the two they begin from. So one rename decides, and a kill at any moment loses nothing. Raises StateError.
+        """
+        with lock:
+            if self._descriptor < 0 or self._inodes != self._current_inodes():
+                self.compact(everything())
+                return
+            allocations, inodes, position = list(everything()), self._inodes, self._bytes
+        checksum, document = _snapshot(allocations)
+        first = _line(_canonical({"snapshot": checksum}))
+        temporary = self._temporary(self.path)
+        try:
+            self._written(self.path, document, durable=True)
+            with lock:
+                if self._inodes != inodes or self._descriptor < 0:
+                    return  # somebody has taken the files away, and all was written anew
+                with self.journal.open("rb") as journal:
+                    journal.seek(position)
+                    meanwhile = journal.read()
+                self._append(first)
+                temporary.replace(self.path)
+                self._inodes = self._current_inodes()
+                self._begin_journal(first + meanwhile)
+        except OSError as error:
+            raise self._unwritable(self.path, error.strerror) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._unsynced = True
+
+    def _begin_journal(self, lines: bytes) -> None:
+        self._written(self.journal, lines).replace(self.journal)
+        descriptor = os.open(self.journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self.close()
+        self._descriptor, self._bytes, self._inodes = descriptor, len(lines), self._current_inodes()
+
+    @staticmethod
+    def _temporary(path: Path) -> Path:
+        return path.with_name(f".{path.name}.{os.getpid()}")
+
+    def _written(self, path: Path, data: bytes, *, durable: bool = False) -> Path:
+        """A file beside `path`, to take its place. Raises OSError."""
+        temporary = self._temporary(path)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+            if durable:
+                os.fsync(file.fileno())
+        return temporary
 
     def _current_inodes(self) -> tuple[int, int]:
         try:
@@ -199,13 +240,14 @@ class StateFile:
         if not self._unsynced:
             return
         self._unsynced = False
-        try:
-            descriptor = os.open(self.journal, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        with contextlib.suppress(OSError):
-            os.fdatasync(descriptor)
-        os.close(descriptor)
+        for path in (self.path, self.journal):
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            with contextlib.suppress(OSError):
+                os.fdatasync(descriptor)
+            os.close(descriptor)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -213,21 +255,29 @@ class StateFile:
             self._descriptor = -1
 
 
+def _snapshot(allocations: Iterable[Allocation]) -> tuple[str, bytes]:
+    """The checksum and the text of a snapshot."""
+    rows = {item.key: item for item in allocations}
+    data = _canonical({"allocations": [encode(item) for item in rows.values()]})
+    checksum = _checksum(data)
+    return checksum, f'{{"version":{VERSION},"checksum":"{checksum}","data":{data}}}\n'.encode()
+
+
 def _replay(found: dict[Key, Allocation], changes: bytes, snapshot: str) -> None:
-    """Apply a journal's lines. Raises ValueError for a damaged one; the last may be half written, and then nobody was told."""
-    lines = changes.splitlines(keepends=True)
-    for number, line in enumerate(lines):
+    """Apply a journal that continues this snapshot. Raises ValueError for a damaged line; the last may be half written, and then nobody was told."""
+    lines, ours = [], False
+    whole = changes.splitlines(keepends=True)
+    for number, line in enumerate(whole):
         text = line[_CHECKSUM_LENGTH + 1 :].rstrip(b"\n").decode(errors="replace")
         if line != _line(text):
-            if number == len(lines) - 1:
-                return
+            if number == len(whole) - 1:
+                break
             raise ValueError(f"line {number + 1} of the journal is damaged")
         change: Mapping[str, Any] = json.loads(text)
-        if number == 0:
-            if change.get("snapshot") != snapshot:
-                return  # of an earlier snapshot: what it says is in this one
-            continue
-        for uid, container in change["drop"]:
+        ours = ours or change.get("snapshot") == snapshot
+        lines.append(change)
+    for change in lines if ours else ():  # else it is of an earlier snapshot, and what it says is in this one
+        for uid, container in change.get("drop", ()):
             found.pop((str(uid), str(container)), None)
-        for item in map(decode, change["put"]):
+        for item in map(decode, change.get("put", ())):
             found[item.key] = item

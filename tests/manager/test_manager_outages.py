@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from localcluster.apiserver.faults import Fault, Request
 from manager import housekeeping
 from manager.allocations import checkpoint
+from manager.allocations.checkpoint import StateFile
 from manager.audit.memory import Auditor
 from manager.kubelet.records import CHECKPOINT_FILE
 from tests.manager.manager_kubelet import Rejected
@@ -287,6 +289,34 @@ def test_a_disk_that_is_slow_holds_up_no_admission(node: Node, monkeypatch: pyte
     for number in range(5):
         node.kubelet.admit(pod(f"p{number}", container("c", 5, 1)))
     slow.set()
+
+
+def test_a_journal_that_is_folded_on_a_slow_disk_holds_up_no_admission(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = node.start("--allocation-check-period=60", wait=200)
+    node.kubelet.admit(pod("first", container("c", 5, 1)))
+    monkeypatch.setattr(checkpoint, "JOURNAL_BYTES", 1)
+    began, slow = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def fsync_late(descriptor: int) -> None:
+        began.set()
+        slow.wait(20)
+        fsync(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync_late)
+    folding = threading.Thread(target=daemon.allocator.sync)
+    folding.start()
+    assert began.wait(10)
+    for number in range(3):
+        node.kubelet.admit(pod(f"p{number}", container("c", 5, 1)))
+    assert folding.is_alive()
+    slow.set()
+    folding.join()
+    saved = StateFile(node.directory / "checkpoint")
+    assert set(saved.read()) == {item.key for item in daemon.allocator.allocations} and len(saved.read()) == 4
+    assert saved.journal.read_bytes().count(b"\n") == 1 + 2 * 3  # what came meanwhile: two calls a pod
 
 
 @pytest.mark.parametrize("status", [500, 429, 0])

@@ -127,7 +127,7 @@ def test_a_long_journal_that_can_not_be_folded_is_said_and_serving_goes_on(
 ) -> None:
     monkeypatch.setattr(checkpoint, "JOURNAL_BYTES", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(allocator._state, "compact", full)
+        patch.setattr(allocator._state, "fold", full)
         first = admitted(node)
         allocator.sync()
     assert "disk full; make room" in caplog.text

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,9 +78,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         patch.setattr("os.write", full)
-        for write in (partial(save_state, file), file.compact):
+        for write in (partial(save_state, file, []), partial(file.fold, threading.Lock(), list)):
             with pytest.raises(StateError, match="No space left on device; make room"):
-                write([])
+                write()
             assert len(file.load()) == 1
     save_state(file, [])
     assert file.load() == {}
@@ -96,7 +100,7 @@ def test_changes_are_appended_and_fold_into_a_snapshot(tmp_path: Path) -> None:
     )  # nothing is written when nothing changed
     save_state(file, items[149:])
     assert not file.long
-    file.compact(items[149:])
+    file.fold(threading.Lock(), lambda: items[149:])
     assert file.journal.read_bytes().count(b"\n") == 1
     assert list(file.load().values()) == items[149:]
     file.sync()
@@ -161,6 +165,72 @@ def test_files_taken_away_under_the_daemon_are_made_again(tmp_path: Path) -> Non
     file.path.unlink()
     save_state(file, [an_allocation("a"), an_allocation("b")])
     assert [item.container for item in file.load().values()] == ["a", "b"]
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing of ours handles it."""
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_kill_at_any_step_of_a_fold_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """What was saved before, and what is saved while the snapshot is on its way to the disk."""
+    file = StateFile(tmp_path)
+    first, second, third, fourth = (an_allocation(name) for name in "abde")
+    file.append([first], [], lambda: [first])
+    file.append([second], [], list)
+    file.append([third], [first.key], list)
+    known, steps = {item.key: item for item in (second, third)}, iter(range(100))
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if next(steps) == step:
+                raise Killed
+            return function(*arguments)
+
+        return call
+
+    fsync = os.fsync
+
+    def fsync_while_pods_come(descriptor: int) -> None:
+        file.append([fourth], [second.key], list)
+        known[fourth.key] = fourth
+        known.pop(second.key)
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fsync_while_pods_come)
+        for name in ("write", "replace", "open", "pread"):
+            patch.setattr(f"os.{name}", counted(getattr(os, name)))
+        try:
+            file.fold(threading.Lock(), lambda: list(known.values()))
+        except Killed:
+            assert StateFile(tmp_path).read() == known
+            return
+    assert StateFile(tmp_path).read() == known and step >= 4
+    file.append([first], [], list)
+    assert StateFile(tmp_path).read() == {**known, first.key: first}
+
+
+def test_a_fold_that_the_disk_refuses_leaves_what_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = StateFile(tmp_path)
+    first, second = an_allocation("a"), an_allocation("b")
+    file.append([first], [], lambda: [first])
+    file.append([second], [], list)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(StateError, match="No space left"):
+            file.fold(threading.Lock(), lambda: [first, second])
+    file.append([], [first.key], list)
+    assert list(StateFile(tmp_path).read()) == [second.key]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state.journal", "state.json"]
 
 
 def test_changes_can_be_named_instead_of_looked_for(tmp_path: Path) -> None:
