@@ -7,10 +7,10 @@ import ctypes
 import gc
 import logging
 import os
-import queue
 import resource
 import signal
 import sys
+from collections.abc import Callable
 
 import vcuda
 from manager import daemon, doctor
@@ -50,21 +50,29 @@ def main() -> int:
     log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(describe(parsed.settings)))
     for warning in parsed.warnings:
         log.warning("%s", warning)
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may interrupt a get
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _: signals.put(received))
+    next_signal = _signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def reread() -> Settings:
         again = reader.parse(sys.argv[1:], os.environ)
         return again.settings if again is not None else parsed.settings
 
     try:
-        daemon.run(parsed.settings, os.environ, signals.get, reread)
+        daemon.run(parsed.settings, os.environ, next_signal, reread)
     except StartError as error:
         log.error("%s", error)
         return 1
     log.info("stopped")
     return 0
+
+
+def _signals(*numbers: int) -> Callable[[], int]:
+    """Waits for the next of these. Python's handlers run in the main thread, which nobody wakes when another thread takes the signal: a pipe does."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return lambda: os.read(reading, 1)[0]
 
 
 def _raise_files() -> None:

@@ -200,3 +200,28 @@ def test_http_pages(node: Node, machine: Machine) -> None:
 def sorted_labels(text: str) -> str:
     """prometheus-client writes labels sorted by name."""
     return ",".join(sorted(text.split(",")))
+
+
+def test_a_signal_that_another_thread_takes_ends_the_daemon_all_the_same() -> None:
+    """The kernel chooses the thread; the one that waits for signals may sleep on, or be about to fall asleep."""
+    program = """
+import signal, sys, threading, time
+from manager import daemon, main
+
+def run(settings, environment, next_signal, reread):
+    def taken():
+        time.sleep(0.3)
+        signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        time.sleep(30)
+    threading.Thread(target=taken, daemon=True).start()
+    print([next_signal(), next_signal()], flush=True)
+
+daemon.run = run
+sys.argv = ["gpu-manager"]
+main.main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=20
+    )
+    assert ended.stdout == f"[{int(signal.SIGHUP)}, {int(signal.SIGTERM)}]\n"
