@@ -17,7 +17,7 @@ from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.driver import context_cost
 from vcuda.driver.root import HostRoot
-from vcuda.sim import Machine
+from vcuda.sim import Machine, SimCard
 from vcuda.spec.inventory import Card
 
 MIB = 1 << 20
@@ -45,6 +45,24 @@ def libraries(machine: Machine) -> tuple[Path, Path]:
     cuda, nvml = root.find_library("libcuda.so.1"), root.find_library("libnvidia-ml.so.1")
     assert cuda and nvml
     return cuda, nvml
+
+
+def test_what_the_drivers_list_of_processes_leaves_out_is_part_of_a_context(tmp_path: Path) -> None:
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"unlisted_kib": 3072})])
+    assert context_cost.measure(*libraries(machine), machine.cards[0].uuid, machine.environment()) == CONTEXT
+
+
+def test_what_a_neighbour_did_is_no_part_of_a_context() -> None:
+    """The figures of an H100 in MiB, beside neighbours that take and give back."""
+    own, first, again = 518 * MIB, 527 * MIB, 524 * MIB
+    for rises, cost in (
+        ([first, again, again, again], first),
+        ([first + 200 * MIB, again, again + 64 * MIB, again + 2 * MIB], again),
+        ([first + 20 * MIB, again - 600 * MIB, 2 * again], first + 20 * MIB),
+        ([2 * first, 0, -again, 3 * again], own),
+        ([], own),
+    ):
+        assert context_cost.whole_cost(own, rises) == cost
 
 
 def test_a_neighbour_that_grows_meanwhile_is_no_part_of_a_context(machine: Machine) -> None:

@@ -50,3 +50,9 @@ def test_a_neighbour_that_grows_is_no_part_of_the_first_context(place: str, tmp_
         neighbour.communicate("\n", timeout=60)
     print(f"the first context of five containers: {costs} MiB")
     assert costs == [64] * 5
+
+
+def test_what_the_drivers_list_leaves_out_of_a_context_is_measured_too(tmp_path: Path) -> None:
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"unlisted_kib": 3072})])
+    share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=1024 * MIB)])
+    assert share.run("begin(); answer((info()[1] - info()[0]) >> 20)") == 64

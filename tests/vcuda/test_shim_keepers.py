@@ -346,3 +346,28 @@ begin(); step(); show()
 """,
     )
     assert [line[:-1] for line in found] == [[2], [2, 2, 0]]
+
+
+def test_arrays_are_charged_as_a_card_lays_them_out(tmp_path: Path) -> None:
+    """An H100 keeps small arrays of different texel sizes in different chunks, and rows in blocks of 128."""
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"texels": 1})])
+    share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=LIMIT)])
+    found = steps_and_truth(
+        share,
+        """
+class Flat(C.Structure):
+    _fields_ = [("width", size), ("height", size), ("format", C.c_int), ("channels", C.c_uint)]
+def array(side, format, channels):
+    made = C.c_void_p()
+    ok("cuArrayCreate_v2", C.byref(made), C.byref(Flat(side, side, format, channels)))
+    return made
+assert alloc(1)[0] == 0
+u8, u16, f32 = 1, 2, 0x20
+for side, format, channels in (
+    (32, u8, 1), (32, u8, 2), (32, u8, 4), (32, u16, 4), (32, f32, 4), (512, f32, 4), (700, f32, 4), (1000, f32, 4), (362, f32, 4)):
+    array(side, format, channels); step()
+show()
+array(64, u8, 1); array(32, u16, 2); step(); show()  # of one size
+""",
+    )
+    assert found == [[4, 6, 8, 10, 12, 16, 26, 42, 46, 46], [4, 6, 8, 10, 12, 16, 26, 42, 46, 50, 46]]

@@ -120,6 +120,7 @@ static int set_key(sim_card_config *card, int index, const char *key, const char
         {"minor", offsetof(sim_card_config, minor), 0},
         {"parent", offsetof(sim_card_config, parent), 0},
         {"mig", offsetof(sim_card_config, mig), 0},
+        {"texels", offsetof(sim_card_config, texels), 0},
         {"sms", offsetof(sim_card_config, sms), 0},
         {"run_to_completion", offsetof(sim_card_config, run_to_completion), 0},
         {"slice_spread_us", offsetof(sim_card_config, slice_spread_ns), 1000},

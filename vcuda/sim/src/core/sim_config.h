@@ -6,7 +6,7 @@
  *   driver version=550.163.01 cuda=12040 pid_namespace=4026531836
  *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
  *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0 \
- *        unlisted_kib=0 stream_kib=0 \
+ *        unlisted_kib=0 stream_kib=0 texels=0 \
  *        slice_spread_us=0 switch_spread_us=0 cold_us=0 cold_ppm=0 drag_ppm=0 gap_ns=0 gap_spread_ns=0 \
  *        event_step_ns=1 event_jitter_ns=0 kernel_jitter_ppm=0 timing_seed=0
  *   card index=1 parent=0 profile=1g.5gb caps=3,4 uuid=MIG-… minor=0 memory=… …
@@ -33,6 +33,7 @@ typedef struct {
     int32_t sms;               /* streaming multiprocessors */
     int32_t run_to_completion; /* 1: a running operation is never preempted at slice end */
     int32_t ragged_pools;      /* 1: memory pools grow and fragment by the second model (cu_pool_space.c) */
+    int32_t texels;            /* 1: small arrays of different texel sizes share no chunk */
     int32_t cap_count;
     int32_t caps[SIM_MAX_CAPS]; /* minors of /dev/nvidia-caps/nvidia-capN */
     uint64_t pool_seed;

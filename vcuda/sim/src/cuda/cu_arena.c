@@ -5,12 +5,12 @@
 
 #include "cu_sharing.h"
 
-enum { CLASSES = 12, SMALLEST_SHIFT = 9, OUTSIDE_GROWTH = 64 };
+enum { CLASSES = 12, DRAWERS = 6, SMALLEST_SHIFT = 9, OUTSIDE_GROWTH = 64 };
 
 typedef struct slab {
     struct slab *next, *previous; /* among those of its kind with a free place */
     size_t page;
-    int class, device, charge, used;
+    int class, device, charge, drawer, used;
     int hint; /* where to look for a free place first */
     cu_block *blocks[];
 } slab;
@@ -24,7 +24,7 @@ typedef struct {
 static uintptr_t base;
 static size_t page_count, pages_used, cursor;
 static page_entry *pages;
-static slab *roomy[SIM_MAX_CARDS][2][CLASSES];
+static slab *roomy[SIM_MAX_CARDS][2][DRAWERS][CLASSES];
 static cu_block **outside; /* sorted by address */
 static size_t outside_count, outside_room;
 static unsigned long long next_id;
@@ -75,7 +75,7 @@ static int class_of(size_t bytes)
 
 static void link_slab(slab *one)
 {
-    slab **head = &roomy[one->device][one->charge][one->class];
+    slab **head = &roomy[one->device][one->charge][one->drawer][one->class];
     one->previous = NULL;
     one->next = *head;
     if (*head)
@@ -88,12 +88,12 @@ static void unlink_slab(slab *one)
     if (one->previous)
         one->previous->next = one->next;
     else
-        roomy[one->device][one->charge][one->class] = one->next;
+        roomy[one->device][one->charge][one->drawer][one->class] = one->next;
     if (one->next)
         one->next->previous = one->previous;
 }
 
-static slab *new_slab(int device, int charge, int class, CUresult *why)
+static slab *new_slab(int device, int charge, int drawer, int class, CUresult *why)
 {
     const int places = (int)(CU_CHUNK >> (SMALLEST_SHIFT + class));
     slab *made = calloc(1, sizeof *made + (size_t)places * sizeof *made->blocks);
@@ -107,18 +107,19 @@ static slab *new_slab(int device, int charge, int class, CUresult *why)
     made->class = class;
     made->device = device;
     made->charge = charge;
+    made->drawer = drawer;
     pages[page].small = made;
     link_slab(made);
     return made;
 }
 
-static CUresult place_small(cu_block *block, int charge)
+static CUresult place_small(cu_block *block, int charge, int drawer)
 {
     const int class = class_of(block->bytes);
     const int places = (int)(CU_CHUNK >> (SMALLEST_SHIFT + class));
     CUresult why;
-    slab *home = roomy[block->device][charge][class];
-    if (!home && !(home = new_slab(block->device, charge, class, &why)))
+    slab *home = roomy[block->device][charge][drawer][class];
+    if (!home && !(home = new_slab(block->device, charge, drawer, class, &why)))
         return why;
     int place = home->hint;
     while (home->blocks[place])
@@ -154,6 +155,11 @@ static CUresult place_large(cu_block *block, int charge)
 
 CUresult cu_place(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, int charge, cu_block **block)
 {
+    return cu_place_in(ctx, device, bytes, kind, charge, 0, block);
+}
+
+CUresult cu_place_in(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, int charge, int drawer, cu_block **block)
+{
     if (!pages && reserve_arena())
         return CUDA_ERROR_OUT_OF_MEMORY;
     cu_block *made = calloc(1, sizeof *made);
@@ -164,7 +170,7 @@ CUresult cu_place(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, i
     made->device = device;
     made->ctx = ctx;
     made->id = ++next_id;
-    const CUresult bad = bytes <= CU_CHUNK / 2 ? place_small(made, charge) : place_large(made, charge);
+    const CUresult bad = bytes <= CU_CHUNK / 2 ? place_small(made, charge, drawer) : place_large(made, charge);
     if (bad) {
         free(made);
         return bad;

@@ -46,6 +46,16 @@ static size_t most(size_t value)
     return value ? value : 1;
 }
 
+/* The card keeps rows in blocks of tiles: of 8 rows, as many as hold all rows, up to 128 (seen on an H100: 700 rows take as much as
+ * 768). Here only the place is as large. */
+static size_t block_rows(size_t rows)
+{
+    size_t block = 8;
+    while (block < rows && block < 128)
+        block *= 2;
+    return rows ? (rows + block - 1) / block * block : 1;
+}
+
 static CUresult shape(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, struct CUarray_st *array, size_t *bytes)
 {
     const size_t element = format_bytes((int)descriptor->Format) * descriptor->NumChannels;
@@ -59,12 +69,25 @@ static CUresult shape(const CUDA_ARRAY3D_DESCRIPTOR *descriptor, struct CUarray_
     array->row = descriptor->Width * element;
     array->height = descriptor->Height;
     array->depth = descriptor->Depth;
-    *bytes = array->row * most(array->height) * most(array->depth);
+    *bytes = ((array->row + 63) & ~(size_t)63) * block_rows(array->height) * most(array->depth);
     return CUDA_SUCCESS;
 }
 
+/* Arrays share chunks with whatever is small, or (`texels` of the card) with arrays of as large texels only, as on an H100. */
+static int drawer_of(const struct CUctx_st *ctx, size_t texel)
+{
+    int drawer = 1;
+    if (!cu_card(ctx)->config.texels)
+        return 0;
+    while (texel > 1 && drawer < 5) {
+        texel /= 2;
+        drawer++;
+    }
+    return drawer;
+}
+
 /* A sparse array's memory is what is mapped into it; here it has addresses all the same, which no card pays for. */
-static CUresult allocate(size_t bytes, unsigned flags, CUdeviceptr *pointer)
+static CUresult allocate(size_t bytes, size_t texel, unsigned flags, CUdeviceptr *pointer)
 {
     CUcontext ctx;
     cu_block *block;
@@ -76,7 +99,7 @@ static CUresult allocate(size_t bytes, unsigned flags, CUdeviceptr *pointer)
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    bad = cu_place(ctx, ctx->device, bytes, CU_BLOCK_PLAIN, !(flags & SPARSE), &block);
+    bad = cu_place_in(ctx, ctx->device, bytes, CU_BLOCK_PLAIN, !(flags & SPARSE), drawer_of(ctx, texel), &block);
     if (!bad)
         *pointer = block->start;
     pthread_mutex_unlock(&cu_lock);
@@ -93,7 +116,7 @@ CU_EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIP
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     bad = shape(descriptor, &made, &bytes);
     if (!bad)
-        bad = allocate(bytes, descriptor->Flags, &pointer);
+        bad = allocate(bytes, format_bytes((int)descriptor->Format) * descriptor->NumChannels, descriptor->Flags, &pointer);
     if (bad)
         return bad;
     *array = malloc(sizeof made);
@@ -189,7 +212,7 @@ CU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *mipmapped, const CUD
             one.Depth = one.Depth ? most(one.Depth / 2) : 0;
     }
     if (!bad)
-        bad = allocate(total, descriptor->Flags, &made->pointer);
+        bad = allocate(total, format_bytes((int)descriptor->Format) * descriptor->NumChannels, descriptor->Flags, &made->pointer);
     if (bad) {
         free(made);
         return bad;

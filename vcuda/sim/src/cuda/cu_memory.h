@@ -45,6 +45,8 @@ typedef struct cu_block {
 /* All with cu_lock held. `charge` says whether the card pays here (pools and graphs pay in chunks of their own). `ctx` is
  * whose end ends the block too; NULL: nobody's. */
 CUresult cu_place(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, int charge, cu_block **block);
+/* The same in chunks that small blocks of other drawers (below 6) do not share. */
+CUresult cu_place_in(CUcontext ctx, int device, size_t bytes, cu_block_kind kind, int charge, int drawer, cu_block **block);
 void cu_unplace(cu_block *block);
 /* The block that contains an address, device or host; NULL if none does, or if it has been freed in stream order. */
 cu_block *cu_find(uintptr_t address);

@@ -21,7 +21,7 @@ struct vc_measure {
 void vc_measure_begin(struct vc_measure *measure, const char *uuid);
 
 /* Bytes that the card's use grew by on our account since the beginning, or 0 if that can't be told. Our own entry in NVML's process list
- * says it. Where NVML counts processes otherwise than we do (every pod), ours is the least of those that came: whoever else came
+ * says it, but for a little that only the card's total shows. Where NVML counts processes otherwise than we do (every pod), ours is the least of those that came: whoever else came
  * has a context, too. Where we are not listed at all, it is what the card's total grew by beyond the processes that are. */
 uint64_t vc_measure_end(const struct vc_measure *measure);
 

@@ -2,7 +2,9 @@
 #include "cuda/memory/object.h"
 #include "cuda/memory/small_array.h"
 
-#define VC__TILE_ROWS 8u       /* rows and row bytes are padded to tiles */
+/* Rows are padded to blocks of tiles of 8 rows, of up to 16 tiles: the smallest power of two that holds all rows, or 128 (seen on an H100). */
+#define VC__TILE_ROWS 8u
+#define VC__BLOCK_ROWS 128u
 #define VC__TILE_ROW_BYTES 64u
 #define VC__LEVEL_ALIGNMENT 512u
 #define VC__LARGEST_EXTENT 131072u /* of any card, in any direction */
@@ -27,12 +29,20 @@ static uint64_t extent_of(uint64_t whole, unsigned int level)
     return extent ? extent : 1;
 }
 
+static uint64_t padded_rows(uint64_t rows)
+{
+    uint64_t block = VC__TILE_ROWS;
+    while (block < rows && block < VC__BLOCK_ROWS)
+        block *= 2;
+    return vc_round_up(rows, block);
+}
+
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR_v2 *shape, unsigned int level)
 {
     bool layers = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
     uint64_t element = element_bytes(shape->Format, shape->NumChannels);
     uint64_t row = vc_round_up(vc_times(extent_of(shape->Width, level), element), VC__TILE_ROW_BYTES);
-    uint64_t rows = shape->Height ? vc_round_up(extent_of(shape->Height, level), VC__TILE_ROWS) : 1;
+    uint64_t rows = shape->Height ? padded_rows(extent_of(shape->Height, level)) : 1;
     uint64_t depth = layers ? extent_of(shape->Depth, 0) : extent_of(shape->Depth, level);
     return vc_times(vc_times(row, rows), depth);
 }
@@ -96,7 +106,8 @@ static CUresult begin_array(struct making *making, const CUDA_ARRAY3D_DESCRIPTOR
 {
     making->bytes = is_possible(shape, levels) ? estimate(shape, levels) : VC_SMALL_ARRAY + 1;
     if (making->bytes <= VC_SMALL_ARRAY)
-        return vc_small_array_begin(&making->small, &making->charge, least(shape, levels), making->bytes);
+        return vc_small_array_begin(&making->small, &making->charge, element_bytes(shape->Format, shape->NumChannels), least(shape, levels),
+                                    making->bytes);
     /* An impossible one is held to its real size, should the driver make it all the same. */
     return vc_charge_current(&making->charge, is_possible(shape, levels) ? vc_round_up(making->bytes, VC_CHUNK) : 0);
 }

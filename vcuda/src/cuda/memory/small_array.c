@@ -1,7 +1,8 @@
 /* Small arrays, charged like an allocator that never moves them can need chunks at most.
  *
  * Arrays of one size class make an allocator take no more chunks than the most of them that lived at a time fill: it takes a new one
- * when all places are used. A class has the same power of two for the least that its arrays can take and for the most. What a class does not need any more stays charged as a loose chunk, since others may
+ * when all places are used. A class has the same power of two for the least that its arrays can take and for the most, and texels of one
+ * size: an H100 keeps those of different sizes in different chunks. What a class does not need any more stays charged as a loose chunk, since others may
  * lie in it; so does a chunk that small allocations or larger arrays have left, which may have been shared with one. But never more
  * chunks than arrays: each lies in one. */
 #include "cuda/memory/small_array.h"
@@ -10,7 +11,8 @@
 
 #define VC__SMALLEST 512u
 #define VC__SIZES 12 /* 512 bytes to 1 MiB */
-#define VC__CLASSES (VC__SIZES * VC__SIZES)
+#define VC__TEXELS 5 /* of 1 to 16 bytes */
+#define VC__CLASSES (VC__TEXELS * VC__SIZES * VC__SIZES)
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct {
@@ -41,9 +43,12 @@ static uint32_t power_of(uint64_t bytes)
     return power;
 }
 
-static uint32_t class_of(uint64_t least, uint64_t most)
+static uint32_t class_of(uint64_t texel, uint64_t least, uint64_t most)
 {
-    return power_of(least < most ? least : most) * VC__SIZES + power_of(most);
+    uint32_t kind = 0;
+    while (kind + 1 < VC__TEXELS && UINT64_C(1) << kind < texel)
+        kind++;
+    return (kind * VC__SIZES + power_of(least < most ? least : most)) * VC__SIZES + power_of(most);
 }
 
 /* The most that an array of the class takes. */
@@ -90,9 +95,10 @@ static bool enter(struct vc_small_array *made, uint32_t card, bool with_chunk)
     return made->counted && more;
 }
 
-CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *charge, uint64_t least, uint64_t most)
+CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *charge, uint64_t texel, uint64_t least,
+                              uint64_t most)
 {
-    *made = (struct vc_small_array){.size_class = class_of(least, most)};
+    *made = (struct vc_small_array){.size_class = class_of(texel, least, most)};
     CUresult result = vc_charge_current(charge, 0);
     if (result != CUDA_SUCCESS || !charge->cards)
         return result;

@@ -13,8 +13,9 @@ struct vc_small_array {
     bool counted; /* false: not charged by us */
 };
 
-/* Charge an array of between `least` and `most` bytes in the current context: a chunk, or nothing. As vc_charge_current. */
-CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *charge, uint64_t least, uint64_t most);
+/* Charge an array of between `least` and `most` bytes, with texels of so many bytes, in the current context: a chunk, or nothing. As
+ * vc_charge_current. */
+CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *charge, uint64_t texel, uint64_t least, uint64_t most);
 
 /* The driver made it: record it. False (no host memory): nothing is charged, the caller destroys it and refuses. */
 bool vc_small_array_keep(const struct vc_small_array *made, const struct vc_charge *charge, const void *handle);
