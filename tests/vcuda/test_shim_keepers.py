@@ -367,7 +367,7 @@ for side, format, channels in (
     (32, u8, 1), (32, u8, 2), (32, u8, 4), (32, u16, 4), (32, f32, 4), (512, f32, 4), (700, f32, 4), (1000, f32, 4), (362, f32, 4)):
     array(side, format, channels); step()
 show()
-array(64, u8, 1); array(32, u16, 2); step(); show()  # of one size
+array(64, u8, 1); step(); show()  # as large as the 32 x 32 of four bytes
 """,
     )
-    assert found == [[4, 6, 8, 10, 12, 16, 26, 42, 46, 46], [4, 6, 8, 10, 12, 16, 26, 42, 46, 50, 46]]
+    assert found == [[4, 6, 8, 10, 12, 16, 26, 42, 46, 46], [4, 6, 8, 10, 12, 16, 26, 42, 46, 48, 48]]
