@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import signal
@@ -75,8 +74,6 @@ def test_a_settings_file_that_says_nothing_leaves_the_defaults(tmp_path: Path, t
 def command(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The command in this process, which it does not change; what its daemon was started with."""
     started: list[Any] = []
-    monkeypatch.setattr(gc, "freeze", lambda: None)
-    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     monkeypatch.setattr(daemon, "run", lambda *arguments: started.append(arguments))
