@@ -254,6 +254,9 @@ class _Handler(web.Handler):
             self._send(_refusal(error))
             return
         fault = outer.hook(request) or Fault()
+        time.sleep(min(fault.stalled_s, request.timeout_s))
+        if fault.stalled_s >= request.timeout_s:
+            fault = Fault(504, message="the request's timeout is over")
         answer = outer.answer(request) if fault.status is None or fault.done else None
         time.sleep(fault.late_s)
         if fault.status == 0:

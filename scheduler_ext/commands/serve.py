@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _READ_THREADS = 8
 _BACKLOG = 512
 _LONGEST_SWEEP = 5.0
+_ON_THE_WAY = 1.0  # seconds in which a request that was sent has reached the API server
 
 
 class CannotServe(Exception):
@@ -196,6 +197,7 @@ class _Replica:
         signal.signal(signal.SIGTERM, self._end)
         self._sweeper.start()
         if self._election is None:
+            self._engine.expect_late_writes(self._settings.api_timeout_seconds + _ON_THE_WAY)
             self._follow()
         else:
             self._election.worker.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
@@ -65,6 +66,9 @@ class SchedulerCache:
         self.nominations = Nominations()
         self.gangs = Gangs()
         self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
+        # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.
+        self.inherited: set[str] = set()
+        self.inherited_until = -math.inf
         self._counted: collections.OrderedDict[str, None] = collections.OrderedDict()
 
     def note(self, kind: str, weight: int = 1, **event: Any) -> None:
@@ -75,7 +79,9 @@ class SchedulerCache:
     def not_ready(self) -> str | None:
         """See Engine.not_ready."""
         if not self.unsynced:
-            return None
+            if not self.inherited or self.clock() >= self.inherited_until:
+                return None
+            return f"the last extender may have written for some of {len(self.inherited)} waiting pods; the API server carries that out soon, or never"
         return f"the first list of {' and '.join(sorted(self.unsynced))} from the API server is not complete"
 
     def shape(self, asked: PodRequest, pod: Mapping[str, Any]) -> Shape:

@@ -131,6 +131,10 @@ class Engine:
         """The first complete list of "nodes" or "pods" is in."""
         self._events.synced(kind)
 
+    def expect_late_writes(self, seconds: float) -> None:
+        """For so long decide nothing while pods wait that did so when we began: another extender may have died while it bound them."""
+        self._events.expect_late_writes(seconds)
+
     def expect_quotas(self) -> None:
         """Decide nothing until the quotas are known."""
         self._events.expect_quotas()

@@ -63,6 +63,10 @@ class Events:
         for name in set(self._cache.cluster.index) - set(names):
             self.lose_node(name)
 
+    def expect_late_writes(self, seconds: float) -> None:
+        """See Engine.expect_late_writes."""
+        self._cache.inherited_until = self._cache.clock() + seconds
+
     def expect_quotas(self) -> None:
         self._cache.unsynced.add("quotas")
 
@@ -86,6 +90,8 @@ class Events:
         return uid, None
 
     def _see_waiting(self, uid: str, pod: Mapping[str, Any]) -> Shape | None:
+        if "pods" in self._cache.unsynced:
+            self._cache.inherited.add(uid)
         self._preemption.see_nomination(uid, pod)
         try:
             asked = request.parse_pod(pod, self._cache.names)
@@ -98,6 +104,7 @@ class Events:
 
     def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
         cache = self._cache
+        cache.inherited.discard(uid)
         old, leaving = cache.pods.get(uid), objects.leaving(pod)
         text = objects.annotation(pod, cache.names)
         if old is not None and old.node == node and old.state is State.CONFIRMED:
@@ -157,6 +164,7 @@ class Events:
 
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""
+        self._cache.inherited.discard(uid)
         self._cache.pods.release(uid)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)

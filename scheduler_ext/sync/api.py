@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,9 @@ class Writer:
 
     def __init__(self, api: ApiServer) -> None:
         self._client = AsyncClient(api.client.endpoint, timeout=api.client.timeout)
+        # The API server gives up what it has not done by then (apiserver filters/request_deadline.go), also when we are gone:
+        # whoever comes after us knows how long to wait for what we wrote.
+        self._deadline = f"?timeout={math.ceil(api.client.timeout * 1000)}ms"
         self.close = self._client.close
 
     async def bind(
@@ -75,4 +79,6 @@ class Writer:
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        await self._client.post(path("pods", namespace, name, "binding"), orjson.dumps(binding))
+        await self._client.post(
+            path("pods", namespace, name, "binding") + self._deadline, orjson.dumps(binding)
+        )

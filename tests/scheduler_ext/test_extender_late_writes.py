@@ -1,0 +1,184 @@
+"""Writes of an extender that was killed in mid-bind: its successor, without a lease, gives their cards to nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from localcluster.apiserver.faults import Fault, Request
+from tests.scheduler_ext.extender_engine import engine_with
+from tests.scheduler_ext.extender_support import (
+    NAMES,
+    FakeApi,
+    Served,
+    cards,
+    eventually,
+    node,
+    plain_pod,
+    pod,
+)
+from vcuda.kube.errors import KubeError
+from vcuda.spec import placement
+
+
+def _args(one: dict[str, Any]) -> dict[str, Any]:
+    metadata = one["metadata"]
+    return {
+        "PodName": metadata["name"], "PodNamespace": "default", "PodUID": metadata["uid"], "Node": "a"
+    }  # fmt: skip
+
+
+def _post(url: str, verb: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{url}/scheduler/{verb}", json=body, timeout=20)
+
+
+def _held(api: FakeApi) -> list[str]:
+    """The card that each bound pod got."""
+    return [
+        share.uuid
+        for one in (api.find("pods", f"default/{name}") for name in ("first", "second"))
+        if one["spec"].get("nodeName")
+        for shares in placement.decode(one["metadata"]["annotations"][NAMES.placement]).containers.values()
+        for share in shares
+    ]
+
+
+@pytest.mark.parametrize("stalled", [1.0, 30.0])
+def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(
+    api: FakeApi, tmp_path: Path, stalled: float
+) -> None:
+    """It believed that the card was free; the API server carried the dead one's Binding out 8 s later, on the same card.
+
+    The one that would come after 30 s never does: a Binding says for how long it may be carried out.
+    """
+    api.put("nodes", node("a", cards("a", 1)))
+    first, second = pod("first", 100, None, uid="u1"), pod("second", 100, None, uid="u2")
+    api.put("pods", first)
+    arrived, usual = threading.Event(), api.hook
+
+    def hook(request: Request) -> Fault | None:
+        if request.path.endswith("/first/binding") and not arrived.is_set():
+            arrived.set()
+            return Fault(stalled_s=stalled)
+        return usual(request)
+
+    api.hook = hook
+    options = (
+        "--kubeconfig",
+        api.kubeconfig(tmp_path),
+        "--api-timeout-seconds",
+        "2",
+        "--assume-seconds",
+        "60",
+    )
+    killed = Served(*options)
+    eventually(lambda: httpx.get(killed.url + "/readyz").status_code == 200 or None, 30)
+    assert _post(killed.url, "filter", {"Pod": first, "NodeNames": ["a"]}).json()["NodeNames"] == ["a"]
+
+    def bind() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            _post(killed.url, "bind", _args(first))
+
+    binding = threading.Thread(target=bind)
+    binding.start()
+    assert arrived.wait(10)
+    killed.process.kill()
+    killed.stop()
+    binding.join(10)
+    served = Served(*options)
+    try:
+        api.put("pods", second)
+        answer = eventually(
+            lambda: (
+                found
+                if (found := _post(served.url, "filter", {"Pod": second, "NodeNames": ["a"]})).status_code
+                == 200
+                else None
+            )
+        )
+        if answer.json()["NodeNames"]:
+            assert _post(served.url, "bind", _args(second)).json()["Error"] == ""
+        eventually(lambda: _held(api))
+        late = threading.Event()
+        late.wait(max(0.0, 2.0 - stalled))
+        assert _held(api) == ["GPU-a-0"]
+    finally:
+        served.stop()
+
+
+def test_only_pods_that_waited_at_the_start_are_waited_for() -> None:
+    """Nothing else can have been written by a predecessor: an extender without waiting pods is ready at once."""
+    engine, clock = engine_with()
+    engine.cache.unsynced.update({"nodes", "pods"})
+    engine.expect_late_writes(10)
+    engine.synced("nodes")
+    for one in (
+        plain_pod("cpu"),
+        pod("bound", uid="b", node="a"),
+        pod("waits", uid="w"),
+        pod("gone", uid="g"),
+    ):
+        engine.see_pod(one)
+    engine.synced("pods")
+    assert "of 2 waiting pods" in str(engine.not_ready())
+    engine.see_pod(pod("new", uid="n"))
+    engine.lose_pod("g")
+    assert "of 1 waiting pods" in str(engine.not_ready())
+    engine.see_pod(pod("waits", uid="w", node="a", annotations={}))
+    assert engine.not_ready() is None
+    engine.see_pod(pod("later", uid="l"))
+    clock.now += 20
+    assert engine.not_ready() is None
+
+
+def test_the_wait_for_late_writes_ends_by_itself() -> None:
+    engine, clock = engine_with()
+    engine.cache.unsynced.update({"nodes", "pods"})
+    engine.expect_late_writes(10)
+    engine.synced("nodes")
+    engine.see_pod(pod("waits", uid="w"))
+    engine.synced("pods")
+    clock.now += 9.9
+    assert engine.not_ready() is not None
+    clock.now += 0.2
+    assert engine.not_ready() is None
+
+
+def test_a_binding_says_for_how_long_it_may_be_carried_out(api: FakeApi, start: Any) -> None:
+    extender = start()
+    api.put("nodes", node("a", cards("a", 1)))
+    one = pod("p", uid="p")
+    api.put("pods", one)
+    asked: list[Request] = []
+    usual = api.hook
+
+    def hook(request: Request) -> Fault | None:
+        asked.append(request)
+        return usual(request)
+
+    api.hook = hook
+    eventually(lambda: "a" in extender.engine.cache.cluster.index)
+    assert extender.filter(one, ["a"])["NodeNames"] == ["a"] and extender.bind(one, "a") == ""
+    (binding,) = [request for request in asked if request.path.endswith("/binding")]
+    assert binding.query["timeout"] == "3000ms" and binding.timeout_s == 3.0
+
+
+def test_a_stalled_request_is_not_carried_out_after_its_timeout(api: FakeApi, tmp_path: Path) -> None:
+    """The stand-in does what kube-apiserver does: otherwise the tests above would prove nothing."""
+    from scheduler_ext.sync.api import ApiServer
+
+    api.put("pods", pod("p", uid="p"))
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=5)
+    api.hook = lambda _: Fault(stalled_s=0.3)
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p", "namespace": "default", "uid": "p"},
+            "target": {"kind": "Node", "name": "a"}}  # fmt: skip
+    with pytest.raises(KubeError, match="504"):
+        server.client.call("POST", "/api/v1/namespaces/default/pods/p/binding?timeout=100ms", body)
+    assert not api.find("pods", "default/p")["spec"].get("nodeName")
+    server.client.call("POST", "/api/v1/namespaces/default/pods/p/binding?timeout=2s", body)
+    assert api.find("pods", "default/p")["spec"]["nodeName"] == "a"
