@@ -7,7 +7,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,8 +53,11 @@ class Card(Protocol):
 class SimulatedCard:
     """A machine of its own with one simulated card; the truth is the card's own books."""
 
-    def __init__(self, folder: Path, *, run_to_completion: bool = False) -> None:
-        self.machine = Machine.create(folder / "machine", [SimCard(run_to_completion=run_to_completion)])
+    def __init__(
+        self, folder: Path, *, run_to_completion: bool = False, knobs: Mapping[str, int | str] | None = None
+    ) -> None:
+        simulated = SimCard(run_to_completion=run_to_completion, knobs=knobs or {})
+        self.machine = Machine.create(folder / "machine", [simulated])
         card = self.machine.cards[0]
         self.uuid, self.minor, self.name = card.uuid, card.minor, "simulated"
         self.library = self.machine.library_folder / "libcuda.so.1"

@@ -167,6 +167,23 @@ def test_a_cap_holds(bench: Bench, options: dict[str, str | int]) -> None:
     bench.expect([process], 2, pytest.approx(30, abs=TOLERANCE_POINTS))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"streams": 2}, {"streams": 4}, {"threads": 2}, {"progress": "ended"}],
+    ids=["2-streams", "4-streams", "2-threads", "a-stream-used-once"],
+)
+def test_short_kernels_on_more_than_one_stream_stay_within_the_cap(
+    bench: Bench, options: dict[str, str | int], tmp_path: Path
+) -> None:
+    """What one stream leaves unmeasured must not pay for what another does: 16 to 20 of 10 once, also on an H100."""
+    if "progress" in options:
+        options = {"progress": str(tmp_path / "ended")}
+    process = bench.start(bench.share("capped", 10), seconds=60, kernel="spin_10us", **options)
+    time.sleep(1)
+    (share,) = bench.shares_of([process], 2)
+    assert 2 < share < 13
+
+
 def test_a_cap_holds_short_kernels_that_are_waited_for_one_by_one(bench: Bench) -> None:
     """The few microseconds between two of them count as used: the card could not have served anybody else meanwhile."""
     process = bench.start(bench.share("capped", 30), seconds=60, kernel="spin_10us", sync=1)

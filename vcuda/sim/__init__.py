@@ -1,6 +1,15 @@
 """The simulated driver and its machine. Imports vcuda.spec only; shares no code with the interposer."""
 
-from vcuda.sim.cards import DEFAULT_MODEL, MODELS, SECOND_TIMING, Card, CardModel, MigInstance, SimCard
+from vcuda.sim.cards import (
+    DEFAULT_MODEL,
+    H100_TIMING,
+    MODELS,
+    SECOND_TIMING,
+    Card,
+    CardModel,
+    MigInstance,
+    SimCard,
+)
 from vcuda.sim.errors import SimError
 from vcuda.sim.faults import (
     AllocationError,
@@ -18,6 +27,7 @@ from vcuda.sim.report import CardReport, ProcessOnCard, ProcessReport, Report
 __all__ = [
     "CONTAINER_DIRECTORY",
     "DEFAULT_MODEL",
+    "H100_TIMING",
     "MODELS",
     "SECOND_TIMING",
     "AllocationError",

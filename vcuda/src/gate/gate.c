@@ -200,7 +200,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
         gate->progress_ns = now_ns;
     if (nothing_outstanding)
         gate->idle_ns = gate->launched_ns;
-    answer->joins = gate->finish_ns > now_ns;
+    answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
     gate->finish_ns = later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
     credit -= (int64_t)cost_ns;
@@ -274,13 +274,6 @@ uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
     uint64_t launched = gate->launched_ns - earlier(unused_ns, gate->launched_ns);
     pthread_mutex_unlock(&gate->mutex);
     return launched;
-}
-
-void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns)
-{
-    pthread_mutex_lock(&gate->mutex);
-    vc_busy_add(&gate->busy, from_ns, from_ns + cost_ns);
-    pthread_mutex_unlock(&gate->mutex);
 }
 
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
@@ -361,15 +354,23 @@ static bool can_be(const struct vc_interval *interval)
 
 static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy *policy, struct vc_interval *interval)
 {
+    uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
+    bool loose = interval->loose && length <= 2 * estimate + VC_MARK_NS;
+    if (loose) /* nobody knows when it began: no more than the estimate is taken from what runs beside it */
+        interval->from_ns = interval->to_ns - earlier(estimate, length);
     cover(gate, interval, interval->to_ns);
     uint64_t uncovered = interval->uncovered_ns;
-    struct vc_settlement settlement = {uncovered, uncovered, VC_EVIDENCE_CLEAN};
+    struct vc_settlement settlement = {uncovered, uncovered, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN};
     if (!overlapped(gate, policy, interval)) {
-        bool bound = interval->host_bound || (interval->loose && uncovered <= 2 * interval->estimate_ns + VC_MARK_NS);
-        if (bound && !interval->unknown && interval->estimate_ns < uncovered) {
+        /* Where the card may have been idle in between, the truth lies between the two. */
+        bool gaps = interval->host_bound && interval->operations > 1 && !interval->unknown;
+        uint64_t idle = gaps ? uncovered : earlier(interval->slack_ns, uncovered);
+        if (idle != 0 && estimate < uncovered) {
             settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
-            settlement.charged_ns = interval->estimate_ns;
+            settlement.charged_ns = later(estimate, uncovered - idle);
         }
+        if (interval->unknown)
+            settlement.measured_ns = settlement.charged_ns;
         return settlement;
     }
     if (can_be(interval)) {

@@ -26,7 +26,7 @@ enum {
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
-    VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card, at most */
+    VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card: what the call takes the host */
 };
 
 /* What the region says about this container and card at one moment. */
@@ -63,7 +63,7 @@ struct vc_gate_answer {
     uint64_t sequence;     /* GO: the lease under which the work starts */
     bool impossible;       /* the limits make no sense; somebody should say so */
     bool from_idle;        /* GO: nothing of this process was on the card */
-    bool joins;            /* GO: work of this process is predicted to be running on the card still */
+    uint64_t joins_until_ns; /* GO: work of this process is predicted to be running on the card until then; 0: none */
     bool call_next;        /* TURN: siblings should look at once */
     bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */
 };
@@ -88,7 +88,8 @@ struct vc_gate {
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
-    uint32_t lanes; /* ways of this process onto the card: streams and threads */
+    const void *latest_lane;  /* whoever passed last … */
+    uint64_t beside_until_ns; /* … and until when streams are believed to run beside each other, because another did while that one's was on the card */
     uint32_t waiting_threads;
     uint32_t events_futex; /* private: changes whenever waiting threads should look again */
 };
@@ -106,6 +107,7 @@ struct vc_interval {
     uint32_t operations;
     bool unknown;          /* its (only) operation had no estimate */
     bool loose;            /* no mark tells its begin: `from_ns` is when its first operation was launched */
+    uint64_t slack_ns;     /* so much of its beginning the launch took the host: the card may have been idle meanwhile */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
 };
@@ -146,10 +148,6 @@ struct vc_gate_others vc_gate_others(const struct vc_gate *gate);
 /* What they had in between. Siblings that take turns are not on the card at the same time: nothing is theirs then. */
 uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
                            const struct vc_gate_others *to);
-
-/* Work that no interval measures is expected on the card from `from_ns` on: its estimate pays for that time, so what is
- * measured beside it does not pay for it again. */
-void vc_gate_assume(struct vc_gate *gate, uint64_t from_ns, uint64_t cost_ns);
 
 /* When the work under way began, as its mark tells; VC_NOT_BEGUN: it still waits for others' on the card. */
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);

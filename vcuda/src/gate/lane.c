@@ -12,21 +12,20 @@ void vc_lane_init(struct vc_lane *lane, struct vc_gate *gate)
 {
     memset(lane, 0, sizeof *lane);
     lane->gate = gate;
-    vc_add_relaxed(&gate->lanes, 1);
 }
 
 void vc_lane_end(struct vc_lane *lane)
 {
     vc_lane_fold(lane);
-    vc_sub(&lane->gate->lanes, 1);
 }
 
-/* Only where streams may run beside each other: alone, an estimate that is too long would eat into the next interval, one
- * that is too short would not make up for it. */
-static void assume(struct vc_lane *lane, uint64_t from_ns, uint64_t cost_ns)
+/* Streams that run beside each other are measured all the time: what an interval says is then the process's, not the stream's. */
+static bool runs_beside(struct vc_lane *lane, uint64_t now_ns, const struct vc_gate_answer *answer)
 {
-    if (!lane->open && cost_ns != 0 && vc_load_relaxed(&lane->gate->lanes) > 1)
-        vc_gate_assume(lane->gate, from_ns, cost_ns);
+    const void *before = __atomic_exchange_n(&lane->gate->latest_lane, lane, __ATOMIC_RELAXED);
+    if (before != lane && answer->joins_until_ns != 0)
+        vc_store_relaxed(&lane->gate->beside_until_ns, answer->joins_until_ns);
+    return now_ns < vc_load_relaxed(&lane->gate->beside_until_ns);
 }
 
 static void publish_launches(struct vc_lane *lane)
@@ -51,7 +50,6 @@ void vc_lane_fold(struct vc_lane *lane)
 {
     add_passed(lane);
     publish_launches(lane);
-    assume(lane, lane->finish_ns, lane->used_ns);
     lane->finish_ns += lane->used_ns;
     vc_gate_fold(lane->gate, lane->allowance_ns, lane->used_ns);
     lane->allowance_ns = 0;
@@ -116,8 +114,9 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     step->risk_ns = risk;
     step->from_idle = answer->from_idle;
     step->closing = answer->closing;
-    step->concurrent = idle && answer->joins && cost >= VC_CONCURRENT_NS;
-    step->mark_before = !lane->open && (due(estimate, cost) || step->concurrent);
+    bool beside = runs_beside(lane, now_ns, answer);
+    step->concurrent = idle && beside && cost >= VC_CONCURRENT_NS;
+    step->mark_before = !lane->open && (due(estimate, cost) || beside);
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
     issue_permit(lane, answer, now_ns, now_ticks);
 }
@@ -140,7 +139,6 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     publish_launches(lane);
     /* A busy lane without an interval opens one behind this operation: the mark begins the next and proves the end of this. */
     step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS : !step->mark_before && (own_mark || !answer->from_idle);
-    assume(lane, lane->finish_ns - cost, cost);
     if (!step->mark_after)
         return;
     step->interval = (struct vc_interval){

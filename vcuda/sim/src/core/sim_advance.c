@@ -96,9 +96,10 @@ static int settle_stream(sim_state *state, sim_card *card, sim_context *context,
             return 0;
         stream->started = 1;
         stream->left_ns = op->ns;
-        stream->ready_ns = 0;
+        stream->ready_ns = op->reach_ns;
         if (op->kind == SIM_OP_WORK && (card->config.gap_ns || card->config.gap_spread_ns))
-            stream->ready_ns = card->time_ns + card->config.gap_ns + sim_draw(card, card->config.gap_spread_ns);
+            stream->ready_ns = (op->reach_ns > card->time_ns ? op->reach_ns : card->time_ns) + card->config.gap_ns +
+                               sim_draw(card, card->config.gap_spread_ns);
     }
     switch (op->kind) {
     case SIM_OP_WAIT: {
@@ -121,7 +122,7 @@ static int settle_stream(sim_state *state, sim_card *card, sim_context *context,
         stream->host_reached = 1;
         return 0;
     case SIM_OP_RECORD:
-        if (!on_card)
+        if (!on_card || stream->ready_ns > card->time_ns)
             return 0;
         stamp(card, stream, &card->events[op->event], op->value);
         break;
@@ -183,7 +184,7 @@ static int runs(const sim_card *card, const sim_stream *stream, const sim_op *op
 /* Until the next stream of the current context is through its gap: no longer than `span`. */
 static uint64_t until_ready(sim_card *card, uint64_t span)
 {
-    if (!card->config.gap_ns && !card->config.gap_spread_ns)
+    if (!card->config.gap_ns && !card->config.gap_spread_ns && !card->config.reach_ns)
         return span;
     for (int32_t s = card->contexts[card->current].first_stream; s != SIM_NONE; s = card->streams[s].next) {
         const sim_stream *stream = &card->streams[s];

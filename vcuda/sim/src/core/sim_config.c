@@ -130,6 +130,8 @@ static int set_key(sim_card_config *card, int index, const char *key, const char
         {"drag_ppm", offsetof(sim_card_config, drag_ppm), 1},
         {"gap_ns", offsetof(sim_card_config, gap_ns), 1},
         {"gap_spread_ns", offsetof(sim_card_config, gap_spread_ns), 1},
+        {"call_ns", offsetof(sim_card_config, call_ns), 1},
+        {"reach_ns", offsetof(sim_card_config, reach_ns), 1},
         {"event_step_ns", offsetof(sim_card_config, event_step_ns), 1},
         {"event_jitter_ns", offsetof(sim_card_config, event_jitter_ns), 1},
         {"kernel_jitter_ppm", offsetof(sim_card_config, kernel_jitter_ppm), 1},

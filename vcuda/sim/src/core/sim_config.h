@@ -7,7 +7,7 @@
  *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
  *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0 \
  *        unlisted_kib=0 stream_kib=0 texels=0 \
- *        slice_spread_us=0 switch_spread_us=0 cold_us=0 cold_ppm=0 drag_ppm=0 gap_ns=0 gap_spread_ns=0 \
+ *        slice_spread_us=0 switch_spread_us=0 cold_us=0 cold_ppm=0 drag_ppm=0 gap_ns=0 gap_spread_ns=0 call_ns=0 reach_ns=0 \
  *        event_step_ns=1 event_jitter_ns=0 kernel_jitter_ppm=0 timing_seed=0
  *   card index=1 parent=0 profile=1g.5gb caps=3,4 uuid=MIG-… minor=0 memory=… …
  *
@@ -49,6 +49,7 @@ typedef struct {
     uint64_t cold_ns, cold_ppm; /* for so long after a switch, work takes longer by so much */
     uint64_t drag_ppm;         /* while host copies run, work takes longer by so much */
     uint64_t gap_ns, gap_spread_ns; /* between an operation's turn in its stream and its start */
+    uint64_t call_ns, reach_ns; /* what handing a kernel over takes the host, a record half of it; and until the card has it */
     uint64_t event_step_ns, event_jitter_ns; /* events tell multiples of the step, late by up to the jitter */
     uint64_t kernel_jitter_ppm; /* a launch takes up to so much more than its kernel's time */
     uint64_t timing_seed;

@@ -47,6 +47,7 @@ typedef struct {
     uint32_t event; /* SIM_OP_WORK: launches that it counts as */
     uint64_t order; /* submission order within the context: legacy-stream barriers compare it */
     uint64_t ns;    /* duration alone on the card */
+    uint64_t reach_ns; /* it reaches the card no earlier */
     uint64_t value;
 } sim_op;
 

@@ -19,6 +19,7 @@ int sim_push(sim_card *card, int32_t index, const sim_op *op)
     const sim_card_config *config = &card->config;
     if (config->kernel_jitter_ppm && op->kind == SIM_OP_WORK)
         target->ns += sim_draw(card, op->ns * config->kernel_jitter_ppm / 1000000);
+    target->reach_ns = config->reach_ns ? card->time_ns + config->reach_ns : 0;
     target->order = ++card->contexts[stream->context].order;
     stream->submitted_ns += target->ns;
     atomic_store_explicit(&stream->submitted, at + 1, memory_order_release);

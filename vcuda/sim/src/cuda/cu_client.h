@@ -128,6 +128,8 @@ CUresult cu_stream_of(CUstream handle, CUstream *stream);
 CUresult cu_stream_new(CUcontext ctx, unsigned flags, int priority, int legacy, CUstream *stream);
 void cu_streams_end(CUcontext ctx);
 void cu_events_end(CUcontext ctx);
+/* The host is busy with a call for so long. */
+void cu_take_time(uint64_t ns);
 /* Push operations; `ticket` (may be NULL) gets the moment after them. */
 CUresult cu_push(CUstream stream, const sim_op *ops, int count, sim_ticket *ticket);
 CUresult cu_wait(CUcontext ctx, const sim_ticket *ticket);

@@ -92,6 +92,7 @@ static CUresult record(CUevent event, CUstream stream, sim_ticket *after)
     sim_card *card = cu_card(ctx);
     if (event->ctx != ctx)
         return CUDA_ERROR_INVALID_HANDLE;
+    cu_take_time(card->config.call_ns / 2);
     for (;;) {
         sim_card_lock(state, ctx->card);
         sim_event *shared = &card->events[event->index];

@@ -125,11 +125,20 @@ void cu_streams_end(CUcontext ctx)
     pthread_mutex_unlock(&cu_lock);
 }
 
+void cu_take_time(uint64_t ns)
+{
+    if (ns)
+        for (const uint64_t until = sim_now() + ns; sim_now() < until;)
+            __builtin_ia32_pause();
+}
+
 CUresult cu_push(CUstream stream, const sim_op *ops, int count, sim_ticket *ticket)
 {
     CUcontext ctx = stream->ctx;
     sim_state *state = cu_process.state;
     sim_card *card = cu_card(ctx);
+    if (count && ops[0].kind == SIM_OP_WORK)
+        cu_take_time(card->config.call_ns);
     sim_card_lock(state, ctx->card);
     for (int i = 0; i < count; i++) {
         while (!atomic_load_explicit(&card->faults.lost, memory_order_relaxed) && sim_push(card, stream->index, &ops[i])) {

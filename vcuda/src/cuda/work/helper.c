@@ -101,12 +101,22 @@ static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uin
 
 /* --- settling --- */
 
-/* Where the interval began, as far as it is known when `until_ns` is its end, or not yet. */
-static void set_begin(struct vc_interval *interval, const struct vc_mark *from, uint64_t until_ns)
+/* Where the interval began that lasts until `until_ns`, or not yet ended then: as much behind its mark as the host handed its work over
+ * behind it. The card's own clock tells both: how late it is reached is the same for both, and not known. */
+static void set_begin(struct vc_interval *interval, const struct vc_mark *from, uint64_t reached_ns, uint64_t until_ns)
 {
-    uint64_t half = from->reached_ns + (until_ns - from->reached_ns) / 2;
-    uint64_t begins = from->begins_ns < half ? from->begins_ns : half;
-    interval->from_ns = begins > from->reached_ns ? begins : from->reached_ns;
+    uint64_t half = (until_ns - reached_ns) / 2;
+    uint64_t behind = from->begins_ns > from->recorded_ns ? from->begins_ns - from->recorded_ns : 0;
+    interval->from_ns = reached_ns + (behind < half ? behind : half);
+    interval->slack_ns = from->stuck_ns;
+}
+
+/* How long before `to` the card reached `from`, whatever was learnt meanwhile of where its clock stands; 0: not known. */
+static uint64_t between(const struct vc_mark *from, const struct vc_mark *to)
+{
+    float milliseconds = 0;
+    bool known = vc_real.cuEventElapsedTime(&milliseconds, from->event, to->event) == CUDA_SUCCESS && milliseconds > 0;
+    return known ? (uint64_t)((double)milliseconds * 1e6) : 0;
 }
 
 static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
@@ -120,8 +130,9 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     to->others = vc_gate_others(tracker->gate);
     interval->to_ns = to->reached_ns;
     interval->host_bound = to->reached_ns < to->recorded_ns + HOST_BOUND_NS;
-    if (from && interval->from_ns == 0 && from->reached_ns != 0 && to->reached_ns > from->reached_ns)
-        set_begin(interval, from, to->reached_ns);
+    uint64_t lasted = from && interval->from_ns == 0 && to->reached_ns != 0 ? between(from, to) : 0;
+    if (lasted != 0)
+        set_begin(interval, from, to->reached_ns - lasted, to->reached_ns);
     if (from && !from->noticed && from->reached_ns != 0) { /* it began and ended between two looks: it does not wait any more */
         from->noticed = true;
         vc_gate_began(tracker->gate, from->reached_ns);
@@ -188,7 +199,7 @@ static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
     if (!interval->measurable)
         return;
     if (from && interval->from_ns == 0 && from->reached_ns != 0)
-        set_begin(interval, from, now_ns);
+        set_begin(interval, from, from->reached_ns, now_ns);
     uint64_t late = interval->loose ? interval->estimate_ns + VC_MARK_NS : interval->estimate_ns;
     if (interval->from_ns == 0 || now_ns <= interval->from_ns + late)
         return;

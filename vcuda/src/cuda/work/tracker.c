@@ -243,7 +243,8 @@ void vc_mark_launched(struct vc_mark *mark)
     if (!mark || mark->begins_ns == 0)
         return;
     uint64_t call = vc_now_ns() - mark->begins_ns;
-    mark->begins_ns += call < VC_LAUNCH_GAP_NS ? call : VC_LAUNCH_GAP_NS;
+    mark->stuck_ns = call < VC_LAUNCH_GAP_NS ? 0 : call - VC_LAUNCH_GAP_NS;
+    mark->begins_ns += call - mark->stuck_ns;
 }
 
 void vc_mark_release(struct vc_mark *mark)
