@@ -22,6 +22,8 @@ class Reason(enum.StrEnum):
     BUSY = "Busy"
     SHARE_TOO_SMALL = "ShareTooSmall"
     CDI_UNAVAILABLE = "CdiUnavailable"
+    OVERSELL_FORBIDDEN = "OversellForbidden"
+    VISIBLE_DEVICES_SET = "VisibleDevicesSet"
 
 
 class Refusal(Exception):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from manager.allocate.decide import Decider
+from manager.allocate.decide import Decider, told_of_visible_devices
 from manager.allocate.find_pod import BUDGET_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
 from manager.allocations.accounting import AllocationIndex
@@ -26,7 +26,7 @@ from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
-from manager.kube.pods import is_static
+from manager.kube.pods import is_static, visible_devices
 from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids, records
 from manager.proto import deviceplugin_pb2 as api
@@ -226,6 +226,10 @@ class Allocator:
         if before is None or not self._regions.exists(allocation):
             self._regions.create(allocation, self._neighbours(allocation).shared(allocation))
         self._book(allocation.with_held(resource, held), before)
+        asked = visible_devices(candidate.pod, container.name) if before is None else None
+        if asked is not None:
+            message = told_of_visible_devices(container.name, asked)
+            self._api_writer.pod_event(*candidate.full_name, candidate.uid, "VisibleDevicesSet", message)
         return answer
 
     def _book(self, allocation: Allocation, before: Allocation | None) -> None:
@@ -269,8 +273,7 @@ class Allocator:
     def _decide(
         self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Facts]
     ) -> Allocation:
-        smallest = self.settings.smallest_memory
-        return self._decider.decide(candidate, request, container, pods, self._allocations, smallest)
+        return self._decider.decide(candidate, request, container, pods, self._allocations, self.settings)
 
     def _neighbours(self, allocation: Allocation) -> Neighbours:
         """Who is on the cards of one allocation."""
@@ -309,7 +312,7 @@ class Allocator:
         metadata = pod["metadata"]
         annotations = metadata.get("annotations") or {}
         chosen = {item.container: item.shares for item in mine}
-        written = {}
+        written: dict[str, str | None] = self._right_indices(pod, mine)
         if annotations.get(self._names.gpu_assigned) != "true":
             written[self._names.gpu_assigned] = "true"
         if not _says(annotations.get(self._names.placement), chosen):
@@ -318,6 +321,23 @@ class Allocator:
         if written:
             namespace, name = str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
             self._api_writer.annotate_pod(namespace, name, str(metadata.get("uid", "")), written)
+
+    def _right_indices(self, pod: Pod, mine: Sequence[Allocation]) -> dict[str, str | None]:
+        """What to write over indices of the old names that say another card than the one given; None takes one away."""
+        minors = {
+            item.container: ",".join(str(item.minors[share.uuid]) for share in item.shares) for item in mine
+        }
+        containers = (pod.get("spec") or {}).get("containers") or ()
+        right = {
+            self._names.predicate_gpu_index(index): minors.get(str(container.get("name")))
+            for index, container in enumerate(containers)
+        }
+        said = {
+            name: value
+            for name, value in ((pod["metadata"].get("annotations") or {}).items())
+            if self._names.is_predicate_gpu_index(name)
+        }
+        return {name: right.get(name) for name, value in said.items() if value != right.get(name)}
 
     # The other calls.
 

@@ -62,8 +62,13 @@ def choose(
     return tuple(share_of(container, state.card) for state in chosen)
 
 
+def allowed(request: PodRequest, card: Card) -> bool:
+    """Whether the pod accepts a card by its model and UUID."""
+    return request.models.allows(card.model) and request.uuids.allows(card.uuid)
+
+
 def _why_not(request: PodRequest, container: ContainerRequest, state: CardState) -> Reason | None:
-    if not request.models.allows(state.card.model) or not request.uuids.allows(state.card.uuid):
+    if not allowed(request, state.card):
         return Reason.CARD_NOT_ALLOWED
     return fit.why_not(state, container)
 

@@ -14,7 +14,9 @@ from manager.allocations import accounting
 from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation
 from manager.cards.inventory import Inventory, Snapshot
+from manager.config.settings import Settings
 from manager.errors import Reason, Refusal
+from manager.kube.pods import visible_devices
 from manager.regions.regions import Regions
 from vcuda.spec import errors, fit, placement
 from vcuda.spec.errors import InvalidPlacement, SpecError
@@ -24,6 +26,13 @@ from vcuda.spec.request import ContainerRequest, PodRequest, asks_for_share, par
 log = logging.getLogger(__name__)
 
 
+def told_of_visible_devices(container: str, asked: str) -> str:
+    return (
+        f"container {container!r} sets NVIDIA_VISIBLE_DEVICES={asked!r:.80}: under NVIDIA's runtime that brings cards and the real driver past "
+        "its share; take it out, or set it to void"
+    )
+
+
 class Decider:
     """Decides and changes nothing but what it remembers of its last decision."""
 
@@ -31,7 +40,7 @@ class Decider:
         self._names = names
         self._inventory = inventory
         self._regions = regions
-        self._last: tuple[tuple[object, ...], int, Allocation] | None = None
+        self._last: tuple[tuple[object, ...], Allocation] | None = None
 
     def decide(
         self,
@@ -40,23 +49,39 @@ class Decider:
         container: ContainerRequest,
         pods: Sequence[Facts],
         allocations: AllocationIndex,
-        smallest: int,
+        settings: Settings,
     ) -> Allocation:
-        """The cards for a container that has none yet; `smallest`: blocks that a share must ask. Raises Refusal, SpecError.
+        """The cards for a container that has none yet. Raises Refusal, SpecError.
 
         Kubelet asks for a preference first and then for the devices: while nothing has changed, the decision stands.
         """
         snapshot = self._inventory.snapshot
-        basis = candidate.pod, container, pods, allocations.snapshot, snapshot
-        if (
-            self._last is not None
-            and smallest == self._last[1]
-            and all(map(operator.is_, basis, self._last[0]))
-        ):
-            return dataclasses.replace(self._last[2], created_ns=time.time_ns())
-        decided = self._decide(candidate, request, container, pods, allocations, smallest, snapshot)
-        self._last = basis, smallest, decided
+        basis = candidate.pod, container, pods, allocations.snapshot, snapshot, settings
+        if self._last is not None and all(map(operator.is_, basis, self._last[0])):
+            return dataclasses.replace(self._last[1], created_ns=time.time_ns())
+        self._permit(candidate, container, settings)
+        decided = self._decide(candidate, request, container, pods, allocations, snapshot)
+        self._last = basis, decided
         return decided
+
+    def _permit(self, candidate: Candidate, container: ContainerRequest, settings: Settings) -> None:
+        """Raise Refusal for what this node's operator does not want."""
+        own, limit = container.memory_blocks, settings.oversell_limit
+        if not container.whole and own < settings.smallest_memory:
+            raise Refusal(
+                Reason.SHARE_TOO_SMALL,
+                f"container {container.name!r} asks for {own} {self._names.memory}, this node gives no share below "
+                f"{settings.smallest_memory}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
+            )
+        if limit and container.oversell_blocks > limit * own:
+            raise Refusal(
+                Reason.OVERSELL_FORBIDDEN,
+                f"{self._names.oversell} gives container {container.name!r} {container.oversell_blocks} blocks in all, this node at most "
+                f"{limit * own} for {own}; ask for fewer, or raise --oversell-limit",
+            )
+        asked = visible_devices(candidate.pod, container.name)
+        if asked is not None and settings.visible_devices_policy == "refuse":
+            raise Refusal(Reason.VISIBLE_DEVICES_SET, told_of_visible_devices(container.name, asked))
 
     def _decide(
         self,
@@ -65,15 +90,8 @@ class Decider:
         container: ContainerRequest,
         pods: Sequence[Facts],
         allocations: AllocationIndex,
-        smallest: int,
         snapshot: Snapshot,
     ) -> Allocation:
-        if not container.whole and container.memory_blocks < smallest:
-            raise Refusal(
-                Reason.SHARE_TOO_SMALL,
-                f"container {container.name!r} asks for {container.memory_blocks} {self._names.memory}, this node gives no share below "
-                f"{smallest}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
-            )
         others, beside = allocations.booked_by_others(candidate.uid), allocations.of_pod(candidate.uid)
         cards = {item.card.uuid: item for item in snapshot.cards}
         known = [item.card for item in snapshot.cards]
@@ -90,6 +108,12 @@ class Decider:
                     raise Refusal(
                         errors.Reason.UNKNOWN_CARD,
                         f"the placement names card {share.uuid}, which this node does not have; recreate the pod",
+                    )
+                if not choose_cards.allowed(request, by_uuid[share.uuid].card):
+                    raise Refusal(
+                        errors.Reason.CARD_NOT_ALLOWED,
+                        f"the placement names card {share.uuid}, which the pod's own annotations exclude: the extender chose no such card; "
+                        f"recreate the pod without the annotation {self._names.placement}",
                     )
                 fit.require(by_uuid[share.uuid], container)
                 if share != placement.share_of(container, by_uuid[share.uuid].card):

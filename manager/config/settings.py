@@ -111,6 +111,18 @@ class Settings:
         "vcuda-memory that a share must ask at least: a CUDA context alone takes one or two",
         live=True,
     )
+    oversell_limit: int = option(
+        0,
+        values.times,
+        "blocks that a share may hold in all by vcuda-oversell, per block of its own; 1: none beyond its own, 0: as many as it asks",
+        live=True,
+    )
+    visible_devices_policy: str = option(
+        "report",
+        choice("report", "refuse"),
+        "what becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself: its value wins over ours, under NVIDIA's runtime past our library",
+        live=True,
+    )
     # Health
     health_check_interval: float = option(
         10.0, values.seconds, "seconds between two probes of driver, cards and nodes", live=True

@@ -41,6 +41,13 @@ def blocks(value: str) -> int:
     return number
 
 
+def times(value: str) -> int:
+    number = int(value)
+    if number < 0:
+        raise ValueError("give a whole number, 0 or more")
+    return number
+
+
 def seconds_or_never(value: str) -> float:
     return 0.0 if value in ("0", "0s") else seconds(value)
 

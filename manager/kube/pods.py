@@ -11,6 +11,7 @@ from vcuda.kube.objects import MIRROR_ANNOTATION, terminal
 
 _SPEC = ("nodeName", "initContainers", "containers")
 _CONTAINER = ("name", "resources", "restartPolicy")
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _STATUS = ("phase", "reason", "message")
 _STATUSES = ("initContainerStatuses", "containerStatuses")
 # Where kubelet has a pod from; it writes this into its own list only (kubernetes pkg/kubelet/types).
@@ -30,15 +31,35 @@ def essential(pod: Mapping[str, Any]) -> Pod:
         found["spec"] = kept = _only(spec, _SPEC)
         for name in _SPEC[1:]:
             if isinstance(kept.get(name), list):
-                kept[name] = [
-                    _only(item, _CONTAINER) if isinstance(item, dict) else item for item in kept[name]
-                ]
+                kept[name] = [_container(item) if isinstance(item, dict) else item for item in kept[name]]
     if isinstance(status, dict):
         found["status"] = kept = _only(status, _STATUS)
         for name in _STATUSES:
             if isinstance(status.get(name), list):
                 kept[name] = [_only(item, ("state",)) for item in status[name] if isinstance(item, dict)]
     return found
+
+
+def _container(item: Mapping[str, Any]) -> dict[str, Any]:
+    kept = _only(item, _CONTAINER)
+    variables = item.get("env")
+    if isinstance(variables, list):
+        ours = [one for one in variables if isinstance(one, dict) and one.get("name") == VISIBLE_DEVICES]
+        if ours:
+            kept["env"] = ours
+    return kept
+
+
+def visible_devices(pod: Pod, container: str) -> str | None:
+    """What a container's own NVIDIA_VISIBLE_DEVICES asks NVIDIA's runtime for; None if it is not set, or brings nothing."""
+    spec = pod.get("spec") or {}
+    for item in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        if item.get("name") == container:
+            for one in item.get("env") or ():
+                # The API server leaves an empty value out. "none" still brings the driver's libraries.
+                if "valueFrom" in one or one.get("value", "") not in ("", "void"):
+                    return str(one.get("value", "(from elsewhere)"))
+    return None
 
 
 def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

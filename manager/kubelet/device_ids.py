@@ -1,6 +1,7 @@
 """Device IDs and the lists that kubelet sees: they name card and slot, but decide nothing.
 
-An ID is ten hexadecimal digits of a hash of the card's UUID, a dash and the slot: eight cards of 192 GB are 6144 memory
+An ID is ten hexadecimal digits of a hash of the card's UUID, a dash, the first letter of the resource and the slot. Kubelets look for the pod of a
+device by its ID alone (kubernetes pkg/kubelet/cm/devicemanager), so no core has the ID of a block of memory. Eight cards of 192 GB are 6144 memory
 devices, and one message to kubelet must stay below 4 MiB.
 """
 
@@ -42,7 +43,7 @@ def device_list(cards: Iterable[Card], resource: str, *, all_unhealthy: bool) ->
         if card.numa_node is not None:
             topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa_node)])
         devices += [
-            api.Device(ID=f"{key}-{slot}", health=health, topology=topology)
+            api.Device(ID=f"{key}-{resource[0]}{slot}", health=health, topology=topology)
             for slot in range(slots(card, resource))
         ]
     return api.ListAndWatchResponse(devices=devices)

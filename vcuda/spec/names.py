@@ -126,4 +126,7 @@ class Names:
     def written_by_us(self, annotation: str) -> bool:
         """Whether a pod annotation is ours to write, hence untrusted on a pod that is not bound yet."""
         fixed = (self.placement, self.predicate_time, self.predicate_node, self.gpu_assigned)
-        return annotation in fixed or annotation.startswith(f"{self.domain}/predicate-gpu-idx-")
+        return annotation in fixed or self.is_predicate_gpu_index(annotation)
+
+    def is_predicate_gpu_index(self, annotation: str) -> bool:
+        return annotation.startswith(f"{self.domain}/predicate-gpu-idx-")
