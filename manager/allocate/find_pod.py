@@ -15,12 +15,11 @@ from manager.allocate.matcher import Candidate, Facts, FactsCache
 from manager.allocations.accounting import AllocationIndex
 from manager.errors import Reason, Refusal
 from manager.kube.api import Kube, Pod
-from manager.kube.pods import ended
 from manager.kubelet.pods import KubeletPods
 from manager.kubelet.records import Checkpoint, Entry, PodResources, RecordsDamaged, RecordsError
 from manager.process.logs import Conditions
 from vcuda.kube.errors import KubeError
-from vcuda.kube.objects import terminal, uid_of
+from vcuda.kube.objects import ended, terminal, uid_of
 from vcuda.spec.names import Names
 
 # Allocate blocks kubelet's sync loop: one source may take this long, all of them together BUDGET_S.

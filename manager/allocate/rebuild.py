@@ -16,11 +16,10 @@ from pathlib import Path
 from manager.allocations.record import Allocation, Held
 from manager.container import driver_dir
 from manager.kube.api import Pod
-from manager.kube.pods import ended
 from manager.kubelet.records import Entry
 from manager.regions import regions
 from vcuda import region
-from vcuda.kube.objects import uid_of
+from vcuda.kube.objects import ended, uid_of
 from vcuda.spec import placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.inventory import Card

@@ -7,13 +7,12 @@ from typing import Any
 
 from manager.kube.api import Kube, Pod
 from vcuda.kube.informer import Handlers, Informer
-from vcuda.kube.objects import MIRROR_ANNOTATION, terminal
+from vcuda.kube.objects import MIRROR_ANNOTATION, STATUSES, ended
 
 _SPEC = ("nodeName", "initContainers", "containers")
 _CONTAINER = ("name", "resources", "restartPolicy")
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _STATUS = ("phase", "reason", "message")
-_STATUSES = ("initContainerStatuses", "containerStatuses")
 # Where kubelet has a pod from; it writes this into its own list only (kubernetes pkg/kubelet/types).
 _SOURCE_ANNOTATION = "kubernetes.io/config.source"
 
@@ -34,7 +33,7 @@ def essential(pod: Mapping[str, Any]) -> Pod:
                 kept[name] = [_container(item) if isinstance(item, dict) else item for item in kept[name]]
     if isinstance(status, dict):
         found["status"] = kept = _only(status, _STATUS)
-        for name in _STATUSES:
+        for name in STATUSES:
             if isinstance(status.get(name), list):
                 kept[name] = [_only(item, ("state",)) for item in status[name] if isinstance(item, dict)]
     return found
@@ -64,13 +63,6 @@ def visible_devices(pod: Pod, container: str) -> str | None:
 
 def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: mapping[name] for name in names if name in mapping}
-
-
-def ended(pod: Pod) -> bool:
-    """Whether nothing of a pod runs any more: one that exceeded its deadline is Failed while its containers still have their grace."""
-    status = pod.get("status") or {}
-    statuses = [item for name in _STATUSES for item in status.get(name) or ()]
-    return terminal(pod) and not any("running" in (item.get("state") or {}) for item in statuses)
 
 
 def is_static(pod: Pod) -> bool:

@@ -15,6 +15,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
+from vcuda.kube.objects import ended
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
@@ -81,7 +82,7 @@ class Events:
     def see_pod(self, pod: Mapping[str, Any]) -> tuple[str, Shape | None]:
         """See Engine.see_pod; also the shape to score ahead, of a pod that waits in a class that is new."""
         uid, node = objects.uid(pod), objects.place(pod)
-        if objects.finished(pod) or (not node and objects.leaving(pod)):
+        if ended(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
         elif node:
             self._see_bound(uid, pod, node)

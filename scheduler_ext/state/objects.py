@@ -97,11 +97,6 @@ def place(pod: Mapping[str, Any]) -> str:
     return str(_mapping(pod.get("spec")).get("nodeName") or "")
 
 
-def finished(pod: Mapping[str, Any]) -> bool:
-    """Whether all its containers have ended for good, so that its cards are free."""
-    return _mapping(pod.get("status")).get("phase") in ("Succeeded", "Failed")
-
-
 def leaving(pod: Mapping[str, Any]) -> bool:
     return bool(_mapping(pod.get("metadata")).get("deletionTimestamp"))
 

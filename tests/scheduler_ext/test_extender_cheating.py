@@ -155,3 +155,18 @@ def test_quotas_are_not_summed_anew_for_each_request(monkeypatch: pytest.MonkeyP
     assert "may hold 350 cores, holds 310, and the pod would add 50" in full.quota and asked == []
     engine.lose_pod("r0")
     assert engine.filter(pod("s", 50, 1, uid="s"), ["a"]).chosen == "a"
+
+
+def test_a_failed_pod_keeps_its_cards_until_its_containers_have_ended() -> None:
+    """Past its deadline a pod is Failed at once, and its containers still have their grace: the node's manager keeps its share too."""
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    shown = placed(engine, "p")
+    running = {
+        "phase": "Failed",
+        "reason": "DeadlineExceeded",
+        "containerStatuses": [{"state": {"running": {}}}],
+    }
+    engine.see_pod(shown | {"status": running})
+    assert engine.filter(pod("q", 30, 1, uid="q"), ["a"]).chosen is None
+    engine.see_pod(shown | {"status": running | {"containerStatuses": [{"state": {"terminated": {}}}]}})
+    assert free(engine) == 100

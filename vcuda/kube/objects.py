@@ -13,6 +13,9 @@ Object = Mapping[str, Any]
 # Static pods reach the API server as mirror pods with another UID; this annotation holds kubelet's.
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
+# Where a pod's status tells of its containers.
+STATUSES = ("initContainerStatuses", "containerStatuses")
+
 _CORE = "/api/v1"
 _GROUPS = {"leases": "/apis/coordination.k8s.io/v1"}
 # RFC 1123 subdomain, the form of all names that we use (apimachinery pkg/util/validation): nothing in it can end a path
@@ -48,9 +51,23 @@ def uid_of(pod: Object) -> str:
 
 
 def phase_of(pod: Object) -> str:
-    return str((pod.get("status") or {}).get("phase", ""))
+    status = pod.get("status")
+    return str(status.get("phase", "")) if isinstance(status, Mapping) else ""
 
 
 def terminal(pod: Object) -> bool:
     """Whether all containers of a pod have ended for good."""
     return phase_of(pod) in ("Succeeded", "Failed")
+
+
+def ended(pod: Object) -> bool:
+    """Whether nothing of a pod runs any more: one that exceeded its deadline is Failed while its containers still have their grace.
+
+    The one rule of daemon and extender for when a share is free again. What has not the form of a status counts for nothing.
+    """
+    status = pod.get("status")
+    if not isinstance(status, Mapping) or not terminal(pod):
+        return False
+    lists = [found for name in STATUSES if isinstance(found := status.get(name), list)]
+    states = [item.get("state") for found in lists for item in found if isinstance(item, Mapping)]
+    return not any(isinstance(state, Mapping) and "running" in state for state in states)
