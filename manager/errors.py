@@ -23,6 +23,7 @@ class Reason(enum.StrEnum):
     SHARE_TOO_SMALL = "ShareTooSmall"
     CDI_UNAVAILABLE = "CdiUnavailable"
     OVERSELL_FORBIDDEN = "OversellForbidden"
+    MOUNT_IN_THE_WAY = "MountInTheWay"
     VISIBLE_DEVICES_SET = "VisibleDevicesSet"
 
 

@@ -15,8 +15,9 @@ from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation
 from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
+from manager.container.response import in_the_way
 from manager.errors import Reason, Refusal
-from manager.kube.pods import visible_devices
+from manager.kube.pods import visible_devices, volume_paths
 from manager.regions.regions import Regions
 from vcuda.spec import errors, fit, placement
 from vcuda.spec.errors import InvalidPlacement, SpecError
@@ -78,6 +79,12 @@ class Decider:
                 Reason.OVERSELL_FORBIDDEN,
                 f"{self._names.oversell} gives container {container.name!r} {container.oversell_blocks} blocks in all, this node at most "
                 f"{limit * own} for {own}; ask for fewer, or raise --oversell-limit",
+            )
+        hides = in_the_way(volume_paths(candidate.pod, container.name))
+        if hides is not None:
+            raise Refusal(
+                Reason.MOUNT_IN_THE_WAY,
+                f"container {container.name!r} mounts a volume at {hides!r:.120}, which would hide its limits or our library; mount it elsewhere",
             )
         asked = visible_devices(candidate.pod, container.name)
         if asked is not None and settings.visible_devices_policy == "refuse":

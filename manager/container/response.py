@@ -6,6 +6,7 @@ kubelet merges both and unmodified runtimes must get no mount twice.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable
 
 from manager.allocations.record import Allocation
@@ -15,6 +16,7 @@ from manager.container import driver_dir
 from manager.container.driver_dir import DriverDir
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions import regions
+from vcuda.driver.layout import SHIMS
 from vcuda.spec.names import Names
 from vcuda.spec.units import BLOCK_BYTES
 
@@ -23,6 +25,7 @@ LIBRARY_PATH = f"{driver_dir.CONTAINER_PATH}/lib64"
 LOADER_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 PRELOAD_LIST = "/etc/ld.so.preload"
 PERMISSIONS = "rw"
+_OURS = (f"{regions.CONTAINER_PATH}/", f"{driver_dir.CONTAINER_PATH}/")
 
 
 def recorded(allocation: Allocation, names: Names) -> dict[str, str]:
@@ -87,6 +90,17 @@ def common_mounts(driver: DriverDir, settings: Settings) -> list[api.Mount]:
         for extra in settings.container_mount
     ]
     return found
+
+
+def in_the_way(paths: Iterable[str]) -> str | None:
+    """Of the paths of a container's volumes one that hides what we mount, or None: kubelet mounts them after ours."""
+    for path in paths:
+        clean = posixpath.normpath(path)
+        folder, _, name = clean.rpartition("/")
+        file = folder in LOADER_FOLDERS and name in (*SHIMS, *driver_dir.LOADER_COMPANIONS)
+        if file or clean == PRELOAD_LIST or f"{clean}/".startswith(_OURS):
+            return path
+    return None
 
 
 def build(

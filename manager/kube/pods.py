@@ -46,19 +46,30 @@ def _container(item: Mapping[str, Any]) -> dict[str, Any]:
         ours = [one for one in variables if isinstance(one, dict) and one.get("name") == VISIBLE_DEVICES]
         if ours:
             kept["env"] = ours
+    mounts = item.get("volumeMounts")
+    if isinstance(mounts, list):
+        kept["volumeMounts"] = [_only(one, ("mountPath",)) for one in mounts if isinstance(one, dict)]
     return kept
+
+
+def _named(pod: Pod, container: str) -> Mapping[str, Any]:
+    spec = pod.get("spec") or {}
+    listed = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    return next((item for item in listed if item.get("name") == container), {})
 
 
 def visible_devices(pod: Pod, container: str) -> str | None:
     """What a container's own NVIDIA_VISIBLE_DEVICES asks NVIDIA's runtime for; None if it is not set, or brings nothing."""
-    spec = pod.get("spec") or {}
-    for item in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-        if item.get("name") == container:
-            for one in item.get("env") or ():
-                # The API server leaves an empty value out. "none" still brings the driver's libraries.
-                if "valueFrom" in one or one.get("value", "") not in ("", "void"):
-                    return str(one.get("value", "(from elsewhere)"))
+    for one in _named(pod, container).get("env") or ():
+        # The API server leaves an empty value out. "none" still brings the driver's libraries.
+        if "valueFrom" in one or one.get("value", "") not in ("", "void"):
+            return str(one.get("value", "(from elsewhere)"))
     return None
+
+
+def volume_paths(pod: Pod, container: str) -> list[str]:
+    """Where a container mounts volumes."""
+    return [str(one.get("mountPath", "")) for one in _named(pod, container).get("volumeMounts") or ()]
 
 
 def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

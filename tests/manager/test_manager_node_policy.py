@@ -118,6 +118,24 @@ def test_it_is_refused_where_the_operator_says_so(node: Node) -> None:
     assert daemon.allocator.allocations == ()
 
 
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [("/etc/vcuda", False), ("/etc//vcuda/usage/", False), ("/etc/x/../vcuda", False), ("/usr/local/nvidia/lib64", False),
+     ("/usr/lib64/libcuda.so.1", False), ("/etc", True), ("/data", True), ("/etc/vcuda2", True), ("/usr/lib64", True)],
+)  # fmt: skip
+def test_a_volume_over_what_we_mount_is_refused(node: Node, path: str, given: bool) -> None:
+    """Mounted after ours, it would hide the limits, and our library would pass everything on."""
+    daemon = node.start(wait=200)
+    mounts = [{"name": "v", "mountPath": path}, {"name": "token", "mountPath": "/var/run/secrets/x"}]
+    item = pod("a", container("c", 30, 4, volumeMounts=mounts))
+    if given:
+        node.kubelet.admit(item)
+    else:
+        with pytest.raises(Rejected, match=r"MountInTheWay: .*container 'c' mounts a volume at"):
+            node.kubelet.admit(item)
+    assert len(daemon.allocator.allocations) == int(given)
+
+
 def test_no_device_of_one_resource_has_the_id_of_another() -> None:
     """Newer kubelets look for the pod of a device by its ID alone."""
     cards = [Card(f"GPU-{number}", number, "H", 192 * 2**30) for number in range(8)]
