@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,44 @@ def test_a_limit_changed_live_holds_from_the_next_call(share: Share) -> None:
         process.stdin.flush()
         assert process.stdout.readline() == f"[{expected}, {megabytes}]\n"
     process.communicate(timeout=60)
+
+
+COUNTING_DRIVER = """
+#define cuCtxGetCurrent uncounted
+#include "{source}"
+#undef cuCtxGetCurrent
+static int asked;
+API cuCtxGetCurrent(handle *context) {{ asked++; return uncounted(context); }}
+API countedCalls(void) {{ return asked; }}
+API cuCtxDestroy_v2(handle context) {{ return context != &dummy; }}
+"""
+
+
+def test_an_allocation_asks_the_driver_for_memory_and_nothing_else(tmp_path: Path) -> None:
+    """One of a process with one context; with a second context the current one has to be asked for."""
+    card = "GPU-12345678-1234-1234-1234-123456789abc"
+    source = tmp_path / "driver.c"
+    null_driver = Path(__file__).resolve().parents[2] / "benchmarks/memory_null_driver.c"
+    source.write_text(COUNTING_DRIVER.format(source=null_driver))
+    driver = tmp_path / "libcuda.so.1"
+    flags = ["-shared", "-fPIC", f'-DCARD_UUID="{card}"']
+    subprocess.run(["gcc", "-O2", *flags, str(source), "-o", str(driver)], check=True)
+    share = shares.lay_out(tmp_path / "share", driver, None)
+    share.region_directory.mkdir()
+    region.create(share.region_directory, [region.CardLimit(card, 0, 1 << 30, 90, 90, context_bytes=MIB)])
+    assert share.run(
+        """
+driver = C.CDLL(os.environ["LD_LIBRARY_PATH"] + "/drv/libcuda-driver.so.1")
+def asked():
+    before = driver.countedCalls()
+    for _ in range(100):
+        result, pointer = alloc(4096)
+        assert result == 0
+        ok("cuMemFree_v2", pointer)
+    return driver.countedCalls() - before
+begin()
+alone = asked()
+begin()
+answer([alone, asked()])
+"""
+    ) == [0, 100]

@@ -4,7 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/atomic.h"
+#include "base/clock.h"
+
 #define VC__FIRST_CAPACITY 64
+#define VC__SPINS 128
+#define VC__PAUSE_NS 20000
 
 _Static_assert(VC_TABLE_SHARDS == 64, "shard_of takes six bits");
 
@@ -19,6 +24,22 @@ static struct vc_table_shard *shard_of(struct vc_table *table, uint64_t hash)
 {
     /* The top bits: places within a shard come from others, or all records of a shard would crowd in a few. */
     return &table->shards[hash >> 58];
+}
+
+/* Held for a probe, seldom for a table's growth: a plain store lets it go, where a mutex takes a second locked instruction and two calls. */
+static void lock(struct vc_table_shard *shard)
+{
+    for (unsigned attempt = 1; __atomic_exchange_n(&shard->locked, 1, __ATOMIC_ACQUIRE); attempt++) {
+        if (attempt % VC__SPINS == 0)
+            vc_sleep_ns(VC__PAUSE_NS); /* its holder may not be running */
+        else
+            vc_cpu_relax();
+    }
+}
+
+static void unlock(struct vc_table_shard *shard)
+{
+    vc_store_release(&shard->locked, 0);
 }
 
 static char *record_at(const struct vc_table *table, const struct vc_table_shard *shard, size_t place)
@@ -91,14 +112,14 @@ bool vc_table_put(struct vc_table *table, const void *record)
     memcpy(&key, record, sizeof key);
     uint64_t hash = hash_of(key);
     struct vc_table_shard *shard = shard_of(table, hash);
-    pthread_mutex_lock(&shard->mutex);
+    lock(shard);
     bool fits = has_room(table, shard);
     if (fits) {
         size_t place = find(table, shard, key, hash);
         shard->count += key_at(table, shard, place) == 0;
         memcpy(record_at(table, shard, place), record, table->record_bytes);
     }
-    pthread_mutex_unlock(&shard->mutex);
+    unlock(shard);
     return fits;
 }
 
@@ -109,7 +130,7 @@ static bool look_up(struct vc_table *table, uint64_t key, void *record, bool rem
     uint64_t hash = hash_of(key);
     struct vc_table_shard *shard = shard_of(table, hash);
     bool found = false;
-    pthread_mutex_lock(&shard->mutex);
+    lock(shard);
     if (shard->count > 0) {
         size_t place = find(table, shard, key, hash);
         found = key_at(table, shard, place) == key;
@@ -118,7 +139,7 @@ static bool look_up(struct vc_table *table, uint64_t key, void *record, bool rem
         if (found && remove)
             erase(table, shard, place);
     }
-    pthread_mutex_unlock(&shard->mutex);
+    unlock(shard);
     return found;
 }
 
@@ -140,7 +161,7 @@ bool vc_table_edit(struct vc_table *table, uint64_t key, bool create, enum vc_ta
     uint64_t hash = hash_of(key);
     struct vc_table_shard *shard = shard_of(table, hash);
     bool there = false;
-    pthread_mutex_lock(&shard->mutex);
+    lock(shard);
     if (shard->count > 0 || create) {
         there = !create || has_room(table, shard);
         size_t place = there ? find(table, shard, key, hash) : 0;
@@ -155,7 +176,7 @@ bool vc_table_edit(struct vc_table *table, uint64_t key, bool create, enum vc_ta
         if (there && edit(record_at(table, shard, place), argument) == VC_TABLE_ERASE)
             erase(table, shard, place);
     }
-    pthread_mutex_unlock(&shard->mutex);
+    unlock(shard);
     return there;
 }
 
@@ -167,7 +188,7 @@ void *vc_table_take_all(struct vc_table *table, bool (*matches)(const void *reco
     *count = 0;
     for (size_t index = 0; index < VC_TABLE_SHARDS; index++) {
         struct vc_table_shard *shard = &table->shards[index];
-        pthread_mutex_lock(&shard->mutex);
+        lock(shard);
         for (size_t place = 0; place < shard->capacity;) {
             if (key_at(table, shard, place) == 0 || !matches(record_at(table, shard, place), argument)) {
                 place++;
@@ -184,7 +205,7 @@ void *vc_table_take_all(struct vc_table *table, bool (*matches)(const void *reco
             memcpy(taken + (*count)++ * table->record_bytes, record_at(table, shard, place), table->record_bytes);
             erase(table, shard, place); /* a follower may have moved here: look at this place again */
         }
-        pthread_mutex_unlock(&shard->mutex);
+        unlock(shard);
     }
     return taken;
 }
@@ -193,9 +214,9 @@ size_t vc_table_count(struct vc_table *table)
 {
     size_t count = 0;
     for (size_t index = 0; index < VC_TABLE_SHARDS; index++) {
-        pthread_mutex_lock(&table->shards[index].mutex);
+        lock(&table->shards[index]);
         count += table->shards[index].count;
-        pthread_mutex_unlock(&table->shards[index].mutex);
+        unlock(&table->shards[index]);
     }
     return count;
 }
@@ -204,7 +225,7 @@ void vc_table_reset(struct vc_table *table)
 {
     for (size_t index = 0; index < VC_TABLE_SHARDS; index++) {
         struct vc_table_shard *shard = &table->shards[index];
-        pthread_mutex_init(&shard->mutex, NULL);
+        unlock(shard);
         /* The records stay allocated: a thread of the parent may have been in the middle of changing them. */
         shard->records = NULL;
         shard->capacity = shard->count = 0;

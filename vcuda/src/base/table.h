@@ -1,12 +1,11 @@
 /* A hash table of records of one type, found by the key that each begins with.
  *
- * Sharded open addressing: a look-up takes one short mutex and, at any size, a probe or two. Thread-safe; no lock is
+ * Sharded open addressing: a look-up takes one short lock and, at any size, a probe or two. Thread-safe; no lock is
  * held when a function returns. To be right beside a driver that reuses addresses at once, take a record out BEFORE
  * the driver frees (and put it back if the driver refuses), put it in AFTER the driver allocated. */
 #ifndef VC_TABLE_H
 #define VC_TABLE_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,7 +15,7 @@
 #define VC_TABLE_SHARDS 64
 
 struct vc_table_shard {
-    pthread_mutex_t mutex;
+    uint32_t locked;
     char *records;   /* a key of 0: empty */
     size_t capacity; /* a power of two, or 0 */
     size_t count;
@@ -30,8 +29,7 @@ struct vc_table {
 /* A table `name` of records of `type`, whose first member is `uint64_t key`, never 0. A forked child has it empty. */
 #define VC_TABLE(name, type)                                                                         \
     _Static_assert(offsetof(type, key) == 0 && sizeof(((type *)0)->key) == 8, "a record begins with its key"); \
-    static struct vc_table name = {.record_bytes = sizeof(type),                                     \
-                                   .shards = {[0 ... VC_TABLE_SHARDS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}}}; \
+    static struct vc_table name = {.record_bytes = sizeof(type)};                                    \
     static void vc__forget_##name(void)                                                              \
     {                                                                                                \
         vc_table_reset(&name);                                                                       \

@@ -133,7 +133,7 @@ static void release_cost(const struct cost *cost)
     vc_cards_release(vc_region_get(), cost->cards, cost->bytes, VC_QUOTA_CONTEXT);
 }
 
-static CUresult end_creation(struct creation *creation, CUresult result, CUcontext *context)
+static CUresult end_creation(struct creation *creation, CUresult result, CUcontext *context, CUdevice device)
 {
     if (result != CUDA_SUCCESS) {
         drop(creation);
@@ -151,7 +151,8 @@ static CUresult end_creation(struct creation *creation, CUresult result, CUconte
         release_cost(&cost);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    vc_frames_context_made();
+    vc_frames_forget();
+    vc_context_made(*context, device);
     return CUDA_SUCCESS;
 }
 
@@ -159,14 +160,14 @@ CUresult vc_hook_cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice de
 {
     struct creation creation;
     CUresult result = begin_creation(&creation, device);
-    return result != CUDA_SUCCESS ? result : end_creation(&creation, vc_real.cuCtxCreate(context, flags, device), context);
+    return result != CUDA_SUCCESS ? result : end_creation(&creation, vc_real.cuCtxCreate(context, flags, device), context, device);
 }
 
 CUresult vc_hook_cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
     struct creation creation;
     CUresult result = begin_creation(&creation, device);
-    return result != CUDA_SUCCESS ? result : end_creation(&creation, vc_real.cuCtxCreate_v2(context, flags, device), context);
+    return result != CUDA_SUCCESS ? result : end_creation(&creation, vc_real.cuCtxCreate_v2(context, flags, device), context, device);
 }
 
 CUresult vc_hook_cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device)
@@ -175,7 +176,7 @@ CUresult vc_hook_cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinit
     CUresult result = begin_creation(&creation, device);
     if (result != CUDA_SUCCESS)
         return result;
-    return end_creation(&creation, vc_real.cuCtxCreate_v3(context, affinity, count, flags, device), context);
+    return end_creation(&creation, vc_real.cuCtxCreate_v3(context, affinity, count, flags, device), context, device);
 }
 
 CUresult vc_hook_cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device)
@@ -184,7 +185,7 @@ CUresult vc_hook_cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameter
     CUresult result = begin_creation(&creation, device);
     if (result != CUDA_SUCCESS)
         return result;
-    return end_creation(&creation, vc_real.cuCtxCreate_v4(context, parameters, flags, device), context);
+    return end_creation(&creation, vc_real.cuCtxCreate_v4(context, parameters, flags, device), context, device);
 }
 
 CUresult vc_hook_cuCtxAttach(CUcontext *context, unsigned int flags)
@@ -268,7 +269,8 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
     }
     primary->context = *context;
     primary->cost = cost_of(&creation, *context);
-    vc_frames_context_made();
+    vc_frames_forget();
+    vc_context_made(*context, device);
     return result;
 }
 

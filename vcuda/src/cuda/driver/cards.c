@@ -99,6 +99,31 @@ int vc_card_of_current(struct vc_region *region, CUcontext *context)
     return card;
 }
 
+static CUcontext only;
+static int32_t only_card;
+static uint32_t contexts_made;
+
+CUcontext vc_only_context(int *card)
+{
+    CUcontext context = vc_load_acquire(&only);
+    *card = vc_load_relaxed(&only_card);
+    return context;
+}
+
+void vc_context_made(CUcontext context, CUdevice device)
+{
+    int card = vc_card_of_device(vc_region_get(), device);
+    vc_store_release(&only, NULL); /* before anybody can use this one */
+    vc_store_relaxed(&only_card, card);
+    if (vc_add(&contexts_made, 1) == 1 && card >= 0)
+        vc_store_release(&only, context);
+}
+
+bool vc_several_contexts(void)
+{
+    return vc_load_relaxed(&contexts_made) > 1;
+}
+
 /* The device of a context that need not be current. */
 static bool device_of(CUcontext context, CUdevice *device)
 {
@@ -130,8 +155,14 @@ bool vc_stream_captures(CUstream stream)
 
 void vc_cards_forget_contexts(void)
 {
+    vc_store_release(&only, NULL);
     if (vc_add(&context_epoch, 1) == 0)
         vc_add(&context_epoch, 1); /* 0 means: nothing remembered */
 }
 
-VC_AT_FORK(vc_cards_forget_contexts);
+static void forget(void)
+{
+    contexts_made = 0;
+    vc_cards_forget_contexts();
+}
+VC_AT_FORK(forget);

@@ -26,6 +26,14 @@ bool vc_card_is_visible(struct vc_region *region, CUdevice device);
  * thread. */
 int vc_card_of_current(struct vc_region *region, CUcontext *context);
 
+/* The process's only context, with its card, or NULL: none, or there were several. What it asks for while none is current the driver
+ * refuses. Spares a call of the driver for each allocation. */
+CUcontext vc_only_context(int *card);
+
+/* A context came into being. */
+void vc_context_made(CUcontext context, CUdevice device);
+bool vc_several_contexts(void); /* ever */
+
 /* The device of a stream (an explicit handle) and its context. False: the driver will say what is
  * wrong with the stream. */
 bool vc_stream_device(CUstream stream, CUdevice *device, CUcontext *context);

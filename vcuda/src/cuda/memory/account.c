@@ -136,10 +136,19 @@ static CUresult reserve_card(struct vc_charge *charge, int card, uint64_t bytes,
 
 static CUresult reserve_current(struct vc_charge *charge, uint64_t bytes, bool managed, enum form form)
 {
+    int card;
     *charge = (struct vc_charge){.region = vc_region_get(), .managed = managed};
-    int card = vc_card_of_current(charge->region, &charge->context);
-    charge->context = vc_context_owner(charge->context);
-    return reserve_card(charge, card, bytes, form);
+    charge->context = vc_only_context(&card);
+    if (VC_UNLIKELY(!charge->context)) {
+        card = vc_card_of_current(charge->region, &charge->context);
+        charge->context = vc_context_owner(charge->context);
+        return reserve_card(charge, card, bytes, form);
+    }
+    CUresult result = reserve_card(charge, card, bytes, form);
+    if (result == CUDA_SUCCESS || vc_card_of_current(charge->region, NULL) != VC_CARD_UNKNOWN)
+        return result;
+    charge->cards = 0; /* no context is current: that is what is wrong */
+    return CUDA_SUCCESS;
 }
 
 CUresult vc_charge_current(struct vc_charge *charge, uint64_t bytes)
@@ -225,7 +234,8 @@ static bool keep(struct vc_charge *charge, const struct vc_allocation *allocatio
 {
     struct vc_range range = range_of(allocation);
     if (vc_charge_resize(charge, taken) && vc_table_put(&allocations, allocation)) {
-        vc_cards_commit(charge->region, charge->cards, taken, quota_kind(allocation->kind));
+        if (taken > 0) /* not in a chunk that others have opened */
+            vc_cards_commit(charge->region, charge->cards, taken, quota_kind(allocation->kind));
         return true;
     }
     if (is_small(allocation))

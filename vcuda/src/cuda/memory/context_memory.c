@@ -142,7 +142,6 @@ CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
 /* Frames. */
 
 uintptr_t vc__known_functions[VC_KNOWN_FUNCTIONS];
-static uint32_t contexts_made;
 
 struct kernel {
     uint64_t key;
@@ -174,11 +173,6 @@ void vc_frames_forget(void)
         vc_store_relaxed(&vc__known_functions[place], 0);
 }
 
-void vc_frames_context_made(void)
-{
-    vc_add(&contexts_made, 1);
-    vc_frames_forget();
-}
 VC_AT_FORK(vc_frames_forget);
 
 /* Bytes of a thread; 0: the driver does not say, and will say what is wrong with the function. */
@@ -225,7 +219,7 @@ CUresult vc_frame_pay(CUfunction function, CUstream stream)
             return result;
         settle(&charge, context, (struct change){.part = LOCAL, .bytes = wanted, .frame = frame, .grows = true});
     }
-    if (vc_load_relaxed(&contexts_made) <= 1)
+    if (!vc_several_contexts())
         remember(function);
     return CUDA_SUCCESS;
 }

@@ -25,12 +25,10 @@ CUresult vc_frame_pay(CUfunction function, CUstream stream);
 /* A library's kernel was found; the driver tells its attributes by another call than a function's. */
 void vc_frame_of_kernel(CUkernel kernel, CUlibrary library);
 
-/* Code was unloaded: handles of functions may come back as others'. */
+/* Code was unloaded: handles of functions may come back as others'. Or one more context was made: a library's kernel can be launched in
+ * each. */
 void vc_frames_forget(void);
 void vc_frames_forget_library(CUlibrary library);
-
-/* One more context: a library's kernel can be launched in each. */
-void vc_frames_context_made(void);
 
 /* Around the end of a stream: its context, which it counts in. */
 CUcontext vc_stream_ending(CUstream stream);
