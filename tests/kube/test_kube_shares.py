@@ -179,3 +179,18 @@ def devices_of(system: System, status: dict[str, Any]) -> set[tuple[int, int]]:
     nodes = system.machine.nodes()
     names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", f"nvidia{minor}"]
     return {nodes[name] for name in names}
+
+
+def test_a_volume_over_the_region_gives_nobody_the_whole_card(
+    system: System, client_image: str, pods: Any, evidence: Any
+) -> None:
+    """Mounted over /etc/vcuda it hid the limits: the shim passed everything on, and 3 GiB of the driver went to a 1 GiB share."""
+    wanted = share_pod("over", client_image, 10, 4)
+    wanted["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
+    wanted["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/etc/vcuda"}]
+    name = pods(wanted)
+    status = system.wait_phase(name, "Failed", "Running")["status"]
+    held = [sum(process.memory_bytes.values()) for process in system.machine.report().processes]
+    evidence(f"{status['phase']}: {status.get('message', '')}; held on the card: {held}")
+    assert status["phase"] == "Failed" and "MountInTheWay" in status["message"]
+    system.wait_phase(pods(share_pod("after", client_image, 10, 4)), "Running")
