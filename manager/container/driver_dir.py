@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.errors import Reason, Refusal
+from manager.process import selinux
 from manager.process.logs import Conditions
 from vcuda.driver import layout
 from vcuda.driver.layout import CUDA, PRELOAD, SHIMS
 from vcuda.driver.root import HostRoot
 
-LAYOUT = 2  # part of the fingerprint: raise it when the layout changes
+LAYOUT = 3  # part of the fingerprint: raise it when the layout changes
 FOLDER = "driver"
 CURRENT = "current"
 MANIFEST = ".complete"
@@ -221,6 +222,7 @@ def _build(
     for program in programs:
         _take(program, programs_folder / program.name)
     (temporary / MANIFEST).touch()
+    selinux.label((temporary, *temporary.rglob("*")))
     if final.exists():  # without its manifest: an earlier start was interrupted by a power cut
         shutil.rmtree(final)
     try:

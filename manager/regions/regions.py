@@ -11,6 +11,7 @@ from typing import Protocol, cast
 from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation
 from manager.errors import Reason, Refusal
+from manager.process import selinux
 from manager.regions.storage import Storage
 from vcuda import region
 from vcuda.spec.request import Kind
@@ -120,6 +121,7 @@ class Regions:
             self._storage.make(directory)
             limits = self._limits(allocation, shared)
             region.create(directory, limits)
+            selinux.label((directory, directory / "limits", directory / "usage"))
         except (OSError, region.RegionError) as error:
             self._drop(directory)
             raise Refusal(
