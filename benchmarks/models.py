@@ -29,6 +29,14 @@ from vcuda.sim import Machine
 HERE = Path(__file__).resolve().parent
 CLIENT = HERE / "_model_client.py"
 WORKS = ("train", "serve")
+# The cores of the shares side by side; None: no share.
+CASES: dict[str, list[int | None]] = {
+    "native": [None],
+    "50 alone": [50],
+    "30 beside 70": [30, 70],
+    "whole card": [100],
+    "native again": [None],
+}
 BESIDE_MIB = 1024  # contexts beside two shares
 
 
@@ -113,28 +121,26 @@ def whole_card(bench: Bench, memory_mib: int, pairs: int) -> list[Paired]:
 def rows(bench: Bench, memory_mib: int, end_s: float = math.inf) -> list[Row]:
     """Native first and last: their mean is the base, so that a card that warms up does not favour either.
 
-    No work is begun that would not have ended at `end_s` (of time.monotonic) if it took as long as the one before.
+    Each case is said at once. None is begun that would not have ended at `end_s` (of time.monotonic) if it took as long as the longest before.
     """
     found: list[Row] = []
-    last_took = 0.0
+    longest_s = 0.0
     for work in WORKS:
-        begun = time.monotonic()
-        if begun + last_took > end_s:
-            break
-        first = bench.together([(work, None)], 0)[0]
-        cases: list[tuple[str, dict[str, Any]]] = [("native", first)]
-        for title, shares in (("whole card", [100]), ("50 alone", [50]), ("30 beside 70", [30, 70])):
-            answers = bench.together([(work, cores) for cores in shares], memory_mib)
+        cases: list[tuple[str, dict[str, Any]]] = []
+        for title, shares in CASES.items():
+            begun = time.monotonic()
+            if begun + longest_s > end_s:
+                break
+            answers = bench.together([(work, cores) for cores in shares], memory_mib if shares[0] else 0)
+            longest_s = max(longest_s, time.monotonic() - begun)
             names = [title] if len(shares) == 1 else [f"{cores} of 30/70" for cores in shares]
-            cases += list(zip(names, answers, strict=True))
-        last = bench.together([(work, None)], 0)[0]
-        cases.append(("native again", last))
-        base = (rate(first) + rate(last)) / 2
+            cases += zip(names, answers, strict=True)
+            for name, answer in zip(names, answers, strict=True):
+                print(f"  {work}, {name}: {rate(answer):.2f} per second", file=sys.stderr, flush=True)
+        natives = [rate(answer) for case, answer in cases if case.startswith("native")]
         for case, answer in cases:
-            each = rate(answer)
-            found.append(Row(work, case, each, each / base, answer.get("p50_ms"), answer.get("p99_ms")))
-            print(f"  {found[-1]}", file=sys.stderr, flush=True)
-        last_took = time.monotonic() - begun
+            part = rate(answer) * len(natives) / sum(natives)
+            found.append(Row(work, case, rate(answer), part, answer.get("p50_ms"), answer.get("p99_ms")))
     return found
 
 
