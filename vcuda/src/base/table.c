@@ -68,8 +68,7 @@ static size_t find(const struct vc_table *table, const struct vc_table_shard *sh
 
 static bool grow(const struct vc_table *table, struct vc_table_shard *shard)
 {
-    struct vc_table_shard larger = *shard;
-    larger.capacity = shard->capacity ? shard->capacity * 2 : VC__FIRST_CAPACITY;
+    struct vc_table_shard larger = {.capacity = shard->capacity ? shard->capacity * 2 : VC__FIRST_CAPACITY};
     larger.records = calloc(larger.capacity, table->record_bytes);
     if (!larger.records)
         return false;
