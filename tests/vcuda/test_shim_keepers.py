@@ -137,7 +137,7 @@ ok("cuMemExportToShareableHandle", C.byref(shared), memory, 1, u64(0))
 ok("cuMemImportFromShareableHandle", C.byref(imported), C.c_void_p(shared.value), 1); step()
 ok("cuMemRelease", imported); step()
 assert call("cuMemRelease", imported) != 0; step(); show()
-ok("cuMemRelease", memory); step(); show()
+os.close(shared.value); ok("cuMemRelease", memory); step(); show()
 """,
     )
     assert found == [[20] * 5, [20] * 4 + [0, 0]]
@@ -371,3 +371,42 @@ array(64, u8, 1); step(); show()  # as large as the 32 x 32 of four bytes
 """,
     )
     assert found == [[4, 6, 8, 10, 12, 16, 26, 42, 46, 46], [4, 6, 8, 10, 12, 16, 26, 42, 46, 48, 48]]
+
+
+def test_exported_memory_is_charged_until_no_descriptor_and_no_handle_is_left(share: Share) -> None:
+    """A process that exports to itself: what comes back by an import, also by another descriptor's number, is the same memory."""
+    found = steps_and_truth(
+        share,
+        """
+def exported():
+    handle, shared = u64(), C.c_int()
+    ok("cuMemCreate", C.byref(handle), size(20 * MIB), C.byref(Properties(1, 1, Location(1, 0))), u64(0))
+    ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
+    return handle, shared.value
+def imported(shared):
+    handle = u64()
+    ok("cuMemImportFromShareableHandle", C.byref(handle), C.c_void_p(shared), 1)
+    return handle
+handle, shared = exported(); step()
+ok("cuMemRelease", handle); step(); show()  # the descriptor keeps it
+other = os.dup(shared); os.close(shared); step(); show()
+handle = imported(other); step()
+os.close(other); step(); show()  # the import keeps it
+ok("cuMemRelease", handle); step(); show()
+results = []
+for _ in range(30):  # 600 MiB, were it free
+    result, handle, shared = 0, u64(), C.c_int()
+    result = call("cuMemCreate", C.byref(handle), size(20 * MIB), C.byref(Properties(1, 1, Location(1, 0))), u64(0))
+    results.append(result)
+    if not result:
+        ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0)); ok("cuMemRelease", handle)
+        imported(shared.value); os.close(shared.value)
+assert results == [0] * 9 + [2] * 21, results
+step(); show()
+""",
+    )
+    assert found[0] == [20, 20, 20]
+    assert found[1][2:] == [20, 20]
+    assert found[2][3:] == [20, 20, 20]
+    assert found[3][5:] == [0, 0]
+    assert found[4][6:] == [180, 180]

@@ -39,6 +39,7 @@ CUresult cu_charge(int device, uint64_t bytes)
     CUresult bad = take(card, bytes, 0);
     if (bad) { /* the newest deaths, then our own idle pools, may hold what is missing */
         cu_pools_trim(device);
+        cu_physical_sweep();
         bad = take(card, bytes, 1);
     }
     return bad;
@@ -174,6 +175,7 @@ CU_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
         return bad ? bad : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&cu_lock);
     cu_order_settle();
+    cu_physical_sweep();
     pthread_mutex_unlock(&cu_lock);
     sim_card_lock(cu_process.state, ctx->card);
     const sim_card *card = cu_card(ctx);

@@ -70,6 +70,8 @@ CUresult cu_charge(int device, uint64_t bytes);
 void cu_discharge(int device, uint64_t bytes);
 /* Physical memory by handle (cu_vmm.c); all with cu_lock held. Keep it like a mapping does, or (-1) let it go; -1: there is none. */
 int cu_physical_keep(CUmemGenericAllocationHandle handle, int by);
+/* What was exported and is open nowhere any more goes. cu_lock held. */
+void cu_physical_sweep(void);
 int cu_physical_device(CUmemGenericAllocationHandle handle);
 /* A handle that no card pays for: a multicast object. */
 CUresult cu_physical_add_free(int device, size_t bytes, CUmemGenericAllocationHandle *handle);

@@ -1,4 +1,5 @@
 /* Virtual memory management: reserved addresses, physical allocations, mappings of one into the other. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -16,6 +17,7 @@ typedef struct physical {
     size_t bytes;
     int fd, references, mappings;
     int unpaid;      /* on no card: host memory, a multicast object */
+    int exported;    /* by descriptors that may still be open somewhere: they keep it, too (as on an H100) */
     uint64_t shared; /* by this name other processes may hold it too; 0: none can */
 } physical;
 
@@ -60,10 +62,17 @@ static void let_go(const physical *one)
     }
 }
 
+/* Exported descriptors hold a lock of their own description of the file, which ends with the last of their copies. */
+static int is_open(const physical *one)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    return !fcntl(one->fd, F_OFD_GETLK, &lock) && lock.l_type != F_UNLCK;
+}
+
 static void release_if_unused(physical *one)
 {
     physical **link = &physicals;
-    if (one->references > 0 || one->mappings > 0)
+    if (one->references > 0 || one->mappings > 0 || (one->exported && is_open(one)))
         return;
     while (*link != one)
         link = &(*link)->next;
@@ -73,6 +82,17 @@ static void release_if_unused(physical *one)
     const CUmemGenericAllocationHandle handle = one->handle;
     free(one);
     cu_multicast_ended(handle);
+}
+
+void cu_physical_sweep(void)
+{
+    physical *one = physicals;
+    while (one) {
+        const int gone = one->exported && one->references <= 0 && one->mappings <= 0 && !is_open(one);
+        if (gone)
+            release_if_unused(one);
+        one = gone ? physicals : one->next; /* others may have gone with it */
+    }
 }
 
 int cu_physical_keep(CUmemGenericAllocationHandle handle, int by)
@@ -267,6 +287,7 @@ CU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
+    cu_physical_sweep();
     physical *one = find_physical(handle);
     const int held = one && one->references > 0;
     if (held) {
@@ -408,7 +429,12 @@ int cu_physical_export(CUmemGenericAllocationHandle handle, uint64_t *shared)
     if (bad)
         return -1;
     one->shared = *shared = name;
-    return dup(one->fd);
+    char link[32];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", one->fd);
+    const int made = open(link, O_RDWR | O_CLOEXEC);
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
+    one->exported |= made >= 0 && !fcntl(made, F_OFD_SETLK, &lock);
+    return made;
 }
 
 CUresult cu_physical_import(int fd, uint64_t shared, int device, size_t bytes, CUmemGenericAllocationHandle *handle)

@@ -89,15 +89,6 @@ CUresult vc_hook_cuMulticastCreate(CUmemGenericAllocationHandle *handle, const v
     return result;
 }
 
-/* Imported memory is its exporter's, but an imported multicast object may get memory of ours. */
-CUresult vc_hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
-{
-    CUresult result = vc_real.cuMemImportFromShareableHandle(handle, shareable, type);
-    if (result == CUDA_SUCCESS)
-        vc_object_add_foreign(*handle);
-    return result;
-}
-
 /* Sparse arrays. */
 
 static struct vc_place place_of(const CUarrayMapInfo *info)

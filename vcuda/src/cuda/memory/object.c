@@ -114,6 +114,22 @@ static enum vc_table_edit uncount_handle(void *record, void *object)
     return --handle->count == 0 ? VC_TABLE_ERASE : VC_TABLE_KEEP;
 }
 
+struct vc_object *vc_object_held(struct vc_object *object)
+{
+    hold(object);
+    return object;
+}
+
+bool vc_object_is_ours(const struct vc_object *object)
+{
+    return object->cards != 0;
+}
+
+void vc_object_add_handle(CUmemGenericAllocationHandle value, struct vc_object *object)
+{
+    add_handle(value, object);
+}
+
 void vc_object_add_foreign(CUmemGenericAllocationHandle value)
 {
     struct vc_object *known = vc_object_hold(value); /* the driver may give one handle for what is imported twice */

@@ -17,6 +17,13 @@ void vc_object_drop(struct vc_object *object);
 /* The device whose memory it is. */
 CUdevice vc_object_device(const struct vc_object *object);
 
+/* One more reference to what is held already; whether its memory is charged to us. */
+struct vc_object *vc_object_held(struct vc_object *object);
+bool vc_object_is_ours(const struct vc_object *object);
+
+/* A handle stands for the object from now on, whose reference it takes over. Without host memory it stays charged until the process ends. */
+void vc_object_add_handle(CUmemGenericAllocationHandle value, struct vc_object *object);
+
 /* A handle that stands for no memory of this process came into being. Without host memory it is not recorded. */
 void vc_object_add_foreign(CUmemGenericAllocationHandle handle);
 
