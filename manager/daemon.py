@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 class Daemon:
     """One gpu-manager. `start` returns when everything serves; it raises StartError and then nothing runs."""
 
+    _told_bookings: Mapping[str, str] | None = None  # what our node says its pods were given
+
     def __init__(
         self,
         settings: Settings,
@@ -156,6 +158,7 @@ class Daemon:
                 self.api_writer,
                 kube,
                 self._known_pods,
+                self._tell_bookings,
             )
             self._pods = NodePods(kube, self._keeper.wake, self.allocator.reconcile) if kube else None
             self._reporter = reporter = Reporter(
@@ -314,7 +317,14 @@ class Daemon:
     def _describe_node(self, snapshot: Snapshot) -> None:
         cards = [item.card for item in snapshot.cards]
         labels = node_object.labels(cards, self._names, self.settings.node_labels)
-        self.api_writer.describe_node(node_object.inventory_of(snapshot, self._names), labels)
+        self._told_bookings = node_object.bookings_of(self.allocator.allocations, self._names)
+        said = node_object.inventory_of(snapshot, self._names) | self._told_bookings
+        self.api_writer.describe_node(said, labels)
+
+    def _tell_bookings(self) -> None:
+        now = node_object.bookings_of(self.allocator.allocations, self._names)
+        if self._told_bookings is not None and now != self._told_bookings:
+            self._describe_node(self.inventory.snapshot)
 
     def _kubelet_restarted(self) -> None:
         self.pod_finder.kubelet_restarted()

@@ -69,8 +69,10 @@ class Housekeeper:
         api_writer: ApiWriter,
         kube: Kube | None,
         pods: Callable[[], Sequence[Pod] | None],
+        tell_bookings: Callable[[], None],
     ) -> None:
-        """`apply` is called, from this thread, with new settings when there are any; `pods`: the node's, by the watch."""
+        """`apply` is called, from this thread, with new settings when there are any; `pods`: the node's, by the watch; `tell_bookings` says
+        on our node what its pods were given, if that has changed."""
         self._settings = settings
         self._names = names
         self._reloader = reloader
@@ -88,6 +90,7 @@ class Housekeeper:
         self._api_writer = api_writer
         self._kube = kube
         self._pods = pods
+        self._tell_bookings = tell_bookings
         self._wake = threading.Event()
         self._collect_now = False
         self._next_collection = 0.0
@@ -113,7 +116,14 @@ class Housekeeper:
     def _turn(self) -> None:
         """All that is due, once; what fails keeps nothing else from being done."""
         failures: list[Exception] = []
-        for chore in (self._reload, self._sync, self._look_at_cards, self._audit, self._collect_when_due):
+        for chore in (
+            self._reload,
+            self._sync,
+            self._look_at_cards,
+            self._audit,
+            self._collect_when_due,
+            self._tell_bookings,
+        ):
             try:
                 chore()
             except Exception as error:  # noqa: BLE001  (it is raised below, for the worker to tell)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from manager.errors import StartError
-from vcuda.kube import config
+from vcuda.kube import config, events
 from vcuda.kube.client import STRATEGIC_MERGE, Client
 from vcuda.kube.config import Login
 from vcuda.kube.endpoint import Endpoint
@@ -30,12 +29,6 @@ def login(kubeconfig: Path | None, environment: Mapping[str, str]) -> Login | No
 
 def connect(found: Login | None, node: str) -> Kube | None:
     return Kube(Client(Endpoint(found, agent=COMPONENT)), node) if found is not None else None
-
-
-def event_name(about: str) -> str:
-    """A name of its own for an event; as long as a name may be (DNS subdomain, 253 characters), however long its object's is."""
-    suffix = f".{time.time_ns():x}"
-    return about[: 253 - len(suffix)].rstrip("-.") + suffix
 
 
 class Kube:
@@ -95,17 +88,6 @@ class Kube:
 
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
         """`about`: kind, namespace, name, uid of the object; `kind`: Normal or Warning."""
-        namespace = about.get("namespace") or "default"
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        body = {
-            "metadata": {"name": event_name(about["name"]), "namespace": namespace},
-            "involvedObject": {"apiVersion": "v1", **about},
-            "type": kind,
-            "reason": reason,
-            "message": message[:1024],
-            "source": {"component": COMPONENT, "host": self.node},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        self.client.call("POST", path("events", namespace), body, timeout=timeout)
+        events.post(
+            self.client, {"component": COMPONENT, "host": self.node}, about, kind, reason, message, timeout
+        )

@@ -1,13 +1,15 @@
-"""What the node object says of its cards: the inventory annotation and the model label."""
+"""What the node object says of its cards: the annotations of the inventory and of the bookings, and the model label."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from manager.allocations.accounting import by_pod, pod_use
+from manager.allocations.record import Allocation
 from manager.cards.inventory import Snapshot
-from vcuda.spec import inventory
+from vcuda.spec import bookings, inventory
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 
@@ -24,6 +26,12 @@ def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
             for card in cards
         ]
     return {names.inventory: inventory.encode(tuple(cards))}
+
+
+def bookings_of(allocations: Iterable[Allocation], names: Names) -> dict[str, str]:
+    """What each pod was given, which no owner of a pod can edit; in the order of allocation."""
+    given = {uid: pod_use(items) for uid, items in by_pod(allocations).items()}
+    return {names.bookings: bookings.encode(given)}
 
 
 def labels(cards: Sequence[Card], names: Names, extra: Sequence[tuple[str, str]]) -> Mapping[str, str | None]:

@@ -17,7 +17,7 @@ from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.server import Server
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
-from scheduler_ext.sync import feed
+from scheduler_ext.sync import events, feed
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _READ_THREADS = 8
 _BACKLOG = 512
 _LONGEST_SWEEP = 5.0
+_TOLD_EVERY = 2.0
 _ON_THE_WAY = 1.0  # seconds in which a request that was sent has reached the API server
 
 
@@ -154,7 +155,13 @@ class _Replica:
             "sweeper", lambda: _sweep(engine, self._binder), failed=engine.metrics.worker_failures.labels("sweeper").inc,
             pause=min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4),
         )  # fmt: skip
-        self._workers = [self._sweeper, *(informer.worker for informer in self._informers)]
+        self._teller = Worker(
+            "events",
+            self._tell,
+            failed=engine.metrics.worker_failures.labels("events").inc,
+            pause=_TOLD_EVERY,
+        )
+        self._workers = [self._sweeper, self._teller, *(informer.worker for informer in self._informers)]
         if recorder is not None:
             self._workers.append(recorder.worker)
         if self._election is not None:
@@ -171,6 +178,10 @@ class _Replica:
         open_to_all = app.probes(self._engine, self._unhealthy_reason, self._standby_reason)
         probes = (open_to_all, self._probes) if self._probes else None
         return Server(application, self._listener, self._certificate, probes)
+
+    def _tell(self) -> None:
+        self._engine.compare()
+        events.send(self._api, self._engine)
 
     def _standby_reason(self) -> str | None:
         return self._election.standby_reason() if self._election is not None else None
@@ -196,6 +207,7 @@ class _Replica:
         # The server catches signals while it serves, and raises them once more at its end for whoever was there before.
         signal.signal(signal.SIGTERM, self._end)
         self._sweeper.start()
+        self._teller.start()
         if self._election is None:
             self._engine.expect_late_writes(self._settings.api_timeout_seconds + _ON_THE_WAY)
             self._follow()
@@ -218,6 +230,7 @@ class _Replica:
             for informer in self._informers:
                 informer.stop()
             self._sweeper.stop()
+            self._teller.stop()
             if self._election is not None:
                 self._election.stop()
             self._reads.shutdown()

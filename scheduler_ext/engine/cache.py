@@ -19,11 +19,14 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
+from scheduler_ext.state.notices import Difference, Notice
 from scheduler_ext.state.pods import Nominations, PodCache
 from scheduler_ext.state.shape import Shape, shape_of
+from vcuda.spec.bookings import Use
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
 
+_MOST_NOTICES = 1000  # events that wait to be sent
 _MOST_COUNTED = 200_000  # pods whose demand has been counted; forgotten when they are gone
 
 
@@ -66,6 +69,10 @@ class SchedulerCache:
         self.nominations = Nominations()
         self.gangs = Gangs()
         self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
+        # By node: what its manager gave each pod, and where that has differed from the bookings here.
+        self.reports: dict[str, Mapping[str, Use]] = {}
+        self.differences: dict[str, dict[str, Difference]] = {}
+        self.notices: collections.deque[Notice] = collections.deque(maxlen=_MOST_NOTICES)
         # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.
         self.inherited: set[str] = set()
         self.inherited_until = -math.inf

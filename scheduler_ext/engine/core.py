@@ -11,6 +11,7 @@ from typing import Any
 from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
+from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.events import Events
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
@@ -20,12 +21,15 @@ from scheduler_ext.planning.evidence import Evidence
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.extender_v1 import Verdict, Victims
 from scheduler_ext.scoring import stats
+from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
+
+_COMPARED_AT_ONCE = 64  # nodes for which the lock is held
 
 
 class Engine:
@@ -40,6 +44,7 @@ class Engine:
         self._filter = Filter(cache, chooser, self._gangs)
         self._bindings = Bindings(cache, chooser, self._filter)
         self._preemption = Preemption(cache, chooser, self._gangs)
+        self._comparison = Comparison(cache)
         self._events = Events(cache, self._gangs, self._preemption)
         self.metrics.watch_figures(self.figures)
 
@@ -199,6 +204,23 @@ class Engine:
         with self._lock:
             return self._events.expire()
 
+    # --- what people are told ---
+
+    def compare(self) -> None:
+        """Compare all bookings with what the nodes' managers report, a few nodes at a time; what has differed for a minute is told."""
+        with self._lock:
+            nodes = list(self.cache.reports.keys() | self.cache.differences.keys())
+        for start in range(0, len(nodes), _COMPARED_AT_ONCE):
+            with self._lock:
+                self._comparison.look(nodes[start : start + _COMPARED_AT_ONCE])
+
+    def notices(self) -> list[Notice]:
+        """What is to be told as events, once."""
+        with self._lock:
+            found = list(self.cache.notices)
+            self.cache.notices.clear()
+            return found
+
     # --- what can be asked about it ---
 
     def figures(self) -> dict[str, float]:
@@ -249,4 +271,5 @@ class Engine:
                 found,
                 gang=None if gang is None else gang.status(cache.pods, cache.clock()),
                 waits_for=self._preemption.waits_for(found.record),
+                difference=self._comparison.of(found.record),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from scheduler_ext.engine.cache import SchedulerCache
@@ -13,10 +14,12 @@ from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.scoring import quotas
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
-from scheduler_ext.state.pods import Record, State
+from scheduler_ext.state.notices import Notice
+from scheduler_ext.state.pods import Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
-from vcuda.kube.objects import ended
+from vcuda.kube.objects import ended, uid_of
 from vcuda.spec import request
+from vcuda.spec.bookings import Use
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
 
@@ -51,10 +54,36 @@ class Events:
             seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem
         ):
             self._cache.quotas.recount()
+        self._take_report(seen.name, seen.given)
         self._cache.note("node", node=data)
         return seen.name
 
+    def _take_report(self, node: str, given: Mapping[str, Use]) -> None:
+        """What its owner could have written is replaced by what the pod was given."""
+        pods = self._cache.pods
+        if given:
+            self._cache.reports[node] = given
+        else:
+            self._cache.reports.pop(node, None)
+        for uid, use in given.items():
+            record = pods.get(uid)
+            if record is None or record.node != node or record.source is not Source.ANNOTATION:
+                continue
+            if record.usage.cards != use:
+                self._distrust(record)
+            usage = replace(record.usage, cards=use, unplaced=False)
+            pods.put(replace(record, usage=usage, source=Source.MANAGER))
+
+    def _distrust(self, record: Record) -> None:
+        self._cache.metrics.distrusted.inc()
+        _log.warning(
+            "pod %s/%s: its placement annotation is not what its node gave it; what it holds stays booked",
+            record.namespace, record.name,
+        )  # fmt: skip
+
     def lose_node(self, name: str) -> None:
+        self._cache.reports.pop(name, None)
+        self._cache.differences.pop(name, None)
         self._cache.quotas.forget_node(name)
         self._cache.cluster.remove_node(name)
         self._cache.note("node_gone", name=name)
@@ -116,14 +145,10 @@ class Events:
                 return
             if old.usage.cards:
                 # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves its booking.
-                cache.metrics.distrusted.inc()
-                _log.warning(
-                    "pod %s/%s: its placement annotation was changed after it was bound; what it holds stays booked",
-                    old.namespace, old.name,
-                )  # fmt: skip
+                self._distrust(old)
                 old.annotation = text
                 return
-        asked, usage = self._bound_use(old, pod, node)
+        asked, usage, source = self._bound_use(old, pod, node)
         shape = None
         if asked is not None:
             shape = shared(shape_of(asked, cache.policy, usage.cpu_milli, usage.memory_bytes))
@@ -135,9 +160,11 @@ class Events:
             Record(
                 uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
                 State.CONFIRMED, cache.clock(), annotation=text, priority=objects.priority(pod),
-                leaving=leaving, shape=shape,
+                leaving=leaving, shape=shape, source=source, known_as=uid_of(pod),
             )
         )  # fmt: skip
+        if source is not Source.BIND and "pods" not in cache.unsynced:
+            self._tell_overbooked(uid, metadata, node, usage)
         cache.nominations.forget(uid)
         if asked is not None and asked.gang is not None:
             cache.gangs.join(asked, shape_of(asked, cache.policy), cache.clock(), shown=True)
@@ -147,21 +174,36 @@ class Events:
 
     def _bound_use(
         self, old: Record | None, pod: Mapping[str, Any], node: str
-    ) -> tuple[PodRequest | None, Usage]:
-        """What a pod that the API server shows as bound books: what we wrote for it, else what its annotation says."""
+    ) -> tuple[PodRequest | None, Usage, Source]:
+        """What a pod that the API server shows as bound books: what we wrote for it, else what its node gave it, else what its annotation says."""
         seen = objects.bound_use(pod, self._cache.names)
         wrong = seen.wrong is not None
-        usage = seen.usage
+        usage, source = seen.usage, Source.ANNOTATION
+        given = self._cache.reports.get(node, {}).get(objects.uid(pod))
         if (
             old is not None
             and old.node == node
             and old.placement is not None
             and (old.attempted or old.state in _WRITTEN)
         ):
-            wrong, usage = seen.usage.cards != old.usage.cards, old.usage
+            wrong, usage, source = seen.usage.cards != old.usage.cards, old.usage, Source.BIND
+        elif given is not None:
+            wrong, usage = seen.usage.cards != given, replace(usage, cards=given, unplaced=False)
+            source = Source.MANAGER
         if wrong:
             self._cache.metrics.distrusted.inc()
-        return seen.request, usage
+        return seen.request, usage, source
+
+    def _tell_overbooked(self, uid: str, metadata: Mapping[str, Any], node: str, usage: Usage) -> None:
+        """A pod that came past us, with a node and a placement of its own, has taken what others hold."""
+        cards = self._cache.cluster.overbooked(node, usage.cards)
+        if cards:
+            text = (
+                f"{', '.join(cards)} of node {node} holds more than it has since this pod came, which the extender did not place; "
+                "let kube-scheduler choose its node (no spec.nodeName)"
+            )
+            namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+            self._cache.notices.append(Notice("Pod", namespace, name, uid, "CardOverbooked", text))
 
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""

@@ -79,6 +79,11 @@ class Metrics:
             "Bound pods whose placement annotation contradicts them",
             registry=self.registry,
         )
+        self.differences = Gauge(
+            "vcuda_extender_booking_differences",
+            "Pods of which a node's manager has reported other cards than are booked here, for a minute or longer",
+            registry=self.registry,
+        )
         self.relists = Counter(
             "vcuda_extender_lists", "Complete lists, by resource", ["resource"], registry=self.registry
         )

@@ -95,6 +95,7 @@ class Evidence:
     """What is known about a pod. `record` is a copy; `ground` is there if the pod waits and may fit somewhere one day.
 
     `waits_for`: of a nominated pod, who was evicted for it and is still there (NAMESPACE/NAME).
+    `difference`: what the manager of its node reports otherwise.
     """
 
     decisions: list[Decision]
@@ -102,6 +103,7 @@ class Evidence:
     ground: Ground | None
     gang: GangStatus | None = None
     waits_for: tuple[str, ...] = ()
+    difference: str | None = None
 
 
 def gather(

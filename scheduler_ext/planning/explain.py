@@ -108,8 +108,11 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
             what = "runs" if record.state is State.CONFIRMED else f"is {record.state.value}"
             summary = f"{what} on node {record.node}"
         found: dict[str, Any] = {
-            "state": record.state.value, "node": record.node, "cards": cards, "summary": summary,
+            "state": record.state.value, "node": record.node, "cards": cards, "booked_from": record.source.value, "summary": summary,
         }  # fmt: skip
+        if evidence.difference is not None:
+            found["difference"] = evidence.difference
+            found["summary"] += f"; {evidence.difference}"
     elif decisions:
         identity = (decisions[0].uid, decisions[0].namespace, decisions[0].name)
         found = _waiting(evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -259,6 +259,17 @@ class Cluster:
                 self._settle(row)
             else:
                 self._touch(row)
+
+    def overbooked(self, node: str, uuids: Collection[str]) -> list[str]:
+        """Which of some cards of a node have less than nothing free."""
+        row = self.index.get(node)
+        columns = {} if row is None else self._columns[row]
+        return [
+            uuid
+            for uuid in uuids
+            if uuid in columns
+            and min(self.free_cores[row, columns[uuid]], self.free_blocks[row, columns[uuid]]) < 0
+        ]
 
     def described(self) -> list[Described]:
         """Every node as `set_node` took it."""

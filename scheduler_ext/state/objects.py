@@ -8,7 +8,8 @@ from typing import Any
 
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state.cluster import Usage
-from vcuda.spec import inventory, placement, request
+from vcuda.spec import bookings, inventory, placement, request
+from vcuda.spec.bookings import Use
 from vcuda.spec.errors import InvalidInventory, InvalidPlacement, InvalidRequest, Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -30,6 +31,7 @@ class SeenNode:
     memory_bytes: int
     problem: Reason | ExtenderReason | None
     labels: Mapping[str, str]
+    given: Mapping[str, Use]  # by pod, as far as its manager reports it
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -84,12 +86,21 @@ def node(data: Mapping[str, Any], names: Names) -> SeenNode:
     text = _mapping(metadata.get("annotations")).get(names.inventory)
     name = str(metadata.get("name", ""))
     labels = _mapping(metadata.get("labels"))
+    given = _given(_mapping(metadata.get("annotations")).get(names.bookings))
     if not isinstance(text, str):
-        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels)
+        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels, given)
     try:
-        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels)
+        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels, given)
     except InvalidInventory as error:
-        return SeenNode(name, (), cpu, memory, error.reason, labels)
+        return SeenNode(name, (), cpu, memory, error.reason, labels, given)
+
+
+def _given(text: object) -> Mapping[str, Use]:
+    """A report that can't be read is none: what it would have said is not known."""
+    try:
+        return bookings.decode(text) if isinstance(text, str) else {}
+    except InvalidInventory:
+        return {}
 
 
 def place(pod: Mapping[str, Any]) -> str:

@@ -24,6 +24,14 @@ class State(enum.Enum):
     CONFIRMED = "confirmed"  # the API server showed it on its node
 
 
+class Source(enum.Enum):
+    """Where a booking comes from; only the last can be edited by the pod's owner."""
+
+    BIND = "bind"  # what we wrote at Bind, kept in memory
+    MANAGER = "manager"  # what the node's manager reports
+    ANNOTATION = "annotation"  # what the pod's annotation says
+
+
 @dataclass(slots=True)
 class Record:
     """One pod's booking. `since`: monotonic seconds of the last change of state.
@@ -31,7 +39,7 @@ class Record:
     `request` and `placement` are ours only until the watch confirms the pod. `attempted`: a write for it failed.
     `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
     Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape` of a pod that the watch has shown with a share, if it may be
-    moved (its owner has not forbidden it, it is in no gang).
+    moved (its owner has not forbidden it, it is in no gang). `known_as`: the UID by which kubelet and the node's manager know it.
     """
 
     uid: str
@@ -49,6 +57,8 @@ class Record:
     priority: int = 0
     leaving: bool = False
     shape: Shape | None = None
+    source: Source = Source.BIND
+    known_as: str = ""
 
 
 class PodCache:

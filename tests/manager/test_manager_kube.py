@@ -15,10 +15,11 @@ from manager.kube import api
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
+from vcuda.kube import events
 from vcuda.kube.client import Client
 from vcuda.kube.errors import ApiError
 from vcuda.sim import CardLost, Machine
-from vcuda.spec import inventory, placement
+from vcuda.spec import bookings, inventory, placement
 from vcuda.spec.request import parse_pod
 
 
@@ -43,6 +44,28 @@ def test_the_node_carries_inventory_and_model(connected: Node, machine: Machine)
         lambda: not inventory.decode(api.node()["annotations"][NAMES.inventory])[0].healthy,
         "an unhealthy card",
     )
+
+
+def test_the_node_says_what_each_pod_was_given(connected: Node, machine: Machine) -> None:
+    """The extender compares it with its own book, and believes it after a restart: pods' owners can't write there."""
+    connected.start(wait=200)
+    api = connected.api
+    assert api is not None
+    item = pod("a", container("c", 30, 10), container("d", 20, 5))
+    api.put("pods", item)
+    connected.kubelet.admit(item)
+
+    def given() -> dict[str, dict[str, tuple[int, int]]]:
+        return bookings.decode(api.node()["annotations"][NAMES.bookings])
+
+    found = eventually(given, "the pod's bookings", 30)
+    [(uid, use)] = found.items()
+    assert uid == item["metadata"]["uid"] and set(use) <= {card.uuid for card in machine.cards}
+    assert [sum(amounts) for amounts in zip(*use.values(), strict=True)] == [50, 15]
+    assert inventory.decode(api.node()["annotations"][NAMES.inventory]), "the inventory stays beside it"
+    connected.kubelet.remove(item)
+    api.remove("pods", "default/a")
+    eventually(lambda: given() == {}, "their end", 30)
 
 
 def test_a_pod_is_marked_assigned_when_all_its_containers_have_devices(connected: Node) -> None:
@@ -166,10 +189,10 @@ def test_no_configuration_at_all_is_no_error() -> None:
 def test_an_events_name_is_as_long_as_a_name_may_be() -> None:
     long = "a" * 235 + "-" + "b" * 17
     for name in (long, "short"):
-        made = api.event_name(name)
+        made = events.event_name(name)
         assert len(made) <= 253
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made)
-    assert api.event_name("short").startswith("short.")
+    assert events.event_name("short").startswith("short.")
 
 
 def test_a_cluster_without_the_first_version_of_evictions_is_asked_in_the_beta_version() -> None:

@@ -114,6 +114,11 @@ class Names:
         return f"{self.domain}/vcuda-inventory"
 
     @cached_property
+    def bookings(self) -> str:
+        """Annotation on nodes: what each pod was given there (`vcuda.spec.bookings`)."""
+        return f"{self.domain}/vcuda-bookings"
+
+    @cached_property
     def model_label(self) -> str:
         """Label on nodes: the model of their cards (old name, below `gaia.` of the domain)."""
         return f"gaia.{self.domain}/gpu-model"

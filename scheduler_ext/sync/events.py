@@ -1,0 +1,27 @@
+"""Sends the engine's notices as Kubernetes events."""
+
+from __future__ import annotations
+
+import logging
+
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.sync.api import ApiServer
+from vcuda.kube import events
+from vcuda.kube.errors import KubeError
+
+_SOURCE = {"component": "gpu-scheduler-extender"}
+_log = logging.getLogger(__name__)
+
+
+def send(api: ApiServer, engine: Engine) -> None:
+    """All that wait, once: what does not arrive is in the log, and no decision waits for it."""
+    for notice in engine.notices():
+        about = {"kind": notice.kind, "name": notice.name, "uid": notice.uid}
+        if notice.namespace:
+            about["namespace"] = notice.namespace
+        try:
+            events.post(api.client, _SOURCE, about, "Warning", notice.reason, notice.message)
+        except KubeError as error:
+            _log.warning(
+                "the event %s on %s %s was not taken: %s", notice.reason, notice.kind, notice.name, error
+            )

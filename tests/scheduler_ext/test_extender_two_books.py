@@ -1,0 +1,159 @@
+"""The extender's book beside what each node's manager reports: what is believed after a restart, and which difference is told to whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.planning import explain
+from tests.scheduler_ext.extender_engine import engine_with, free
+from tests.scheduler_ext.extender_support import NAMES, FakeApi, Served, cards, eventually, node, pod
+from tests.scheduler_ext.test_extender_cheating import EDITS, edited, placed, whole
+from vcuda.spec import bookings
+
+Given = dict[str, dict[str, tuple[int, int]]]
+
+
+def reporting(given: Given, count: int = 4) -> dict[str, Any]:
+    """Node a, whose manager says what each pod was given."""
+    described = node("a", cards("a", count))
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given)
+    return described
+
+
+def restarted(*seen: dict[str, Any], nodes_first: bool) -> Engine:
+    engine, _ = engine_with()
+    nodes = [one for one in seen if "spec" not in one]
+    pods = [one for one in seen if "spec" in one]
+    for one in [*nodes, *pods] if nodes_first else [*pods, *nodes]:
+        (engine.see_pod if "spec" in one else engine.see_node)(one)
+    return engine
+
+
+def told(engine: Engine) -> list[tuple[str, str]]:
+    return [(one.name, one.reason) for one in engine.notices()]
+
+
+@pytest.mark.parametrize("nodes_first", [True, False])
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_restarted_extender_believes_the_nodes_manager_not_the_pods_owner(
+    edit: str, nodes_first: bool
+) -> None:
+    """Its owner had edited the annotation before the restart: the card that the pod really holds was free again."""
+    before, _ = engine_with(node("a", cards("a", 4)))
+    shown = edited(placed(before, "p"), EDITS[edit])
+    engine = restarted(reporting({"p": {"GPU-a-0": (100, 40)}}), shown, nodes_first=nodes_first)
+    record = engine.cache.pods.get("p")
+    assert record is not None and dict(record.usage.cards) == {"GPU-a-0": (100, 40)} and free(engine) == 300
+    assert engine.filter(pod("q", 30, 1, uid="q"), ["a"]).chosen == "a"
+    found = explain.explanation(engine.evidence(uid="p"))
+    assert found is not None and found["booked_from"] == "manager"
+
+
+def test_explain_says_where_a_booking_comes_from() -> None:
+    engine, _ = engine_with(node("a", cards("a", 2)))
+    shown = placed(engine, "p")
+    found = explain.explanation(engine.evidence(uid="p"))
+    assert found is not None and found["booked_from"] == "bind"
+    again = restarted(node("a", cards("a", 2)), shown, nodes_first=True)
+    found = explain.explanation(again.evidence(uid="p"))
+    assert found is not None and found["booked_from"] == "annotation"
+
+
+def test_a_lasting_difference_is_a_metric_an_event_and_a_line_of_explain() -> None:
+    engine, clock = engine_with(node("a", cards("a", 4)))
+    placed(engine, "p")
+    placed(engine, "same")
+    engine.see_node(
+        reporting(
+            {"p": {"GPU-a-3": (100, 40)}, "same": {"GPU-a-1": (100, 40)}, "ghost": {"GPU-a-2": (30, 1)}}
+        )
+    )
+    engine.compare()
+    assert told(engine) == [], "a report takes a while: what is new is no difference yet"
+    clock.now += 61
+    engine.compare()
+    assert sorted(told(engine)) == [("a", "BookingDiffers"), ("p", "BookingDiffers")]
+    assert b"vcuda_extender_booking_differences 2.0" in engine.metrics.render()
+    found = explain.explanation(engine.evidence(uid="p"))
+    assert found is not None and "GPU-a-3" in found["difference"] and found["difference"] in found["summary"]
+    engine.compare()
+    assert told(engine) == [], "it is told once"
+    engine.see_node(reporting({"p": {"GPU-a-0": (100, 40)}}))
+    engine.compare()
+    assert b"vcuda_extender_booking_differences 0.0" in engine.metrics.render()
+    found = explain.explanation(engine.evidence(uid="p"))
+    assert found is not None and "difference" not in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"version":1}', '{"version":1,"pods":[]}', '{"version":1,"pods":{"p":{"GPU-a-0":[1]}}}',
+     '{"version":1,"pods":{"p":{"GPU-a-0":[-1,2]}}}', '{"version":1,"pods":{"p":{"GPU-a-0":[1,1e400]}}}',
+     '{"version":2,"pods":{}}', "[" * 100_000],
+)  # fmt: skip
+def test_a_report_that_cannot_be_read_is_none(text: str) -> None:
+    engine, _ = engine_with()
+    described = node("a", cards("a", 2))
+    described["metadata"]["annotations"][NAMES.bookings] = text
+    engine.see_node(described)
+    engine.see_pod(pod("p", 100, None, uid="p", node="a", annotations={NAMES.placement: whole("GPU-a-0")}))
+    engine.compare()
+    assert free(engine) == 100
+
+
+def test_a_report_is_never_larger_than_an_annotation_may_be() -> None:
+    """The API server takes 256 KiB of annotations per object, and refuses the whole patch beyond that."""
+    given = {f"{number:036}": {f"GPU-{number:036}": (1, 1)} for number in range(5000)}
+    text = bookings.encode(given)
+    assert len(text) <= 128 * 1024
+    found = bookings.decode(text)
+    assert 1000 < len(found) < 5000 and all(given[uid] == use for uid, use in found.items())
+
+
+def test_a_pod_that_chose_its_own_node_and_card_gets_an_event_when_it_overbooks_it() -> None:
+    """It overbooked a full card in silence."""
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    placed(engine, "first")
+    engine.see_pod(pod("fits", 30, 1, uid="f", node="b", annotations={}))
+    assert told(engine) == []
+    engine.see_pod(
+        pod("intruder", 100, None, uid="i", node="a", annotations={NAMES.placement: whole("GPU-a-0")})
+    )
+    (notice,) = engine.notices()
+    assert (notice.namespace, notice.name, notice.uid, notice.reason) == (
+        "default",
+        "intruder",
+        "i",
+        "CardOverbooked",
+    )
+    assert "GPU-a-0" in notice.message
+
+
+def test_events_reach_the_api_server(api: FakeApi, tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    usual = api.hook
+
+    def hook(request: Request) -> Fault | None:
+        if request.path == "/api/v1/namespaces/default/events":
+            sent.append(request.body)
+        return usual(request)
+
+    api.hook = hook
+    api.put("nodes", node("a", cards("a", 1)))
+    mine = {NAMES.placement: whole("GPU-a-0")}
+    api.put("pods", pod("one", 100, None, uid="one", node="a", annotations=mine))
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path))
+    try:
+        eventually(lambda: httpx.get(served.url + "/readyz").status_code == 200)
+        api.put("pods", pod("two", 100, None, uid="two", node="a", annotations=mine))
+        (event,) = eventually(lambda: sent)
+    finally:
+        served.stop()
+    assert event["reason"] == "CardOverbooked" and event["involvedObject"]["name"] == "two"
+    assert event["source"] == {"component": "gpu-scheduler-extender"}
