@@ -59,7 +59,12 @@ static void test_estimates_follow_the_evidence(void)
     vc_estimate_set(cost, 1000);
     vc_estimate_learn(cost, 1000, 2000, 1000, VC_EVIDENCE_CLEAN);
     CHECK(vc_estimate_cost(cost) == 1150);
+    vc_estimate_reset(cost);
     vc_estimate_set(cost, 1000);
+    for (unsigned i = 1; i < VC_PROVEN_TIMES; i++) { /* what was seen once may depend on an argument */
+        CHECK(vc_estimate_pass(cost) == 0 && vc_estimate_risk(cost) == VC_UNPROVEN_NS);
+        vc_estimate_learn(cost, 1000, 1000, 1000, VC_EVIDENCE_CLEAN);
+    }
     CHECK(vc_estimate_pass(cost) == 1000 && vc_estimate_risk(cost) == 0);
     vc_estimate_learn(cost, 1000, 1000000, 1000, VC_EVIDENCE_CLEAN); /* a factor of 1,000 is followed, not bounded */
     CHECK(vc_estimate_cost(cost) == 150850);

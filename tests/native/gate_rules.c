@@ -3,6 +3,7 @@
 
 #include "gate/bucket.h"
 #include "gate/gate.h"
+#include "gate/lane.h"
 #include "gate_check.h"
 
 static struct vc_limits limits;
@@ -11,6 +12,7 @@ static struct vc_slot_card slot;
 static struct vc_gate gate;
 static struct vc_gate_answer answer;
 static const uint64_t T = 1000 * MS;
+extern uint64_t vc_test_ticks;
 
 static void start(uint32_t cores, uint32_t core_limit, uint32_t flags)
 {
@@ -207,6 +209,49 @@ static void test_the_difference_to_the_estimate_is_settled(void)
     CHECK(gate.finish_ns == T + 5 * MS && gate.unseen == 0);
 }
 
+/* How many of an operation the lane launches at once, a launch taking 4 us, while nothing is seen to end. */
+static unsigned launches_unseen(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t now, uint64_t until)
+{
+    unsigned launched = 0;
+    uint64_t expected = UINT64_MAX; /* the first end mark */
+    for (; now < until; now += 4000) {
+        struct vc_lane_step step;
+        vc_test_ticks = now;
+        if (expected < now)
+            vc_gate_overdue(&gate, now, expected);
+        if (!vc_lane_pass(lane, estimate)) {
+            vc_lane_ask(lane, estimate, now, now, &answer, &step);
+            if (answer.reason != VC_GATE_GO)
+                continue;
+            if (step.mark_before)
+                vc_lane_opened(lane, true);
+            vc_lane_launched(lane, estimate, &answer, &step);
+            if (step.mark_after && expected == UINT64_MAX)
+                expected = gate.finish_ns;
+        }
+        launched++;
+    }
+    return launched;
+}
+
+/* A kernel is measured with a small argument and then launched with a large one: what was seen once is no proof. */
+static void test_few_pass_until_an_estimate_is_proven_or_when_it_is_refuted(void)
+{
+    start(90, 90, 0);
+    struct vc_lane lane;
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x51, 1, 1));
+    vc_ticks_of_ns(0, T - 10 * MS, T - 10 * MS);
+    vc_lane_init(&lane, &gate);
+    vc_estimate_set(estimate, 3000);
+    CHECK(launches_unseen(&lane, estimate, T, T + 20 * MS) <= 11);
+    for (unsigned i = 0; i < VC_PROVEN_TIMES; i++)
+        vc_estimate_learn(estimate, 3000, 3000, 3000, VC_EVIDENCE_CLEAN);
+    start(90, 90, 0);
+    vc_lane_init(&lane, &gate);
+    unsigned launched = launches_unseen(&lane, estimate, T + 100 * MS, T + 120 * MS);
+    CHECK(launched > 100 && launched < 1000); /* within 1 ms one is marked, and 1 ms later that is overdue */
+}
+
 static void test_overlapped_work_is_charged_fairly(void)
 {
     start(30, 30, VC_CARD_SHARED);
@@ -396,6 +441,7 @@ int main(void)
     test_a_new_holder_counts_from_its_predecessors_end();
     test_a_permit_is_paid_for_and_the_rest_comes_back();
     test_the_difference_to_the_estimate_is_settled();
+    test_few_pass_until_an_estimate_is_proven_or_when_it_is_refuted();
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();
     test_streams_side_by_side_pay_common_time_once();

@@ -150,7 +150,7 @@ static void *helper(void *argument)
         if (!waiting && over)
             return NULL;
         if (waiting)
-            vc_gate_overdue(&process->gate, vc_now_ns());
+            vc_gate_overdue(&process->gate, vc_now_ns(), ending.to_ns);
         vc_sleep_ns(50000);
     }
 }

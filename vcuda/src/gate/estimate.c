@@ -1,8 +1,10 @@
 /* The table of estimates: open addressing in static memory, keys claimed by compare-and-swap. */
 #include "gate/estimate.h"
 
+#include "base/atomic.h"
+
 enum { TABLE_ENTRIES = 8192, PROBES = 32 };
-static const double PEAK_KEPT = 1.0 - 1.0 / 256; /* from each measurement to the next */
+static const double PEAK_KEPT = 1.0 - 1.0 / 4096; /* from each measurement to the next: for seconds */
 static const uint64_t DOUBT_NS = 1000000;     /* as if so much had gone unmeasured */
 
 static struct vc_estimate table[TABLE_ENTRIES];
@@ -59,6 +61,7 @@ static void store(struct vc_estimate *estimate, uint64_t cost_ns, uint64_t least
     __atomic_store_n(&estimate->cost_ns, cost_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->least_ns, least_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->peak_ns, peak_ns, __ATOMIC_RELAXED);
+    vc_add_relaxed(&estimate->measured, peak_ns != 0);
     __atomic_store_n(&estimate->pass_ns, vc_estimate_risk(estimate) ? 0 : cost_ns, __ATOMIC_RELAXED);
 }
 
@@ -111,6 +114,7 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
 void vc_estimate_reset(struct vc_estimate *estimate)
 {
     __atomic_store_n(&estimate->pass_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->measured, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->peak_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->least_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->cost_ns, 0, __ATOMIC_RELAXED);

@@ -15,6 +15,7 @@ struct vc_estimate {
     uint64_t unmeasured_ns; /* estimated work launched since an interval with it was last marked */
     uint64_t peak_ns, least_ns; /* the longest and the shortest that it took lately; they come nearer slowly */
     uint64_t pass_ns;       /* the mean again, where an operation may go unmeasured; 0: it may not */
+    uint64_t measured;      /* how often it was */
 };
 
 /* How much is known about an interval that was measured; decides how fast an estimate follows it. */
@@ -27,6 +28,9 @@ enum vc_evidence {
 /* A cost that varies by more than this factor, and reaches more than this, is told by no mean: each operation is measured. */
 #define VC_VARIES_FACTOR UINT64_C(4)
 #define VC_VARIES_NS UINT64_C(100000)
+/* A short one that was measured less often may turn out to cost so much: what it does may depend on its arguments. */
+#define VC_PROVEN_TIMES UINT64_C(8)
+#define VC_UNPROVEN_NS UINT64_C(5000000)
 
 /* Operations of at least this cost are timed one by one and charged by their own interval. */
 #define VC_LONG_OPERATION_NS UINT64_C(2000000)
@@ -49,12 +53,14 @@ static inline uint64_t vc_estimate_pass(const struct vc_estimate *estimate)
     return __atomic_load_n(&estimate->pass_ns, __ATOMIC_RELAXED);
 }
 
-/* What one more such operation may turn out to cost, where that varies; else 0. */
+/* What one more such operation may turn out to cost, where that varies or is hardly known; else 0. */
 static inline uint64_t vc_estimate_risk(const struct vc_estimate *estimate)
 {
     uint64_t peak = __atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED);
     uint64_t least = __atomic_load_n(&estimate->least_ns, __ATOMIC_RELAXED);
-    return peak > VC_VARIES_NS && peak > VC_VARIES_FACTOR * least ? peak : 0;
+    uint64_t risk = peak > VC_VARIES_NS && peak > VC_VARIES_FACTOR * least ? peak : 0;
+    bool proven = __atomic_load_n(&estimate->measured, __ATOMIC_RELAXED) >= VC_PROVEN_TIMES || vc_estimate_cost(estimate) > VC_LONG_OPERATION_NS / 4;
+    return proven || risk != 0 ? risk : VC_UNPROVEN_NS;
 }
 
 /* The operation's first measurement. */

@@ -149,7 +149,9 @@ static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
         return false;
     uint64_t unseen = gate->launched_ns - gate->seen_ns;
     uint64_t most = policy->leased ? later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
-    if (!(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
+    bool contended = policy->leased && policy->lease_end_ns != UINT64_MAX; /* then others' slices explain it */
+    bool late = !contended && gate->late_since_ns != 0 && now_ns > gate->late_since_ns + VC_LATE_NS;
+    if (!late && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
         return false;
     refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
     return true;
@@ -281,9 +283,11 @@ void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
     vc_store_relaxed(&gate->usage->began_ns, began_ns);
 }
 
-void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns)
+void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns)
 {
     pthread_mutex_lock(&gate->mutex);
+    if (gate->unseen != 0 && gate->late_since_ns == 0)
+        gate->late_since_ns = expected_ns;
     if (gate->unseen != 0 && gate->finish_ns < now_ns + OVERDUE_STEP_NS / 2) {
         gate->finish_ns = now_ns + OVERDUE_STEP_NS;
         publish(gate);
@@ -416,6 +420,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         gate->unseen--;
     gate->risk_ns -= earlier(interval->risk_ns, gate->risk_ns);
     gate->progress_ns = now_ns;
+    gate->late_since_ns = 0;
     if (interval->measurable) {
         settlement = settle(gate, &policy, interval);
         account(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns));

@@ -25,6 +25,7 @@ enum {
     VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
+    VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
     VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card: what the call takes the host */
 };
@@ -84,6 +85,7 @@ struct vc_gate {
     uint64_t idle_ns;      /* … and what of it had been launched when the card was last idle */
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
+    uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint64_t risk_ns;      /* what the operations whose cost varies among them may turn out to cost */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
@@ -152,8 +154,8 @@ uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const st
 /* When the work under way began, as its mark tells; VC_NOT_BEGUN: it still waits for others' on the card. */
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
 
-/* An end mark is still on its way past the predicted finish: the card is busy, not idle. */
-void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns);
+/* An end mark is still on its way past the predicted finish, `expected_ns`: the card is busy, not idle. */
+void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns);
 
 /* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, so that
  * a process that is killed owes nothing. `others_gpu_ns` as far as it is known now. */

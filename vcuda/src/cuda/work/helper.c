@@ -261,7 +261,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
             begun = begun || has_begun;
             next = poll < next ? poll : next;
             if (entry->expected_ns < now)
-                vc_gate_overdue(tracker->gate, now);
+                vc_gate_overdue(tracker->gate, now, entry->expected_ns);
             charge_progress(tracker, entry, now);
         }
         link = &entry->next;
