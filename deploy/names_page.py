@@ -21,6 +21,7 @@ from manager.observe import report
 from scheduler_ext import settings as extender_settings
 from scheduler_ext.engine import metrics as extender_metrics
 from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.state import notices
 from vcuda.spec import names
 from vcuda.spec.errors import Reason
 
@@ -88,10 +89,8 @@ def metrics() -> list[tuple[str, str, str]]:
 def events() -> list[tuple[str, str]]:
     """Reason and sender of the events on pods and nodes that are no refusals."""
     sources = (ROOT / "manager").rglob("*.py")
-    return [
-        (name, "gpu-manager")
-        for name in sorted({n for path in sources for n in _EVENT.findall(path.read_text())})
-    ]
+    found = {(name, "gpu-manager") for path in sources for name in _EVENT.findall(path.read_text())}
+    return sorted(found | {(name, "extender") for name in notices.REASONS})
 
 
 def reasons() -> list[tuple[str, str]]:

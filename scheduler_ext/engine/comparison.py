@@ -6,14 +6,13 @@ import logging
 from collections.abc import Sequence
 
 from scheduler_ext.engine.cache import SchedulerCache
-from scheduler_ext.state.notices import Difference, Notice
+from scheduler_ext.state.notices import BOOKING_DIFFERS, Difference, Notice
 from scheduler_ext.state.pods import Record, State
 from vcuda.spec.bookings import Use
 
 _PATIENCE = (
     60.0  # seconds: pods come and go in a manager's report some seconds after they do in the API server's
 )
-REASON = "BookingDiffers"
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +73,7 @@ class Comparison:
     def _tell(self, node: str, record: Record | None, text: str) -> None:
         _log.warning("%s", text)
         if record is None:
-            notice = Notice("Node", "", node, node, REASON, text)
+            notice = Notice("Node", "", node, node, BOOKING_DIFFERS, text)
         else:
-            notice = Notice("Pod", record.namespace, record.name, record.uid, REASON, text)
+            notice = Notice("Pod", record.namespace, record.name, record.uid, BOOKING_DIFFERS, text)
         self._cache.notices.append(notice)

@@ -14,7 +14,7 @@ from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.scoring import quotas
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
-from scheduler_ext.state.notices import Notice
+from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pods import Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended, uid_of
@@ -203,7 +203,7 @@ class Events:
                 "let kube-scheduler choose its node (no spec.nodeName)"
             )
             namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
-            self._cache.notices.append(Notice("Pod", namespace, name, uid, "CardOverbooked", text))
+            self._cache.notices.append(Notice("Pod", namespace, name, uid, CARD_OVERBOOKED, text))
 
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""

@@ -110,6 +110,7 @@ class _Bodies:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._allowed = f"at most {most} are read (--body-mib); with nodeCacheCapable: true kube-scheduler sends names instead of whole nodes"
         self._left = _AT_ONCE * most
         self._freed = asyncio.Condition()
 
@@ -118,7 +119,7 @@ class _Bodies:
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
         size = int(announced) if announced.isdigit() else self._most
         if size > self._most:
-            raise BadInput(f"the body has {size} bytes; at most {self._most} are read (--body-mib)")
+            raise BadInput(f"the body has {size} bytes; {self._allowed}")
         try:
             async with asyncio.timeout(_ROOM_SECONDS), self._freed:
                 await self._freed.wait_for(lambda: self._left >= size)
@@ -143,7 +144,7 @@ class _Bodies:
             chunk = message.get("body", b"")
             size += len(chunk)
             if size > self._most:
-                raise BadInput(f"the body has more than {self._most} bytes; no more are read (--body-mib)")
+                raise BadInput(f"the body is too long; {self._allowed}")
             chunks.append(chunk)
             if not message.get("more_body"):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)

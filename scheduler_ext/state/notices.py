@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# Reasons of events.
+BOOKING_DIFFERS = "BookingDiffers"
+CARD_OVERBOOKED = "CardOverbooked"
+REASONS = (BOOKING_DIFFERS, CARD_OVERBOOKED)
+
 
 class Notice(NamedTuple):
     """An event on an object: a warning, with a reason for programs and a message for people."""

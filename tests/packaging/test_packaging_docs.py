@@ -77,3 +77,13 @@ def test_links_lead_somewhere() -> None:
                     re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings
                 }
                 assert anchor in known, f"{page.name}: {target}#{anchor}"
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+(?:\.py)?)`", (ROOT / "docs" / "threat-model.md").read_text()))
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    found = {path.name for path in files}
+    found |= {
+        name for path in files for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 20 and named <= found

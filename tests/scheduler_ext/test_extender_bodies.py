@@ -71,7 +71,8 @@ def test_bodies_are_bounded_in_size_and_time(api: FakeApi, start: Start) -> None
     answer = extender.client.post("/scheduler/filter", content=b"x" * 2000)
     assert answer.status_code == 400 and "2000 bytes" in answer.text
     answer = extender.client.post("/scheduler/filter", content=(b"x" * 500 for _ in range(3)))
-    assert answer.status_code == 400 and "more than 1000" in answer.text
+    assert answer.status_code == 400 and "at most 1000" in answer.text
+    assert "nodeCacheCapable: true" in answer.text, "the way out of a cluster whose nodes are sent whole"
     with socket.create_connection(extender.address, timeout=10) as slow:
         slow.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
         received = b""
