@@ -160,3 +160,19 @@ answer(free())
 """,
     )
     assert answered == "960"
+
+
+def test_a_librarys_code_is_charged_in_each_context_that_launches_its_kernels(tmp_path: Path) -> None:
+    share = share_of(tmp_path, memory_bytes=256 * MIB)
+    answered, most = most_held(
+        share,
+        """
+image = framed(1)[:-1] + b"//" + b"." * (8 * MIB - 4096) + b"\\0"
+begin()
+kernel = made("cuLibraryGetKernel", made("cuLibraryLoadData", image, None, None, 0, None, None, 0), b"k")
+figures = [free(), launch(kernel), free()]
+begin()
+answer([*figures, free(), launch(kernel), launch(kernel), free()])
+""",
+    )
+    assert answered == "[184, 0, 184, 120, 0, 0, 112]" and most <= 256 - 112

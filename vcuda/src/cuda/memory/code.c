@@ -16,7 +16,7 @@
 #include "base/table.h"
 #include "cuda/driver/owner.h"
 #include "cuda/memory/account.h"
-#include "cuda/memory/context_memory.h"
+#include "cuda/memory/code.h"
 
 #define VC__CODE_STEP 65536u /* images are charged in steps of this */
 #define VC__FAT_WRAPPER 0x466243b1u
@@ -370,6 +370,40 @@ static void leave_contexts(const struct library *library)
     }
 }
 
+/* Kernels: launched in a context that has not used the library, they bring it there. */
+
+struct kernel {
+    uint64_t key;
+    CUlibrary library;
+};
+VC_TABLE(kernels, struct kernel);
+
+static void remember_kernel(CUkernel kernel, CUlibrary library)
+{
+    struct kernel record = {(uint64_t)(uintptr_t)kernel, library};
+    vc_table_put(&kernels, &record);
+}
+
+static bool is_of(const void *record, const void *library)
+{
+    return ((const struct kernel *)record)->library == library;
+}
+
+static void forget_kernels(CUlibrary library)
+{
+    size_t count;
+    free(vc_table_take_all(&kernels, is_of, library, &count));
+    vc_frames_forget();
+}
+
+CUresult vc_launch_pay_first(CUfunction function, CUstream stream)
+{
+    struct kernel kernel;
+    bool of_library = vc_table_get(&kernels, (uint64_t)(uintptr_t)function, &kernel);
+    CUresult result = of_library ? enter_context(kernel.library) : CUDA_SUCCESS;
+    return result != CUDA_SUCCESS ? result : vc_frame_pay(function, stream, of_library);
+}
+
 static CUresult end_library(CUresult result, CUlibrary *handle, struct need need)
 {
     if (result != CUDA_SUCCESS)
@@ -405,7 +439,7 @@ CUresult vc_hook_cuLibraryUnload(CUlibrary handle)
     struct library library;
     bool known = vc_table_take(&libraries, (uint64_t)(uintptr_t)handle, &library);
     CUresult result = vc_real.cuLibraryUnload(handle);
-    vc_frames_forget_library(handle);
+    forget_kernels(handle);
     if (known && result == CUDA_SUCCESS)
         leave_contexts(&library);
     else if (known)
@@ -431,6 +465,6 @@ CUresult vc_hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const c
     if (result == CUDA_SUCCESS)
         result = vc_real.cuLibraryGetKernel(kernel, library, name);
     if (result == CUDA_SUCCESS)
-        vc_frame_of_kernel(*kernel, library);
+        remember_kernel(*kernel, library);
     return result;
 }

@@ -5,8 +5,6 @@
  * fell by, up to what the dearest card known takes (H100, driver 580: 70 MiB for 128). A destroyed stream's memory is used again. */
 #include "cuda/memory/context_memory.h"
 
-#include <stdlib.h>
-
 #include "base/table.h"
 #include "cuda/driver/owner.h"
 #include "cuda/memory/account.h"
@@ -143,30 +141,6 @@ CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
 
 uintptr_t vc__known_functions[VC_KNOWN_FUNCTIONS];
 
-struct kernel {
-    uint64_t key;
-    CUlibrary library;
-};
-VC_TABLE(kernels, struct kernel);
-
-void vc_frame_of_kernel(CUkernel kernel, CUlibrary library)
-{
-    struct kernel record = {(uint64_t)(uintptr_t)kernel, library};
-    vc_table_put(&kernels, &record);
-}
-
-static bool is_of(const void *record, const void *library)
-{
-    return ((const struct kernel *)record)->library == library;
-}
-
-void vc_frames_forget_library(CUlibrary library)
-{
-    size_t count;
-    free(vc_table_take_all(&kernels, is_of, library, &count));
-    vc_frames_forget();
-}
-
 void vc_frames_forget(void)
 {
     for (unsigned place = 0; place < VC_KNOWN_FUNCTIONS; place++)
@@ -176,12 +150,11 @@ void vc_frames_forget(void)
 VC_AT_FORK(vc_frames_forget);
 
 /* Bytes of a thread; 0: the driver does not say, and will say what is wrong with the function. */
-static uint64_t frame_of(CUfunction function, CUdevice device)
+static uint64_t frame_of(CUfunction function, bool of_library, CUdevice device)
 {
-    struct kernel kernel;
     int bytes = 0;
     CUresult result = CUDA_ERROR_NOT_FOUND;
-    if (!vc_table_get(&kernels, (uint64_t)(uintptr_t)function, &kernel) && vc_real.cuFuncGetAttribute)
+    if (!of_library && vc_real.cuFuncGetAttribute)
         result = vc_real.cuFuncGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
     if (result != CUDA_SUCCESS && vc_real.cuKernelGetAttribute)
         result = vc_real.cuKernelGetAttribute(&bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, (CUkernel)function, device);
@@ -194,21 +167,22 @@ static void remember(CUfunction function)
     vc_store_relaxed(&vc__known_functions[hash >> 54], (uintptr_t)function);
 }
 
-CUresult vc_frame_pay(CUfunction function, CUstream stream)
+CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library)
 {
     struct vc_region *region = vc_region_get();
     struct vc_charge charge;
     struct context known = {0};
     CUcontext context = NULL;
     CUdevice device;
-    if (VC_LIKELY(vc_frame_is_paid(function)) || !function || region->state == VC_REGION_DAMAGED ||
+    if (!function || region->state == VC_REGION_DAMAGED ||
         !vc_stream_device(stream ? stream : CU_STREAM_LEGACY, &device, &context))
         return CUDA_SUCCESS;
     context = vc_context_owner(context);
     int card = vc_card_of_device(region, device);
-    uint64_t frame = ask_default(LOCAL) ? frame_of(function, device) : 0;
+    uint64_t frame = ask_default(LOCAL) ? frame_of(function, of_library, device) : 0;
     if (card < 0 || frame < vc_load_relaxed(&defaults[LOCAL]) || frame == 0) {
-        remember(function); /* its context holds as much from the beginning, or nobody can say more */
+        if (!of_library || !vc_several_contexts())
+            remember(function); /* its context holds as much from the beginning, or nobody can say more */
         return CUDA_SUCCESS;
     }
     vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known);

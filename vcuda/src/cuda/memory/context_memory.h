@@ -18,17 +18,13 @@ static inline bool vc_frame_is_paid(CUfunction function)
     return vc_load_relaxed(&vc__known_functions[hash >> 54]) == (uintptr_t)function;
 }
 
-/* Before a launch of the function (or of a library's kernel) on a stream (NULL: in the current context): pay for its frame.
- * CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. */
-CUresult vc_frame_pay(CUfunction function, CUstream stream);
-
-/* A library's kernel was found; the driver tells its attributes by another call than a function's. */
-void vc_frame_of_kernel(CUkernel kernel, CUlibrary library);
+/* Pay for the frame of a function that is to be launched on a stream (NULL: in the current context), or of a library's kernel, whose
+ * attributes the driver tells by another call. CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. See code.h. */
+CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library);
 
 /* Code was unloaded: handles of functions may come back as others'. Or one more context was made: a library's kernel can be launched in
  * each. */
 void vc_frames_forget(void);
-void vc_frames_forget_library(CUlibrary library);
 
 /* Around the end of a stream: its context, which it counts in. */
 CUcontext vc_stream_ending(CUstream stream);

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/table.h"
-#include "cuda/memory/context_memory.h"
+#include "cuda/memory/code.h"
 #include "cuda/memory/meter.h"
 
 #define VC__MAX_DEVICES 64
@@ -162,7 +162,7 @@ static void add_bytes(struct graph *graph, const CUmemLocation *location, uint64
 
 static CUresult pay_frame(const CUDA_KERNEL_NODE_PARAMS *kernel)
 {
-    return vc_frame_pay(kernel->func ? kernel->func : (CUfunction)kernel->kern, NULL);
+    return vc_launch_pay(kernel->func ? kernel->func : (CUfunction)kernel->kern, NULL);
 }
 
 /* Add up the allocation nodes of a graph and of the graphs in it, and pay for the frames of its kernels. */

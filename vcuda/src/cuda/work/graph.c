@@ -1,5 +1,5 @@
 /* Hooks of executable graphs: a launch is one operation of the graph's own cost; a changed graph has an unknown one. */
-#include "cuda/memory/context_memory.h"
+#include "cuda/memory/code.h"
 #include "cuda/memory/graph_memory.h"
 #include "cuda/work/work.h"
 
@@ -46,13 +46,13 @@ CUresult vc_hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
 
 static CUresult pay_node(const CUDA_KERNEL_NODE_PARAMS *node)
 {
-    return node ? vc_frame_pay(node->func ? node->func : (CUfunction)node->kern, NULL) : CUDA_SUCCESS;
+    return node ? vc_launch_pay(node->func ? node->func : (CUfunction)node->kern, NULL) : CUDA_SUCCESS;
 }
 
 /* The first version begins with the function, too, and knows no kernels. */
 static CUresult pay_node_v1(const CUDA_KERNEL_NODE_PARAMS_v1 *node)
 {
-    return node ? vc_frame_pay(*(const CUfunction *)node, NULL) : CUDA_SUCCESS;
+    return node ? vc_launch_pay(*(const CUfunction *)node, NULL) : CUDA_SUCCESS;
 }
 
 static CUresult pay_any_node(const struct CUgraphNodeParams_st *node)

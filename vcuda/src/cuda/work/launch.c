@@ -1,5 +1,5 @@
 /* Hooks of every way to launch a kernel. */
-#include "cuda/memory/context_memory.h"
+#include "cuda/memory/code.h"
 #include "cuda/work/work.h"
 
 /* A kernel handle of cuLibraryGetKernel comes as a function too: both are keys of the same table. */
@@ -7,7 +7,7 @@
     CUresult vc_hook_##name parameters                                                                 \
     {                                                                                                  \
         struct vc_work work;                                                                           \
-        CUresult refusal = vc_frame_pay(function, vc_work_stream(stream, per_thread));                 \
+        CUresult refusal = vc_launch_pay(function, vc_work_stream(stream, per_thread));                 \
         if (VC_UNLIKELY(refusal != CUDA_SUCCESS))                                                      \
             return refusal;                                                                            \
         uint64_t blocks = (uint64_t)grid_x * grid_y * grid_z, threads = (uint64_t)block_x * block_y * block_z; \
@@ -38,7 +38,7 @@ static bool begin_configured(struct vc_work *work, const CUlaunchConfig *config,
 CUresult vc_hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     struct vc_work work;
-    CUresult refusal = config ? vc_frame_pay(function, vc_work_stream(config->hStream, false)) : CUDA_SUCCESS;
+    CUresult refusal = config ? vc_launch_pay(function, vc_work_stream(config->hStream, false)) : CUDA_SUCCESS;
     if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
         return refusal;
     if (!begin_configured(&work, config, false, function))
@@ -49,7 +49,7 @@ CUresult vc_hook_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
 CUresult vc_hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     struct vc_work work;
-    CUresult refusal = config ? vc_frame_pay(function, vc_work_stream(config->hStream, true)) : CUDA_SUCCESS;
+    CUresult refusal = config ? vc_launch_pay(function, vc_work_stream(config->hStream, true)) : CUDA_SUCCESS;
     if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
         return refusal;
     if (!begin_configured(&work, config, true, function))
@@ -61,7 +61,7 @@ CUresult vc_hook_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction 
 CUresult vc_hook_cuLaunch(CUfunction function)
 {
     struct vc_work work;
-    CUresult refusal = vc_frame_pay(function, CU_STREAM_LEGACY);
+    CUresult refusal = vc_launch_pay(function, CU_STREAM_LEGACY);
     if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
         return refusal;
     if (!vc_work_begin_kernel(&work, CU_STREAM_LEGACY, function, 1, 0))
@@ -72,7 +72,7 @@ CUresult vc_hook_cuLaunch(CUfunction function)
 CUresult vc_hook_cuLaunchGrid(CUfunction function, int grid_width, int grid_height)
 {
     struct vc_work work;
-    CUresult refusal = vc_frame_pay(function, CU_STREAM_LEGACY);
+    CUresult refusal = vc_launch_pay(function, CU_STREAM_LEGACY);
     if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
         return refusal;
     if (!vc_work_begin_kernel(&work, CU_STREAM_LEGACY, function, (uint64_t)(int64_t)grid_width * (uint64_t)grid_height, 0))
@@ -83,7 +83,7 @@ CUresult vc_hook_cuLaunchGrid(CUfunction function, int grid_width, int grid_heig
 CUresult vc_hook_cuLaunchGridAsync(CUfunction function, int grid_width, int grid_height, CUstream stream)
 {
     struct vc_work work;
-    CUresult refusal = vc_frame_pay(function, vc_work_stream(stream, false));
+    CUresult refusal = vc_launch_pay(function, vc_work_stream(stream, false));
     if (VC_UNLIKELY(refusal != CUDA_SUCCESS))
         return refusal;
     uint64_t blocks = (uint64_t)(int64_t)grid_width * (uint64_t)grid_height;
@@ -131,7 +131,7 @@ CUresult vc_hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launch
     bool begun[MOST_PARTS] = {false};
     CUresult refusal = CUDA_SUCCESS;
     for (unsigned i = 0; launches && i < count && i < MOST_PARTS && refusal == CUDA_SUCCESS; i++)
-        refusal = vc_frame_pay(launches[i].function, launches[i].hStream);
+        refusal = vc_launch_pay(launches[i].function, launches[i].hStream);
     if (refusal != CUDA_SUCCESS)
         return refusal;
     /* These calls accept no NULL stream; a wrong one is the driver's to refuse. */

@@ -1,0 +1,16 @@
+/* Code and what it needs of the card when it is launched. */
+#ifndef VC_CODE_H
+#define VC_CODE_H
+
+#include "cuda/memory/context_memory.h"
+
+CUresult vc_launch_pay_first(CUfunction function, CUstream stream);
+
+/* Before a launch of a function, or of a library's kernel, on a stream (NULL: in the current context): pay for its frame and, in a
+ * context that has not used it, for its library. CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. */
+static inline CUresult vc_launch_pay(CUfunction function, CUstream stream)
+{
+    return VC_LIKELY(vc_frame_is_paid(function)) ? CUDA_SUCCESS : vc_launch_pay_first(function, stream);
+}
+
+#endif
