@@ -32,10 +32,10 @@ from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Refusal, StartError
-from manager.housekeeping import Housekeeper
+from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
 from manager.kube.access import Access
-from manager.kube.api import Pod
+from manager.kube.api import Kube, Pod
 from manager.kube.pods import NodePods
 from manager.kube.writer import ApiWriter
 from manager.kubelet import pods
@@ -140,27 +140,8 @@ class Daemon:
                 settings.device_plugin_path, names, plugins, self._device_lists, self._kubelet_restarted
             )
             self._make_audits(regions)
-            self._keeper = Housekeeper(
-                settings,
-                names,
-                self._reloader,
-                self._apply,
-                self.inventory,
-                self.driver_dir,
-                self.cdi,
-                ForeignUse(self.inventory.processes, self._held_elsewhere, self._is_tenant),
-                self.overhead,
-                self.drift,
-                self.auditor,
-                self.cgroups,
-                self.costs,
-                self.allocator,
-                self.api_writer,
-                kube,
-                self._known_pods,
-                self._tell_bookings,
-            )
-            self._pods = NodePods(kube, self._keeper.wake, self.allocator.reconcile) if kube else None
+            self._housekeeping = self._housekeeper(kube)
+            self._pods = NodePods(kube, self._housekeeping.wake, self.allocator.reconcile) if kube else None
             self._reporter = reporter = Reporter(
                 settings.node_name,
                 self.inventory,
@@ -185,6 +166,28 @@ class Daemon:
         except BaseException:
             self._stack.close()
             raise
+
+    def _housekeeper(self, kube: Kube | None) -> Housekeeper:
+        def settings() -> Settings:
+            return self.settings
+
+        foreign_use = ForeignUse(self.inventory.processes, self._held_elsewhere, self._is_tenant)
+        cards = Cards(
+            settings, self.inventory, self.driver_dir, self.cdi, foreign_use, self.costs, self.allocator
+        )
+        audits = Audits(
+            settings, self.inventory, self.allocator, self.overhead, self.drift, self.auditor, self.cgroups
+        )
+        collection = Collection(
+            settings, self._names, self.allocator, self.driver_dir, self.api_writer, kube, self._known_pods
+        )
+        return Housekeeper(
+            settings,
+            self.allocator,
+            [self._reread, cards.look, audits.look],
+            collection.collect,
+            self._tell_bookings,
+        )
 
     def _make_audits(self, regions: Regions) -> None:
         self.owners = Owners()
@@ -233,7 +236,7 @@ class Daemon:
             self._web.start()
             self._stack.callback(self._web.stop)
             self.registrar.start()
-            self._keeper.start()
+            self._housekeeping.start()
             self.overhead.start()
             self.drift.start()
             if self._pods is not None:
@@ -245,7 +248,7 @@ class Daemon:
 
     def stop(self) -> None:
         """Calls of kubelet that have begun are answered first, all else ends within two seconds; running containers are left as they are."""
-        self._keeper.stop()
+        self._housekeeping.stop()
         self._device_lists.close()
         if self._pods is not None:
             self._pods.informer.stop()
@@ -284,7 +287,12 @@ class Daemon:
     def hangup(self) -> None:
         """Read the settings again, soon."""
         self._reloader.ask()
-        self._keeper.wake()
+        self._housekeeping.wake()
+
+    def _reread(self) -> None:
+        changed = self._reloader.poll()
+        if changed is not None:
+            self._apply(changed)
 
     def _apply(self, settings: Settings) -> None:
         before, self.settings = self.settings, settings
@@ -312,7 +320,7 @@ class Daemon:
             snapshot.driver_version or "none",
         )
         self._describe_node(snapshot)
-        self._keeper.wake()
+        self._housekeeping.wake()
 
     def _describe_node(self, snapshot: Snapshot) -> None:
         cards = [item.card for item in snapshot.cards]
@@ -344,7 +352,7 @@ class Daemon:
         return self._others.held_elsewhere(RECORDS_TIMEOUT_S)
 
     def _audit_soon(self) -> None:
-        self._keeper.look_again()
+        self._housekeeping.look_again()
 
     def _is_tenant(self, pid: int) -> bool:
         return self.owners.among(self.allocator.allocations).has_share(pid)
@@ -386,7 +394,7 @@ class Daemon:
     def workers(self) -> list[Worker]:
         """The threads that the daemon needs."""
         parts = (
-            self._keeper,
+            self._housekeeping,
             self.registrar,
             self.inventory,
             self.api_writer,

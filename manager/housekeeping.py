@@ -1,4 +1,4 @@
-"""What has to be looked at again and again: settings, driver directory, other users of the cards, pods that are gone."""
+"""What is looked at again and again: cards and driver directory, who holds the cards, pods that are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from manager.audit.overhead import Overhead
 from manager.audit.time_drift import Drift
 from manager.cards.context_cost import ContextCosts
 from manager.cards.inventory import Inventory
-from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
@@ -47,50 +46,118 @@ def await_quiet(quiet_s: Callable[[], float], wake: threading.Event) -> None:
         wake.wait(left)
 
 
-class Housekeeper:
-    """One thread that does all of it, once per interval and when woken."""
+class Cards:
+    """The driver directory follows the driver, CDI the cards, and cards that others use are not given."""
 
     def __init__(
         self,
-        settings: Settings,
-        names: Names,
-        reloader: Reloader,
-        apply: Callable[[Settings], None],
+        settings: Callable[[], Settings],
         inventory: Inventory,
         driver_dir: DriverDirKeeper,
         cdi: CdiKeeper,
         foreign_use: ForeignUse,
+        costs: ContextCosts,
+        allocator: Allocator,
+    ) -> None:
+        self._settings, self._inventory, self._allocator = settings, inventory, allocator
+        self._driver_dir, self._cdi, self._foreign_use, self._costs = driver_dir, cdi, foreign_use, costs
+
+    def look(self) -> None:
+        snapshot = self._inventory.snapshot
+        if learnt := self._costs.look(snapshot):
+            with contextlib.suppress(Refusal):  # a call of kubelet's takes long; the next change tells it
+                self._allocator.reshare(learnt)
+        self._driver_dir.refresh(snapshot.driver_version)
+        self._cdi.refresh(snapshot, self._settings())
+        self._inventory.block(self._foreign_use.blocked(snapshot.cards))
+
+
+class Audits:
+    """What containers hold, against what they were given."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        inventory: Inventory,
+        allocator: Allocator,
         overhead: Overhead,
         drift: Drift,
         auditor: Auditor,
         cgroups: Watcher,
-        costs: ContextCosts,
+    ) -> None:
+        self._settings, self._inventory, self._allocator = settings, inventory, allocator
+        self._overhead, self._drift, self._auditor, self._cgroups = overhead, drift, auditor, cgroups
+
+    def look(self) -> None:
+        settings, allocations = self._settings(), self._allocator.allocations
+        cards = [item.card.uuid for item in self._inventory.snapshot.cards]
+        self._overhead.sample(allocations, cards)
+        self._drift.looked()
+        self._auditor.audit(allocations, cards, settings.audit_tolerance << 20)
+        self._cgroups.look(allocations, restore=settings.device_cgroup_policy == "restore")
+
+
+class Collection:
+    """Pods that are gone give back what they had; annotations say what was promised; failed admissions make way for their successors."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        names: Names,
         allocator: Allocator,
+        driver_dir: DriverDirKeeper,
         api_writer: ApiWriter,
         kube: Kube | None,
         pods: Callable[[], Sequence[Pod] | None],
-        tell_bookings: Callable[[], None],
     ) -> None:
-        """`apply` is called, from this thread, with new settings when there are any; `pods`: the node's, by the watch; `tell_bookings` says
-        on our node what its pods were given, if that has changed."""
-        self._settings = settings
-        self._names = names
-        self._reloader = reloader
-        self._apply = apply
-        self._inventory = inventory
-        self._driver_dir = driver_dir
-        self._cdi = cdi
-        self._foreign_use = foreign_use
-        self._overhead = overhead
-        self._drift = drift
-        self._auditor = auditor
-        self._cgroups = cgroups
-        self._costs = costs
-        self._allocator = allocator
-        self._api_writer = api_writer
-        self._kube = kube
-        self._pods = pods
-        self._tell_bookings = tell_bookings
+        """`pods`: the node's, by the watch."""
+        self._settings, self._names, self._allocator, self._driver_dir = (
+            settings,
+            names,
+            allocator,
+            driver_dir,
+        )
+        self._api_writer, self._kube, self._pods = api_writer, kube, pods
+
+    def collect(self) -> None:
+        try:
+            self._allocator.collect()
+        except Refusal as refusal:
+            log.warning("looking for pods that are gone: %s", refusal)
+        for pod in self._pods() or ():
+            self._allocator.reconcile(pod)
+        self._recycle()
+        used = {item.mirror for item in self._allocator.allocations}
+        self._driver_dir.remove_unused({Path(directory) for directory in used if directory})
+
+    def _recycle(self) -> None:
+        grace = self._settings().failed_admission_grace
+        if not grace or self._kube is None:
+            return
+        try:
+            pods = self._kube.pods(timeout=5.0)
+        except KubeError as error:
+            log.debug("no clean-up of failed admissions while the API server is away: %s", error)
+            return
+        for pod in failed_pods.failed_admissions(pods, self._names, grace, time.time()):
+            namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
+            log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
+            self._api_writer.delete_pod(namespace, name, uid_of(pod))
+
+
+class Housekeeper:
+    """One thread that does its chores in their order, once per interval and when woken; then it collects, if that is due; `afterwards` is last."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        allocator: Allocator,
+        chores: Sequence[Callable[[], None]],
+        collect: Callable[[], None],
+        afterwards: Callable[[], None],
+    ) -> None:
+        self._settings, self._allocator, self._collect = settings, allocator, collect
+        self._chores = (self._sync, *chores, self._collect_when_due, afterwards)
         self._wake = threading.Event()
         self._collect_now = False
         self._next_collection = 0.0
@@ -116,27 +183,15 @@ class Housekeeper:
     def _turn(self) -> None:
         """All that is due, once; what fails keeps nothing else from being done."""
         failures: list[Exception] = []
-        for chore in (
-            self._reload,
-            self._sync,
-            self._look_at_cards,
-            self._audit,
-            self._collect_when_due,
-            self._tell_bookings,
-        ):
+        for chore in self._chores:
             try:
                 chore()
             except Exception as error:  # noqa: BLE001  (it is raised below, for the worker to tell)
                 failures.append(error)
         if failures:
             raise failures[0]
-        self._wake.wait(min(self._settings.health_check_interval, self._settings.allocation_check_period))
-
-    def _reload(self) -> None:
-        changed = self._reloader.poll()
-        if changed is not None:
-            self._settings = changed
-            self._apply(changed)
+        settings = self._settings()
+        self._wake.wait(min(settings.health_check_interval, settings.allocation_check_period))
 
     def _sync(self) -> None:
         await_quiet(lambda: self._allocator.quiet_s, self._wake)
@@ -146,48 +201,5 @@ class Housekeeper:
         self._wake.clear()
         if self._collect_now or time.monotonic() >= self._next_collection:
             self._collect_now = False
-            self._next_collection = time.monotonic() + self._settings.allocation_check_period
+            self._next_collection = time.monotonic() + self._settings().allocation_check_period
             self._collect()
-
-    def _look_at_cards(self) -> None:
-        snapshot = self._inventory.snapshot
-        if learnt := self._costs.look(snapshot):
-            with contextlib.suppress(Refusal):  # a call of kubelet's takes long; the next change tells it
-                self._allocator.reshare(learnt)
-        self._driver_dir.refresh(snapshot.driver_version)
-        self._cdi.refresh(snapshot, self._settings)
-        self._inventory.block(self._foreign_use.blocked(snapshot.cards))
-
-    def _audit(self) -> None:
-        snapshot = self._inventory.snapshot
-        allocations = self._allocator.allocations
-        cards = [item.card.uuid for item in snapshot.cards]
-        self._overhead.sample(allocations, cards)
-        self._drift.looked()
-        self._auditor.audit(allocations, cards, self._settings.audit_tolerance << 20)
-        self._cgroups.look(allocations, restore=self._settings.device_cgroup_policy == "restore")
-
-    def _collect(self) -> None:
-        try:
-            self._allocator.collect()
-        except Refusal as refusal:
-            log.warning("looking for pods that are gone: %s", refusal)
-        for pod in self._pods() or ():
-            self._allocator.reconcile(pod)
-        self._recycle()
-        used = {item.mirror for item in self._allocator.allocations}
-        self._driver_dir.remove_unused({Path(directory) for directory in used if directory})
-
-    def _recycle(self) -> None:
-        grace = self._settings.failed_admission_grace
-        if not grace or self._kube is None:
-            return
-        try:
-            pods = self._kube.pods(timeout=5.0)
-        except KubeError as error:
-            log.debug("no clean-up of failed admissions while the API server is away: %s", error)
-            return
-        for pod in failed_pods.failed_admissions(pods, self._names, grace, time.time()):
-            namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
-            log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
-            self._api_writer.delete_pod(namespace, name, uid_of(pod))
