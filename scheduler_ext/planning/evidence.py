@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,6 +35,32 @@ class Holder(NamedTuple):
     leaving: bool = False
 
 
+class Freed(NamedTuple):
+    """What some pods would free, [k] positions: per card, of cpu and memory, and how many of them have unknown cards."""
+
+    cores: Ints  # [k, cards]
+    blocks: Ints  # [k, cards]
+    cpu_milli: Ints
+    memory_bytes: Ints
+    unplaced: Ints
+
+    def at(self, where: slice | Ints) -> Freed:
+        return Freed._make(array[where] for array in self)
+
+    def plus(self, other: Freed) -> Freed:
+        return Freed._make(mine + its for mine, its in zip(self, other, strict=True))
+
+    def where(self, other_counts: Bools, other: Freed) -> Freed:
+        """`other` on the positions where it counts, else this."""
+        return Freed._make(
+            np.where(other_counts.reshape(-1, *(1,) * (mine.ndim - 1)), its, mine)
+            for mine, its in zip(self, other, strict=True)
+        )
+
+    def less(self, other: Freed) -> Freed:
+        return Freed._make(mine - its for mine, its in zip(self, other, strict=True))
+
+
 @dataclass(frozen=True)
 class Ground:
     """The nodes that a pod may use, position by position. Free amounts may be negative where others overbooked a card."""
@@ -49,43 +76,62 @@ class Ground:
     holders: list[list[Holder]]
 
     def codes(
-        self, positions: Ints, shape: Shape | None = None, freed: list[tuple[Holder, ...]] | None = None
+        self, positions: Ints, shape: Shape | None = None, freed: Sequence[tuple[Holder, ...]] | None = None
     ) -> Ints:
         """Reason codes of some positions, for another shape, or as if for each the pods in `freed` had ended."""
+        return self.codes_with(positions, None if freed is None else self.freed(positions, freed), shape)
+
+    def codes_with(self, positions: Ints, freed: Freed | None, shape: Shape | None = None) -> Ints:
+        """The same, with what is freed summed already."""
         code = np.zeros(len(positions), np.int64)
         for start in range(0, len(positions), _CHUNK):
             part = slice(start, start + _CHUNK)
-            code[part] = self._codes(positions[part], shape or self.shape, freed[part] if freed else None)
+            plan, problem = self._plan(
+                positions[part], shape or self.shape, None if freed is None else freed.at(part)
+            )
+            code[part] = np.where(problem == FITS, plan.code, problem)
         return code
 
     def picks(self, position: int, gone: tuple[Holder, ...]) -> list[int]:
         """The columns that the pod would get on a node, where it fits, if some pods had ended."""
-        found: list[int] = self._plan(np.array([position]), self.shape, [gone])[0].picks[0].tolist()
+        where = np.array([position])
+        found: list[int] = self._plan(where, self.shape, self.freed(where, [gone]))[0].picks[0].tolist()
         return found
 
-    def _codes(self, positions: Ints, shape: Shape, freed: list[tuple[Holder, ...]] | None) -> Ints:
-        plan, problem = self._plan(positions, shape, freed)
-        return np.where(problem == FITS, plan.code, problem)
-
-    def _plan(
-        self, positions: Ints, shape: Shape, freed: list[tuple[Holder, ...]] | None
-    ) -> tuple[Plan, Ints]:
-        view = View._make(array[positions] for array in self.view)
-        problem = self.problem[positions]
-        for place, (position, gone) in enumerate(zip(positions.tolist(), freed or (), strict=False)):
-            columns = self.columns[position]
-            for holder in gone:
-                for uuid, (cores, blocks) in holder.usage.cards.items():
-                    if uuid in columns:
-                        view.free_cores[place, columns[uuid]] += cores
-                        view.free_blocks[place, columns[uuid]] += blocks
-            if problem[place] == _UNPLACED and not any(
-                holder.usage.unplaced for holder in self.holders[position] if holder not in gone
-            ):
-                problem[place] = FITS
-        view = view._replace(
-            free_cores=np.maximum(view.free_cores, 0), free_blocks=np.maximum(view.free_blocks, 0)
+    def freed(self, positions: Ints, gone: Sequence[tuple[Holder, ...]]) -> Freed:
+        """What the end of those pods would free on each position."""
+        cards = self.view.free_cores.shape[1]
+        cores, blocks, others = [], [], np.zeros((3, len(positions)), np.int64)
+        for place, (position, ones) in enumerate(zip(positions.tolist(), gone, strict=True)):
+            # Lists, not arrays: to add one number to an element of an array takes several times as long.
+            columns, its_cores, its_blocks = self.columns[position], [0] * cards, [0] * cards
+            cpu = memory = unplaced = 0
+            for _, _, usage, *_ in ones:
+                for uuid, (some_cores, some_blocks) in usage.cards.items():
+                    column = columns.get(uuid)
+                    if column is not None:
+                        its_cores[column] += some_cores
+                        its_blocks[column] += some_blocks
+                cpu += usage.cpu_milli
+                memory += usage.memory_bytes
+                unplaced += usage.unplaced
+            cores.append(its_cores)
+            blocks.append(its_blocks)
+            others[:, place] = cpu, memory, unplaced
+        shape = (len(cores), cards)
+        return Freed(
+            np.array(cores, np.int64).reshape(shape), np.array(blocks, np.int64).reshape(shape), *others
         )
+
+    def _plan(self, positions: Ints, shape: Shape, freed: Freed | None) -> tuple[Plan, Ints]:
+        view = View._make(array[positions] for array in self.view)
+        problem, cores, blocks = self.problem[positions], view.free_cores, view.free_blocks
+        if freed is not None:
+            cores, blocks = cores + freed.cores, blocks + freed.blocks
+            for place in np.flatnonzero(problem == _UNPLACED).tolist():
+                if sum(one.usage.unplaced for one in self.holders[positions[place]]) <= freed.unplaced[place]:
+                    problem[place] = FITS
+        view = view._replace(free_cores=np.maximum(cores, 0), free_blocks=np.maximum(blocks, 0))
         allowed = None if self.allowed is None else self.allowed[positions]
         return placing.plan(shape, view, allowed, Scorers.of(shape), self.typical), problem
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_ext.planning.evidence import Ground, Holder
+from scheduler_ext.planning.evidence import Freed, Ground, Holder
 from scheduler_ext.protocol.reasons import FITS
-from scheduler_ext.state.cluster import Bools
+from scheduler_ext.state.cluster import Bools, Ints
 
 _MOST_SETS = 300  # of one size, on one node: beyond that the search is greedy
 _MOST_SETS_IN_ALL = 30_000  # half a second
@@ -43,7 +43,10 @@ class _Search:
             self._ordered(position, [one for one in held if one.bound and not one.leaving and one.priority < priority])
             for position, held in enumerate(ground.holders)
         ]  # fmt: skip
-        self._least = [self._needed(position) for position in range(len(proposals))]
+        self._left = ground.freed(np.arange(len(proposals)), self._leaving)
+        self._least = np.array(
+            [self._needed(position) for position in range(len(proposals))], np.int64
+        ).reshape(-1, 2)
 
     def _ordered(self, position: int, held: list[Holder]) -> list[Holder]:
         """High priorities stay first; among equals those on cards with many pods, so that few have to go elsewhere."""
@@ -76,16 +79,15 @@ class _Search:
         if not pairs:
             return np.zeros(0, np.bool_)
         positions = np.array([position for position, _ in pairs])
-        freed = [(*self._leaving[position], *gone) for position, gone in pairs]
-        enough = np.array(
-            [
-                sum(one.usage.cpu_milli for one in gone) >= self._least[position][0]
-                and sum(one.usage.memory_bytes for one in gone) >= self._least[position][1]
-                for position, gone in pairs
-            ],
-            np.bool_,
+        return self._fit(positions, self._ground.freed(positions, [gone for _, gone in pairs]))
+
+    def _fit(self, positions: Ints, freed: Freed) -> Bools:
+        """`freed`: by those who are evicted; those who leave anyway are added here."""
+        least = self._least[positions]
+        enough = (freed.cpu_milli >= least[:, 0]) & (freed.memory_bytes >= least[:, 1])
+        fitting: Bools = enough & (
+            self._ground.codes_with(positions, freed.plus(self._left.at(positions))) == FITS
         )
-        fitting: Bools = enough & (self._ground.codes(positions, freed=freed) == FITS)
         return fitting
 
     def highest(self) -> dict[int, int]:
@@ -150,17 +152,24 @@ class _Search:
             for position, some in fitting:
                 if position not in found or self.cost(position, some) < self.cost(position, found[position]):
                     found[position] = some
-        rest = {position: list(may) for position, may in open_.items() if position not in found}
-        for step in range(max(map(len, rest.values()), default=0)):
-            pairs = [
-                (position, tuple(one for one in rest[position] if one is not open_[position][step]))
-                for position in rest
-                if step < len(open_[position])
-            ]
-            for (position, fewer), fits in zip(pairs, self.fits(pairs).tolist(), strict=True):
-                if fits:
-                    rest[position] = list(fewer)
-        return found | {position: tuple(gone) for position, gone in rest.items()}
+        return found | self._shrunk(
+            {position: may for position, may in open_.items() if position not in found}
+        )
+
+    def _shrunk(self, sets: dict[int, Set]) -> dict[int, Set]:
+        """One after the other stays, of whom the pod does not need that they go. What the rest frees is not summed anew each time."""
+        positions = np.array(list(sets), np.int64)
+        freed = self._ground.freed(positions, list(sets.values()))
+        going: dict[int, list[Holder]] = {position: [] for position in sets}
+        for step in range(max(map(len, sets.values()), default=0)):
+            ones = [may[step : step + 1] for may in sets.values()]
+            without = freed.less(self._ground.freed(positions, ones))
+            fits = self._fit(positions, without)
+            for position, one, stays in zip(sets, ones, fits.tolist(), strict=True):
+                if not stays:
+                    going[position] += one
+            freed = freed.where(fits, without)
+        return {position: tuple(gone) for position, gone in going.items()}
 
 
 def choose(ground: Ground, priority: int, proposals: Sequence[Proposal]) -> list[tuple[Set, Set] | None]:
