@@ -18,7 +18,7 @@ from vcuda.spec.units import parse_quantity
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _MOST = 2**31  # no card has so much; keeps a forged annotation from overflowing the cluster's integers
-_LARGEST = 2**50  # cpu or memory, 1 PiB: keeps sums over thousands of pods within int64
+_LARGEST = 2**54  # cpu or memory, 16 PiB: keeps sums over hundreds of pods within int64
 
 
 @dataclass(frozen=True, slots=True)

@@ -369,7 +369,7 @@ def test_cpu_is_counted_in_thousandths_rounded_up(cpu: object, milli: int) -> No
         ("1M", 10**6),
         ("128974848000m", 128974848),
         ("9007199254740993", 2**53 + 1),
-        ("9" * 39, 2**60),
+        ("9" * 39, 2**54),
     ],
 )
 def test_memory_is_counted_in_bytes_exactly(memory: str, number: int) -> None:
