@@ -66,6 +66,15 @@ static void test_estimates_follow_the_evidence(void)
         vc_estimate_learn(cost, 1000, 1000, 1000, VC_EVIDENCE_CLEAN);
     }
     CHECK(vc_estimate_pass(cost) == 1000 && vc_estimate_risk(cost) == 0);
+    vc_estimate_reset(cost);
+    vc_estimate_set(cost, 500);
+    for (unsigned i = 0; i < 20; i++) /* beside others that much longer may be theirs: it proves nothing */
+        vc_estimate_learn(cost, 500, 2000000, 500, VC_EVIDENCE_UPPER_BOUND);
+    CHECK(vc_estimate_pass(cost) == 0);
+    vc_estimate_reset(cost);
+    vc_estimate_set(cost, 1000);
+    for (unsigned i = 1; i < VC_PROVEN_TIMES; i++)
+        vc_estimate_learn(cost, 1000, 1000, 1000, VC_EVIDENCE_CLEAN);
     vc_estimate_learn(cost, 1000, 1000000, 1000, VC_EVIDENCE_CLEAN); /* a factor of 1,000 is followed, not bounded */
     CHECK(vc_estimate_cost(cost) == 150850);
     CHECK(vc_estimate_pass(cost) == 0 && vc_estimate_risk(cost) == 1000000); /* and from now on each is measured */

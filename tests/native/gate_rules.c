@@ -293,6 +293,10 @@ static void test_other_processes_of_the_container_count_as_others(void)
     interval = (struct vc_interval){.from_ns = T + 9 * MS, .to_ns = T + 13 * MS, .estimate_ns = 1 * MS, .operations = 1,
                                     .measurable = true, .others_gpu_ns = 3 * MS};
     CHECK(vc_gate_seen(&gate, T + 13 * MS, &interval).charged_ns == 1 * MS);
+    /* What is not proven is charged what is left of the wall time, whatever its estimate says. */
+    interval = (struct vc_interval){.from_ns = T + 13 * MS, .to_ns = T + 15 * MS, .estimate_ns = US, .operations = 1, .risk_ns = VC_UNPROVEN_NS,
+                                    .measurable = true, .others_gpu_ns = 1 * MS};
+    CHECK(vc_gate_seen(&gate, T + 15 * MS, &interval).charged_ns == 1 * MS);
 }
 
 static void test_streams_side_by_side_pay_common_time_once(void)

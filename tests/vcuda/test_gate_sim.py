@@ -124,10 +124,11 @@ class Bench:
         assert got == list(expected)
 
     def expect_together(self, processes: list[subprocess.Popen[str]], seconds: float, expected: Any) -> None:
-        """The same for what they get in sum."""
+        """The same for what they get in sum; never more, in any window."""
         got: list[float] = []
         while len(got) < 3 and (not got or got[-1] != expected):
             got.append(sum(self.shares_of(processes, seconds)))
+            assert got[-1] < expected.expected + TOLERANCE_POINTS, got
         assert got[-1] == expected, got
 
     def close(self) -> None:

@@ -61,12 +61,12 @@ static void store(struct vc_estimate *estimate, uint64_t cost_ns, uint64_t least
     __atomic_store_n(&estimate->cost_ns, cost_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->least_ns, least_ns, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->peak_ns, peak_ns, __ATOMIC_RELAXED);
-    vc_add_relaxed(&estimate->measured, peak_ns != 0);
     __atomic_store_n(&estimate->pass_ns, vc_estimate_risk(estimate) ? 0 : cost_ns, __ATOMIC_RELAXED);
 }
 
 void vc_estimate_set(struct vc_estimate *estimate, uint64_t cost_ns)
 {
+    vc_add_relaxed(&estimate->measured, 1);
     store(estimate, cost_ns, cost_ns, cost_ns);
 }
 
@@ -100,6 +100,8 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
     double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.9 ? 0.15
                     : evidence == VC_EVIDENCE_LONG_OVERLAP       ? 0.10
                                                                  : 0.02;
+    /* A bound far above it proves nothing. */
+    vc_add_relaxed(&estimate->measured, evidence != VC_EVIDENCE_UPPER_BOUND || ratio < (double)VC_VARIES_FACTOR);
     if (evidence == VC_EVIDENCE_UPPER_BOUND && ratio > 2.0)
         ratio = 2.0;
     double peak = (double)__atomic_load_n(&estimate->peak_ns, __ATOMIC_RELAXED) * PEAK_KEPT;

@@ -348,11 +348,11 @@ static uint64_t without_others(const struct vc_interval *interval)
     return later(own > others ? own - others : 0, own / 5);
 }
 
-/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be. */
+/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be and is proven. */
 static bool can_be(const struct vc_interval *interval)
 {
     uint64_t estimate = interval->estimate_ns;
-    return !interval->unknown && estimate < interval->operations * VC_LONG_OPERATION_NS &&
+    return !interval->unknown && interval->risk_ns != VC_UNPROVEN_NS && estimate < interval->operations * VC_LONG_OPERATION_NS &&
            without_others(interval) <= estimate + later(estimate / 2, VC_LONG_OPERATION_NS) + interval->others_gpu_ns / 2;
 }
 
@@ -371,7 +371,8 @@ static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy 
         uint64_t idle = gaps ? uncovered : earlier(interval->slack_ns, uncovered);
         if (idle != 0 && estimate < uncovered) {
             settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
-            settlement.charged_ns = later(estimate, uncovered - idle);
+            bool unproven = !interval->unknown && interval->risk_ns == VC_UNPROVEN_NS;
+            settlement.charged_ns = unproven ? uncovered : later(estimate, uncovered - idle);
         }
         if (interval->unknown)
             settlement.measured_ns = settlement.charged_ns;
