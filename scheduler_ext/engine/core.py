@@ -207,9 +207,9 @@ class Engine:
     # --- what people are told ---
 
     def compare(self) -> None:
-        """Compare all bookings with what the nodes' managers report, a few nodes at a time; what has differed for a minute is told."""
+        """Compare bookings that may differ with what the nodes' managers report, a few nodes at a time; what has differed for a minute is told."""
         with self._lock:
-            nodes = list(self.cache.reports.keys() | self.cache.differences.keys())
+            nodes = self._comparison.nodes()
         for start in range(0, len(nodes), _COMPARED_AT_ONCE):
             with self._lock:
                 self._comparison.look(nodes[start : start + _COMPARED_AT_ONCE])

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from tests.scheduler_ext.extender_engine import engine_with, free
@@ -157,3 +158,29 @@ def test_events_reach_the_api_server(api: FakeApi, tmp_path: Path) -> None:
         served.stop()
     assert event["reason"] == "CardOverbooked" and event["involvedObject"]["name"] == "two"
     assert event["source"] == {"component": "gpu-scheduler-extender"}
+
+
+def test_nodes_on_which_nothing_has_changed_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40,000 shares took 0.1 s of processor every two seconds."""
+    engine, _ = engine_with(node("a", cards("a", 4)))
+    placed(engine, "p")
+    engine.see_node(reporting({"p": {"GPU-a-0": (100, 40)}}))
+    looked: list[str] = []
+    usual = Comparison._look
+
+    def look(self: Comparison, name: str) -> None:
+        looked.append(name)
+        usual(self, name)
+
+    monkeypatch.setattr(Comparison, "_look", look)
+    for _ in range(3):
+        engine.compare()
+    assert looked == ["a"]
+    placed(engine, "q")
+    engine.compare()
+    engine.compare()
+    assert looked == ["a", "a"]
+    engine.see_node(reporting({"p": {"GPU-a-1": (100, 40)}}))
+    engine.compare()
+    engine.compare()
+    assert looked == ["a"] * 4, "a difference is looked at until it has gone"
