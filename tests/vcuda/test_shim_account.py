@@ -560,3 +560,32 @@ answer(time.monotonic() - began < 15)
         )
         is True
     )
+
+
+def test_managed_memory_that_moves_between_cards_is_charged_on_both(both: Share) -> None:
+    answered = within(
+        both,
+        """
+begin()
+other, context = P(), P()
+ok("cuDevicePrimaryCtxRetain", ref(other), 1)
+ok("cuCtxGetCurrent", ref(context))
+ok("cuCtxSetCurrent", other)
+filled = len(fill(100 * MIB)[1])
+ok("cuCtxSetCurrent", context)
+results = []
+for _ in range(9):
+    result, pointer = alloc(100 * MIB, "cuMemAllocManaged", 1)
+    if result == 0:
+        ok("cuMemPrefetchAsync", pointer, size(100 * MIB), 1, None)
+    results.append(result)
+ok("cuCtxSynchronize")
+answer([filled, results])
+""",
+    )
+    assert answered == [9, [2] * 9]
+    assert both.run(
+        same.PRELUDE
+        + "begin()\nbefore = info()\n"
+        + 'for _ in range(20):\n    ok("cuMemFree_v2", alloc(100 * MIB, "cuMemAllocManaged", 1)[1])\nanswer(info() == before)'
+    )

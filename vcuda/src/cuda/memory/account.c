@@ -102,8 +102,9 @@ static bool oversell(struct vc_charge *charge, uint64_t bytes)
 {
     uint32_t card = (uint32_t)__builtin_ctz(charge->cards);
     if (!vc_real.cuMemAllocManaged || !vc_quota_oversells(charge->region, card) ||
-        !vc_quota_reserve_managed(charge->region, card, bytes))
+        !reserve_cards(charge->region, vc_cards_all(charge->region), bytes, true))
         return false;
+    charge->cards = vc_cards_all(charge->region);
     charge->managed = true;
     vc_add_relaxed(&charge->region->usage->cards[card].oversold_allocations, 1);
     vc_log_once(VC_NOTICE_OVERSOLD,
@@ -128,7 +129,8 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form
 
 static CUresult reserve_card(struct vc_charge *charge, int card, uint64_t bytes, enum form form)
 {
-    charge->cards = card >= 0 ? 1u << card : 0;
+    /* Managed memory goes to whichever card uses it, unasked. */
+    charge->cards = card < 0 ? 0 : charge->managed ? vc_cards_all(charge->region) : 1u << card;
     charge->reserved = bytes;
     /* Limits are unreadable, or the share has nothing of this card. */
     return card == VC_CARD_NONE ? CUDA_ERROR_OUT_OF_MEMORY : reserve(charge, bytes, form);

@@ -85,7 +85,7 @@ CUresult vc_charge_current(struct vc_charge *charge, uint64_t bytes);
 CUresult vc_charge_device(struct vc_charge *charge, CUdevice device, uint64_t bytes);
 CUresult vc_charge_cards(struct vc_charge *charge, vc_cards cards, uint64_t bytes);
 
-/* For managed memory, which an oversold share may have beyond its physical part. */
+/* For managed memory, on every card of the share: it may come to each. An oversold share may have it beyond its physical part. */
 CUresult vc_charge_managed(struct vc_charge *charge, uint64_t bytes);
 
 /* For plain memory that may be replaced by managed memory where the share is oversold: charge->managed then says so, a

@@ -96,7 +96,7 @@ CUresult vc_hook_cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, u
     return end_allocation(&charge, result, made ? *pointer : 0, made ? vc_times(*pitch, height) : 0, VC_MEMORY_PLAIN);
 }
 
-/* Managed memory may lie on the host, but the tenant can bring all of it to the card at any time: charged in full. */
+/* Managed memory may lie on the host, but the tenant can bring all of it to any card at any time: charged in full on each. */
 CUresult vc_hook_cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     struct vc_charge charge;
