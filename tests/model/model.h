@@ -163,6 +163,7 @@ extern const struct kind memory_kinds[], pool_kinds[], map_kinds[], array_kinds[
 void books_open(const char *state, const char *usage, const uint64_t *limits);
 /* Say what breaks the promise: a ledger below the books, books above the limit. Returns whether something did. */
 bool books_check(void);
+int64_t books_room(int card); /* between ledger and limit */
 /* Say so if an allocation was refused that the limit has room for by the ledger itself. */
 void books_judge(int result, int card, size_t bytes);
 uint64_t books_of(int card);

@@ -56,6 +56,11 @@ uint64_t ledger_of(int card)
     return sum;
 }
 
+int64_t books_room(int card)
+{
+    return (int64_t)(limit_bytes[card] - ledger_of(card));
+}
+
 /* A small allocation needs room for a chunk, even if it would have found room in one (docs/memory.md). */
 void books_judge(int result, int card, size_t bytes)
 {

@@ -95,7 +95,10 @@ static void managed(struct dice *dice)
     say(" cuMemAllocManaged %zu, %u", bytes, flags);
     const int result = cuMemAllocManaged(&at, bytes, flags);
     keep(one, result, at, bytes, MANAGED);
-    judge(result, bytes);
+    int fullest = 0; /* it needs room on every card (docs/memory.md) */
+    for (int card = 1; card < world.devices; card++)
+        fullest = books_room(card) < books_room(fullest) ? card : fullest;
+    books_judge(result, fullest, bytes);
 }
 
 static void stale(struct dice *dice)

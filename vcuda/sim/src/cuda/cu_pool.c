@@ -95,6 +95,7 @@ uint64_t cu_pools_trim(int device)
 {
     uint64_t released = 0;
     cu_order_settle();
+    cu_physical_sweep();
     for (CUmemoryPool pool = pools; pool; pool = pool->next)
         if (pool->device == device && pool->place == CU_POOL_ON_CARD)
             released += cu_space_release(pool, 0);
@@ -105,6 +106,7 @@ void cu_pools_settle(int device)
 {
     pthread_mutex_lock(&cu_lock);
     cu_order_settle();
+    cu_physical_sweep();
     for (CUmemoryPool pool = pools; pool; pool = pool->next)
         if (pool->device == device && pool->reserved > pool->threshold)
             cu_space_release(pool, pool->threshold);

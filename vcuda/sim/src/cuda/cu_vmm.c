@@ -82,6 +82,7 @@ static void release_if_unused(physical *one)
     const CUmemGenericAllocationHandle handle = one->handle;
     free(one);
     cu_multicast_ended(handle);
+    cu_physical_sweep(); /* its file may have been the last to keep what this process exported and imported again */
 }
 
 void cu_physical_sweep(void)
