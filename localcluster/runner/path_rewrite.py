@@ -22,8 +22,11 @@ _LIBRARY_PATH = "LD_LIBRARY_PATH"
 def _private_driver(source: Path, region: Path, destination: Path) -> None:
     """Copy the driver directory's regular shims, link the rest, and put the region where the shims look."""
     destination.mkdir(parents=True)
+    (destination / "vcuda").symlink_to(region)
     for entry in source.iterdir():
         target = destination / entry.name
+        if entry.name == "vcuda":  # leads to /etc/vcuda, which is the host's here
+            continue
         if entry.is_symlink() or not entry.is_dir():
             target.symlink_to(entry)
             continue
@@ -36,7 +39,6 @@ def _private_driver(source: Path, region: Path, destination: Path) -> None:
                 shutil.copy2(file, place)
             else:
                 place.symlink_to(file)
-    (destination / "vcuda").symlink_to(region)
 
 
 def _link_mounts(mounts: tuple[Mount, ...], root: Path) -> None:

@@ -4,6 +4,8 @@
                                           lib64/drv/    the real libcuda and libnvidia-ml and their fixed aliases
                                           preload/      the preload library, and the /etc/ld.so.preload that names it
                                           bin/          nvidia-smi when the host has it
+                                          vcuda/limits  link to the container's: where a volume hides those, it leads nowhere, and
+                                                        shims that find limits but can't read them refuse memory
     driver/current                                      link to the newest
 
 A directory is made beside and renamed into place, and never changed afterwards: running pods map its files. Only the
@@ -26,11 +28,12 @@ from pathlib import Path
 from manager.errors import Reason, Refusal
 from manager.process import selinux
 from manager.process.logs import Conditions
+from manager.regions import regions
 from vcuda.driver import layout
 from vcuda.driver.layout import CUDA, PRELOAD, SHIMS
 from vcuda.driver.root import HostRoot
 
-LAYOUT = 3  # part of the fingerprint: raise it when the layout changes
+LAYOUT = 4  # part of the fingerprint: raise it when the layout changes
 FOLDER = "driver"
 CURRENT = "current"
 MANIFEST = ".complete"
@@ -221,6 +224,8 @@ def _build(
             (lib64 / companion.name).symlink_to(companion.path.name)
     for program in programs:
         _take(program, programs_folder / program.name)
+    (temporary / "vcuda").mkdir()
+    (temporary / "vcuda/limits").symlink_to(f"{regions.CONTAINER_PATH}/limits")
     (temporary / MANIFEST).touch()
     selinux.label((temporary, *temporary.rglob("*")))
     if final.exists():  # without its manifest: an earlier start was interrupted by a power cut

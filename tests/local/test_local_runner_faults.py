@@ -186,6 +186,8 @@ def test_a_private_driver_copies_the_shims_and_links_everything_else(tmp_path: P
     (libraries / "libcuda.so").symlink_to("libcuda.so.1")
     (libraries / "libreal.so").symlink_to(driver / "VERSION")
     (libraries / "notes").write_text("n")
+    (driver / "vcuda").mkdir()
+    (driver / "vcuda/limits").symlink_to("/etc/vcuda/limits")
     mounts = (Mount(str(driver), "/usr/local/nvidia", True),)
     config = ContainerConfig(
         ("true",), {}, "/usr/local/nvidia", str(tmp_path), Isolation.HOST_PATHS, mounts=mounts

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from manager.container import driver_dir
+from tests.support import share as shares
 from tests.support.ldcache import ELF
+from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
+from vcuda.sim import Machine, SimCard
 
 
 def host(tmp_path: Path, version: str) -> HostRoot:
@@ -67,6 +71,7 @@ def test_the_mirrors_layout(tmp_path: Path) -> None:
         "lib64/drv/libcuda-driver.so.1",
         "lib64/drv/libnvidia-ml.so.535.1.2",
         "lib64/drv/libnvidia-ml-driver.so.1",
+        "vcuda/limits",
     }
     assert (made.lib64 / "drv/libcuda-driver.so.1").read_text() == ELF + "libcuda 535.1.2"
     assert "libnvidia-ptxjitcompiler.so.1" in made.loader_files
@@ -100,3 +105,23 @@ def test_a_library_that_an_upgrade_takes_away_meanwhile_is_an_ordinary_failure(
     monkeypatch.setattr(HostRoot, "find_program", lambda *_: tmp_path / "root/usr/bin/nvidia-smi")
     with pytest.raises(driver_dir.DriverDirError, match=r"cannot make the driver directory .*nvidia-smi"):
         driver_dir.make(tmp_path / "vm", root, our_shims(tmp_path))
+
+
+def test_where_a_containers_region_is_hidden_its_shims_refuse_memory(tmp_path: Path) -> None:
+    """A volume over /etc/vcuda, through a link of the image: these shims never are without a share."""
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    libraries = tmp_path / "root/usr/lib64"
+    libraries.mkdir(parents=True)
+    for name in ("libcuda", "libnvidia-ml"):
+        library = f"{name}.so.{machine.driver_version}"
+        shutil.copy(machine.library_folder / library, libraries)
+        (libraries / f"{name}.so.1").symlink_to(library)
+    made = driver_dir.make(tmp_path / "vm", HostRoot(tmp_path / "root"), layout.SHIMS_FOLDER)
+    share = shares.Share(made.directory, machine)
+    said = (
+        f"vcuda: cannot open {share.lib64}/../vcuda/limits: No such file or directory; "
+        "GPU memory is refused until the container is started with readable limits\n"
+    )
+    assert share.run(
+        'begin(); answer([alloc(MIB)[0], alloc(MIB, "cuMemAllocAsync", None)[0]])', errors=said
+    ) == [2, 2]
