@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "names.md"
 COMMAND = "python -m deploy.names_page"
 # How the daemon's code names the event that it sends.
-_EVENT = re.compile(r"""(?:event|_bypass|_say)\([^()]*?["']([A-Z][a-z]+[A-Z][A-Za-z]+)["']""")
+_EVENT = re.compile(r"""(?:event|tell|_say)\([^()]*?["']([A-Z][a-z]+[A-Z][A-Za-z]+)["']""")
 _VARIABLE = re.compile(r'"((?:VCUDA|NVIDIA|CUDA|LD)_[A-Z_]+|GPU_MANAGER_|GPU_SCHEDULER_EXTENDER_|NODE_NAME)"')
 
 # What the code says only by using them: the command fails for one that is missing here or is no more.

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from manager.allocate.allocator import Allocator
 from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
 from manager.allocations.checkpoint import StateDamaged, StateError, StateFile
 from manager.allocations.record import Allocation
+from manager.audit.consequences import Consequences
 from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
 from manager.audit.memory import Auditor
@@ -26,7 +28,7 @@ from manager.cards import device_nodes, nvml
 from manager.cards.context_cost import ContextCosts
 from manager.cards.device_nodes import NodeProblem
 from manager.cards.driver import Driver
-from manager.cards.inventory import Inventory, Snapshot
+from manager.cards.inventory import Inventory
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
@@ -40,8 +42,9 @@ from manager.kube.pods import NodePods
 from manager.kube.writer import ApiWriter
 from manager.kubelet import pods
 from manager.kubelet.records import PodResources
-from manager.observe import http, node_object
+from manager.observe import http
 from manager.observe.metrics import Counts, Metrics
+from manager.observe.node_object import NodeObject
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
 from manager.plugin.server import DeviceListFeed, Plugin
@@ -51,6 +54,7 @@ from manager.regions.regions import ArbiterLike, Regions
 from vcuda import addresses
 from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
+from vcuda.kube.config import Login
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
@@ -63,7 +67,7 @@ log = logging.getLogger(__name__)
 class Daemon:
     """One gpu-manager. `start` returns when everything serves; it raises StartError and then nothing runs."""
 
-    _told_bookings: Mapping[str, str] | None = None  # what our node says its pods were given
+    _pods: NodePods | None = None
 
     def __init__(
         self,
@@ -76,161 +80,213 @@ class Daemon:
         reread: Callable[[], Settings] | None = None,
     ) -> None:
         """`reread` parses the settings anew; it may raise StartError."""
-        self.settings = settings
         self._reloader = Reloader(settings, reread or (lambda: settings))
-        self._stack = contextlib.ExitStack()
-        names = self._names = Names(settings.resource_domain)
+        self._settings = self._reloader.current
+        self._names = Names(settings.resource_domain)
         root = self._root = HostRoot(settings.driver_root, settings.driver_root_on_host)
         log.info("driver root %s is %s to the container runtime", root.path, root.on_host)
-        self._listener = http.listen(settings.query_addr, settings.query_port)
-        self._stack.callback(self._listener.close)
-        self.port = int(self._listener.getsockname()[1])
-        try:
-            self._stack.enter_context(instance_lock.acquire(settings.checkpoint_path))
-            usage_storage = storage.choose(settings.virtual_manager_path, settings.usage_storage)
-            kind = "a small tmpfs each" if usage_storage.tmpfs else "plain directories"
-            log.info("regions live in %s: %s", kind, usage_storage.why)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(http.listen(settings.query_addr, settings.query_port))
+            self.port = int(listener.getsockname()[1])
+            stack.enter_context(instance_lock.acquire(settings.checkpoint_path))
             login = api.login(settings.kubeconfig, environment)
             kube = api.connect(login, settings.node_name)
-            kubelet = pods.connect(
-                settings.kubelet_url,
-                settings.kubelet_token_file,
-                settings.kubelet_ca_file,
-                login,
-                verify=settings.kubelet_verify,
-            )
-            self._state = StateFile(settings.checkpoint_path)
-            self._stack.callback(self._state.close)
             self.metrics = Metrics()
-            self._pods: NodePods | None = None
             self.api_writer = ApiWriter(kube)
-            self.inventory = Inventory(
-                root, open_driver, settings.health_check_interval, settings.health_ignore_xids
-            )
-            self.driver_dir = DriverDirKeeper(settings.virtual_manager_path, root, shims)
-            self.cdi = CdiKeeper(
-                settings.cdi_root, settings.device_list_strategy, names, root, self.driver_dir
-            )
-            self._pod_resources = PodResources(settings.pod_resources_socket, names)
-            self.pod_finder = PodFinder(
-                names, settings.device_plugin_path, kubelet, self._pod_resources, kube, self._known_pods
-            )
-            self._arbiter = make_arbiter()
-            self._stack.callback(self._arbiter.close)
-            self.costs = ContextCosts(settings.virtual_manager_path, root)
-            regions = Regions(settings.virtual_manager_path, usage_storage, self._arbiter, self.costs.bytes)
-            self.allocator = Allocator(
-                settings,
-                names,
-                root,
-                self.inventory,
-                self.pod_finder,
-                regions,
-                self.driver_dir,
-                self._state,
-                self.api_writer,
-                self.cdi,
-            )
-            self._device_lists = DeviceListFeed()
-            plugins = [
-                Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics)
-                for name in SOCKETS
-            ]
-            self.registrar = Registrar(
-                settings.device_plugin_path, names, plugins, self._device_lists, self._kubelet_restarted
-            )
-            self._make_audits(regions)
-            self._housekeeping = self._housekeeper(kube)
-            self._pods = NodePods(kube, self._housekeeping.wake, self.allocator.reconcile) if kube else None
-            self._reporter = reporter = Reporter(
-                settings.node_name,
-                self.inventory,
-                self.allocator,
-                regions,
-                settings.sample_period,
-                lambda: self.auditor.finding,
-                lambda: self.cgroups.watch,
-                lambda: self.drift.found,
-            )
-            self.metrics.watch(reporter.report)
-            self.metrics.count(self._counts)
-            pages = http.Pages(
-                self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
-            )
-            if settings.query_auth == "kubernetes" and kube is None:
-                raise StartError(
-                    "--query-auth=kubernetes needs an API server to ask: set --kubeconfig, or run in a pod"
-                )
-            guard = Access(kube).refusal if settings.query_auth == "kubernetes" and kube else None
-            self._web = http.WebServer(pages, self._listener, guard)
-        except BaseException:
-            self._stack.close()
-            raise
+            self._consequences = Consequences(self._settings, self._allocations, self.api_writer)
+            self._make_cards(open_driver, shims)
+            self._make_allocator(stack, kube, login, make_arbiter)
+            self._make_plugins()
+            self._make_audits(stack)
+            self._make_housekeeping(stack, kube)
+            self._make_pages(kube, listener)
+            self._stack = stack.pop_all()
 
-    def _housekeeper(self, kube: Kube | None) -> Housekeeper:
-        def settings() -> Settings:
-            return self.settings
+    @property
+    def settings(self) -> Settings:
+        return self._settings()
 
-        foreign_use = ForeignUse(self.inventory.processes, self._held_elsewhere, self._is_tenant)
+    def _make_cards(self, open_driver: Callable[[HostRoot], Driver], shims: Path) -> None:
+        settings = self.settings
+        self.inventory = Inventory(
+            self._root,
+            open_driver,
+            self._settings,
+            on_change=self._cards_changed,
+            on_node_problem=self.metrics.node_problem,
+            on_card_problem=self._consequences.card_unhealthy,
+        )
+        self.driver_dir = DriverDirKeeper(settings.virtual_manager_path, self._root, shims)
+        self.cdi = CdiKeeper(
+            settings.cdi_root, settings.device_list_strategy, self._names, self._root, self.driver_dir
+        )
+        self.costs = ContextCosts(settings.virtual_manager_path, self._root)
+
+    def _make_allocator(
+        self,
+        stack: contextlib.ExitStack,
+        kube: Kube | None,
+        login: Login | None,
+        make_arbiter: Callable[[], ArbiterLike],
+    ) -> None:
+        settings = self.settings
+        usage_storage = storage.choose(settings.virtual_manager_path, settings.usage_storage)
+        kind = "a small tmpfs each" if usage_storage.tmpfs else "plain directories"
+        log.info("regions live in %s: %s", kind, usage_storage.why)
+        self._state = StateFile(settings.checkpoint_path)
+        stack.callback(self._state.close)
+        arbiter = make_arbiter()
+        stack.callback(arbiter.close)
+        self._regions = Regions(settings.virtual_manager_path, usage_storage, arbiter, self.costs.bytes)
+        self._pod_resources = PodResources(settings.pod_resources_socket, self._names)
+        kubelet = pods.connect(
+            settings.kubelet_url,
+            settings.kubelet_token_file,
+            settings.kubelet_ca_file,
+            login,
+            verify=settings.kubelet_verify,
+        )
+        self.pod_finder = PodFinder(
+            self._names, settings.device_plugin_path, kubelet, self._pod_resources, kube, self._known_pods
+        )
+        self.allocator = Allocator(
+            settings=self._settings,
+            names=self._names,
+            root=self._root,
+            inventory=self.inventory,
+            pod_finder=self.pod_finder,
+            regions=self._regions,
+            driver_dir=self.driver_dir,
+            state=self._state,
+            api_writer=self.api_writer,
+            cdi=self.cdi,
+        )
+        self._node_object = NodeObject(
+            settings=self._settings,
+            names=self._names,
+            inventory=self.inventory,
+            view=self.allocator,
+            api_writer=self.api_writer,
+        )
+
+    def _make_plugins(self) -> None:
+        self._device_lists = DeviceListFeed()
+        plugins = [
+            Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics)
+            for name in SOCKETS
+        ]
+        directory = self.settings.device_plugin_path
+        self.registrar = Registrar(
+            directory, self._names, plugins, self._device_lists, self._kubelet_restarted
+        )
+
+    def _make_audits(self, stack: contextlib.ExitStack) -> None:
+        tell = self._consequences.tell
+        self.owners = Owners()
+        self.overhead = Overhead(
+            processes=self.inventory.processes,
+            usage=self._regions.usage,
+            allocations=self._allocations,
+            owners=self.owners,
+            alarm=self._audit_soon,
+        )
+        stack.callback(self.overhead.stop)
+        self.auditor = Auditor(
+            processes=self.overhead.held,
+            usage=self._regions.usage,
+            tell=tell,
+            owners=self.owners,
+            bypass=BypassWatch(tell),
+        )
+        self.drift = Drift(
+            utilization=self.inventory.utilization,
+            held=self.overhead.held,
+            usage=self._regions.usage,
+            metered=self._regions.metered,
+            allocations=self._allocations,
+            tell=tell,
+            tolerance=lambda: self.settings.drift_tolerance,
+            owners=self.owners,
+        )
+        self.cgroups = Watcher(self.settings.cgroup_root, self._device_numbers, tell, self.owners)
+
+    def _make_housekeeping(self, stack: contextlib.ExitStack, kube: Kube | None) -> None:
+        # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
+        others = PodResources(self.settings.pod_resources_socket, self._names)
+        stack.callback(others.close)
+        foreign_use = ForeignUse(
+            self.inventory.processes,
+            lambda: others.held_elsewhere(RECORDS_TIMEOUT_S),
+            lambda pid: self.owners.among(self.allocator.allocations).has_share(pid),
+        )
         cards = Cards(
-            settings, self.inventory, self.driver_dir, self.cdi, foreign_use, self.costs, self.allocator
+            settings=self._settings,
+            inventory=self.inventory,
+            driver_dir=self.driver_dir,
+            cdi=self.cdi,
+            foreign_use=foreign_use,
+            costs=self.costs,
+            allocator=self.allocator,
         )
         audits = Audits(
-            settings, self.inventory, self.allocator, self.overhead, self.drift, self.auditor, self.cgroups
+            settings=self._settings,
+            inventory=self.inventory,
+            allocator=self.allocator,
+            overhead=self.overhead,
+            drift=self.drift,
+            auditor=self.auditor,
+            cgroups=self.cgroups,
         )
         collection = Collection(
-            settings, self._names, self.allocator, self.driver_dir, self.api_writer, kube, self._known_pods
+            settings=self._settings,
+            names=self._names,
+            allocator=self.allocator,
+            driver_dir=self.driver_dir,
+            api_writer=self.api_writer,
+            kube=kube,
+            pods=self._known_pods,
         )
-        return Housekeeper(
-            settings,
+        self._housekeeping = Housekeeper(
+            self._settings,
             self.allocator,
             [self._reread, cards.look, audits.look],
             collection.collect,
-            self._tell_bookings,
+            self._node_object.look,
         )
+        if kube is not None:
+            self._pods = NodePods(kube, self._housekeeping.wake, self.allocator.reconcile)
 
-    def _make_audits(self, regions: Regions) -> None:
-        self.owners = Owners()
-        self.overhead = Overhead(
-            self.inventory.processes,
-            regions.usage,
-            lambda: self.allocator.allocations,
-            self.owners,
-            self._audit_soon,
+    def _make_pages(self, kube: Kube | None, listener: socket.socket) -> None:
+        reporter = Reporter(
+            settings=self._settings,
+            inventory=self.inventory,
+            view=self.allocator,
+            regions=self._regions,
+            auditor=self.auditor,
+            cgroups=self.cgroups,
+            drift=self.drift,
         )
-        self._stack.callback(self.overhead.stop)
-        self.auditor = Auditor(
-            self.overhead.held,
-            regions.usage,
-            self._unaccounted,
-            self.owners,
-            BypassWatch(self._without_shim),
+        self.metrics.watch(reporter.report)
+        self.metrics.count(self._counts)
+        pages = http.Pages(
+            self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
         )
-        self.drift = Drift(
-            self.inventory.utilization,
-            self.overhead.held,
-            regions.usage,
-            regions.metered,
-            lambda: self.allocator.allocations,
-            self._drifted,
-            lambda: self.settings.drift_tolerance,
-            self.owners,
-        )
-        # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.
-        self._others = PodResources(self.settings.pod_resources_socket, self._names)
-        self._stack.callback(self._others.close)
-        self.cgroups = Watcher(self.settings.cgroup_root, self._device_numbers, self._pod_event, self.owners)
+        guard = None
+        if self.settings.query_auth == "kubernetes":
+            if kube is None:
+                raise StartError(
+                    "--query-auth=kubernetes needs an API server to ask: set --kubeconfig, or run in a pod"
+                )
+            guard = Access(kube).refusal
+        self._web = http.WebServer(pages, listener, guard)
 
     # Life.
 
     def start(self) -> None:
         """Raises StartError."""
         try:
-            self.inventory.on_node_problem = self.metrics.node_problem
-            self.inventory.on_card_problem = self._card_problem
             self.api_writer.start()
-            self._cards_changed(self.inventory.probe())
-            self.inventory.on_change = self._cards_changed
+            self.inventory.probe()
             self.inventory.start()
             self._restore()
             self._web.start()
@@ -290,91 +346,37 @@ class Daemon:
         self._housekeeping.wake()
 
     def _reread(self) -> None:
-        changed = self._reloader.poll()
-        if changed is not None:
-            self._apply(changed)
-
-    def _apply(self, settings: Settings) -> None:
-        before, self.settings = self.settings, settings
-        self.allocator.settings = settings
-        self.inventory.configure(settings.health_check_interval, settings.health_ignore_xids)
-        self._reporter.period_s = settings.sample_period
+        before, settings = self.settings, self._reloader.poll()
+        if settings is None:
+            return
         if (settings.log_format, settings.v) != (before.log_format, before.v):
             logs.configure(settings.log_format, settings.v)
         if settings.node_labels != before.node_labels:
-            self._describe_node(self.inventory.snapshot)
+            self._node_object.describe()
 
-    # Cards.
-
-    def _cards_changed(self, snapshot: Snapshot) -> None:
+    def _cards_changed(self) -> None:
+        snapshot = self.inventory.snapshot
         # Before kubelet sees the devices: a pod that comes at once must not be refused for want of the directory.
         self.driver_dir.refresh(snapshot.driver_version)
         self.cdi.refresh(snapshot, self.settings)
         self._device_lists.show(snapshot)
         self.metrics.describe(vcuda.__version__, snapshot.driver_version, self.settings.node_name)
-        cards = [item.card for item in snapshot.cards]
-        log.info(
-            "%d cards, %d healthy, driver %s",
-            len(cards),
-            sum(card.healthy for card in cards),
-            snapshot.driver_version or "none",
-        )
-        self._describe_node(snapshot)
+        healthy = sum(item.card.healthy for item in snapshot.cards)
+        version = snapshot.driver_version or "none"
+        log.info("%d cards, %d healthy, driver %s", len(snapshot.cards), healthy, version)
+        self._node_object.describe()
         self._housekeeping.wake()
-
-    def _describe_node(self, snapshot: Snapshot) -> None:
-        cards = [item.card for item in snapshot.cards]
-        labels = node_object.labels(cards, self._names, self.settings.node_labels)
-        self._told_bookings = node_object.bookings_of(self.allocator.allocations, self._names)
-        said = node_object.inventory_of(snapshot, self._names) | self._told_bookings
-        self.api_writer.describe_node(said, labels)
-
-    def _tell_bookings(self) -> None:
-        now = node_object.bookings_of(self.allocator.allocations, self._names)
-        if self._told_bookings is not None and now != self._told_bookings:
-            self._describe_node(self.inventory.snapshot)
 
     def _kubelet_restarted(self) -> None:
         self.pod_finder.kubelet_restarted()
         # Its node may have been deleted and made again meanwhile, without what we had said of it.
-        self._describe_node(self.inventory.snapshot)
+        self._node_object.describe()
 
-    def _card_problem(self, uuid: str, why: str) -> None:
-        for item in self.allocator.allocations:
-            if any(share.uuid == uuid for share in item.shares):
-                self.api_writer.pod_event(
-                    item.namespace, item.pod_name, item.pod_uid, "CardUnhealthy", f"card {uuid}: {why}"
-                )
-                if self.settings.dead_card_policy == "evict":
-                    self.api_writer.evict(item.namespace, item.pod_name, item.pod_uid)
-
-    def _held_elsewhere(self) -> Mapping[str, str]:
-        return self._others.held_elsewhere(RECORDS_TIMEOUT_S)
+    def _allocations(self) -> tuple[Allocation, ...]:
+        return self.allocator.allocations
 
     def _audit_soon(self) -> None:
         self._housekeeping.look_again()
-
-    def _is_tenant(self, pid: int) -> bool:
-        return self.owners.among(self.allocator.allocations).has_share(pid)
-
-    def _unaccounted(self, item: Allocation, message: str) -> None:
-        self._bypass(item, "MemoryUnaccounted", message)
-
-    def _without_shim(self, item: Allocation, message: str) -> None:
-        self._bypass(item, "DriverWithoutShim", message)
-
-    def _bypass(self, item: Allocation, reason: str, message: str) -> None:
-        self.api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
-        if self.settings.audit_policy == "refuse":
-            Regions.refuse(item)
-        if self.settings.audit_policy == "evict":
-            self.api_writer.evict(item.namespace, item.pod_name, item.pod_uid)
-
-    def _drifted(self, item: Allocation, message: str) -> None:
-        self._pod_event(item, "GpuTimeDrift", message)
-
-    def _pod_event(self, item: Allocation, reason: str, message: str) -> None:
-        self.api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
 
     def _device_numbers(self, item: Allocation) -> Mapping[str, tuple[int, int]]:
         """Of the nodes that this container was given; empty while they can't be told."""
@@ -433,7 +435,10 @@ class Daemon:
     def _counts(self) -> Counts:
         failures = {worker.name: worker.failures for worker in self.workers}
         return Counts(
-            self.registrar.registered, self.registrar.registrations, self.cgroups.restored, failures
+            registered=self.registrar.registered,
+            registrations=self.registrar.registrations,
+            restored_devices=self.cgroups.restored,
+            failures=failures,
         )
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from manager.allocate.allocator import Allocator
@@ -46,103 +47,85 @@ def await_quiet(quiet_s: Callable[[], float], wake: threading.Event) -> None:
         wake.wait(left)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Cards:
     """The driver directory follows the driver, CDI the cards, and cards that others use are not given."""
 
-    def __init__(
-        self,
-        settings: Callable[[], Settings],
-        inventory: Inventory,
-        driver_dir: DriverDirKeeper,
-        cdi: CdiKeeper,
-        foreign_use: ForeignUse,
-        costs: ContextCosts,
-        allocator: Allocator,
-    ) -> None:
-        self._settings, self._inventory, self._allocator = settings, inventory, allocator
-        self._driver_dir, self._cdi, self._foreign_use, self._costs = driver_dir, cdi, foreign_use, costs
+    settings: Callable[[], Settings]
+    inventory: Inventory
+    driver_dir: DriverDirKeeper
+    cdi: CdiKeeper
+    foreign_use: ForeignUse
+    costs: ContextCosts
+    allocator: Allocator
 
     def look(self) -> None:
-        snapshot = self._inventory.snapshot
-        if learnt := self._costs.look(snapshot):
+        snapshot = self.inventory.snapshot
+        if learnt := self.costs.look(snapshot):
             with contextlib.suppress(Refusal):  # a call of kubelet's takes long; the next change tells it
-                self._allocator.reshare(learnt)
-        self._driver_dir.refresh(snapshot.driver_version)
-        self._cdi.refresh(snapshot, self._settings())
-        self._inventory.block(self._foreign_use.blocked(snapshot.cards))
+                self.allocator.reshare(learnt)
+        self.driver_dir.refresh(snapshot.driver_version)
+        self.cdi.refresh(snapshot, self.settings())
+        self.inventory.block(self.foreign_use.blocked(snapshot.cards))
 
 
+@dataclass(frozen=True, kw_only=True)
 class Audits:
     """What containers hold, against what they were given."""
 
-    def __init__(
-        self,
-        settings: Callable[[], Settings],
-        inventory: Inventory,
-        allocator: Allocator,
-        overhead: Overhead,
-        drift: Drift,
-        auditor: Auditor,
-        cgroups: Watcher,
-    ) -> None:
-        self._settings, self._inventory, self._allocator = settings, inventory, allocator
-        self._overhead, self._drift, self._auditor, self._cgroups = overhead, drift, auditor, cgroups
+    settings: Callable[[], Settings]
+    inventory: Inventory
+    allocator: Allocator
+    overhead: Overhead
+    drift: Drift
+    auditor: Auditor
+    cgroups: Watcher
 
     def look(self) -> None:
-        settings, allocations = self._settings(), self._allocator.allocations
-        cards = [item.card.uuid for item in self._inventory.snapshot.cards]
-        self._overhead.sample(allocations, cards)
-        self._drift.looked()
-        self._auditor.audit(allocations, cards, settings.audit_tolerance << 20)
-        self._cgroups.look(allocations, restore=settings.device_cgroup_policy == "restore")
+        settings, allocations = self.settings(), self.allocator.allocations
+        cards = [item.card.uuid for item in self.inventory.snapshot.cards]
+        self.overhead.sample(allocations, cards)
+        self.drift.looked()
+        self.auditor.audit(allocations, cards, settings.audit_tolerance << 20)
+        self.cgroups.look(allocations, restore=settings.device_cgroup_policy == "restore")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Collection:
     """Pods that are gone give back what they had; annotations say what was promised; failed admissions make way for their successors."""
 
-    def __init__(
-        self,
-        settings: Callable[[], Settings],
-        names: Names,
-        allocator: Allocator,
-        driver_dir: DriverDirKeeper,
-        api_writer: ApiWriter,
-        kube: Kube | None,
-        pods: Callable[[], Sequence[Pod] | None],
-    ) -> None:
-        """`pods`: the node's, by the watch."""
-        self._settings, self._names, self._allocator, self._driver_dir = (
-            settings,
-            names,
-            allocator,
-            driver_dir,
-        )
-        self._api_writer, self._kube, self._pods = api_writer, kube, pods
+    settings: Callable[[], Settings]
+    names: Names
+    allocator: Allocator
+    driver_dir: DriverDirKeeper
+    api_writer: ApiWriter
+    kube: Kube | None
+    pods: Callable[[], Sequence[Pod] | None]  # the node's, by the watch
 
     def collect(self) -> None:
         try:
-            self._allocator.collect()
+            self.allocator.collect()
         except Refusal as refusal:
             log.warning("looking for pods that are gone: %s", refusal)
-        for pod in self._pods() or ():
-            self._allocator.reconcile(pod)
+        for pod in self.pods() or ():
+            self.allocator.reconcile(pod)
         self._recycle()
-        used = {item.mirror for item in self._allocator.allocations}
-        self._driver_dir.remove_unused({Path(directory) for directory in used if directory})
+        used = {item.mirror for item in self.allocator.allocations}
+        self.driver_dir.remove_unused({Path(directory) for directory in used if directory})
 
     def _recycle(self) -> None:
-        grace = self._settings().failed_admission_grace
-        if not grace or self._kube is None:
+        grace = self.settings().failed_admission_grace
+        if not grace or self.kube is None:
             return
         try:
-            pods = self._kube.pods(timeout=5.0)
+            pods = self.kube.pods(timeout=5.0)
         except KubeError as error:
             log.debug("no clean-up of failed admissions while the API server is away: %s", error)
             return
-        for pod in failed_pods.failed_admissions(pods, self._names, grace, time.time()):
+        for pod in failed_pods.failed_admissions(pods, self.names, grace, time.time()):
             namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
             log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
-            self._api_writer.delete_pod(namespace, name, uid_of(pod))
+            self.api_writer.delete_pod(namespace, name, uid_of(pod))
 
 
 class Housekeeper:
@@ -157,7 +140,7 @@ class Housekeeper:
         afterwards: Callable[[], None],
     ) -> None:
         self._settings, self._allocator, self._collect = settings, allocator, collect
-        self._chores = (self._sync, *chores, self._collect_when_due, afterwards)
+        self._chores = (allocator.sync, *chores, self._collect_when_due, afterwards)
         self._wake = threading.Event()
         self._collect_now = False
         self._next_collection = 0.0
@@ -182,6 +165,8 @@ class Housekeeper:
 
     def _turn(self) -> None:
         """All that is due, once; what fails keeps nothing else from being done."""
+        await_quiet(lambda: self._allocator.quiet_s, self._wake)
+        self._wake.clear()  # whoever wakes from here on means another turn
         failures: list[Exception] = []
         for chore in self._chores:
             try:
@@ -191,14 +176,10 @@ class Housekeeper:
         if failures:
             raise failures[0]
         settings = self._settings()
-        self._wake.wait(min(settings.health_check_interval, settings.allocation_check_period))
-
-    def _sync(self) -> None:
-        await_quiet(lambda: self._allocator.quiet_s, self._wake)
-        self._allocator.sync()
+        if not self.worker.stopped:
+            self._wake.wait(min(settings.health_check_interval, settings.allocation_check_period))
 
     def _collect_when_due(self) -> None:
-        self._wake.clear()
         if self._collect_now or time.monotonic() >= self._next_collection:
             self._collect_now = False
             self._next_collection = time.monotonic() + self._settings().allocation_check_period

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ class CardLimit:
     physical_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CardUsage:
     """One card's figures of a container, all its living processes together; the counters include the dead.
 
@@ -67,12 +67,12 @@ class CardUsage:
     """
 
     uuid: str
-    memory_used_bytes: int
-    memory_peak_bytes: int
-    gpu_time_ns: int
-    waited_ns: int
-    launches: int
-    refusals: int
+    memory_used_bytes: int = 0
+    memory_peak_bytes: int = 0
+    gpu_time_ns: int = 0
+    waited_ns: int = 0
+    launches: int = 0
+    refusals: int = 0
     unknown_symbols: int = 0
     ledger_bytes: int = 0
     managed_bytes: int = 0
@@ -106,10 +106,10 @@ class Usage:
 
     cards: tuple[CardUsage, ...]
     processes: tuple[ProcessUsage, ...]
-    limits_unreadable: int = field(default=0)
-    slot_shortage: int = field(default=0)
-    limits_impossible: int = field(default=0)
-    account_damaged: int = field(default=0)
+    limits_unreadable: int = 0
+    slot_shortage: int = 0
+    limits_impossible: int = 0
+    account_damaged: int = 0
     refused: bool = False
 
 

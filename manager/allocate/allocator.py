@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from manager.allocate.decide import Decider, told_of_visible_devices
@@ -64,7 +64,8 @@ class Allocator:
 
     def __init__(
         self,
-        settings: Settings,
+        *,
+        settings: Callable[[], Settings],
         names: Names,
         root: HostRoot,
         inventory: Inventory,
@@ -75,16 +76,14 @@ class Allocator:
         api_writer: ApiWriter,
         cdi: CdiKeeper,
     ) -> None:
-        self.settings = settings  # replaced when they are read anew
-        self._names = names
-        self._root = root
-        self._inventory = inventory
-        self._pod_finder = pod_finder
-        self._regions = regions
-        self._driver_dir = driver_dir
-        self._state = state
-        self._api_writer = api_writer
-        self._cdi = cdi
+        self._settings, self._names, self._root, self._inventory = settings, names, root, inventory
+        self._pod_finder, self._regions, self._state, self._api_writer = (
+            pod_finder,
+            regions,
+            state,
+            api_writer,
+        )
+        self._driver_dir, self._cdi = driver_dir, cdi
         self._decider = Decider(names, inventory, regions)
         self._lock = threading.Lock()
         self._allocations = AllocationIndex()
@@ -218,7 +217,7 @@ class Allocator:
         nodes = self._nodes(cards)
         driver = self._driver_dir.current()
         allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
-        answer = response.build(resource, allocation, nodes, driver, self.settings, self._names)
+        answer = response.build(resource, allocation, nodes, driver, self._settings(), self._names)
         # For the memory's call too: it must not book what the other one would refuse.
         named = self._cdi.names(cards)
         if resource == "core":
@@ -273,7 +272,7 @@ class Allocator:
     def _decide(
         self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Facts]
     ) -> Allocation:
-        return self._decider.decide(candidate, request, container, pods, self._allocations, self.settings)
+        return self._decider.decide(candidate, request, container, pods, self._allocations, self._settings())
 
     def _neighbours(self, allocation: Allocation) -> Neighbours:
         """Who is on the cards of one allocation."""

@@ -1,4 +1,4 @@
-"""Finding the pod being admitted: asks kubelet (or the API server) and applies the rules of `identity`, in bounded time."""
+"""Finding the pod being admitted: asks kubelet (or the API server) and applies the rules of `matcher`, in bounded time."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from manager.allocations.record import Allocation
+from manager.audit.consequences import Tell
 from manager.audit.owners import POD_GROUP, Key, Owners, plain
 from manager.process.logs import Conditions
 
@@ -67,7 +68,7 @@ class Watcher:
         self,
         root: Path,
         numbers: Callable[[Allocation], Mapping[str, Number]],
-        tell: Callable[[Allocation, str, str], None],
+        tell: Tell,
         owners: Owners,
     ) -> None:
         """`root`: where control groups are mounted. `numbers`: a container's device nodes; `tell(allocation, reason, message)`."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from manager.allocations.record import Allocation
+from manager.audit.consequences import Tell
 from manager.audit.owners import Key, Owners
 from manager.audit.shim_bypass import BypassWatch
 from manager.cards.driver import CardProcess
@@ -73,18 +74,16 @@ class Auditor:
 
     def __init__(
         self,
+        *,
         processes: Callable[[str], Sequence[CardProcess] | None],
         usage: Callable[[Allocation], Usage | None],
-        tell: Callable[[Allocation, str], None],
+        tell: Tell,
         owners: Owners,
         bypass: BypassWatch | None = None,
     ) -> None:
         """`processes` of a card by its UUID, None if it does not say; `tell` is called once per container with the finding."""
-        self._bypass = bypass
-        self._processes = processes
-        self._usage = usage
-        self._tell = tell
-        self._owners = owners
+        self._processes, self._usage, self._tell = processes, usage, tell
+        self._owners, self._bypass = owners, bypass
         self._seen: dict[tuple[Key, str], int] = {}
         self.finding = Finding()
 
@@ -110,4 +109,4 @@ class Auditor:
                         "counted: it bypasses its limit, or its modules need more than --audit-tolerance"
                     )
                     log.warning("%s: %s", item.name, message)
-                    self._tell(item, message)
+                    self._tell(item, "MemoryUnaccounted", message)

@@ -40,6 +40,7 @@ class Overhead:
 
     def __init__(
         self,
+        *,
         processes: Callable[[str], Sequence[CardProcess] | None],
         usage: Callable[[Allocation], Usage | None],
         allocations: Callable[[], Sequence[Allocation]],
@@ -140,9 +141,7 @@ class Overhead:
             if item.whole:
                 continue
             if first is None or second is None:  # its own doing: what can't be read counts nothing
-                first = second = Usage(
-                    tuple(CardUsage(share.uuid, 0, 0, 0, 0, 0, 0) for share in item.shares), ()
-                )
+                first = second = Usage(tuple(CardUsage(uuid=share.uuid) for share in item.shares), ())
             if [card.uuid for card in first.cards] != [card.uuid for card in second.cards]:
                 continue  # made anew meanwhile
             for old, new in zip(first.cards, second.cards, strict=True):

@@ -11,11 +11,12 @@ import logging
 import os
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from manager.allocations.record import Allocation
+from manager.audit.consequences import Tell
 from manager.cards.driver import CardProcess
 from vcuda.driver import layout
 
@@ -40,7 +41,7 @@ class Owner(Protocol):
 class BypassWatch:
     """Looks when asked, remembers what lasts, and tells it once per process."""
 
-    def __init__(self, tell: Callable[[Allocation, str], None], proc: Path = Path("/proc")) -> None:
+    def __init__(self, tell: Tell, proc: Path = Path("/proc")) -> None:
         """`tell` is called once per process, with the container and what was found."""
         self._tell = tell
         self._proc = str(proc)
@@ -75,7 +76,7 @@ class BypassWatch:
                     "nothing limits it; it found the driver by another way, see docs/clients.md"
                 )
                 log.warning("%s: %s", item.name, message)
-                self._tell(item, message)
+                self._tell(item, "DriverWithoutShim", message)
         return counts
 
     def _holders(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from manager.allocations.record import Allocation
+from manager.audit.consequences import Tell
 from manager.audit.owners import Key, Owners
 from manager.cards.driver import CardProcess, ProcessUtilization
 from vcuda.kube.worker import Worker
@@ -34,12 +35,13 @@ class Drift:
 
     def __init__(
         self,
+        *,
         utilization: Callable[[str, int], Sequence[ProcessUtilization] | None],
         held: Callable[[str], Sequence[CardProcess] | None],
         usage: Callable[[Allocation], Usage | None],
         metered: Callable[[Allocation, str], bool],
         allocations: Callable[[], Sequence[Allocation]],
-        tell: Callable[[Allocation, str], None],
+        tell: Tell,
         tolerance: Callable[[], int],
         owners: Owners,
         clock: Callable[[], float] = time.monotonic,
@@ -47,15 +49,9 @@ class Drift:
         """`utilization` of the processes of a card by its UUID since a time (Unix microseconds), None if it does not say; `held`: who is
         on it; `metered`: whether a container is charged there; `tolerance` in hundredths of the card; `tell` is called once per onset.
         """
-        self._utilization = utilization
-        self._held = held
-        self._usage = usage
-        self._metered = metered
-        self._allocations = allocations
-        self._tell = tell
-        self._tolerance = tolerance
-        self._whose = owners
-        self._clock = clock
+        self._utilization, self._held, self._usage, self._metered = utilization, held, usage, metered
+        self._allocations, self._whose, self._clock = allocations, owners, clock
+        self._tell, self._tolerance = tell, tolerance
         self.turn_s = TURN_S
         self.window_s = WINDOW_S
         # NVML's less the charged hundredths of the last window, by container and card UUID; without those that can't be told.
@@ -179,7 +175,7 @@ class Drift:
                         f"{by_driver:.0f}: its GPU time is not what its shim counts; its limits are left as they are"
                     )
                     log.warning("%s: %s", item.name, message)
-                    self._tell(item, message)
+                    self._tell(item, "GpuTimeDrift", message)
 
     def _seen(self, allocations: Sequence[Allocation]) -> dict[At, float]:
         """Hundredths of a card by container, of those that NVML's process lists have; none of a card on which it named nobody."""

@@ -5,17 +5,28 @@ A card that leaves stays listed as unhealthy, so that kubelet does not shrink th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from manager.cards import device_nodes
 from manager.cards.device_nodes import NodeProblem
-from manager.cards.driver import Driver, DriverError, NodeCard, NullDriver, Probe, XidEvent
-from manager.cards.use import CardUse
+from manager.cards.driver import (
+    CardProcess,
+    CardSample,
+    Driver,
+    DriverError,
+    NodeCard,
+    NullDriver,
+    Probe,
+    ProcessUtilization,
+    XidEvent,
+)
+from manager.config.settings import Settings
 from manager.process.logs import Conditions
 from vcuda.driver.root import HostRoot
 from vcuda.kube.worker import Worker
@@ -40,38 +51,39 @@ class Snapshot:
         return next((item for item in self.cards if item.card.uuid == uuid), None)
 
 
-class Inventory(CardUse):
-    """Owns the driver. `on_change` is called, from the watching thread, whenever the snapshot differs."""
+class Inventory:
+    """Owns the driver."""
 
     def __init__(
         self,
         root: HostRoot,
         open_driver: Callable[[HostRoot], Driver],
-        interval_s: float,
-        ignored_xids: frozenset[int],
+        settings: Callable[[], Settings],
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        on_node_problem: Callable[[str], None] = lambda _node: None,
+        on_card_problem: Callable[[str, str], None] = lambda _uuid, _why: None,
     ) -> None:
-        self._root = root
-        self._open_driver = open_driver
-        self._interval = interval_s
-        self._ignored = ignored_xids
+        """`on_change` is called, by whoever probes or watches, after the first probe and whenever the snapshot differs.
+
+        `on_node_problem`: with the path of a device node that is missing. `on_card_problem`: with a card's UUID and why it is ill.
+        """
+        self._root, self._open_driver, self._settings = root, open_driver, settings
+        self._on_change, self.on_node_problem, self._on_card_problem = (
+            on_change,
+            on_node_problem,
+            on_card_problem,
+        )
         self._driver: Driver = NullDriver("not opened yet")
         self._stale = False
         self._known: dict[str, NodeCard] = {}
         self._blocked: Mapping[str, str] = {}
         self._xids: dict[str, tuple[int, float]] = {}
-        self._snapshot = Snapshot("none", "", ())
+        self._snapshot = Snapshot("", "", ())  # like none that a probe makes
         self._conditions = Conditions(log)
         self._stop = threading.Event()
         self.worker = Worker("cards", self._watch)
         self._last_probe = time.monotonic()
-        self.on_change: Callable[[Snapshot], None] = lambda _snapshot: None
-        self.on_node_problem: Callable[[str], None] = lambda _node: None
-        self.on_card_problem: Callable[[str, str], None] = lambda _uuid, _why: None
-
-    def configure(self, interval_s: float, ignored_xids: frozenset[int]) -> None:
-        """From the next probe on."""
-        self._interval = interval_s
-        self._ignored = ignored_xids
 
     @property
     def snapshot(self) -> Snapshot:
@@ -86,6 +98,25 @@ class Inventory(CardUse):
         """Cards, by UUID, that others have, and why; they count as unhealthy from the next probe on."""
         self._blocked = dict(reasons)
 
+    # What the cards do now; a driver that fails does not say.
+
+    def sample(self, uuid: str) -> CardSample | None:
+        with contextlib.suppress(DriverError):
+            return self._driver.sample(uuid)
+        return None
+
+    def processes(self, uuid: str) -> Sequence[CardProcess] | None:
+        with contextlib.suppress(DriverError):
+            return self._driver.processes(uuid)
+        return None
+
+    def utilization(self, uuid: str, since_us: int) -> Sequence[ProcessUtilization] | None:
+        with contextlib.suppress(DriverError):
+            return self._driver.utilization(uuid, since_us)
+        return None
+
+    # Watching.
+
     def start(self) -> None:
         """Watch in a thread, after a first `probe`."""
         self.worker.start()
@@ -98,7 +129,7 @@ class Inventory(CardUse):
 
     def _watch(self) -> None:
         """One turn of watching: a probe when it is time, else a short wait for an event."""
-        left = self._last_probe + self._interval - time.monotonic()
+        left = self._last_probe + self._settings().health_check_interval - time.monotonic()
         if left <= 0:
             self.probe()
             return
@@ -115,7 +146,7 @@ class Inventory(CardUse):
             self._stop.wait(min(left, 0.5))
 
     def _xid(self, event: XidEvent) -> None:
-        if event.xid in self._ignored:
+        if event.xid in self._settings().health_ignore_xids:
             log.info("card %s: Xid %d, an application's error, is ignored", event.uuid, event.xid)
             return
         log.warning(
@@ -180,8 +211,9 @@ class Inventory(CardUse):
 
     def _forget_xids(self, failures: dict[str, str]) -> None:
         """A good probe, at least one interval after the error, makes a card healthy again."""
+        interval_s = self._settings().health_check_interval
         for uuid, (_, when) in list(self._xids.items()):
-            if uuid not in failures and time.monotonic() - when >= self._interval:
+            if uuid not in failures and time.monotonic() - when >= interval_s:
                 del self._xids[uuid]
 
     def _publish(self, version: str, failures: dict[str, str] | None = None) -> Snapshot:
@@ -201,7 +233,7 @@ class Inventory(CardUse):
         self._report(problems)
         if snapshot != self._snapshot:
             self._snapshot = snapshot
-            self.on_change(snapshot)
+            self._on_change()
         return snapshot
 
     def _node_problems(self, failures: dict[str, str]) -> dict[str, str]:
@@ -230,7 +262,7 @@ class Inventory(CardUse):
         for uuid, why in problems.items():
             what = f"card {uuid}" if uuid else "all cards of this node"
             if self._conditions.set(f"health:{uuid}", f"{what} unhealthy: {why}") and uuid:
-                self.on_card_problem(uuid, why)
+                self._on_card_problem(uuid, why)
         for name in self._conditions.active():
             uuid = name.removeprefix("health:")
             if name.startswith("health:") and uuid not in problems:

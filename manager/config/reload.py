@@ -16,13 +16,16 @@ log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Says, when asked, what the settings are now; only those that can change live do."""
+    """Has the settings that are in force; only those that can change live do."""
 
     def __init__(self, settings: Settings, reread: Callable[[], Settings]) -> None:
         self._settings = settings
         self._reread = reread
         self._asked = threading.Event()
         self._mark = _mark(settings.config)
+
+    def current(self) -> Settings:
+        return self._settings
 
     def ask(self) -> None:
         """Read at the next `poll` whether or not the file has changed."""

@@ -79,7 +79,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Counts:
     """What parts of the daemon have counted so far. `failures`: of its threads, by name."""
 
@@ -122,24 +122,35 @@ class _CountsCollector(Collector):
 
 
 class _Utilization:
-    """GPU time of a container since the last scrape, as percent of one card: what the old gauge showed."""
+    """GPU time of each container between two reports, as percent of one card: what the old gauge showed.
+
+    Scrapers share a report while it is young: what one of them is told, the others are told too.
+    """
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._lock = threading.Lock()
+        self._of: NodeReport | None = None
+        self._at = 0.0
+        self._times: dict[tuple[str, str, str], int] = {}
+        self._percents: dict[tuple[str, str, str], float] = {}
 
-    def percent(self, key: tuple[str, str, str], gpu_time_ns: int) -> float:
-        now = time.monotonic()
+    def percents(self, report: NodeReport) -> Mapping[tuple[str, str, str], float]:
+        """By pod UID, container and card UUID; 0 for what an earlier report did not have."""
         with self._lock:
-            before = self._last.get(key)
-            self._last[key] = (now, gpu_time_ns)
-        if before is None or now <= before[0]:
-            return 0.0
-        return max(0.0, min(100.0, (gpu_time_ns - before[1]) / (now - before[0]) / 1e7))
-
-    def keep(self, keys: set[tuple[str, str, str]]) -> None:
-        with self._lock:
-            self._last = {key: value for key, value in self._last.items() if key in keys}
+            if report is not self._of:
+                now = time.monotonic()
+                times = {
+                    (item.pod_uid, item.container, share.uuid): share.gpu_time_ns
+                    for item in report.containers
+                    for share in item.cards
+                    if share.gpu_time_ns is not None
+                }
+                self._percents = {
+                    key: max(0.0, min(100.0, (ns - self._times.get(key, ns)) / (now - self._at) / 1e7))
+                    for key, ns in times.items()
+                }
+                self._of, self._at, self._times = report, now, times
+            return self._percents
 
 
 class _ReportCollector(Collector):
@@ -173,28 +184,24 @@ class _ReportCollector(Collector):
             "request of gpu memory in MiB",
             labels=(*CONTAINER_LABELS, "req_of_gpu_memory"),
         )
-        keys = set()
+        percents = self._utilization.percents(report)
         for item in report.containers:
             labels = _labels(report, item)
-            percents, bytes_used = 0.0, 0
+            total, bytes_used = 0.0, 0
             for card in item.cards:
-                key = (item.pod_uid, item.container, card.uuid)
-                if card.gpu_time_ns is not None:
-                    keys.add(key)
-                percent = float(card.card_percent or 0)
-                if card.gpu_time_ns is not None:
-                    percent = self._utilization.percent(key, card.gpu_time_ns)
-                percents += percent
+                percent = percents.get(
+                    (item.pod_uid, item.container, card.uuid), float(card.card_percent or 0)
+                )
+                total += percent
                 bytes_used += card.memory_used_bytes
                 used.add_metric((*labels, f"gpu{card.minor}"), percent)
                 memory.add_metric((*labels, f"gpu{card.minor}"), card.memory_used_bytes // _MIB)
-            used.add_metric((*labels, "total"), percents)
+            used.add_metric((*labels, "total"), total)
             memory.add_metric((*labels, "total"), bytes_used // _MIB)
             asked.add_metric((*labels, "total"), item.cores / 100)
             asked_memory.add_metric(
                 (*labels, "total"), sum(card.memory_limit_bytes for card in item.cards) // _MIB
             )
-        self._utilization.keep(keys)
         yield from (used, memory, asked, asked_memory)
 
 
@@ -202,108 +209,58 @@ def _labels(report: NodeReport, item: ContainerReport) -> tuple[str, str, str, s
     return item.pod_name, item.namespace, report.node, item.container
 
 
+# Name, field of the report, what the field is divided by, what it says.
+_CARD_GAUGES = (
+    ("vcuda_card_healthy", "healthy", 1, "Whether shares of the card can be given out"),
+    ("vcuda_card_memory_bytes", "memory_bytes", 1, "The card's memory"),
+    ("vcuda_card_memory_used_bytes", "memory_used_bytes", 1, "Memory in use, by the driver"),
+    ("vcuda_card_utilization_ratio", "gpu_percent", 100, "The driver's utilization, 0 to 1"),
+    ("vcuda_card_booked_cores", "booked_cores", 1, "Hundredths of the card that are booked"),
+    ("vcuda_card_booked_memory_bytes", "booked_memory_bytes", 1, "Memory that is booked"),
+    ("vcuda_card_other_memory_bytes", "other_memory_bytes", 1, "Memory of processes of no container with a share"),
+)  # fmt: skip
+_SHARE_GAUGES = (
+    ("vcuda_container_cores", "cores", 1, "Guaranteed hundredths of the card"),
+    ("vcuda_container_core_limit", "core_limit", 1, "Most hundredths the container may use"),
+    ("vcuda_container_granted_cores", "granted_cores", 1, "Hundredths of the card in force"),
+    ("vcuda_container_memory_limit_bytes", "memory_limit_bytes", 1, "The share's memory"),
+    ("vcuda_container_memory_used_bytes", "memory_used_bytes", 1, "Memory in use by the share"),
+    ("vcuda_container_memory_peak_bytes", "memory_peak_bytes", 1, "Most memory ever in use"),
+    ("vcuda_container_unaccounted_bytes", "unaccounted_bytes", 1, "Memory held beyond the ledger, by the driver"),
+    ("vcuda_container_bypassing_processes", "bypassing_processes", 1, "Processes that use the card without our library"),
+    ("vcuda_container_gpu_time_drift", "drift_cores", 1, "Hundredths of the card that NVML saw in use, less those charged"),
+    ("vcuda_container_overhead_bytes", "overhead_bytes", 1, "Memory in use beside the ledger that its limit counts"),
+    ("vcuda_container_oversold_bytes", "oversold_bytes", 1, "Memory beyond the physical share, as managed memory"),
+)  # fmt: skip
+_SHARE_COUNTERS = (
+    ("vcuda_container_gpu_seconds", "gpu_time_ns", 1e9, "GPU time the share was charged"),
+    ("vcuda_container_waited_seconds", "waited_ns", 1e9, "Time its launches waited"),
+    ("vcuda_container_launches", "launches", 1, "Operations launched"),
+    ("vcuda_container_memory_refusals", "refusals", 1, "Allocations refused: over the limit"),
+    ("vcuda_container_oversold_allocations", "oversold_allocations", 1, "Allocations that became managed memory"),
+)  # fmt: skip
+
+
 def _cards(report: NodeReport) -> Iterator[Metric]:
-    rows: list[tuple[str, str, Callable[..., float | None]]] = [
-        (
-            "vcuda_card_healthy",
-            "Whether shares of the card can be given out",
-            lambda card: float(card.healthy),
-        ),
-        ("vcuda_card_memory_bytes", "The card's memory", lambda card: card.memory_bytes),
-        ("vcuda_card_memory_used_bytes", "Memory in use, by the driver", lambda card: card.memory_used_bytes),
-        (
-            "vcuda_card_utilization_ratio",
-            "The driver's utilization, 0 to 1",
-            lambda card: None if card.gpu_percent is None else card.gpu_percent / 100,
-        ),
-        ("vcuda_card_booked_cores", "Hundredths of the card that are booked", lambda card: card.booked_cores),
-        ("vcuda_card_booked_memory_bytes", "Memory that is booked", lambda card: card.booked_memory_bytes),
-    ]
-    rows.append(
-        (
-            "vcuda_card_other_memory_bytes",
-            "Memory of processes of no container with a share",
-            lambda card: card.other_memory_bytes,
-        )
-    )
-    for name, text, value in rows:
+    for name, field, divisor, text in _CARD_GAUGES:
         family = GaugeMetricFamily(name, text, labels=CARD_LABELS)
         for card in report.cards:
-            figure = value(card)
+            figure = getattr(card, field)
             if figure is not None:
-                family.add_metric((card.uuid, str(card.minor), card.model), figure)
+                family.add_metric((card.uuid, str(card.minor), card.model), figure / divisor)
         yield family
 
 
 def _containers(report: NodeReport) -> Iterator[Metric]:
-    gauges: list[tuple[str, str, Callable[..., float | None]]] = [
-        ("vcuda_container_cores", "Guaranteed hundredths of the card", lambda card: card.cores),
-        ("vcuda_container_core_limit", "Most hundredths the container may use", lambda card: card.core_limit),
-        ("vcuda_container_granted_cores", "Hundredths of the card in force", lambda card: card.granted_cores),
-        ("vcuda_container_memory_limit_bytes", "The share's memory", lambda card: card.memory_limit_bytes),
-        (
-            "vcuda_container_memory_used_bytes",
-            "Memory in use by the share",
-            lambda card: card.memory_used_bytes,
-        ),
-        ("vcuda_container_memory_peak_bytes", "Most memory ever in use", lambda card: card.memory_peak_bytes),
-        (
-            "vcuda_container_unaccounted_bytes",
-            "Memory held beyond the ledger, by the driver",
-            lambda card: card.unaccounted_bytes,
-        ),
-        (
-            "vcuda_container_bypassing_processes",
-            "Processes that use the card without our library",
-            lambda card: card.bypassing_processes,
-        ),
-        (
-            "vcuda_container_gpu_time_drift",
-            "Hundredths of the card that NVML saw in use, less those charged",
-            lambda card: card.drift_cores,
-        ),
-        (
-            "vcuda_container_overhead_bytes",
-            "Memory in use beside the ledger that its limit counts",
-            lambda card: card.overhead_bytes,
-        ),
-        (
-            "vcuda_container_oversold_bytes",
-            "Memory beyond the physical share, as managed memory",
-            lambda card: card.oversold_bytes,
-        ),
-    ]
-    counters: list[tuple[str, str, Callable[..., float | None]]] = [
-        (
-            "vcuda_container_gpu_seconds",
-            "GPU time the share was charged",
-            lambda card: None if card.gpu_time_ns is None else card.gpu_time_ns / 1e9,
-        ),
-        ("vcuda_container_waited_seconds", "Time its launches waited", lambda card: card.waited_ns / 1e9),
-        ("vcuda_container_launches", "Operations launched", lambda card: card.launches),
-        (
-            "vcuda_container_memory_refusals",
-            "Allocations refused: over the limit",
-            lambda card: card.refusals,
-        ),
-        (
-            "vcuda_container_oversold_allocations",
-            "Allocations that became managed memory",
-            lambda card: card.oversold_allocations,
-        ),
-    ]
-    labels = (*CONTAINER_LABELS, "uuid")
-    families: list[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[..., float | None]]] = [
-        *((GaugeMetricFamily(name, text, labels=labels), value) for name, text, value in gauges),
-        *((CounterMetricFamily(name, text, labels=labels), value) for name, text, value in counters),
-    ]
-    for family, value in families:
-        for item in report.containers:
-            for card in item.cards:
-                figure = value(card)
+    shares = [(*_labels(report, item), share) for item in report.containers for share in item.cards]
+    for kind, rows in ((GaugeMetricFamily, _SHARE_GAUGES), (CounterMetricFamily, _SHARE_COUNTERS)):
+        for name, field, divisor, text in rows:
+            family = kind(name, text, labels=(*CONTAINER_LABELS, "uuid"))
+            for *labels, share in shares:
+                figure = getattr(share, field)
                 if figure is not None:
-                    family.add_metric((*_labels(report, item), card.uuid), figure)
-        yield family
+                    family.add_metric((*labels, share.uuid), figure / divisor)
+            yield family
     processes = GaugeMetricFamily("vcuda_container_processes", "Live CUDA processes", labels=CONTAINER_LABELS)
     lost = GaugeMetricFamily(
         "vcuda_container_lost_devices",

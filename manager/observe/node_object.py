@@ -4,17 +4,51 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from manager.allocations.accounting import by_pod, pod_use
+from manager.allocations.accounting import AllocationView, by_pod, pod_use
 from manager.allocations.record import Allocation
-from manager.cards.inventory import Snapshot
+from manager.cards.inventory import Inventory, Snapshot
+from manager.config.settings import Settings
+from manager.kube.writer import ApiWriter
 from vcuda.spec import bookings, inventory
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 
 _LABEL_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 _LABEL_LENGTH = 63
+
+
+class NodeObject:
+    """Keeps it true."""
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Settings],
+        names: Names,
+        inventory: Inventory,
+        view: AllocationView,
+        api_writer: ApiWriter,
+    ) -> None:
+        self._settings, self._names, self._inventory = settings, names, inventory
+        self._view, self._api_writer = view, api_writer
+        self._told: Mapping[str, str] | None = None  # of the bookings
+
+    def describe(self) -> None:
+        """Say all."""
+        snapshot = self._inventory.snapshot
+        self._told = bookings_of(self._view.allocations, self._names)
+        cards = [item.card for item in snapshot.cards]
+        self._api_writer.describe_node(
+            inventory_of(snapshot, self._names) | self._told,
+            labels(cards, self._names, self._settings().node_labels),
+        )
+
+    def look(self) -> None:
+        """Say all again if the bookings have changed since."""
+        if self._told is not None and self._told != bookings_of(self._view.allocations, self._names):
+            self.describe()
 
 
 def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from manager.allocations import accounting
 from manager.allocations.accounting import AllocationView
 from manager.allocations.record import Allocation
-from manager.audit.device_cgroups import Watch
-from manager.audit.memory import Finding
-from manager.audit.owners import Key
-from manager.cards.inventory import Inventory
+from manager.audit.device_cgroups import Watcher
+from manager.audit.memory import Auditor, Finding
+from manager.audit.time_drift import Drift
+from manager.cards.driver import CardSample
+from manager.cards.inventory import Inventory, Snapshot
+from manager.config.settings import Settings
 from manager.regions.regions import Regions
 from vcuda.region import CardUsage
+from vcuda.spec.inventory import Card
 from vcuda.spec.units import BLOCK_BYTES, format_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CardReport:
     """A card of the node. `other_memory_bytes`: of processes of no container with a share. None: the card does not say."""
 
@@ -38,7 +41,7 @@ class CardReport:
     other_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShareReport:
     """A container's share of one card: limits and what its processes say they use.
 
@@ -71,7 +74,7 @@ class ShareReport:
     drift_cores: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ContainerReport:
     """A container with a share. `lost_devices`: nodes that its device cgroup no longer allows.
 
@@ -90,7 +93,7 @@ class ContainerReport:
     limits_impossible: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeReport:
     """Everything at one moment. `device_cgroups`: "watched", or why they are not."""
 
@@ -107,126 +110,123 @@ class NodeReport:
 
 
 WATCHED = "watched"
-_NOTHING = CardUsage("", 0, 0, 0, 0, 0, 0)
+_NOTHING = CardUsage(uuid="")
 
 
 class Reporter:
-    """Makes reports, at most one per `period_s`: scrapers and people may ask as often as they like."""
+    """Makes reports, at most one per `sample_period`: scrapers and people may ask as often as they like."""
 
     def __init__(
         self,
-        node: str,
+        *,
+        settings: Callable[[], Settings],
         inventory: Inventory,
         view: AllocationView,
         regions: Regions,
-        period_s: float,
-        finding: Callable[[], Finding] = Finding,
-        watch: Callable[[], Watch] = Watch,
-        drift: Callable[[], Mapping[tuple[Key, str], float]] = dict,
+        auditor: Auditor,
+        cgroups: Watcher,
+        drift: Drift,
     ) -> None:
-        self._node = node
-        self._inventory = inventory
-        self._view = view
-        self._regions = regions
-        self.period_s = period_s
-        self._finding = finding
-        self._watch = watch
-        self._drift = drift
+        self._settings, self._inventory, self._view, self._regions = settings, inventory, view, regions
+        self._auditor, self._cgroups, self._drift = auditor, cgroups, drift
         self._lock = threading.Lock()
         self._report: NodeReport | None = None
         self._made = 0.0
 
     def report(self) -> NodeReport:
         with self._lock:
-            if self._report is None or time.monotonic() - self._made >= self.period_s:
+            if self._report is None or time.monotonic() - self._made >= self._settings().sample_period:
                 self._report = self._make()
                 self._made = time.monotonic()
             return self._report
 
     def _make(self) -> NodeReport:
-        snapshot = self._inventory.snapshot
+        snapshot, finding = self._inventory.snapshot, self._auditor.finding
         allocations = self._view.allocations
+        samples = {item.card.uuid: self._inventory.sample(item.card.uuid) for item in snapshot.cards}
+        percents = {uuid: sample.gpu_percent for uuid, sample in samples.items() if sample}
         booked = accounting.booked(allocations)
-        problems = dict(snapshot.problems)
-        finding = self._finding()
-        cards = []
-        percents: dict[str, int] = {}
-        for item in snapshot.cards:
-            card = item.card
-            sample = self._inventory.sample(card.uuid)
-            if sample is not None and sample.gpu_percent is not None:
-                percents[card.uuid] = sample.gpu_percent
-            cores, blocks = booked.get(card.uuid, (0, 0))
-            cards.append(
-                CardReport(
-                    card.uuid,
-                    card.minor,
-                    card.model,
-                    card.numa_node,
-                    card.memory_bytes,
-                    sample.memory_used_bytes if sample else None,
-                    sample.gpu_percent if sample else None,
-                    cores,
-                    blocks * BLOCK_BYTES,
-                    card.healthy and not snapshot.node_problem,
-                    problems.get(card.uuid, "") or snapshot.node_problem,
-                    finding.others.get(card.uuid),
-                )
-            )
         return NodeReport(
-            self._node,
-            snapshot.driver,
-            snapshot.driver_version,
-            snapshot.node_problem,
-            self._watch().why or WATCHED,
-            tuple(cards),
-            tuple(self._container(item, finding, percents) for item in allocations),
+            node=self._settings().node_name,
+            driver=snapshot.driver,
+            driver_version=snapshot.driver_version,
+            problem=snapshot.node_problem,
+            device_cgroups=self._cgroups.watch.why or WATCHED,
+            cards=tuple(
+                _card(item.card, snapshot, samples[item.card.uuid], booked, finding)
+                for item in snapshot.cards
+            ),
+            containers=tuple(self._container(item, finding, percents) for item in allocations),
         )
 
     def _container(
-        self, allocation: Allocation, finding: Finding, percents: Mapping[str, int]
+        self, allocation: Allocation, finding: Finding, percents: Mapping[str, int | None]
     ) -> ContainerReport:
         usage = self._regions.usage(allocation)
         used = {card.uuid: card for card in usage.cards} if usage else {}
         shares = []
         for share in allocation.shares:
-            card = used.get(share.uuid, _NOTHING)
+            card, at = used.get(share.uuid, _NOTHING), (allocation.key, share.uuid)
             metered = self._regions.metered(allocation, share.uuid)
             shares.append(
                 ShareReport(
-                    share.uuid,
-                    allocation.minors.get(share.uuid, -1),
-                    share.cores,
-                    max(share.cores, allocation.core_limit),
-                    share.memory_blocks * BLOCK_BYTES,
-                    card.memory_used_bytes,
-                    card.memory_peak_bytes,
-                    card.gpu_time_ns if metered else None,
-                    card.waited_ns,
-                    card.launches,
-                    card.refusals,
-                    finding.beyond.get((allocation.key, share.uuid)),
-                    None if metered else percents.get(share.uuid),
-                    max(0, card.memory_used_bytes - card.ledger_bytes),
-                    card.oversold_bytes,
-                    card.oversold_allocations,
-                    finding.without_shim.get((allocation.key, share.uuid)),
-                    card.granted_cores if usage else None,
-                    self._drift().get((allocation.key, share.uuid)),
+                    uuid=share.uuid,
+                    minor=allocation.minors.get(share.uuid, -1),
+                    cores=share.cores,
+                    core_limit=max(share.cores, allocation.core_limit),
+                    memory_limit_bytes=share.memory_blocks * BLOCK_BYTES,
+                    memory_used_bytes=card.memory_used_bytes,
+                    memory_peak_bytes=card.memory_peak_bytes,
+                    gpu_time_ns=card.gpu_time_ns if metered else None,
+                    waited_ns=card.waited_ns,
+                    launches=card.launches,
+                    refusals=card.refusals,
+                    unaccounted_bytes=finding.beyond.get(at),
+                    card_percent=None if metered else percents.get(share.uuid),
+                    overhead_bytes=max(0, card.memory_used_bytes - card.ledger_bytes),
+                    oversold_bytes=card.oversold_bytes,
+                    oversold_allocations=card.oversold_allocations,
+                    bypassing_processes=finding.without_shim.get(at),
+                    granted_cores=card.granted_cores if usage else None,
+                    drift_cores=self._drift.found.get(at),
                 )
             )
         return ContainerReport(
-            allocation.namespace,
-            allocation.pod_name,
-            allocation.pod_uid,
-            allocation.container,
-            allocation.cores,
-            allocation.priority,
-            sum(process.alive for process in usage.processes) if usage else 0,
-            tuple(shares),
-            self._watch().lost.get(allocation.key, ()),
-            usage.limits_impossible if usage else 0,
+            namespace=allocation.namespace,
+            pod_name=allocation.pod_name,
+            pod_uid=allocation.pod_uid,
+            container=allocation.container,
+            cores=allocation.cores,
+            priority=allocation.priority,
+            processes=sum(process.alive for process in usage.processes) if usage else 0,
+            cards=tuple(shares),
+            lost_devices=self._cgroups.watch.lost.get(allocation.key, ()),
+            limits_impossible=usage.limits_impossible if usage else 0,
         )
+
+
+def _card(
+    card: Card,
+    snapshot: Snapshot,
+    sample: CardSample | None,
+    booked: Mapping[str, tuple[int, int]],
+    finding: Finding,
+) -> CardReport:
+    cores, blocks = booked.get(card.uuid, (0, 0))
+    return CardReport(
+        uuid=card.uuid,
+        minor=card.minor,
+        model=card.model,
+        numa_node=card.numa_node,
+        memory_bytes=card.memory_bytes,
+        memory_used_bytes=sample.memory_used_bytes if sample else None,
+        gpu_percent=sample.gpu_percent if sample else None,
+        booked_cores=cores,
+        booked_memory_bytes=blocks * BLOCK_BYTES,
+        healthy=card.healthy and not snapshot.node_problem,
+        problem=dict(snapshot.problems).get(card.uuid, "") or snapshot.node_problem,
+        other_memory_bytes=finding.others.get(card.uuid),
+    )
 
 
 def graph(report: NodeReport) -> str:

@@ -232,7 +232,7 @@ class Cluster:
         self._touch(row)
 
     def book(self, uid: str, node: str, usage: Usage) -> None:
-        """SchedulerCache a pod on a node (which need not be known yet). A second booking of the same UID there replaces the first."""
+        """Book a pod on a node (which need not be known yet). A second booking of the same UID there replaces the first."""
         self.release(uid, node)
         bookings = self._bookings.setdefault(node, {})
         bookings[uid] = usage

@@ -86,7 +86,7 @@ class PodCache:
         return list(self._by_namespace.get(namespace, {}).values())
 
     def put(self, record: Record) -> None:
-        """SchedulerCache a record, in place of any other of its UID."""
+        """Keep a record, in place of any other of its UID."""
         old = self._records.get(record.uid)
         same = old is not None and (old.node, old.usage) == (record.node, record.usage)
         if old is not None:

@@ -49,7 +49,7 @@ def test_the_manager_sees_an_escape_by_what_is_mapped(place: Place, way: str, pr
     )
     assert container.stdout and container.stdout.readline() in ("0\n", "2\n")
     told: list[str] = []
-    watch = BypassWatch(lambda _, message: told.append(message))
+    watch = BypassWatch(lambda _, __, message: told.append(message))
     card = place.item.shares[0].uuid
     held = {card: [CardProcess(container.pid, 1)]}
     for _ in range(LASTING_LOOKS):

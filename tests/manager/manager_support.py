@@ -13,6 +13,7 @@ from manager.allocations.checkpoint import StateFile
 from manager.allocations.record import Allocation
 from manager.config.reader import parse
 from manager.daemon import Daemon
+from manager.observe.report import WATCHED, ContainerReport, NodeReport
 from tests.manager.manager_api import FakeApi
 from tests.manager.manager_kubelet import FakeKubelet
 
@@ -113,6 +114,19 @@ class Node:
         self.kubelet.close()
         if self.api is not None:
             self.api.stop()
+
+
+def node_report(*containers: ContainerReport) -> NodeReport:
+    """Of a node without a card."""
+    return NodeReport(
+        node="node-1",
+        driver="none",
+        driver_version="",
+        problem="",
+        device_cgroups=WATCHED,
+        cards=(),
+        containers=containers,
+    )
 
 
 def free_port() -> int:

@@ -39,7 +39,7 @@ def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
 
 
 def ledger(used: int, *processes: ProcessUsage) -> Usage:
-    return Usage((CardUsage(CARD, used, used, 0, 0, 0, 0, ledger_bytes=used),), processes)
+    return Usage((CardUsage(uuid=CARD, memory_used_bytes=used, ledger_bytes=used),), processes)
 
 
 def test_what_processes_hold_is_summed_by_container(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_what_lasts_is_told_once(tmp_path: Path) -> None:
     bytes_now = 100 * MIB
     told: list[str] = []
     auditor = Auditor(
-        lambda _: (CardProcess(10, bytes_now),),
-        lambda _: ledger(0),
-        lambda _, text: told.append(text),
-        Owners(proc.path),
+        processes=lambda _: (CardProcess(10, bytes_now),),
+        usage=lambda _: ledger(0),
+        tell=lambda _, __, text: told.append(text),
+        owners=Owners(proc.path),
     )
 
     def audits(number: int) -> int:

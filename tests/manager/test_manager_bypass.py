@@ -58,7 +58,7 @@ class Scene:
         )
         self.owner = Everybody(self.item.key)
         self.told: list[tuple[str, str]] = []
-        self.watch = BypassWatch(lambda item, message: self.told.append((item.pod_name, message)))
+        self.watch = BypassWatch(lambda item, _, message: self.told.append((item.pod_name, message)))
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, library: Path | None) -> int:
@@ -143,7 +143,7 @@ def test_a_file_with_our_inode_number_on_another_file_system_does_not_count(
 def test_an_open_device_node_is_enough(scene: Scene, tmp_path: Path) -> None:
     # A descriptor that reads /dev/nvidia7 without a card: a folder of links stands for /proc.
     scene.watch = BypassWatch(
-        lambda item, message: scene.told.append((item.pod_name, message)), tmp_path / "proc"
+        lambda item, _, message: scene.told.append((item.pod_name, message)), tmp_path / "proc"
     )
     guilty, innocent = scene.start(None), scene.start(Path(scene.item.mirror) / "lib64/libcuda.so.1")
     for pid in (guilty, innocent, os.getpid()):
@@ -164,9 +164,13 @@ def test_the_audit_shows_it_beside_the_bytes(scene: Scene, tmp_path: Path) -> No
     for name in ("maps", "map_files"):
         (folder / name).symlink_to(f"/proc/{pid}/{name}")
     item = scene.item
-    watch = BypassWatch(lambda item, message: scene.told.append((item.pod_name, message)), proc.path)
+    watch = BypassWatch(lambda item, _, message: scene.told.append((item.pod_name, message)), proc.path)
     auditor = Auditor(
-        lambda _: [CardProcess(pid, 1)], lambda _: None, lambda *_: None, Owners(proc.path), watch
+        processes=lambda _: [CardProcess(pid, 1)],
+        usage=lambda _: None,
+        tell=lambda *_: None,
+        owners=Owners(proc.path),
+        bypass=watch,
     )
     for _ in range(2):
         auditor.audit([item], [CARD], 0)
@@ -191,7 +195,7 @@ def test_tenants_with_any_number_of_open_files_are_looked_through_a_part_at_a_ti
     read: list[str] = []
     readlink = os.readlink
     monkeypatch.setattr(os, "readlink", lambda path: (read.append(path), readlink(path))[1])
-    watch = BypassWatch(lambda item, message: scene.told.append((item.pod_name, message)), proc.path)
+    watch = BypassWatch(lambda item, _, message: scene.told.append((item.pod_name, message)), proc.path)
     most = 0
     for _ in range(400):
         read.clear()

@@ -57,15 +57,15 @@ class World:
         self.told: list[str] = []
         self.add(PID)
         self.drift = Drift(
-            lambda uuid, _: self.samples() if uuid == CARD else None,
-            lambda _: tuple(CardProcess(pid, 0) for pid in self.held),
-            lambda _: Usage((CardUsage(CARD, 0, 0, self.gpu_ns, 0, 0, 0),), ()),
-            lambda _, uuid: self.metered and uuid == CARD,
-            lambda: [self.item],
-            lambda _, message: self.told.append(message),
-            lambda: 20,
-            Owners(self.proc),
-            lambda: self.now,
+            utilization=lambda uuid, _: self.samples() if uuid == CARD else None,
+            held=lambda _: tuple(CardProcess(pid, 0) for pid in self.held),
+            usage=lambda _: Usage((CardUsage(uuid=CARD, gpu_time_ns=self.gpu_ns),), ()),
+            metered=lambda _, uuid: self.metered and uuid == CARD,
+            allocations=lambda: [self.item],
+            tell=lambda _, __, message: self.told.append(message),
+            tolerance=lambda: 20,
+            owners=Owners(self.proc),
+            clock=lambda: self.now,
         )
 
     def add(self, pid: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 from manager.audit.foreign_use import ForeignUse
 from manager.cards.driver import CardProcess, DriverError, NodeCard, Probe, XidEvent
 from manager.cards.inventory import Inventory
+from manager.config.settings import Settings
 from manager.kubelet.records import PodResources, RecordsError
 from manager.proto import podresources_pb2 as resources_api
 from manager.proto import podresources_pb2_grpc
@@ -156,7 +157,7 @@ class LostCard:
 
 def test_a_wait_for_events_that_fails_at_once_does_not_spin(tmp_path: Path) -> None:
     driver = LostCard()
-    inventory = Inventory(HostRoot(tmp_path), lambda _: driver, 60.0, frozenset())
+    inventory = Inventory(HostRoot(tmp_path), lambda _: driver, Settings)
     inventory.probe()
     inventory.start()
     eventually(lambda: driver.waits, "a first wait")

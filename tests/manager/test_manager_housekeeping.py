@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from manager import housekeeping
+from manager.allocate.allocator import Allocator
+from manager.config.settings import Settings
+from tests.manager.manager_pods import eventually
 
 
 class Wake(threading.Event):
@@ -39,3 +43,21 @@ def test_what_can_wait_waits_until_kubelet_is_quiet(monkeypatch: pytest.MonkeyPa
     assert waited(lambda: 0.0) == pytest.approx(housekeeping.PATIENCE_S)  # a burst without an end
     wake.set()
     assert waited(lambda: 0.0) == 0
+
+
+def test_a_wake_that_comes_during_a_turn_is_followed_by_another_turn() -> None:
+    """It was forgotten by the chore that collects: a SIGHUP's settings came an interval late."""
+    turns = []
+
+    def chore() -> None:
+        turns.append(1)
+        if len(turns) == 1:
+            keeper.look_again()
+
+    settings = Settings(health_check_interval=60.0, allocation_check_period=60.0)
+    allocator = cast(Allocator, SimpleNamespace(quiet_s=60.0, sync=lambda: None))
+    keeper = housekeeping.Housekeeper(lambda: settings, allocator, [chore], lambda: None, lambda: None)
+    keeper.start()
+    eventually(lambda: len(turns) == 2, "a second turn")
+    keeper.stop()
+    assert keeper.worker.join(10), "a turn that is asked to stop waits for no interval"

@@ -211,7 +211,12 @@ def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_p
             overhead.sample([item], ["GPU-1"])
         return region.read_limits(item.region)[0].overhead_bytes
 
-    overhead = Overhead(lambda _: held, lambda _: read_usage(item.region), lambda: [item], Owners(proc.path))
+    overhead = Overhead(
+        processes=lambda _: held,
+        usage=lambda _: read_usage(item.region),
+        allocations=lambda: [item],
+        owners=Owners(proc.path),
+    )
     assert written() == 70 * MIB
     assert overhead.held("GPU-1") == held
     held = None
@@ -255,7 +260,12 @@ def test_files_are_looked_for_when_somebody_came_or_a_file_went(
         (Path(item.region) / "usage").touch()
     present = items[:1]
     followed: list[set[str]] = []
-    measurer = Overhead(lambda _: None, lambda _: None, lambda: tuple(present), Owners(tmp_path / "proc"))
+    measurer = Overhead(
+        processes=lambda _: None,
+        usage=lambda _: None,
+        allocations=lambda: tuple(present),
+        owners=Owners(tmp_path / "proc"),
+    )
     follow = measurer._questions.follow
     monkeypatch.setattr(
         measurer._questions, "follow", lambda files: (followed.append(set(files)), follow(files))

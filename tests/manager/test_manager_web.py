@@ -15,7 +15,7 @@ import pytest
 from manager.kube.access import Access
 from manager.kube.api import Kube
 from manager.observe import http
-from manager.observe.report import NodeReport
+from tests.manager.manager_support import node_report
 from vcuda.kube.client import Client
 from vcuda.kube.errors import ApiUnreachable
 
@@ -23,7 +23,7 @@ from vcuda.kube.errors import ApiUnreachable
 @pytest.fixture
 def server() -> Iterator[str]:
     """The address of a running one."""
-    report = NodeReport("node-1", "none", "", "", "watched", (), ())
+    report = node_report()
     pages = http.Pages(lambda: b"", lambda: report, list, lambda: ["not yet"], "1.2.3")
     listener = http.listen("127.0.0.1", 0)
     made = http.WebServer(pages, listener)
@@ -122,7 +122,7 @@ def test_pages_that_name_tenants_are_for_whom_kubernetes_allows() -> None:
             }
 
     guard = Access(Kube(cast(Client, Api()), "node-1")).refusal
-    report = NodeReport("node-1", "none", "", "", "watched", (), ())
+    report = node_report()
     pages = http.Pages(lambda: b"", lambda: report, list, list, "1")
     made = http.WebServer(pages, http.listen("127.0.0.1", 0), guard)
 

@@ -29,7 +29,15 @@ def folder(tmp_path: Path) -> Path:
 def a_run(name: str, limit_in_force: int, *, known: bool, impossible: int = 0) -> RunView:
     uuid = f"GPU-{name * 8}"[:16]
     booking = Booking(name, 0, 77, 0.0, "python train.py", "/f", (Share(uuid, 0, 30, 50, 2 * GIB),))
-    usage = region.CardUsage(uuid, GIB, GIB, 1_500_000_000, 250_000_000, 42, 0, granted_cores=40.0)
+    usage = region.CardUsage(
+        uuid=uuid,
+        memory_used_bytes=GIB,
+        memory_peak_bytes=GIB,
+        gpu_time_ns=1_500_000_000,
+        waited_ns=250_000_000,
+        launches=42,
+        granted_cores=40.0,
+    )
     share = ShareView(
         booking.shares[0],
         limit_in_force,

@@ -21,8 +21,7 @@ LIMIT = 256 * MIB
 
 def ledger(used: int, managed: int = 0, mark: int = 1, unsettled: bool = False) -> region.CardUsage:
     return region.CardUsage(
-        "GPU-1", used, used, 0, 0, 0, 0,
-        ledger_bytes=used, managed_bytes=managed, reserved_bytes=used + 500 * unsettled,
+        uuid="GPU-1", memory_used_bytes=used, ledger_bytes=used, managed_bytes=managed, reserved_bytes=used + 500 * unsettled,
         ledger_mark=mark, unsettled=unsettled,
     )  # fmt: skip
 

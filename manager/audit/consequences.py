@@ -1,0 +1,43 @@
+"""What follows from a finding: an event on the pod, and what the policies say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from manager.allocations.record import Allocation
+from manager.config.settings import Settings
+from manager.kube.writer import ApiWriter
+from manager.regions.regions import Regions
+
+_BYPASSES = {"MemoryUnaccounted", "DriverWithoutShim"}
+Tell = Callable[[Allocation, str, str], None]  # of a container: the event's reason, and its message
+
+
+class Consequences:
+    """Where audits tell what they found, and the inventory which card is ill."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        allocations: Callable[[], Sequence[Allocation]],
+        api_writer: ApiWriter,
+    ) -> None:
+        self._settings, self._allocations, self._api_writer = settings, allocations, api_writer
+
+    def tell(self, item: Allocation, reason: str, message: str) -> None:
+        self._api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
+        policy = self._settings().audit_policy if reason in _BYPASSES else "report"
+        if policy == "refuse":
+            Regions.refuse(item)
+        if policy == "evict":
+            self._evict(item)
+
+    def card_unhealthy(self, uuid: str, why: str) -> None:
+        for item in self._allocations():
+            if any(share.uuid == uuid for share in item.shares):
+                self.tell(item, "CardUnhealthy", f"card {uuid}: {why}")
+                if self._settings().dead_card_policy == "evict":
+                    self._evict(item)
+
+    def _evict(self, item: Allocation) -> None:
+        self._api_writer.evict(item.namespace, item.pod_name, item.pod_uid)
