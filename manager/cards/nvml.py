@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,21 +160,10 @@ class NvmlDriver:
         if key not in self._links:
             self._links = {key: {uuid: self._links_of(uuid, handles) for uuid in handles}}
         links = self._links[key]
-        linked = []
-        for item in cards:
-            card = item.card
-            if not item.parent_uuid:
-                card = Card(
-                    card.uuid,
-                    card.minor,
-                    card.model,
-                    card.memory_bytes,
-                    card.numa_node,
-                    True,
-                    links[card.uuid],
-                )
-            linked.append(NodeCard(card, item.device_minor, item.parent_uuid, item.capability_minors))
-        return tuple(linked)
+        return tuple(
+            item if item.parent_uuid else replace(item, card=replace(item.card, links=links[item.card.uuid]))
+            for item in cards
+        )
 
     @staticmethod
     def _links_of(uuid: str, handles: dict[str, Any]) -> tuple[tuple[str, int], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,10 +56,7 @@ def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
     """While nodes of the whole machine are missing no card is healthy, whatever the driver says of it."""
     cards = [item.card for item in snapshot.cards]
     if snapshot.node_problem:
-        cards = [
-            Card(card.uuid, card.minor, card.model, card.memory_bytes, card.numa_node, False, card.links)
-            for card in cards
-        ]
+        cards = [dataclasses.replace(card, healthy=False) for card in cards]
     return {names.inventory: inventory.encode(tuple(cards))}
 
 
