@@ -19,13 +19,23 @@ void vc_lane_end(struct vc_lane *lane)
     vc_lane_fold(lane);
 }
 
-/* Streams that run beside each other are measured all the time: what an interval says is then the process's, not the stream's. */
+/* Streams that were seen to run beside each other are believed to do so in their next bursts, too, of which the first begins alone. */
+static const uint64_t BESIDE_KEPT_NS = 100000000;
+
+/* Streams that run beside each other are measured all the time: what an interval says is then the process's, not the stream's, and what
+ * another stream did within it unmeasured would be paid twice. */
 static bool runs_beside(struct vc_lane *lane, uint64_t now_ns, const struct vc_gate_answer *answer)
 {
     const void *before = __atomic_exchange_n(&lane->gate->latest_lane, lane, __ATOMIC_RELAXED);
     if (before != lane && answer->joins_until_ns != 0)
         vc_store_relaxed(&lane->gate->beside_until_ns, answer->joins_until_ns);
     return now_ns < vc_load_relaxed(&lane->gate->beside_until_ns);
+}
+
+bool vc_lane_beside(const struct vc_lane *lane, uint64_t now_ns)
+{
+    uint64_t until = vc_load_relaxed(&lane->gate->beside_until_ns);
+    return lane->one_of_several && until != 0 && now_ns < until + BESIDE_KEPT_NS;
 }
 
 static void publish_launches(struct vc_lane *lane)
@@ -112,11 +122,11 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     lane->finish_ns += cost;
     step->cost_ns = cost;
     step->risk_ns = risk;
-    step->from_idle = answer->from_idle;
+    step->from_idle = answer->from_idle || idle;
     step->closing = answer->closing;
     bool beside = runs_beside(lane, now_ns, answer);
     step->concurrent = idle && beside && cost >= VC_CONCURRENT_NS;
-    step->mark_before = !lane->open && (due(estimate, cost) || beside);
+    step->mark_before = !lane->open && (due(estimate, cost) || beside || vc_lane_beside(lane, now_ns));
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
     issue_permit(lane, answer, now_ns, now_ticks);
 }
@@ -125,6 +135,40 @@ void vc_lane_opened(struct vc_lane *lane, bool recorded)
 {
     lane->open = recorded;
     forget_interval(lane);
+}
+
+/* What was launched since the last mark is an interval: its end is marked now. */
+static void take_interval(struct vc_lane *lane, struct vc_lane_step *step, bool unknown)
+{
+    step->interval = (struct vc_interval){
+        .estimate_ns = lane->estimate_ns,
+        .launched_ns = vc_gate_marked(lane->gate, lane->allowance_ns),
+        .sequence = lane->sequence,
+        .risk_ns = step->risk_ns,
+        .operations = lane->operations,
+        .unknown = unknown,
+        .measurable = true,
+        .loose = !lane->open,
+        .from_ns = lane->open ? 0 : lane->unmarked_since_ns,
+    };
+    step->distinct = lane->distinct;
+    memcpy(step->learners, lane->learners, lane->distinct * sizeof lane->learners[0]);
+    for (unsigned i = 0; lane->open && i < lane->distinct; i++)
+        vc_store_relaxed(&lane->learners[i].estimate->unmeasured_ns, 0);
+    lane->unmarked_since_ns = 0;
+    forget_interval(lane);
+}
+
+bool vc_lane_pause(struct vc_lane *lane, struct vc_lane_step *step)
+{
+    memset(step, 0, sizeof *step);
+    vc_lane_fold(lane);
+    if (!lane->open || lane->operations == 0)
+        return false;
+    step->mark_after = true;
+    take_interval(lane, step, false);
+    lane->open = false;
+    return true;
 }
 
 void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const struct vc_gate_answer *answer,
@@ -141,25 +185,9 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS : !step->mark_before && (own_mark || !answer->from_idle);
     if (!step->mark_after)
         return;
-    step->interval = (struct vc_interval){
-        .estimate_ns = lane->estimate_ns,
-        .launched_ns = vc_gate_marked(lane->gate, lane->allowance_ns),
-        .sequence = lane->sequence,
-        .risk_ns = step->risk_ns,
-        .operations = lane->operations,
-        .unknown = cost == 0,
-        .measurable = true,
-        .loose = !lane->open,
-        .from_ns = lane->open ? 0 : lane->unmarked_since_ns,
-    };
-    step->distinct = lane->distinct;
-    memcpy(step->learners, lane->learners, lane->distinct * sizeof lane->learners[0]);
-    for (unsigned i = 0; lane->open && i < lane->distinct; i++)
-        vc_store_relaxed(&lane->learners[i].estimate->unmeasured_ns, 0);
+    take_interval(lane, step, cost == 0);
     lane->open = true;
-    lane->unmarked_since_ns = 0;
     lane->sequence = answer->sequence;
-    forget_interval(lane);
 }
 
 void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns)

@@ -35,6 +35,7 @@ struct vc_lane {
     uint64_t finish_ns;    /* predicted end of what this lane launched */
     uint64_t unmarked_since_ns; /* when the oldest operation without a mark behind it was launched, at most a permit later; 0: none */
     uint64_t launches;     /* not yet added to the region */
+    bool one_of_several;   /* its thread has other lanes, too */
 
     /* The interval under way, if a mark opened it. */
     bool open;
@@ -51,7 +52,7 @@ struct vc_lane_step {
     uint64_t risk_ns; /* what it may turn out to cost, where that varies */
     bool mark_before; /* record an event before it: an interval begins */
     bool mark_after;  /* record an event behind it: `interval` ends there, and the next one begins */
-    bool from_idle;   /* the card had nothing of this process to do when it was launched */
+    bool from_idle;   /* the card had nothing of this process, or of this stream, to do when it was launched */
     bool closing;     /* the gate shuts behind it */
     bool late;        /* operations before it wait for a mark for too long */
     bool concurrent;  /* it starts beside work of another stream: only its own interval tells what it adds */
@@ -105,6 +106,13 @@ void vc_lane_opened(struct vc_lane *lane, bool recorded);
 /* The operation of `vc_lane_ask` was launched: says whether to mark its end, and takes the interval out of the lane. */
 void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const struct vc_gate_answer *answer,
                       struct vc_lane_step *step);
+
+/* Whether its thread has several streams, and streams of this process ran beside each other lately. */
+bool vc_lane_beside(const struct vc_lane *lane, uint64_t now_ns);
+
+/* The thread is about to sleep: give back what is left of the permit. True: what the interval under way holds so far is taken out of
+ * the lane as `step`'s, and its end has to be marked now. */
+bool vc_lane_pause(struct vc_lane *lane, struct vc_lane_step *step);
 
 /* The application waited for the card from `from_ns` to `to_ns`: what that says of operations without a mark. */
 void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns);

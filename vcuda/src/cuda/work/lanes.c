@@ -1,6 +1,7 @@
 /* Making, finding and dropping the lanes of a thread. */
 #include "cuda/work/lanes.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,9 @@ uint64_t vc__work_state = UINT64_C(1) << VC_EPOCH_SHIFT;
 static const uint64_t CAPTURES = UINT32_MAX;
 static uint32_t generation = 1; /* changes in a forked child, where the lanes' gates do not exist any more */
 static pthread_key_t thread_end;
+static const uint64_t VISIT_NS = 50000000;
+static uint32_t visits; /* threads that touch streams other than that of the call they are in … */
+static uint32_t endings; /* … and threads that destroy one */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 void vc_lanes_new_epoch(void)
@@ -39,6 +43,8 @@ static void forked(void)
 {
     vc_gates_forked();
     vc_add(&generation, 1);
+    vc_store(&visits, 0); /* the threads that were counted are the parent's */
+    vc_store(&endings, 0);
     vc_lanes_new_epoch();
     __atomic_and_fetch(&vc__work_state, ~CAPTURES, __ATOMIC_SEQ_CST);
     vc_trackers_forked();
@@ -132,6 +138,9 @@ static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned in
     lane->context = context;
     lane->stream = stream;
     lane->tracker = vc_helper_start() ? vc_tracker_get(context, lane->lane.gate) : NULL;
+    for (unsigned i = 0; i < VC_THREAD_LANES; i++)
+        if (work->lanes[i] && i != index)
+            work->lanes[i]->lane.one_of_several = lane->lane.one_of_several = true;
     work->lanes[index] = lane;
     return lane;
 }
@@ -167,4 +176,31 @@ void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
         if (lane && lane->context == context && (!stream || lane->stream == stream))
             vc_lane_waited(&lane->lane, from_ns, now);
     }
+}
+
+void vc_lanes_each(CUcontext context, void (*pause)(struct vc_stream_lane *))
+{
+    struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches; /* not dropped here: one of them is in use */
+    vc_add(&visits, 1);
+    if (vc_load(&endings) == 0 && work && work->epoch == epoch_now())
+        for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
+            struct vc_stream_lane *lane = work->lanes[i];
+            if (lane && lane->context == context && lane->stream != CU_STREAM_LEGACY && lane->stream != CU_STREAM_PER_THREAD)
+                pause(lane);
+        }
+    vc_sub(&visits, 1);
+}
+
+void vc_lanes_stream_ending(void)
+{
+    vc_add(&endings, 1);
+    uint64_t until = vc_now_ns() + VISIT_NS;
+    while (vc_load(&visits) != 0 && vc_now_ns() < until) /* they record an event, nothing more; one may have been cancelled meanwhile */
+        sched_yield();
+}
+
+void vc_lanes_stream_ended(void)
+{
+    vc_lanes_new_epoch();
+    vc_sub(&endings, 1);
 }

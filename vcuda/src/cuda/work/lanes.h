@@ -53,6 +53,13 @@ struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream s
 /* The thread waited for all of a context's work on a stream (NULL: on all of its streams) from `from_ns` until now. */
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns);
 
+/* Call `pause` for each of the calling thread's lanes in that context, but for the legacy and the per-thread stream; where a stream is
+ * being destroyed, for none. */
+void vc_lanes_each(CUcontext context, void (*pause)(struct vc_stream_lane *));
+/* Around the destruction of a stream, by any thread. */
+void vc_lanes_stream_ending(void);
+void vc_lanes_stream_ended(void);
+
 /* Handles may have changed their meaning. */
 void vc_lanes_new_epoch(void);
 /* So many more captures are known to be under way, or fewer. */

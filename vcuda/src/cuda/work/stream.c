@@ -48,6 +48,7 @@ CUresult vc_hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 static CUresult end_stream(CUstream stream, CUresult (*call)(CUstream))
 {
     CUcontext context = vc_stream_ending(stream);
+    vc_work_stream_ending();
     CUresult result = call(stream);
     if (result == CUDA_SUCCESS)
         vc_stream_ended(context);

@@ -189,6 +189,14 @@ static struct vc_mark *take_spare(struct vc_tracker *tracker)
     return mark;
 }
 
+bool vc_mark_is_spare(struct vc_tracker *tracker)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    bool spare = tracker->spare && tracker->under_way_count < VC_MOST_UNDER_WAY;
+    pthread_mutex_unlock(&tracker->mutex);
+    return spare;
+}
+
 static void put_spare(struct vc_tracker *tracker, struct vc_mark *mark)
 {
     pthread_mutex_lock(&tracker->mutex);

@@ -77,6 +77,8 @@ struct vc_tracker {
 struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate);
 void vc_tracker_release(struct vc_tracker *tracker);
 
+/* Whether a mark could be recorded without waiting for the helper, as it seems. */
+bool vc_mark_is_spare(struct vc_tracker *tracker);
 /* Record a mark in `stream` (never NULL: an explicit handle) of the current context. Where no event is spare it waits for the helper
  * for some ms. NULL if it can't be done. The caller owns a reference. */
 struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool from_idle);

@@ -34,6 +34,39 @@ static void complain(void)
                                           "cores to 100): it is held to its guaranteed share until they are corrected");
 }
 
+static void lose(struct vc_stream_lane *lane, const struct vc_lane_step *step)
+{
+    struct vc_interval lost = step->interval;
+    lost.measurable = false;
+    vc_gate_seen(lane->lane.gate, vc_now_ns(), &lost);
+    vc_lane_opened(&lane->lane, false);
+}
+
+/* Have the end of what the thread launched on this stream seen, before it sleeps. */
+static void pause_lane(struct vc_stream_lane *lane)
+{
+    struct vc_lane_step step;
+    if (!lane->open || !lane->lane.open || !vc_mark_is_spare(lane->tracker) || vc_capture_is(lane->stream) ||
+        !vc_lane_pause(&lane->lane, &step))
+        return;
+    struct vc_mark *end = vc_mark_record(lane->tracker, lane->stream, false);
+    if (end)
+        vc_mark_submit(lane->open, end, lane->stream, &step);
+    else
+        lose(lane, &step);
+    vc_mark_release(end);
+    vc_mark_release(lane->open);
+    lane->open = NULL;
+}
+
+/* Streams that run beside each other have one bucket: what one of them has launched when it is dry has nobody behind it to mark its end. */
+static void before_sleep(struct vc_work *work)
+{
+    enum vc_gate_reason reason = work->answer.reason;
+    if (reason != VC_GATE_OUTSTANDING && vc_lane_beside(&work->lane->lane, vc_now_ns()))
+        vc_lanes_each(work->lane->context, pause_lane);
+}
+
 static void wait_for_go(struct vc_work *work)
 {
     struct vc_lane *lane = &work->lane->lane;
@@ -45,6 +78,7 @@ static void wait_for_go(struct vc_work *work)
             complain();
         if (work->answer.reason == VC_GATE_GO)
             return;
+        before_sleep(work);
         vc_gate_wait(lane->gate, words, &work->answer);
     }
 }
@@ -136,14 +170,6 @@ bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread,
     return mine && begin(work, mine, vc_work_stream(stream, per_thread), estimate);
 }
 
-static void lose(struct vc_stream_lane *lane, const struct vc_lane_step *step)
-{
-    struct vc_interval lost = step->interval;
-    lost.measurable = false;
-    vc_gate_seen(lane->lane.gate, vc_now_ns(), &lost);
-    vc_lane_opened(&lane->lane, false);
-}
-
 CUresult vc_work_end(struct vc_work *work, CUresult result)
 {
     struct vc_stream_lane *lane = work->lane;
@@ -193,10 +219,15 @@ void vc_work_waited_otherwise(void)
         vc_bell_kick();
 }
 
+void vc_work_stream_ending(void)
+{
+    vc_lanes_stream_ending();
+}
+
 void vc_work_stream_gone(CUstream stream)
 {
     vc_capture_stream_gone(stream);
-    vc_lanes_new_epoch();
+    vc_lanes_stream_ended();
 }
 
 struct vc_tracker *vc_work_context_ending(CUcontext context)

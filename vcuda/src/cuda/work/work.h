@@ -87,7 +87,8 @@ void vc_work_waited(uint64_t from_ns, CUstream stream);
 /* … for something else: what it was says nothing of this thread's streams. */
 void vc_work_waited_otherwise(void);
 
-/* A stream's handle may come back as another's. */
+/* Around the destruction of a stream, whose handle may come back as another's. */
+void vc_work_stream_ending(void);
 void vc_work_stream_gone(CUstream stream);
 
 /* Around a call that destroys a context, or may (the release of a primary one). */
