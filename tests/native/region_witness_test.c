@@ -1,13 +1,16 @@
 /* The witness: as long as what is held, kept over closed descriptors, and stronger than what stands in the file. */
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 
+#include "base/clock.h"
 #include "check.h"
 #include "region/descriptor.h"
 #include "region/slot.h"
 #include "region/witness.h"
 
 #define MIB ((uint64_t)1 << 20)
-#define LIMIT (1024 * MIB)
+#define LIMIT (16384 * MIB)
 
 static char *folder;
 
@@ -116,6 +119,47 @@ static void a_failing_claim_leaves_nothing(void)
     CHECK(vc_quota_reserve(region, 0, 1));
 }
 
+static void *takes_and_gives_back(void *region)
+{
+    uint64_t live[64], end = vc_now_ns() + 1500000000u;
+    unsigned count = 0, chance = (unsigned)getpid() * 31u + (unsigned)(uintptr_t)pthread_self();
+    while (vc_now_ns() < end || count > 0) {
+        chance = chance * 1103515245u + 12345u;
+        unsigned drawn = chance >> 8;
+        sched_yield(); /* so that threads are interrupted in the middle */
+        if (count < 64 && drawn % 10 < 6 && vc_now_ns() < end) {
+            live[count] = (drawn % 24 + 1) * MIB;
+            CHECK(vc_quota_reserve(region, 0, live[count]));
+            count++;
+        } else if (count > 0) {
+            unsigned place = drawn % count;
+            vc_quota_rollback(region, 0, live[place]);
+            live[place] = live[--count];
+        }
+    }
+    return NULL;
+}
+
+/* What one thread gives back while another witnesses is lowered too: else the siblings call each other liars. */
+static void siblings_with_threads_believe_each_other(void)
+{
+    pid_t siblings[3];
+    for (int i = 0; i < 3; i++) {
+        siblings[i] = fork();
+        if (siblings[i] != 0)
+            continue;
+        struct vc_region *region = vc_region_get_at(folder);
+        pthread_t second;
+        pthread_create(&second, NULL, takes_and_gives_back, region);
+        takes_and_gives_back(region);
+        pthread_join(second, NULL);
+        CHECK(seen(region, (uint32_t)(region->slot - region->usage->slots)) <= VC_WITNESS_SLACK);
+        _exit(broken != 0);
+    }
+    for (int i = 0; i < 3; i++)
+        join(siblings[i]);
+}
+
 static void in_a_child(void (*body)(void))
 {
     pid_t child = fork();
@@ -135,6 +179,7 @@ int main(void)
     in_a_child(believes_the_witness);
     in_a_child(a_locked_range_refuses);
     in_a_child(a_failing_claim_leaves_nothing);
+    siblings_with_threads_believe_each_other();
     believes_itself(region);
     remove_region(folder);
     return broken != 0;

@@ -28,6 +28,7 @@ struct vc_witness {
     int descriptor; /* a file description of its own: its locks end with it */
     void *page;     /* keeps the locks where the descriptor is closed */
     uint64_t bytes[VC_MAX_CARDS];
+    uint32_t behind[VC_MAX_CARDS]; /* memory was given back while another thread held the mutex, which is to lower it */
 };
 
 struct vc_region {

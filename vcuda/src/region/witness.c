@@ -8,7 +8,8 @@
 #include "region/descriptor.h"
 
 #define VC__SLOT_BITS 24 /* of bytes for one slot and card: 32 TiB */
-#define VC__PATIENCE_NS 100000000u /* a process that ends gives back its slot a little earlier than its locks */
+/* A process that ends gives back its slot a little earlier than its locks; on a busy machine one that frees may be interrupted in between. */
+#define VC__PATIENCE_NS 1000000000u
 #define VC__PAUSE_NS 500000u
 #define VC__MOST_QUESTIONS 1024 /* more locks than processes have were made to hide behind */
 #define VC__MOST_RANGES 256
@@ -105,58 +106,78 @@ static bool others_agree(struct vc_region *region, int descriptor, uint32_t card
     return true;
 }
 
+/* Give up what is witnessed beyond what is held; under our mutex. */
+static void lower(struct vc_region *region, uint32_t card)
+{
+    struct vc_witness *mine = &region->witness;
+    uint64_t held = (uint64_t)units_of(vc_load(&region->held_bytes[card])) * VC_WITNESS_UNIT;
+    off_t start = start_of((uint32_t)(region->slot - region->usage->slots), card);
+    int descriptor = held < mine->bytes[card] ? own_descriptor(region) : -1;
+    if (descriptor < 0)
+        return;
+    set(descriptor, F_UNLCK, start + units_of(held), start + units_of(mine->bytes[card]));
+    vc_store(&mine->bytes[card], held);
+    uint64_t now = (uint64_t)units_of(vc_load(&region->held_bytes[card])) * VC_WITNESS_UNIT;
+    if (now > held && set(descriptor, F_WRLCK, start, start + units_of(now)))
+        vc_store(&mine->bytes[card], now); /* another thread took memory meanwhile, and found it witnessed */
+}
+
+/* Let go of our mutex, and do what others could not do because of us. */
+static void leave(struct vc_region *region)
+{
+    struct vc_witness *mine = &region->witness;
+    pthread_mutex_unlock(&mine->mutex);
+    for (uint32_t card = 0; card < region->card_count;) {
+        if (!vc_load(&mine->behind[card]) || pthread_mutex_trylock(&mine->mutex) != 0) {
+            card++; /* who holds it by now looks when it leaves */
+            continue;
+        }
+        vc_store(&mine->behind[card], 0);
+        lower(region, card);
+        pthread_mutex_unlock(&mine->mutex);
+        card = 0;
+    }
+}
+
 bool vc_witness_raise(struct vc_region *region, uint32_t card, const char **why)
 {
     struct vc_witness *mine = &region->witness;
     pthread_mutex_lock(&mine->mutex);
-    uint64_t deadline = 0, before = vc_load_relaxed(&mine->bytes[card]);
+    uint64_t deadline = 0, held;
     off_t start = start_of((uint32_t)(region->slot - region->usage->slots), card);
-    for (;;) {
-        uint64_t held = vc_load(&region->held_bytes[card]);
-        uint64_t wanted = (uint64_t)units_of(held) * VC_WITNESS_UNIT;
+    *why = NULL;
+    /* Other threads take and give back meanwhile. */
+    while ((held = (uint64_t)units_of(vc_load(&region->held_bytes[card])) * VC_WITNESS_UNIT) > mine->bytes[card]) {
         int descriptor = own_descriptor(region);
-        *why = descriptor < 0                                                       ? "it can't be opened again"
-               : !set(descriptor, F_WRLCK, start, start + units_of(wanted))         ? "another process holds our locks on it"
-               : wanted > before && !others_agree(region, descriptor, card)         ? "the ledger of another process was overwritten"
-                                                                                    : NULL;
+        *why = descriptor < 0                                                     ? "it can't be opened again"
+               : !set(descriptor, F_WRLCK, start, start + units_of(held))         ? "another process holds our locks on it"
+               : !others_agree(region, descriptor, card)                          ? "the ledger of another process was overwritten"
+                                                                                  : NULL;
         if (!*why) {
-            vc_store(&mine->bytes[card], wanted > before ? wanted : before);
-            if (vc_load(&region->held_bytes[card]) <= mine->bytes[card])
-                break;
-            before = mine->bytes[card]; /* other threads have gone on */
+            vc_store(&mine->bytes[card], held);
             continue;
         }
-        /* Whoever frees memory changes its slot first. */
+        /* Nothing is granted yet: while we wait, nobody is to wait for us. Whoever frees memory changes its slot first. */
+        if (descriptor >= 0)
+            set(descriptor, F_UNLCK, start + units_of(mine->bytes[card]), start + units_of(held));
         uint64_t now = vc_now_ns();
         if (deadline == 0)
             deadline = now + VC__PATIENCE_NS;
-        if (now > deadline) {
-            if (descriptor >= 0)
-                set(descriptor, F_UNLCK, start + units_of(before), start + units_of(wanted));
+        if (now > deadline)
             break;
-        }
         vc_sleep_ns(VC__PAUSE_NS);
+        *why = NULL;
     }
-    pthread_mutex_unlock(&mine->mutex);
+    leave(region);
     return *why == NULL;
 }
 
 void vc_witness_lower(struct vc_region *region, uint32_t card)
 {
     struct vc_witness *mine = &region->witness;
-    if (pthread_mutex_trylock(&mine->mutex) != 0)
-        return; /* the next release does it */
-    uint64_t held = (uint64_t)units_of(vc_load(&region->held_bytes[card])) * VC_WITNESS_UNIT;
-    off_t start = start_of((uint32_t)(region->slot - region->usage->slots), card);
-    int descriptor = held < mine->bytes[card] ? own_descriptor(region) : -1;
-    if (descriptor >= 0) {
-        set(descriptor, F_UNLCK, start + units_of(held), start + units_of(mine->bytes[card]));
-        vc_store(&mine->bytes[card], held);
-        uint64_t now = (uint64_t)units_of(vc_load(&region->held_bytes[card])) * VC_WITNESS_UNIT;
-        if (now > held && set(descriptor, F_WRLCK, start, start + units_of(now)))
-            vc_store(&mine->bytes[card], now); /* another thread took memory meanwhile, and found it witnessed */
-    }
-    pthread_mutex_unlock(&mine->mutex);
+    vc_store(&mine->behind[card], 1); /* before the attempt: whoever holds the mutex looks at it when it has let go */
+    if (pthread_mutex_trylock(&mine->mutex) == 0)
+        leave(region);
 }
 
 uint64_t vc_witness_read(int descriptor, uint32_t slot, uint32_t card)

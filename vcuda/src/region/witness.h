@@ -20,7 +20,7 @@
 #define VC_WITNESS_SLACK ((uint64_t)16 << 20)
 
 /* Witness what region->held_bytes says now, and look whether the others' slots agree with their witnesses. False: they do not, or
- * ours can't be kept; *why says so, and what was witnessed before stays. Pre: own slot. Any thread; takes up to 100 ms where they don't. */
+ * ours can't be kept; *why says so, and what was witnessed before stays. Pre: own slot. Any thread; takes up to 1 s where they don't. */
 bool vc_witness_raise(struct vc_region *region, uint32_t card, const char **why);
 
 /* Give back what is no longer held. Any thread, never waits. */
