@@ -57,6 +57,7 @@ def most_held(share: Share, code: str) -> tuple[object, int]:
         'launch(function(16), made("cuStreamCreate", 1))',
         'call("cuGraphInstantiateWithFlags", ref(P()), graph_of(function(16)), u64(0))',
         "updated(function(16))",
+        "child_changed(function(16))",
     ],
 )
 def test_a_kernel_whose_frame_does_not_fit_is_not_launched(
@@ -74,6 +75,11 @@ def updated(kernel):
     node = made("cuGraphAddKernelNode_v2", graph, None, size(0), ref(launch_of(function(1))))
     executable = made("cuGraphInstantiateWithFlags", graph, u64(0))
     return call("cuGraphExecKernelNodeSetParams_v2", executable, node, ref(launch_of(kernel)))
+def child_changed(kernel):
+    graph = made("cuGraphCreate", 0)
+    node = made("cuGraphAddChildGraphNode", graph, None, size(0), graph_of(function(1)))
+    executable = made("cuGraphInstantiateWithFlags", graph, u64(0))
+    return call("cuGraphExecChildGraphNodeSetParams", executable, node, graph_of(kernel))
 begin()
 answer([{launching}, launch(function(1)), free()])
 """,
@@ -100,6 +106,20 @@ answer([*figures, free()])
     )
     assert answered == "[960, 0, 0, 960, 0, 0, 744, 0, 0, 528, 0, 0, 528, 528, 312, 2, 312, 960]"
     assert most <= 1024
+
+
+def test_a_frame_that_the_stacks_limit_covered_counts_when_that_is_lowered(tmp_path: Path) -> None:
+    answered, most = most_held(
+        share_of(tmp_path),
+        """
+begin()
+ok("cuCtxSetLimit", 0, size(3 << 10)); figures = [free()]
+figures += [launch(function(2)), free()]
+ok("cuCtxSetLimit", 0, size(1 << 10))
+answer([*figures, free()])
+""",
+    )
+    assert answered == "[528, 0, 528, 744]" and most <= 1024
 
 
 def test_a_librarys_kernel_is_charged_in_each_context_that_launches_it(tmp_path: Path) -> None:

@@ -187,8 +187,8 @@ CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library)
     }
     vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known);
     uint64_t wanted = cost(LOCAL, frame, device), have = known.bytes[LOCAL];
-    if (wanted > have) {
-        CUresult result = vc_charge_cards(&charge, 1u << card, wanted - have);
+    if (wanted > have || frame > known.frame) { /* one that the stack's limit covers counts when that is lowered */
+        CUresult result = vc_charge_cards(&charge, 1u << card, wanted > have ? wanted - have : 0);
         if (result != CUDA_SUCCESS)
             return result;
         settle(&charge, context, (struct change){.part = LOCAL, .bytes = wanted, .frame = frame, .grows = true});

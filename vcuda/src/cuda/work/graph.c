@@ -80,7 +80,8 @@ VC__CHANGES(cuGraphExecMemcpyNodeSetParams,
 VC__CHANGES(cuGraphExecMemsetNodeSetParams,
             (CUgraphExec graph, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext context),
             (graph, node, parameters, context))
-VC__CHANGES(cuGraphExecChildGraphNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraph child), (graph, node, child))
+VC__CHANGES_KERNELS(cuGraphExecChildGraphNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraph child), (graph, node, child),
+                    vc_graph_pay_frames(child))
 VC__CHANGES_KERNELS(cuGraphExecNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraphNodeParams *parameters),
             (graph, node, parameters), pay_any_node(parameters))
 VC__CHANGES(cuGraphNodeSetEnabled, (CUgraphExec graph, CUgraphNode node, unsigned int enabled), (graph, node, enabled))
