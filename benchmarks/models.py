@@ -220,11 +220,11 @@ def main(arguments: Sequence[str]) -> int:
             measured = rows(bench, options.memory, begun + (options.within or math.inf))
             result["rows"] = [dataclasses.asdict(row) for row in measured]
             pairs = 2 if options.dry_run or options.quick else 6
-            if (
-                options.within is not None
-            ):  # a pair takes as long as two of the rows' twelve programs, for each work
+            if options.within is not None:  # a pair takes as long as two rows, for each work
                 took = time.monotonic() - begun
-                pairs = min(pairs, int((options.within - took) / (took / 12 * 2 * len(WORKS))))
+                pairs = min(
+                    pairs, int((options.within - took) / (took / max(1, len(measured)) * 2 * len(WORKS)))
+                )
             whole = whole_card(bench, options.memory, pairs) if pairs > 0 else []
             result["whole_card"] = [dataclasses.asdict(each) for each in whole]
             result["dry_run"] = options.dry_run

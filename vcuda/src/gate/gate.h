@@ -157,8 +157,8 @@ void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
 /* An end mark is still on its way past the predicted finish, `expected_ns`: the card is busy, not idle. */
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns);
 
-/* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, so that
- * a process that is killed owes nothing. `others_gpu_ns` as far as it is known now. */
+/* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, as
+ * long as this process runs. `others_gpu_ns` as far as it is known now. */
 void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
 
 /* The application waited for the card so long, with nothing on it that would be measured. */

@@ -13,4 +13,10 @@ static inline CUresult vc_launch_pay(CUfunction function, CUstream stream)
     return VC_LIKELY(vc_frame_is_paid(function)) ? CUDA_SUCCESS : vc_launch_pay_first(function, stream);
 }
 
+/* The same for what a kernel node launches; NULL: nothing. */
+static inline CUresult vc_node_pay(const CUDA_KERNEL_NODE_PARAMS *node)
+{
+    return node ? vc_launch_pay(node->func ? node->func : (CUfunction)node->kern, NULL) : CUDA_SUCCESS;
+}
+
 #endif

@@ -160,12 +160,7 @@ static void add_bytes(struct graph *graph, const CUmemLocation *location, uint64
     }
 }
 
-static CUresult pay_frame(const CUDA_KERNEL_NODE_PARAMS *kernel)
-{
-    return vc_launch_pay(kernel->func ? kernel->func : (CUfunction)kernel->kern, NULL);
-}
-
-/* Add up the allocation nodes of a graph and of the graphs in it, and pay for the frames of its kernels. */
+/* Add up the allocation nodes of a graph and of the graphs in it, and pay for its kernels. */
 static CUresult add_nodes(CUgraph of, struct graph *graph)
 {
     size_t count = 0;
@@ -192,14 +187,14 @@ static CUresult add_nodes(CUgraph of, struct graph *graph)
                 paid = add_nodes(child, graph);
             else if (type == CU_GRAPH_NODE_TYPE_KERNEL && vc_real.cuGraphKernelNodeGetParams_v2 &&
                      vc_real.cuGraphKernelNodeGetParams_v2(nodes[index], &parameters.kernel) == CUDA_SUCCESS)
-                paid = pay_frame(&parameters.kernel);
+                paid = vc_node_pay(&parameters.kernel);
         }
     }
     free(nodes);
     return paid;
 }
 
-CUresult vc_graph_pay_frames(CUgraph graph)
+CUresult vc_graph_pay(CUgraph graph)
 {
     struct graph unused = {0};
     return vc_real.cuGraphGetNodes ? add_nodes(graph, &unused) : CUDA_SUCCESS;

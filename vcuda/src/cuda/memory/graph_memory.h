@@ -8,7 +8,7 @@
  * what it may allocate. Costs one load in a process whose graphs allocate nothing. */
 CUresult vc_graph_memory_launch(CUgraphExec graph, CUstream stream, CUresult (*call)(CUgraphExec, CUstream));
 
-/* Pay for the frames of a graph's kernels (context_memory.h), which an executable graph is about to be updated with. */
-CUresult vc_graph_pay_frames(CUgraph graph);
+/* Pay for the kernels of a graph (code.h), which an executable graph is about to be updated with. */
+CUresult vc_graph_pay(CUgraph graph);
 
 #endif

@@ -36,18 +36,13 @@ CUresult vc_hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
         return changed(graph, vc_real.name arguments);    \
     }
 
-/* … to something whose kernels' frames are to be paid for first. */
+/* … to something whose kernels are to be paid for first. */
 #define VC__CHANGES_KERNELS(name, parameters, arguments, payment)  \
     CUresult vc_hook_##name parameters                              \
     {                                                               \
         CUresult refusal = payment;                                 \
         return refusal ? refusal : changed(graph, vc_real.name arguments); \
     }
-
-static CUresult pay_node(const CUDA_KERNEL_NODE_PARAMS *node)
-{
-    return node ? vc_launch_pay(node->func ? node->func : (CUfunction)node->kern, NULL) : CUDA_SUCCESS;
-}
 
 /* The first version begins with the function, too, and knows no kernels. */
 static CUresult pay_node_v1(const CUDA_KERNEL_NODE_PARAMS_v1 *node)
@@ -61,19 +56,19 @@ static CUresult pay_any_node(const struct CUgraphNodeParams_st *node)
         int type, reserved[3];
         CUDA_KERNEL_NODE_PARAMS kernel;
     } *parameters = (const void *)node;
-    return node && parameters->type == CU_GRAPH_NODE_TYPE_KERNEL ? pay_node(&parameters->kernel) : CUDA_SUCCESS;
+    return node && parameters->type == CU_GRAPH_NODE_TYPE_KERNEL ? vc_node_pay(&parameters->kernel) : CUDA_SUCCESS;
 }
 
 VC__CHANGES_KERNELS(cuGraphExecUpdate, (CUgraphExec graph, CUgraph source, CUgraphNode *error_node, int *update_result),
-            (graph, source, error_node, update_result), vc_graph_pay_frames(source))
+            (graph, source, error_node, update_result), vc_graph_pay(source))
 VC__CHANGES_KERNELS(cuGraphExecUpdate_v2, (CUgraphExec graph, CUgraph source, CUgraphExecUpdateResultInfo *result_info),
-            (graph, source, result_info), vc_graph_pay_frames(source))
+            (graph, source, result_info), vc_graph_pay(source))
 VC__CHANGES_KERNELS(cuGraphExecKernelNodeSetParams,
             (CUgraphExec graph, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters), (graph, node, parameters),
             pay_node_v1(parameters))
 VC__CHANGES_KERNELS(cuGraphExecKernelNodeSetParams_v2,
             (CUgraphExec graph, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters), (graph, node, parameters),
-            pay_node(parameters))
+            vc_node_pay(parameters))
 VC__CHANGES(cuGraphExecMemcpyNodeSetParams,
             (CUgraphExec graph, CUgraphNode node, const CUDA_MEMCPY3D *parameters, CUcontext context),
             (graph, node, parameters, context))
@@ -81,7 +76,7 @@ VC__CHANGES(cuGraphExecMemsetNodeSetParams,
             (CUgraphExec graph, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext context),
             (graph, node, parameters, context))
 VC__CHANGES_KERNELS(cuGraphExecChildGraphNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraph child), (graph, node, child),
-                    vc_graph_pay_frames(child))
+                    vc_graph_pay(child))
 VC__CHANGES_KERNELS(cuGraphExecNodeSetParams, (CUgraphExec graph, CUgraphNode node, CUgraphNodeParams *parameters),
             (graph, node, parameters), pay_any_node(parameters))
 VC__CHANGES(cuGraphNodeSetEnabled, (CUgraphExec graph, CUgraphNode node, unsigned int enabled), (graph, node, enabled))
