@@ -12,9 +12,9 @@ from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.comparison import Comparison
-from scheduler_ext.engine.events import Events
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.planning import evidence
 from scheduler_ext.planning.evidence import Evidence
@@ -45,7 +45,7 @@ class Engine:
         self._bindings = Bindings(cache, chooser, self._filter)
         self._preemption = Preemption(cache, chooser, self._gangs)
         self._comparison = Comparison(cache)
-        self._events = Events(cache, self._gangs, self._preemption)
+        self._intake = Intake(cache, self._gangs, self._preemption)
         self.metrics.watch_figures(self.figures)
 
     # --- kube-scheduler's verbs ---
@@ -134,34 +134,34 @@ class Engine:
 
     def synced(self, kind: str) -> None:
         """The first complete list of "nodes" or "pods" is in."""
-        self._events.synced(kind)
+        self._intake.synced(kind)
 
     def expect_late_writes(self, seconds: float) -> None:
         """For so long decide nothing while pods wait that did so when we began: another extender may have died while it bound them."""
-        self._events.expect_late_writes(seconds)
+        self._intake.expect_late_writes(seconds)
 
     def expect_quotas(self) -> None:
         """Decide nothing until the quotas are known."""
-        self._events.expect_quotas()
+        self._intake.expect_quotas()
 
     def see_node(self, data: Mapping[str, Any]) -> str:
         """Take in a Node as listed or watched. Returns its name."""
         with self._lock:
-            return self._events.see_node(data)
+            return self._intake.see_node(data)
 
     def lose_node(self, name: str) -> None:
         with self._lock:
-            self._events.lose_node(name)
+            self._intake.lose_node(name)
 
     def keep_nodes(self, names: Collection[str]) -> None:
         """A complete list of nodes was seen: forget all others."""
         with self._lock:
-            self._events.keep_nodes(names)
+            self._intake.keep_nodes(names)
 
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """Take in the ConfigMap of quotas, None if there is none. Raises InvalidQuotas; then the last valid ones stay."""
         with self._lock:
-            self._events.see_quotas(config_map)
+            self._intake.see_quotas(config_map)
 
     def see_pod(self, pod: Mapping[str, Any]) -> str:
         """Take in a Pod as listed or watched. Returns its UID.
@@ -169,7 +169,7 @@ class Engine:
         A pod without a node keeps what we assumed for it, whatever its annotations say, unless it is being deleted.
         """
         with self._lock:
-            uid, waiting = self._events.see_pod(pod)
+            uid, waiting = self._intake.see_pod(pod)
         if waiting is not None:
             self._score_ahead(waiting)
         return uid
@@ -189,7 +189,7 @@ class Engine:
     def lose_pod(self, uid: str) -> None:
         """The pod is gone, or has ended: nothing of it stays booked."""
         with self._lock:
-            self._events.lose_pod(uid)
+            self._intake.lose_pod(uid)
 
     def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
         """A complete list of pods, begun at `listed_since` on our clock, was seen: release all others.
@@ -197,12 +197,12 @@ class Engine:
         What was assumed or bound after the list began may be missing from it, and stays.
         """
         with self._lock:
-            self._events.keep_pods(uids, listed_since)
+            self._intake.keep_pods(uids, listed_since)
 
     def expire(self) -> int:
         """Release assumed placements whose Bind never came, and what is kept for nominations that never came. Returns how many."""
         with self._lock:
-            return self._events.expire()
+            return self._intake.expire()
 
     # --- what people are told ---
 

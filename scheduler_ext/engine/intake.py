@@ -28,7 +28,7 @@ _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
 
 
-class Events:
+class Intake:
     """What the watches feed."""
 
     def __init__(self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption) -> None:
