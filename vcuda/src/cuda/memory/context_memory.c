@@ -1,8 +1,9 @@
 /* Local memory, the heap, printf's buffer and streams: charged beyond what a context costs, until it ends.
  *
  * The heap and the buffer are taken at a later launch, which nobody could refuse without harm: so they are charged with their limit, in
- * full, by what the driver says the limit is now. What streams take only the driver knows: it is charged by what the card's free memory
- * fell by, up to what the dearest card known takes (H100, driver 580: 70 MiB for 128). A destroyed stream's memory is used again. */
+ * full, by what the driver says the limit is now. What streams take only the driver knows, and the card's free memory moves with every
+ * neighbour and thread: so each is charged what the dearest card known takes (H100, driver 580: 70 MiB for 128, nothing for a context's
+ * first, which stands for the one that measures). A destroyed stream's memory is used again. */
 #include "cuda/memory/context_memory.h"
 
 #include "base/table.h"
@@ -19,7 +20,7 @@ struct context {
     uint64_t key;
     vc_cards cards;
     uint64_t stack, frame; /* bytes of a thread: the limit, and the largest frame that was launched */
-    uint64_t streams, most_streams; /* live; ever */
+    uint64_t streams; /* live */
     uint64_t bytes[PARTS]; /* charged */
 };
 VC_TABLE(contexts, struct context);
@@ -198,14 +199,12 @@ CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library)
     return CUDA_SUCCESS;
 }
 
-/* Streams. */
+/* Streams: counted before they are made, so that each of several threads' is one more. */
 
 static enum vc_table_edit add_stream(void *record, void *by)
 {
     struct context *context = record;
     context->streams += *(uint64_t *)by;
-    if (context->streams > context->most_streams)
-        context->most_streams = context->streams;
     return VC_TABLE_KEEP;
 }
 
@@ -215,38 +214,38 @@ static void count_stream(CUcontext context, uint64_t by)
 }
 
 struct making {
-    struct vc_charge charge; /* of one chunk, unless its cards are none */
-    CUcontext context;
-    int64_t left;
+    struct vc_charge charge;
+    CUcontext context; /* NULL: not charged */
+    uint64_t bytes;    /* of all streams of the context, with this one */
 };
 
 static CUresult begin_stream(struct making *making)
 {
     struct context known = {0};
     struct vc_region *region = vc_region_get();
+    CUcontext context;
     *making = (struct making){.charge = {.region = region}};
-    if (region->state == VC_REGION_DAMAGED || vc_card_of_current(region, &making->context) < 0)
+    if (region->state == VC_REGION_DAMAGED || vc_card_of_current(region, &context) < 0)
         return CUDA_SUCCESS;
-    making->context = vc_context_owner(making->context);
+    making->context = vc_context_owner(context);
+    count_stream(making->context, 1);
     vc_table_get(&contexts, (uint64_t)(uintptr_t)making->context, &known);
-    if (known.streams < 1 || known.streams < known.most_streams ||
-        known.bytes[STREAMS] >= vc_round_up((known.streams + 1) * VC__STREAM_BYTES, VC_CHUNK))
-        return CUDA_SUCCESS;
-    CUresult result = vc_charge_current(&making->charge, VC_CHUNK);
-    if (result == CUDA_SUCCESS && making->charge.cards)
-        making->left = vc_left_on_card(&making->charge);
+    making->bytes = vc_round_up(known.streams * VC__STREAM_BYTES, VC_CHUNK);
+    uint64_t have = known.bytes[STREAMS];
+    CUresult result = vc_charge_current(&making->charge, making->bytes > have ? making->bytes - have : 0);
+    if (result != CUDA_SUCCESS)
+        count_stream(making->context, UINT64_MAX);
     return result;
 }
 
 static CUresult end_stream(struct making *making, CUresult result)
 {
-    bool took = result == CUDA_SUCCESS && making->charge.cards && vc_left_on_card(&making->charge) <= making->left - (int64_t)VC_CHUNK;
-    if (took)
-        settle(&making->charge, making->context, (struct change){.part = STREAMS, .bytes = VC_CHUNK, .adds = true});
-    else if (making->charge.cards)
+    if (result == CUDA_SUCCESS && making->charge.reserved > 0) {
+        settle(&making->charge, making->context, (struct change){.part = STREAMS, .bytes = making->bytes, .grows = true});
+    } else if (result != CUDA_SUCCESS && making->context) {
         vc_charge_drop(&making->charge);
-    if (result == CUDA_SUCCESS && making->context)
-        count_stream(making->context, 1);
+        count_stream(making->context, UINT64_MAX);
+    }
     return result;
 }
 

@@ -126,6 +126,15 @@ static bool begin_exactly(struct vc_metered *call, uint64_t others)
     return vc_cards_reserve(region, meter->cards, call->expected);
 }
 
+/* After a call left. */
+static void unlock(struct vc_meter *meter)
+{
+    bool put_off = meter->put_off && meter->calls == 0;
+    pthread_mutex_unlock(&meter->mutex);
+    if (VC_UNLIKELY(put_off))
+        vc_meter_settle(meter, NULL);
+}
+
 /* The reservation of a call that was entered came through, or it did not. */
 static bool entered(struct vc_metered *call, bool reserved)
 {
@@ -135,7 +144,7 @@ static bool entered(struct vc_metered *call, bool reserved)
         meter->purse += call->expected;
     else
         leave(call);
-    pthread_mutex_unlock(&meter->mutex);
+    unlock(meter);
     return reserved;
 }
 
@@ -216,17 +225,19 @@ bool vc_meter_end(struct vc_metered *call)
     empty_purse(meter);
     if (current && fits)
         lower(meter, reading.reserved);
-    pthread_mutex_unlock(&meter->mutex);
+    unlock(meter);
     return fits;
 }
 
-void vc_meter_settle(struct vc_meter *meter, struct vc_reading *reading)
+bool vc_meter_settle(struct vc_meter *meter, struct vc_reading *reading)
 {
     struct vc_reading unwanted;
     reading = reading ? reading : &unwanted;
     bool current = read_and_lock(meter, reading);
     meter->changes++; /* somebody looked because the driver may have given back: what a call under way sees is not all its own */
-    if (meter->calls == 0 && current) {
+    bool settled = meter->calls == 0 && current;
+    meter->put_off = !settled;
+    if (settled) {
         if (reading->reserved > meter->charged) {
             vc_cards_charge(vc_region_get(), meter->cards, reading->reserved - meter->charged, VC_QUOTA_PLAIN);
             meter->charged = reading->reserved;
@@ -234,6 +245,7 @@ void vc_meter_settle(struct vc_meter *meter, struct vc_reading *reading)
         lower(meter, reading->reserved);
     }
     pthread_mutex_unlock(&meter->mutex);
+    return settled;
 }
 
 void vc_meter_trim(struct vc_meter *meter)

@@ -25,6 +25,7 @@ struct vc_meter {
     uint64_t asked;    /* what they ask for */
     uint32_t calls;
     uint64_t changes;  /* a reading is as old as this was */
+    bool put_off;      /* somebody settled while calls were under way: the last of them does it */
     bool (*read)(struct vc_meter *meter, struct vc_reading *reading); /* false: the driver does not say */
     void (*trim)(struct vc_meter *meter); /* have the driver give back what is idle */
 };
@@ -47,8 +48,9 @@ bool vc_meter_begin(struct vc_metered *call, struct vc_meter *meter, uint64_t by
  * then calls vc_meter_settle. */
 bool vc_meter_end(struct vc_metered *call);
 
-/* Bring the charge to the driver's figure, whatever the limit says, unless a call is under way: then its end does. */
-void vc_meter_settle(struct vc_meter *meter, struct vc_reading *reading);
+/* Bring the charge to the driver's figure, whatever the limit says. While calls are under way, who count on what is charged, it is put
+ * off to the end of the last. False: the charge may not be that figure yet; settle again later. */
+bool vc_meter_settle(struct vc_meter *meter, struct vc_reading *reading);
 
 /* Give back what is idle. */
 void vc_meter_trim(struct vc_meter *meter);

@@ -182,8 +182,10 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
     if (result == CUDA_SUCCESS && !told)
         vc_add(&pool->untold, size);
     bool fits = vc_meter_end(&metered);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
+        set_unsettled(pool);
         return result;
+    }
     if (fits && record(pool, *pointer, size))
         return CUDA_SUCCESS;
     undo(*pointer, stream);
@@ -322,14 +324,14 @@ static bool look_at(struct pool *pool)
         return false;
     if (pool->is_destroyed)
         vc_meter_trim(&pool->meter);
-    vc_meter_settle(&pool->meter, &reading);
+    bool settled = vc_meter_settle(&pool->meter, &reading);
     if (pool->is_destroyed && pool->handle && reading.used == 0) {
         end_pool(pool);
         return false;
     }
     attribute(pool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
     bool may_shrink = reading.reserved > vc_round_up(reading.used, VC_CHUNK) && reading.reserved > threshold;
-    return may_shrink || reading.used > vc_load_relaxed(&pool->live);
+    return !settled || may_shrink || reading.used > vc_load_relaxed(&pool->live);
 }
 
 static void freed(const struct vc_allocation *allocation)
