@@ -19,6 +19,8 @@ from manager.errors import Reason as NodeReason
 from manager.observe import metrics as node_metrics
 from manager.observe import report
 from scheduler_ext import settings as extender_settings
+from scheduler_ext.admission import app as webhook
+from scheduler_ext.admission import settings as webhook_settings
 from scheduler_ext.engine import metrics as extender_metrics
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state import notices
@@ -30,7 +32,9 @@ PAGE = ROOT / "docs" / "names.md"
 COMMAND = "python -m deploy.names_page"
 # How the daemon's code names the event that it sends.
 _EVENT = re.compile(r"""(?:event|tell|_say)\([^()]*?["']([A-Z][a-z]+[A-Z][A-Za-z]+)["']""")
-_VARIABLE = re.compile(r'"((?:VCUDA|NVIDIA|CUDA|LD)_[A-Z_]+|GPU_MANAGER_|GPU_SCHEDULER_EXTENDER_|NODE_NAME)"')
+_VARIABLE = re.compile(
+    r'"((?:VCUDA|NVIDIA|CUDA|LD)_[A-Z_]+|GPU_MANAGER_|GPU_SCHEDULER_EXTENDER_|GPU_ADMISSION_WEBHOOK_|NODE_NAME)"'
+)
 
 # What the code says only by using them: the command fails for one that is missing here or is no more.
 LABELS = {
@@ -43,6 +47,7 @@ VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "`vcuda run` sets it to the cards of the share; the simulated driver reads it",
     settings.ENV_PREFIX: "each of the daemon's settings: `--query-port` is `GPU_MANAGER_QUERY_PORT`",
     extender_settings.ENV_PREFIX: "each of the extender's: `--log-level` is `GPU_SCHEDULER_EXTENDER_LOG_LEVEL`",
+    webhook_settings.ENV_PREFIX: "each of the webhook's: `--log-level` is `GPU_ADMISSION_WEBHOOK_LOG_LEVEL`",
     "LD_LIBRARY_PATH": "a container's and a run's: our libraries come before the driver's",
     "LD_PRELOAD": "`vcuda run --injection preload`: our library for programs that pass the library path by",
     "NODE_NAME": "the daemon's node (downward API), where `--hostname-override` is not given",
@@ -74,6 +79,7 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     extender = extender_metrics.Metrics()
     extender.watch_figures(lambda: {"nodes": 0, "cards": 0, "free_cores": 0, "overbooked_cards": 0})
     yield "extender", extender.registry
+    yield "webhook", webhook.Metrics().registry
 
 
 def metrics() -> list[tuple[str, str, str]]:

@@ -37,7 +37,7 @@ class CannotServe(Exception):
     """The server can't start; the message names what and why."""
 
 
-def _listen(address: str, port: int, option: str) -> socket.socket:
+def listen(address: str, port: int, option: str) -> socket.socket:
     try:
         listener = addresses.listen(address, port, _BACKLOG)
     except OSError as error:
@@ -135,10 +135,10 @@ class _Replica:
         self._certificate = None
         if settings.tls_cert and settings.tls_key:
             self._certificate = ServerCertificate(settings.tls_cert, settings.tls_key, settings.client_ca)
-        self._listener = _listen(settings.bind_address, settings.port, "--port")
+        self._listener = listen(settings.bind_address, settings.port, "--port")
         self._probes = None
         if settings.probe_port is not None:
-            self._probes = _listen(settings.bind_address, settings.probe_port, "--probe-port")
+            self._probes = listen(settings.bind_address, settings.probe_port, "--probe-port")
         followed = [*feed.handlers(engine)]
         if settings.quotas:
             engine.expect_quotas()

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import scheduler_ext
 from scheduler_ext.engine.core import Engine
+from scheduler_ext.http.bodies import Bodies, NotReady
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import BadInput
@@ -26,15 +27,10 @@ from vcuda.spec import request as pod_request
 _JSON = [(b"content-type", b"application/json")]
 _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
 _LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
-_ROOM_SECONDS = 5.0
-_AT_ONCE = 4  # bodies of the largest size in memory at once
+_LARGER = " (--body-mib); with nodeCacheCapable: true kube-scheduler sends names instead of whole nodes"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Answerer = Callable[[bytes], Awaitable[bytes]]
-
-
-class NotReady(Exception):
-    """Nothing can be decided yet; the message says why."""
 
 
 class Extender:
@@ -103,51 +99,6 @@ class Extender:
         refused = await self._binder.bind(args)
         self._engine.metrics.binds.labels("bound" if refused is None else str(refused.reason)).inc()
         return extender_v1.binding_answer("" if refused is None else str(refused))
-
-
-class _Bodies:
-    """Reads bodies, each of at most `most` bytes, and of all together no more than `_AT_ONCE` times as many in memory."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._allowed = f"at most {most} are read (--body-mib); with nodeCacheCapable: true kube-scheduler sends names instead of whole nodes"
-        self._left = _AT_ONCE * most
-        self._freed = asyncio.Condition()
-
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """Raises BadInput and NotReady. Waits before the first byte until there is room for the body that is announced."""
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        size = int(announced) if announced.isdigit() else self._most
-        if size > self._most:
-            raise BadInput(f"the body has {size} bytes; {self._allowed}")
-        try:
-            async with asyncio.timeout(_ROOM_SECONDS), self._freed:
-                await self._freed.wait_for(lambda: self._left >= size)
-                self._left -= size
-        except TimeoutError:
-            raise NotReady(
-                f"{ExtenderReason.OVERLOADED}: too many bytes of other requests are being read"
-            ) from None
-        try:
-            return await self._whole(receive)
-        finally:
-            async with self._freed:
-                self._left += size
-                self._freed.notify_all()
-
-    async def _whole(self, receive: Receive) -> bytes:
-        chunks, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise BadInput("the connection ended before the body did")
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > self._most:
-                raise BadInput(f"the body is too long; {self._allowed}")
-            chunks.append(chunk)
-            if not message.get("more_body"):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _respond(send: Send, status: int, body: bytes, *, close: bool = False) -> None:
@@ -267,7 +218,7 @@ def create(
     }
     pages = probes(engine, unhealthy_reason, standby_reason)
     pages.routes.extend(_answers(engine, standby_reason))
-    bodies = _Bodies(body_bytes)
+    bodies = Bodies(body_bytes, _LARGER)
 
     def stranger(scope: Scope) -> str | None:
         """Why this client may ask nothing, or None."""

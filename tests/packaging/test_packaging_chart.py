@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from deploy import manifests
 from manager.config import reader
 from manager.config import settings as manager_settings
 from scheduler_ext import settings as extender_settings
+from scheduler_ext.admission import app as webhook_app
+from scheduler_ext.admission import settings as admission_settings
 from scheduler_ext.scoring import quotas
 from vcuda.settings import add_options, flag_of
 
@@ -276,7 +280,123 @@ def test_every_right_has_its_reason_beside_it() -> None:
         assert unexplained == (["resources: [leases]"] if name.startswith("extender") else [])
 
 
-@pytest.mark.parametrize("mode", ["secret", "cert-manager", "none"])
+OWN: dict[str, Any] = {
+    "scheduler": {"mode": "own", "own": {"name": "shares", "image": {"repository": "kube-scheduler"}}},
+    "extender": {"tls": {"mode": "generated"}, "service": {"clusterIP": "10.96.0.50"}},
+    "webhook": {
+        "enabled": True,
+        "defaults": {"priority": "low", "coreLimit": 50},
+        "exemptNamespaces": ["infra"],
+    },
+}
+
+
+def _certificate(secret: dict[str, Any], key: str, folder: Path) -> Path:
+    file = folder / f"{secret['metadata']['name']}-{key}"
+    file.write_bytes(base64.b64decode(secret["data"][key]))
+    return file
+
+
+def _openssl(*words: str | Path) -> str:
+    told = subprocess.run(
+        ["openssl", *map(str, words)], capture_output=True, text=True, timeout=30, check=False
+    )
+    return told.stdout + told.stderr
+
+
+def test_a_scheduler_of_our_own_needs_nothing_of_the_cluster_s(tmp_path: Path) -> None:
+    found = objects(OWN)
+    assert ("ConfigMap", "gpu-scheduler-configuration") not in found
+    spec = found["Deployment", "shares"]["spec"]["template"]["spec"]
+    configuration = yaml.safe_load(found["ConfigMap", "shares"]["data"]["config.yaml"])
+    assert configuration["profiles"] == [{"schedulerName": "shares"}]
+    election = configuration["leaderElection"]
+    (lease, _) = found["Role", "shares"]["rules"]
+    assert (election["resourceNamespace"], election["resourceName"]) == (
+        "vcuda-system",
+        *lease["resourceNames"],
+    )
+    assert "clientConnection" not in configuration, "it logs in with its ServiceAccount"
+    assert spec["serviceAccountName"] == "shares"
+    bound = {
+        item["roleRef"]["name"]
+        for (kind, _), item in found.items()
+        if kind == "ClusterRoleBinding" and item["subjects"][0]["name"] == "shares"
+    }
+    assert bound == {"system:kube-scheduler", "system:volume-scheduler"}
+    # What it shows the extender is what the extender asks for, and the reverse.
+    (mount,) = [
+        item for item in container(found["Deployment", "shares"])["volumeMounts"] if item["name"] == "tls"
+    ]
+    (secret,) = [item["secret"]["secretName"] for item in spec["volumes"] if item["name"] == "tls"]
+    for entry in configuration["extenders"]:
+        files = [Path(entry["tlsConfig"][name]) for name in ("caFile", "certFile", "keyFile")]
+        assert {str(file.parent) for file in files} == {mount["mountPath"]}
+        assert {file.name for file in files} <= found["Secret", secret]["data"].keys()
+    client, server = found["Secret", secret], found["Secret", "gpu-scheduler-extender-tls"]
+    chains = {
+        kind: (_certificate(secret, "tls.crt", tmp_path), _certificate(secret, "ca.crt", tmp_path))
+        for kind, secret in (("client", client), ("server", server))
+    }
+    for purpose, shown, trusted, name in (
+        ("sslclient", "client", "server", ()),
+        ("sslserver", "server", "client", ("-verify_hostname", "gpu-scheduler-extender.vcuda-system.svc")),
+        ("sslserver", "server", "client", ("-verify_ip", "10.96.0.50")),
+    ):
+        told = _openssl("verify", "-purpose", purpose, *name, "-CAfile", chains[trusted][1], chains[shown][0])
+        assert told.endswith(": OK\n"), told
+    shown_name = _openssl("x509", "-noout", "-subject", "-in", chains["client"][0])
+    assert "gpu-scheduler-extender-client" in shown_name
+    with pytest.raises(helm_python.HelmError, match=r"scheduler\.own\.image\.repository"):
+        manifests.render({"scheduler": {"mode": "own"}})
+
+
+def test_the_webhook_understands_its_flags_and_the_api_server_finds_it() -> None:
+    found = objects(OWN)
+    deployment = found["Deployment", "gpu-admission-webhook"]
+    assert container(deployment)["command"] == ["gpu-scheduler-extender", "webhook"]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_options(parser, admission_settings.Settings)
+    settings = admission_settings.read(vars(parser.parse_args(container(deployment)["args"])), {})
+    assert settings.scheduler_name == "shares"
+    assert settings.exempt_namespaces == {"vcuda-system", "kube-system", "infra"}
+    accounts = {
+        f"system:serviceaccount:{item['metadata']['namespace']}:{name}"
+        for (kind, name), item in found.items()
+        if kind == "ServiceAccount"
+    }
+    assert settings.trusted_users < accounts, "the daemon writes placements, the extender may"
+    assert settings.rules().annotations == {
+        "tencent.com/vcuda-core-limit": "50",
+        "tencent.com/vcuda-priority": "low",
+    }
+    (hook,) = found["MutatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
+    assert hook["failurePolicy"] == "Ignore"
+    assert {"kube-system", "vcuda-system", "infra"} == set(
+        hook["namespaceSelector"]["matchExpressions"][0]["values"]
+    )
+    where = hook["clientConfig"]["service"]
+    service = found["Service", where["name"]]
+    assert where["path"] == webhook_app.PATH
+    (port,) = [item for item in service["spec"]["ports"] if item["port"] == where["port"]]
+    (named,) = [item for item in container(deployment)["ports"] if item["name"] == port["targetPort"]]
+    assert named["containerPort"] == settings.port
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    secret = found["Secret", "gpu-admission-webhook-tls"]
+    assert hook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+    assert not any(kind == "MutatingWebhookConfiguration" for kind, _ in objects())
+    other = objects({"webhook": {"enabled": True, "tls": {"mode": "cert-manager"}}})
+    assert ("Certificate", "gpu-admission-webhook") in other
+    assert ("Secret", "gpu-admission-webhook-tls") not in other
+    assert (
+        container(other["Deployment", "gpu-admission-webhook"])["args"].count(
+            "--scheduler-name=vcuda-scheduler"
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize("mode", ["secret", "cert-manager", "generated", "none"])
 def test_tls_is_the_same_for_server_probes_and_scheduler(mode: str) -> None:
     found = objects({"extender": {"tls": {"mode": mode}}})
     scheme = "http" if mode == "none" else "https"

@@ -132,6 +132,12 @@ class Chart:
 
     def install(self, more: dict[str, Any] | None = None) -> None:
         """Install, or upgrade to these values, and wait until the daemon's new pod serves."""
+        self.apply(more)
+        self.use_extender(self.leader())
+        self.system.wait_offered()
+
+    def apply(self, more: dict[str, Any] | None = None) -> None:
+        """Give the cluster the chart's objects for these values, and wait for the pods of both programs."""
         chosen = self.values(more)
         rendered = manifests.render(chosen, NAMESPACE)
         self._text = "\n---\n".join(rendered[name] for name in rendered if name.endswith(".yaml"))
@@ -140,8 +146,6 @@ class Chart:
         self.system.lab.kubectl(*rollout, "daemonset/gpu-manager", wait=100)
         self.system.lab.kubectl(*rollout, "deployment/gpu-scheduler-extender", wait=100)
         self.pod_of("gpu-manager")
-        self.use_extender(self.leader())
-        self.system.wait_offered()
 
     def uninstall(self) -> None:
         """What `helm uninstall` deletes; pods with a share are nobody's business here."""

@@ -1,0 +1,107 @@
+"""The API server's AdmissionReview v1: reads its requests strictly, writes answers with a JSON patch.
+
+Sources: k8s.io/api/admission/v1 (types.go); RFC 6902 and 6901 for patches and the pointers in them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from scheduler_ext.protocol.extender_v1 import BadInput
+
+API_VERSION = "admission.k8s.io/v1"
+_FORBIDDEN = 403  # kubectl shows no message with 422 (Invalid) unless there is a cause for each field
+_WARNING_LENGTH = 256  # the API server cuts longer ones
+
+Patch = dict[str, Any]  # one operation of RFC 6902
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A pod that somebody wants to create or change. `old` is the pod as it was, empty for a new one; `user` is who asks."""
+
+    uid: str
+    operation: str
+    namespace: str
+    user: str
+    pod: Mapping[str, Any]
+    old: Mapping[str, Any]
+
+
+def read(body: bytes) -> Review:
+    """Read an AdmissionReview of a pod. Raises BadInput, which names the field."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if (
+        not isinstance(data, dict)
+        or data.get("apiVersion") != API_VERSION
+        or data.get("kind") != "AdmissionReview"
+    ):
+        raise BadInput(f"the body is not an AdmissionReview of {API_VERSION}")
+    request = _mapping(data.get("request"), "request")
+    uid = request.get("uid")
+    if not isinstance(uid, str) or not uid:
+        raise BadInput("request.uid is missing")
+    kind = _mapping(request.get("kind"), "request.kind").get("kind")
+    if kind != "Pod" or request.get("subResource"):
+        raise BadInput(
+            f"request.kind is {kind!r:.40}, subResource {request.get('subResource')!r:.40}; this webhook is for pods"
+        )
+    user = _mapping(request.get("userInfo"), "request.userInfo").get("username")
+    return Review(
+        uid,
+        _text(request.get("operation"), "request.operation"),
+        _text(request.get("namespace") or "", "request.namespace"),
+        _text(user or "", "request.userInfo.username"),
+        _mapping(request.get("object"), "request.object"),
+        _mapping(request.get("oldObject") or {}, "request.oldObject"),
+    )
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadInput(f"{what} is missing or not an object")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise BadInput(f"{what} is missing or not a string")
+    return value
+
+
+def allowed(uid: str, patch: Sequence[Patch], warnings: Sequence[str]) -> bytes:
+    """Let the pod through, changed by `patch`; kubectl prints the warnings."""
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    if patch:
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
+    if warnings:
+        response["warnings"] = [warning[:_WARNING_LENGTH] for warning in warnings]
+    return _answer(response)
+
+
+def refused(uid: str, reason: str, message: str) -> bytes:
+    """Refuse the pod; `message` is what its creator reads."""
+    status = {
+        "status": "Failure",
+        "code": _FORBIDDEN,
+        "reason": "Forbidden",
+        "message": f"{reason}: {message}",
+    }
+    return _answer({"uid": uid, "allowed": False, "status": status})
+
+
+def _answer(response: dict[str, Any]) -> bytes:
+    return orjson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
+
+
+def pointer(*parts: str) -> str:
+    """RFC 6901: the path to a field, whatever characters its keys have."""
+    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)

@@ -1,0 +1,177 @@
+"""The webhook as the API server meets it: a process of its own, by TLS, asked with AdmissionReviews."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scheduler_ext.main import main
+from tests.scheduler_ext.extender_support import NAMES, plain_pod, pod
+from tests.scheduler_ext.test_extender_writing import certificate
+
+
+class Webhook:
+    """The command, its log so far, and a client that trusts its certificate."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.chain, self.key = certificate(folder, "webhook")
+        command = [
+            sys.executable,
+            "-m",
+            "scheduler_ext.main",
+            "webhook",
+            "--bind-address=127.0.0.1",
+            "--port=0",
+        ]
+        files = [f"--tls-cert={self.chain}", f"--tls-key={self.key}", "--probe-port=0"]
+        self.process = subprocess.Popen([*command, *files, *options], stderr=subprocess.PIPE, text=True)
+        self.url = self._told(r"serving on (https://\S+?),")
+        self.probes = self._told(r"probes on (http://\S+)")
+        self.client = httpx.Client(verify=ssl.create_default_context(cafile=str(self.chain)), timeout=20)
+
+    def _told(self, pattern: str) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if found := re.search(pattern, line):
+                return found[1]
+        raise AssertionError(f"it ended without {pattern}")
+
+    def ask(self, thing: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        request = {
+            "uid": "r-1", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE", "namespace": "team",
+            "userInfo": {"username": "alice"}, "object": thing, "oldObject": None,
+        } | fields  # fmt: skip
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        answer = self.client.post(self.url, json=review)
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        assert (body["apiVersion"], body["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        assert body["response"]["uid"] == "r-1"
+        return dict(body["response"])
+
+    def figure(self, name: str) -> float:
+        lines = httpx.get(f"{self.probes}/metrics", timeout=20).text.splitlines()
+        return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
+
+    def results(self) -> dict[str, float]:
+        return {
+            name: self.figure(f'vcuda_webhook_reviews_total{{result="{name}"}}')
+            for name in ("changed", "untouched", "refused", "bad")
+        }
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.client.close()
+        assert self.process.stderr is not None
+        self.process.stderr.read()
+        return self.process.wait(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def webhook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
+    options = ("--scheduler-name=gpu", "--trusted-users=system:manager,other", "--default-priority=low")
+    served = Webhook(tmp_path_factory.mktemp("webhook"), *options)
+    yield served
+    served.stop()
+
+
+def test_reviews_are_answered_by_tls(webhook: Webhook) -> None:
+    before = webhook.results()
+    told = webhook.ask(pod("p", annotations={NAMES.placement: "forged"}))
+    assert told["allowed"] is True
+    assert told["patchType"] == "JSONPatch"
+    steps = {
+        (step["op"], step["path"]): step.get("value") for step in json.loads(base64.b64decode(told["patch"]))
+    }
+    assert steps == {
+        ("remove", "/metadata/annotations/tencent.com~1vcuda-placement"): None,
+        ("add", "/metadata/annotations/tencent.com~1vcuda-priority"): "low",
+        ("add", "/spec/schedulerName"): "gpu",
+    }
+    assert told["warnings"] == [
+        f"annotation {NAMES.placement} was removed: the scheduler writes it when the pod is placed"
+    ]
+    assert webhook.ask(plain_pod("p")) == {"uid": "r-1", "allowed": True}
+    placed, user = pod("p", annotations={NAMES.placement: "mine"}), {"username": "system:manager"}
+    assert webhook.ask(placed, operation="UPDATE", oldObject=pod("p"), userInfo=user) == {
+        "uid": "r-1",
+        "allowed": True,
+    }
+
+    told = webhook.ask(pod("p", 150, 1))
+    assert told["allowed"] is False
+    assert told["status"]["code"] == 403
+    assert told["status"]["message"].startswith(
+        "InvalidCores: container 'main' asks for 150 tencent.com/vcuda-core; ask 1 to 99"
+    )
+    now = webhook.results()
+    assert {name: now[name] - before[name] for name in now} == {
+        "changed": 1, "untouched": 2, "refused": 1, "bad": 0,
+    }  # fmt: skip
+    assert webhook.figure("vcuda_webhook_review_seconds_count") >= 4
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "not an AdmissionReview of admission.k8s.io/v1"),
+        (b'{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview"}', "not an AdmissionReview"),
+        (b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}', "request is missing"),
+        (b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{}}', "request.uid"),
+        (b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","kind":{"kind":"Node"}}}', "for pods"),
+        (b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","kind":{"kind":"Pod"},"subResource":"status"}}', "for pods"),
+        (b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","kind":{"kind":"Pod"},"operation":"CREATE","userInfo":{}}}', "request.object"),
+        (b"x" * (9 * 2**20), "at most 8388608 are read"),
+    ],
+    ids=lambda value: value[-40:].decode() if isinstance(value, bytes) else "",
+)  # fmt: skip
+def test_what_is_no_review_of_a_pod_gets_a_reason(webhook: Webhook, body: bytes, words: str) -> None:
+    before = webhook.results()["bad"]
+    answer = webhook.client.post(webhook.url, content=body)
+    assert answer.status_code == 400
+    assert words in answer.text
+    assert webhook.results()["bad"] == before + 1
+    assert webhook.client.get(webhook.url).status_code == 405
+
+
+def test_probes_have_a_port_of_their_own_and_sigterm_ends_it(tmp_path: Path) -> None:
+    webhook = Webhook(tmp_path)
+    for page in ("healthz", "readyz"):
+        assert httpx.get(f"{webhook.probes}/{page}", timeout=20).text == "ok\n"
+    assert httpx.get(f"{webhook.probes}/version", timeout=20).json()["name"] == "gpu-admission-webhook"
+    assert httpx.post(f"{webhook.probes}/admission/pods", timeout=20).status_code == 404
+    assert webhook.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "the API server speaks to webhooks by TLS only; give --tls-cert and --tls-key"),
+        (["--tls-cert=x", "--tls-key=x", "--default-cores=101"], "--default-cores: '101' is not valid (give a whole number from 0 to 100)"),
+        (["--tls-cert=x", "--tls-key=x", "--default-priority=urgent"], "--default-priority: 'urgent' is not valid"),
+        (["--tls-cert=x", "--tls-key=x", "--resource-domain=a/b"], "'a/b' is not a domain"),
+        (["--tls-cert=/nowhere", "--tls-key=/nowhere"], "certificate /nowhere with key /nowhere cannot be used"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = main(["webhook", *options])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert said in capsys.readouterr().err
