@@ -33,7 +33,7 @@ from vcuda.driver import layout
 from vcuda.driver.layout import CUDA, PRELOAD, SHIMS
 from vcuda.driver.root import HostRoot
 
-LAYOUT = 4  # part of the fingerprint: raise it when the layout changes
+LAYOUT = 5  # part of the fingerprint: raise it when the layout changes
 FOLDER = "driver"
 CURRENT = "current"
 MANIFEST = ".complete"
@@ -213,6 +213,7 @@ def _build(
     layout.lay_out(lib64, shims, {shim: real.name for shim, real in reals.items()})
     for real in reals.values():
         _take(real.path, drv / real.name)
+    layout.fit(lib64)
     preload = layout.lay_out_preload(temporary, shims)
     programs_folder.mkdir()
     (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")

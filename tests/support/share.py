@@ -15,6 +15,7 @@ from typing import Any
 
 from vcuda import region
 from vcuda._build import native
+from vcuda.driver import layout
 from vcuda.sim import Machine
 
 LIB = Path(native.__file__).resolve().parents[1] / "lib"
@@ -132,6 +133,7 @@ def simulated(folder: Path, machine: Machine, cards: Sequence[region.CardLimit] 
         machine.library_folder / f"{name}.so.{machine.driver_version}" for name in ("libcuda", "libnvidia-ml")
     )
     share = lay_out(folder, cuda, nvml, machine)
+    layout.fit(share.lib64)
     if cards is not None:
         share.region_directory.mkdir()
         region.create(share.region_directory, cards)

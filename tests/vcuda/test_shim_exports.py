@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support import share as shares
 from tests.support.share import LIB
+from vcuda.driver import exports
+from vcuda.sim import Machine, SimCard
 
 SOURCES = LIB.parent / "src"
 SHIMS = {
@@ -84,6 +88,31 @@ def test_no_python_symbols_and_no_constructors_of_ours(name: str) -> None:
         int(line.split()[6], 16) for line in sections.replace("[ ", "[").splitlines() if ".init_array" in line
     ]
     assert sizes == [8]
+
+
+@pytest.mark.parametrize("name", SHIMS)
+def test_names_that_the_driver_lacks_are_not_found_in_a_share(name: str, tmp_path: Path) -> None:
+    """numba takes cuCtxSynchronize_v2 for granted where the library has that name."""
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine)])
+    real = machine.library_folder / f"{name.removesuffix('.so.1')}.so.{machine.driver_version}"
+    ours, drivers = intended(SHIMS[name][0]), exported(real)
+    found = share.run(f"""
+        library = C.CDLL({name!r})
+        answer([name for name in {sorted(ours)!r} if hasattr(library, name)])
+    """)
+    assert found == sorted(ours & drivers) and ours - drivers
+
+
+def test_a_driver_that_cannot_be_read_takes_no_name_away(tmp_path: Path) -> None:
+    for number, content in enumerate(
+        (b"", b"no library", b"\x7fELF\x02\x01" + b"\xff" * 100, b"\x7fELF\x02\x01")
+    ):
+        real, shim = tmp_path / f"real{number}", tmp_path / f"shim{number}"
+        real.write_bytes(content)
+        shutil.copy(LIB / "shim" / "libcuda.so.1", shim)
+        exports.hide_missing(shim, real)
+        assert shim.read_bytes() == (LIB / "shim" / "libcuda.so.1").read_bytes()
 
 
 def test_a_program_links_against_the_stubs(tmp_path: Path) -> None:

@@ -88,6 +88,24 @@ ok("cuMemRelease", group); step(); show()
     assert found == [[20, 20, 20], [20, 20, 20, 0, 0], [20, 20, 20, 0, 0, 0]]
 
 
+def test_two_memories_bound_to_one_place_are_both_given_back(share: Share) -> None:
+    found = steps_and_truth(
+        share,
+        """
+group, memories = multicast(), [create(), create()]
+for memory in memories:
+    ok("cuMulticastBindMem", group, size(0), memory, size(0), size(20 * MIB), u64(0)); ok("cuMemRelease", memory)
+step(); show()
+ok("cuMulticastUnbind", group, 0, size(0), size(20 * MIB)); step(); show()
+memories = [create(), create()]
+for memory in memories:
+    ok("cuMulticastBindMem", group, size(0), memory, size(0), size(20 * MIB), u64(0)); ok("cuMemRelease", memory)
+ok("cuMemRelease", group); step(); show()
+""",
+    )
+    assert found == [[40, 40], [40, 0, 0], [40, 0, 0, 0]]
+
+
 def test_memory_goes_with_the_multicast_object_that_it_is_bound_to(share: Share) -> None:
     found = steps_and_truth(
         share,

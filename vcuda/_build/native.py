@@ -122,6 +122,7 @@ LIBRARIES: tuple[Library, ...] = (
             "-Wl,--as-needed",
             "-Wl,-rpath,$ORIGIN/drv:/usr/local/nvidia/lib64/drv",
             "-Wl,--enable-new-dtags",
+            "-Wl,-Bsymbolic-functions",  # see vcuda/driver/exports.py
             HIDDEN_TABLES,
             *OLD_LIBC,
         ),

@@ -1,6 +1,6 @@
 """How our libraries stand before the driver's, in a container and in a run alike.
 
-LIB64/libcuda.so.1                   our shim as a regular file; libcuda.so links to it
+LIB64/libcuda.so.1                   our shim as a regular file, with no name that the real one lacks; libcuda.so links to it
 LIB64/drv/libcuda-driver.so.1        link to the real library: what the shim loads ($ORIGIN/drv)
 FOLDER/preload/libvcuda-preload.so   the preload library, for whoever loads the driver by a path of his own
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vcuda
+from vcuda.driver import exports
 
 LIB = Path(vcuda.__file__).parent / "lib"
 SHIMS_FOLDER = LIB / "shim"
@@ -33,6 +34,12 @@ def lay_out(lib64: Path, shims: Path, reals: Mapping[str, str | Path]) -> None:
         copy(shims / name, lib64 / name)
         (lib64 / name.removesuffix(".1")).symlink_to(name)
         (lib64 / "drv" / alias).symlink_to(reals[name])
+
+
+def fit(lib64: Path) -> None:
+    """Fit the shims to the real libraries, which lie where their links lead by now. Raises OSError."""
+    for name, alias in SHIMS.items():
+        exports.hide_missing(lib64 / name, lib64 / "drv" / alias)
 
 
 def lay_out_preload(folder: Path, shims: Path) -> Path:

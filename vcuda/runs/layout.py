@@ -49,6 +49,7 @@ def lay_out(folder: Path, region: Path, driver: Driver, shims: Path = layout.SHI
     with _told(folder):
         folder.chmod(0o755)
         layout.lay_out(libraries, shims, {CUDA: driver.cuda, NVML: driver.nvml})
+        layout.fit(libraries)
         _link_region(folder, region)
     return libraries
 

@@ -38,7 +38,7 @@ int vc_overhead_write(const char *limits_path, const uint64_t *bytes, uint32_t c
     return result;
 }
 
-void vc_overhead_refresh(struct vc_region *region, uint32_t card)
+void vc_overhead_refresh(struct vc_region *region, uint32_t card, bool for_refusal)
 {
     static uint64_t asked_ns, seen[VC_MAX_CARDS]; /* launches and ledger changes of this process when it last asked */
     const uint64_t *samples = &region->limits->cards[card].overhead_samples;
@@ -47,7 +47,7 @@ void vc_overhead_refresh(struct vc_region *region, uint32_t card)
     if (!own || before == 0)
         return;
     uint64_t done = vc_load_relaxed(&own->cards[card].launches) + vc_load_relaxed(&own->cards[card].generation);
-    if (done == vc_load_relaxed(&seen[card]) || now - vc_load_relaxed(&asked_ns) < VC__PAUSE_NS)
+    if ((done == vc_load_relaxed(&seen[card]) && !for_refusal) || now - vc_load_relaxed(&asked_ns) < VC__PAUSE_NS)
         return;
     vc_store_relaxed(&seen[card], done);
     vc_store_relaxed(&asked_ns, now);

@@ -11,8 +11,9 @@
 int vc_overhead_write(const char *limits_path, const uint64_t *bytes, uint32_t count, struct vc_error *error);
 
 /* Ask whoever measures for a sample of this container now, and wait for it: at most 20 ms, and not at all where nobody has
- * ever measured, where this process asked within the last 100 ms, or where it did nothing since that takes memory beside
- * the ledger. For questions about free memory, which applications size their caches by. Any thread, no lock held. */
-void vc_overhead_refresh(struct vc_region *region, uint32_t card);
+ * ever measured, where this process asked within the last 100 ms, or (`for_refusal`: what others hold may be less by now; else) where
+ * it did nothing since that takes memory beside the ledger. For questions about free memory, which applications size their caches by,
+ * and before overhead is the reason of a refusal. Any thread, no lock held. */
+void vc_overhead_refresh(struct vc_region *region, uint32_t card, bool for_refusal);
 
 #endif

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/table.h"
 #include "cuda/driver/owner.h"
+#include "region/overhead.h"
 
 VC_TABLE(allocations, struct vc_allocation);
 
@@ -84,6 +85,8 @@ void vc_account_make_room(struct vc_region *region, vc_cards cards)
             if ((*source)->make_room)
                 (*source)->make_room(region, card);
         }
+        if (vc_load_relaxed(&region->limits->cards[card].overhead_bytes) > 0)
+            vc_overhead_refresh(region, card, true);
     }
 }
 

@@ -325,10 +325,43 @@ static enum vc_table_edit note_extent(void *record, void *argument)
     return VC_TABLE_KEEP;
 }
 
+/* A record that is free for the binding; else the binding's key is the next one: a place may hold several objects. */
+static enum vc_table_edit occupy(void *record, void *argument)
+{
+    struct binding *there = record, *made = argument;
+    if (there->memory)
+        made->key++;
+    else
+        *there = *made;
+    return VC_TABLE_KEEP;
+}
+
 bool vc_holder_bind(const void *holder, const struct vc_place *place, struct vc_object *memory)
 {
+    uint64_t key;
     struct binding made = {.key = name_of(holder, place), .holder = holder, .place = *place, .memory = memory};
-    return vc_table_edit(&holders, (uint64_t)(uintptr_t)holder, true, note_extent, (void *)place) && vc_table_put(&bindings, &made);
+    if (!vc_table_edit(&holders, (uint64_t)(uintptr_t)holder, true, note_extent, (void *)place))
+        return false;
+    do {
+        key = made.key;
+        if (!vc_table_edit(&bindings, key, true, occupy, &made))
+            return false;
+    } while (made.key != key);
+    return true;
+}
+
+/* What lies at exactly this place. */
+static struct binding *take_at(const void *holder, const struct vc_place *place, size_t *count)
+{
+    struct binding one, *taken = NULL;
+    for (uint64_t key = name_of(holder, place); vc_table_take(&bindings, key, &one); key++) {
+        struct binding *larger = realloc(taken, (*count + 1) * sizeof *taken);
+        if (!larger)
+            break; /* no host memory: it stays charged until the process ends */
+        taken = larger;
+        taken[(*count)++] = one;
+    }
+    return taken;
 }
 
 static bool is_within(const void *record, const void *argument)
@@ -365,10 +398,7 @@ struct vc_object **vc_holder_let_go(const void *holder, const struct vc_place *p
     *count = 0;
     if (place) {
         one.place = *place;
-        if (are_alike(holder, place))
-            *count = vc_table_take(&bindings, name_of(holder, place), &one);
-        else
-            taken = vc_table_take_all(&bindings, is_within, &one, count);
+        taken = are_alike(holder, place) ? take_at(holder, place, count) : vc_table_take_all(&bindings, is_within, &one, count);
     } else {
         struct holder ended;
         one.memory = (struct vc_object *)&one; /* anywhere */
@@ -377,7 +407,7 @@ struct vc_object **vc_holder_let_go(const void *holder, const struct vc_place *p
     }
     struct vc_object **objects = *count ? calloc(*count, sizeof(struct vc_object *)) : NULL;
     for (size_t index = 0; objects && index < *count; index++)
-        objects[index] = taken ? taken[index].memory : one.memory;
+        objects[index] = taken[index].memory;
     if (!objects)
         *count = 0; /* no host memory: what it kept stays charged until the process ends */
     free(taken);

@@ -27,7 +27,7 @@ static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
     if (limit == UINT64_MAX)
         return;
     vc_slots_reap(region); /* what the dead held is free */
-    vc_overhead_refresh(region, (uint32_t)card);
+    vc_overhead_refresh(region, (uint32_t)card, false);
     uint64_t used = vc_quota_used(region, (uint32_t)card);
     uint64_t left = limit > used ? limit - used : 0;
     *free_bytes = left < *free_bytes || vc_quota_oversells(region, (uint32_t)card) ? left : *free_bytes;
