@@ -76,7 +76,7 @@ static int (*driver(const char *name))()
     } while (0)
 
 static const char *const kernels[] = {"spin_10us",  "spin_50us",  "spin_100us", "spin_200us", "spin_300us", "spin_500us",
-                                      "spin_1000us", "spin_20ms", "spin_100ms", "ragged",     "grid"};
+                                      "spin_1000us", "spin_20ms", "spin_100ms", "spin_900ms", "ragged", "grid"};
 
 static handle load_module(void)
 {
@@ -231,6 +231,49 @@ static void copies_peer(struct place *place)
         CALL(cuMemcpyPeerAsync, place->memory, place->context, place->other_memory, place->context, (size_t)65536,
              place->streams[0]);
     synchronize();
+}
+
+static void copies_peer_3d(struct place *place)
+{
+    struct {
+        size_t source_at[4];
+        unsigned source_type;
+        void *source_host;
+        uint64_t source;
+        void *source_array;
+        handle source_context;
+        size_t source_pitch, source_height, target_at[4];
+        unsigned target_type;
+        void *target_host;
+        uint64_t target;
+        void *target_array;
+        handle target_context;
+        size_t target_pitch, target_height, width, height, depth;
+    } copy = {.source_type = 2, .source = 0, .source_pitch = 65536, .source_height = 4, .target_type = 2, .target_pitch = 65536,
+              .target_height = 4, .width = 65536, .height = 4, .depth = 4};
+    need_memory(place);
+    copy.source = place->memory;
+    copy.target = place->other_memory;
+    copy.source_context = copy.target_context = place->context;
+    for (unsigned i = 0; i < 64; i++)
+        CALL(cuMemcpy3DPeerAsync, &copy, place->streams[0]);
+    synchronize();
+}
+
+/* A function's handle may come back as another's: a short one for the first rounds, then a long one. */
+static void modules_reloaded(struct place *place)
+{
+    static const char *const names[] = {"spin_20us", "spin_5ms"};
+    static char image[256];
+    handle module, function;
+    const char *name = names[place->round % 2];
+    sprintf(image, ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry %s() {ret;}\n", name);
+    CALL(cuModuleLoadData, &module, image);
+    CALL(cuModuleGetFunction, &function, module, name);
+    for (unsigned i = 0; i < 12; i++)
+        CALL(cuLaunchKernel, function, 1, 1, 1, 32, 1, 1, 0, place->streams[0], NULL, NULL);
+    synchronize();
+    CALL(cuModuleUnload, module);
 }
 
 static void capture_on(handle stream)
@@ -593,6 +636,91 @@ static void killed_in_mid_kernel(struct place *place)
     waitpid(child(a_long_one, 20000), NULL, 0);
 }
 
+static void a_very_long_one(struct place *place) { launch(place, "spin_900ms", place->streams[0]); }
+
+static void stop(struct place *place)
+{
+    a_very_long_one(place);
+    raise(SIGSTOP);
+}
+
+/* It sleeps from its launch on, with all its threads, and is killed 20 ms later. */
+static void stopped_after_launch(struct place *place)
+{
+    (void)place;
+    pid_t pid = child(stop, 0);
+    waitpid(pid, NULL, WUNTRACED);
+    sleep_us(20000);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+/* Three at a time, so that some of them are alive and wait at the gate meanwhile. No stop lasts: it may have come within the card's lock. */
+static void stopped_in_turn(struct place *place)
+{
+    (void)place;
+    pid_t pids[3];
+    uint64_t stopped_ns[3] = {0};
+    for (unsigned i = 0; i < 3; i++)
+        pids[i] = child(stop, 0);
+    for (unsigned left = 3; left != 0; sleep_us(500))
+        for (unsigned i = 0; i < 3; i++) {
+            if (!pids[i] || (!stopped_ns[i] && waitpid(pids[i], NULL, WUNTRACED | WNOHANG) != pids[i]))
+                continue;
+            stopped_ns[i] = stopped_ns[i] ? stopped_ns[i] : now_ns();
+            if (now_ns() - stopped_ns[i] < 20000000)
+                continue;
+            kill(pids[i], SIGKILL);
+            waitpid(pids[i], NULL, 0);
+            pids[i] = 0;
+            left--;
+        }
+}
+
+enum { AT_ONCE = 4 };
+
+static void each_of(void (*pattern)(struct place *), unsigned kill_after_us)
+{
+    pid_t pids[AT_ONCE];
+    for (unsigned i = 0; i < AT_ONCE; i++)
+        pids[i] = child(pattern, kill_after_us);
+    for (unsigned i = 0; i < AT_ONCE; i++)
+        waitpid(pids[i], NULL, 0);
+}
+
+static void killed_after_launch(struct place *place)
+{
+    (void)place;
+    each_of(a_very_long_one, 1500);
+}
+
+static void end(struct place *place)
+{
+    a_very_long_one(place);
+    sleep_us(1500);
+    _exit(0);
+}
+
+static void ended_after_launch(struct place *place)
+{
+    (void)place;
+    each_of(end, 0);
+}
+
+static void become_another(struct place *place)
+{
+    a_very_long_one(place);
+    sleep_us(1500);
+    execl("/bin/sleep", "sleep", "0.02", (char *)NULL);
+    _exit(1);
+}
+
+static void exec_after_launch(struct place *place)
+{
+    (void)place;
+    each_of(become_another, 0);
+}
+
 static void some(struct place *place) { greedy(place, "spin_1000us", 8); }
 
 static void fork_tree(struct place *place)
@@ -626,7 +754,9 @@ static const struct pattern patterns[] = {
     PATTERN(tiny_copies, 1, 1, 0),
     PATTERN(copies_unified, 1, 1, 0),
     PATTERN(copies_peer, 1, 1, 0),
+    PATTERN(copies_peer_3d, 1, 1, 0),
     PATTERN(never_seen, 1, 1, 0),
+    PATTERN(modules_reloaded, 1, 1, 0),
     PATTERN(capture_destroyed, 1, 1, 0),
     PATTERN(capture_context_destroyed, 1, 1, 0),
     PATTERN(capture_left_open, 1, 1, 0),
@@ -655,6 +785,11 @@ static const struct pattern patterns[] = {
     PATTERN(host_callbacks, 1, 1, 0),
     PATTERN(event_storm, 1, 1, 0),
     PATTERN(killed_in_mid_kernel, 1, 1, 1),
+    PATTERN(stopped_after_launch, 1, 1, 1),
+    PATTERN(stopped_in_turn, 1, 1, 1),
+    PATTERN(killed_after_launch, 1, 1, 1),
+    PATTERN(ended_after_launch, 1, 1, 1),
+    PATTERN(exec_after_launch, 1, 1, 1),
     PATTERN(fork_tree, 1, 1, 1),
 };
 

@@ -349,7 +349,7 @@ static void arbiter_step(struct model *model)
         vc_tenant_prioritise(&model->plan_tenants[i], limit->priority);
         model->plan_tenants[i].seen =
             (struct vc_observation){usage->gpu_ns,    usage->credit_ns,        usage->credit_updated_ns,
-                                    usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns, usage->began_ns};
+                                    usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns, usage->began_ns, false};
     }
     model->decide_at = vc_plan_decide(&model->plan, model->now);
     for (unsigned i = 0; i < model->tenant_count; i++) {

@@ -5,6 +5,7 @@
 #include "gate/gate.h"
 #include "gate/lane.h"
 #include "gate_check.h"
+#include "region/abandoned.h"
 
 static struct vc_limits limits;
 static struct vc_card_usage usage;
@@ -432,8 +433,107 @@ static void test_siblings_wait_at_the_gate(void)
     CHECK(answer.reason == VC_GATE_GO); /* without an arbiter all run within the bucket */
 }
 
+static void test_a_call_that_is_held_up_hides_nothing_of_what_it_launched(void)
+{
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 5 * MS, .slack_ns = 3 * MS, .unknown = true, .measurable = true, .operations = 1};
+    start(50, 50, 0);
+    CHECK(ask(T, 0) == VC_GATE_GO);
+    CHECK(vc_gate_seen(&gate, T + 6 * MS, &interval).charged_ns == 5 * MS);
+}
+
+/* Two processes of a container; `one` has launched something of unknown cost. */
+static struct vc_usage region_usage;
+static struct vc_gate one, other;
+
+static uint64_t settle_for(uint64_t now, bool gone)
+{
+    uint64_t due = vc_abandoned_take(&limits, &region_usage, 0, 0, now, gone);
+    vc_gate_owe(&other, due);
+    return due;
+}
+
+static void start_two(void)
+{
+    struct vc_gate *gates[] = {&one, &other};
+    start(50, 50, 0);
+    memset(&region_usage, 0, sizeof region_usage);
+    for (uint32_t i = 0; i < 2; i++) {
+        vc_gate_init(gates[i], &limits, &limits.cards[0], &region_usage.cards[0], &region_usage.slots[i].cards[0]);
+        gates[i]->turns = (struct vc_turns){&region_usage.cards[0], region_usage.slots, &region_usage.slot_high_water, 0, i, 0};
+        gates[i]->watched = true;
+    }
+    vc_bucket_fill(one.usage, T, 500000);
+    vc_gate_enter(&one, T, 0, 0, &answer);
+    CHECK(answer.reason == VC_GATE_GO && answer.opened);
+    vc_gate_marked(&one, answer.allowance_ns);
+    vc_gate_fold(&one, answer.allowance_ns, 0);
+}
+
+static void test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again(void)
+{
+    start_two();
+    uint64_t before = one.usage->gpu_ns;
+    CHECK_NEAR(settle_for(T + 50 * MS, false), 50 * MS, 10 * US);
+    CHECK(settle_for(T + 50 * MS, false) == 0); /* once */
+    CHECK_NEAR(settle_for(T + 80 * MS, false), 30 * MS, 10 * US);
+    CHECK_NEAR(one.usage->gpu_ns - before, 80 * MS, 10 * US);
+    /* It ran for 20 ms, as its marks tell when somebody looks. */
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 20 * MS, .unknown = true, .measurable = true, .operations = 1};
+    vc_gate_seen(&one, T + 100 * MS, &interval);
+    CHECK_NEAR(one.usage->gpu_ns - before, 20 * MS, 10 * US);
+    CHECK(!vc_abandoned_is_open(one.usage, 0));
+    CHECK(settle_for(T + 200 * MS, false) == 0);
+}
+
+static void test_nobody_waits_for_ever_for_a_stopped_process(void)
+{
+    start_two();
+    uint64_t due = 0;
+    for (unsigned i = 1; i <= 1000; i++)
+        due += settle_for(T + i * 10 * MS, false);
+    CHECK(due == VC_ABANDONED_MOST_NS);
+}
+
+static void test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive(void)
+{
+    start_two();
+    limits.arbiter_heartbeat_ns = T + 300 * MS;
+    limits.cards[0].alive_ns = T + 30 * MS;
+    CHECK_NEAR(settle_for(T + 300 * MS, true), 30 * MS, 10 * US);
+    CHECK(!vc_abandoned_is_open(one.usage, 0) && settle_for(T + 300 * MS, true) == 0);
+    start_two(); /* without an arbiter nobody knows */
+    limits.arbiter_heartbeat_ns = 0;
+    CHECK_NEAR(settle_for(T + 5000 * MS, true), VC_ABANDONED_UNKNOWN_NS, 10 * US);
+}
+
+static void test_others_part_of_abandoned_work_is_not_the_containers(void)
+{
+    start_two();
+    limits.cards[0].others_gpu_ns += 20 * MS;
+    CHECK_NEAR(settle_for(T + 50 * MS, false), 30 * MS, 10 * US);
+    limits.cards[0].others_gpu_ns += 1000 * MS; /* more than there was time */
+    CHECK_NEAR(settle_for(T + 100 * MS, false), 10 * MS, 10 * US);
+}
+
+static void test_a_process_that_rests_has_nothing_on_the_card(void)
+{
+    start_two();
+    CHECK(vc_gate_rest(&one, T + 50 * MS) == UINT64_MAX && vc_abandoned_is_open(one.usage, 0)); /* its mark was not seen */
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + MS, .unknown = true, .measurable = true, .operations = 1};
+    vc_gate_seen(&one, T + MS, &interval);
+    CHECK(vc_abandoned_is_open(one.usage, 0));
+    CHECK(vc_gate_rest(&one, T + 2 * MS) > T + 2 * MS && vc_abandoned_is_open(one.usage, 0));
+    CHECK(vc_gate_rest(&one, T + 4 * MS) == UINT64_MAX && !vc_abandoned_is_open(one.usage, 0));
+}
+
 int main(void)
 {
+    test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
+    test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again();
+    test_nobody_waits_for_ever_for_a_stopped_process();
+    test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive();
+    test_others_part_of_abandoned_work_is_not_the_containers();
+    test_a_process_that_rests_has_nothing_on_the_card();
     test_who_needs_a_gate();
     test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_more();
     test_limits_that_make_no_sense_give_the_guaranteed_share();

@@ -40,6 +40,7 @@ _RULES = (
     "gate/ticks",
     "gate/turn",
     "region/share",
+    "region/abandoned",
     "arbiter/decide",
     "arbiter/observe",
 )

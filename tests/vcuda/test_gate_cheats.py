@@ -31,6 +31,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "capture_left_open",
         "new_streams",
         "threads_48",
+        "copies_peer",
+        "copies_peer_3d",
+        "modules_reloaded",
+        "stopped_after_launch",
+        "stopped_in_turn",
+        "killed_after_launch",
+        "ended_after_launch",
+        "exec_after_launch",
     ],
 )
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:

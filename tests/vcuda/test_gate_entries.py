@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import share
-from vcuda.sim import Machine
+from vcuda._build import native
+from vcuda.sim import Machine, SimCard
 
 KERNEL_MS = 5
 
@@ -128,6 +130,110 @@ def test_large_copies_with_extents_are_charged_on_the_card_alone(name: str, tmp_
             assert used > 20_000 if target == "card" else used == 0
         finally:
             process.communicate("\n", timeout=share.SECONDS)
+
+
+PEERS = """
+contexts = [begin(), begin(int(sys.argv[2]))]
+size_of = 8 * MIB
+(_, target) = alloc(size_of)
+ok("cuCtxSetCurrent", contexts[0])
+(_, source) = alloc(size_of)
+class Side(C.Structure):
+    _fields_ = [("at", size * 4), ("type", C.c_uint), ("host", C.c_void_p), ("device", u64), ("array", C.c_void_p),
+                ("context", C.c_void_p), ("pitch", size), ("rows", size)]
+class Copy(C.Structure):
+    _fields_ = [("source", Side), ("target", Side), ("width", size), ("height", size), ("depth", size)]
+sides = [Side(type=2, device=place.value, context=context.value, pitch=MIB, rows=4)
+         for place, context in zip((source, target), contexts)]
+name = sys.argv[1]
+extents = Copy(source=sides[0], target=sides[1], width=MIB, height=4, depth=2)
+plain = [target, contexts[1], source, contexts[0], size(size_of)]
+ok(name, *([C.byref(extents)] if "3D" in name else plain), *([None] if "Async" in name else []))
+ok("cuCtxSynchronize")
+answer("copied")
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("other_card", [False, True], ids=["one-card", "two-cards"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"cuMemcpy{kind}{suffix}"
+        for kind in ("Peer", "3DPeer")
+        for suffix in ("", "_ptds", "Async", "Async_ptsz")
+    ],
+)
+def test_copies_between_contexts_of_one_card_are_charged(name: str, other_card: bool, tmp_path: Path) -> None:
+    """They were taken for copies between cards: 8.9 of 1."""
+    machine = Machine.create(tmp_path / "machine", [SimCard(), SimCard()])
+    limits = [share.limit(machine, card) for card in range(2)]
+    container = share.simulated(tmp_path / "share", machine, limits)
+    process = container.start(PEERS, name, str(int(other_card)))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == '"copied"\n', process.communicate(timeout=share.SECONDS)
+        end = time.monotonic() + (0.2 if other_card else 20)
+        while time.monotonic() < end and container.usage().cards[0].gpu_time_ns == 0:
+            time.sleep(0.01)
+        used = sum(card.gpu_time_ns for card in container.usage().cards)
+        assert used == 0 if other_card else used > 20_000
+    finally:
+        process.communicate("\n", timeout=share.SECONDS)
+
+
+# What puts work on a card and is charged otherwise, or takes no time of it.
+NOT_BY_ITSELF = re.compile(r"cuLaunchHostFunc|cuMemcpy(HtoD|DtoH|HtoA|AtoH)")
+
+
+def test_every_function_that_puts_work_on_a_card_passes_the_gate() -> None:
+    """By name, over all that the simulated driver has; what a later one adds is told at its look-up."""
+    folder = native.ROOT / "vcuda"
+    table = (folder / "sim/src/cuda/cu_api.def").read_text()
+    names = set(re.findall(r"^SIM_\w+\((\w+)", table, re.MULTILINE))
+    gated = set(
+        re.findall(r"^VC_HOOK\w*\((\w+)", (folder / "src/cuda/driver/work.def").read_text(), re.MULTILINE)
+    )
+    working = {name for name in names if re.match(r"cu(Launch|Memcpy|Memset|MemBatch|GraphLaunch)", name)}
+    assert len(working) > 100
+    assert {name for name in working - gated if not NOT_BY_ITSELF.match(name)} == set()
+
+
+RELOADED = """
+context = begin()
+def load(name):
+    module, function = C.c_void_p(), C.c_void_p()
+    image = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry " + name + b"() { ret; }\\n"
+    ok("cuModuleLoadData", C.byref(module), image)
+    ok("cuModuleGetFunction", C.byref(function), module, name)
+    return module, function
+def launch(function):
+    ok("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+again = False
+while not again:
+    module, function = load(b"spin_20us")
+    for _ in range(40):
+        launch(function)
+        ok("cuCtxSynchronize")
+    time.sleep(0.1)
+    known = function.value
+    ok("cuModuleUnload", module)
+    module, function = load(b"spin_20ms")
+    again = function.value == known
+end, count = time.monotonic() + 0.3, 0
+while time.monotonic() < end:
+    launch(function)
+    count += 1
+answer(count)
+os._exit(0)
+"""
+
+
+def test_a_function_under_the_handle_of_one_that_was_unloaded_is_not_taken_for_it(tmp_path: Path) -> None:
+    """It was launched by the other's estimate: 27 of 10 over 4 s, and paid back later."""
+    machine = Machine.create(tmp_path / "machine")
+    container = share.simulated(tmp_path / "share", machine, [share.limit(machine, cores=10, core_limit=10)])
+    assert int(container.run(RELOADED)) <= 5  # of 20 ms, in 0.3 s
 
 
 def test_a_refused_launch_on_several_cards_costs_nothing(tmp_path: Path) -> None:

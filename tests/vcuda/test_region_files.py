@@ -289,6 +289,8 @@ OFFSETS = {
     ("vc_card_usage", "oversold_allocations"): 112,
     ("vc_card_usage", "turn"): 120,
     ("vc_card_usage", "began_ns"): 128,
+    ("vc_card_usage", "open_slots"): 136,
+    ("vc_card_usage", "left_ns"): 152,
     ("vc_slot", "pid"): 4,
     ("vc_slot", "flags"): 48,
     ("vc_slot", "cards"): 128,
@@ -298,6 +300,7 @@ OFFSETS = {
     ("vc_slot_card", "oversold_bytes"): 80,
     ("vc_slot_card", "waiting_until_ns"): 88,
     ("vc_slot_card", "served_ns"): 96,
+    ("vc_slot_card", "owed_ns"): 104,
 }
 SIZES = {
     "vc_header": 64,

@@ -119,7 +119,7 @@ static void decide_card(struct vc_arbiter *arbiter, struct card *card, uint64_t 
     }
     card->next_ns = vc_plan_decide(plan, now_ns);
     for (unsigned i = 0; i < plan->count; i++)
-        if (plan->tenants[i].active || (int)i == plan->holder)
+        if (plan->tenants[i].active || plan->tenants[i].seen.open || (int)i == plan->holder)
             card->seats[i].member->active_ns = now_ns;
     /* Take the card from its last holder before the next one gets it. */
     for (int holders = 0; holders < 2; holders++)

@@ -274,7 +274,7 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
     uint64_t next = now_ns + VC_ARBITER_REST_NS;
     for (unsigned i = 0; i < plan->count; i++) {
         const struct vc_tenant *tenant = &plan->tenants[i];
-        if (tenant->active)
+        if (tenant->active || tenant->seen.open)
             next = earlier(next, now_ns + VC_ARBITER_TICK_NS);
         if (tenant->waiting && !tenant->in_credit)
             next = earlier(next, tenant->credit_at_ns);

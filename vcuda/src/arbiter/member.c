@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/atomic.h"
+#include "region/slot.h"
 
 static const uint64_t RING_WINDOW_NS = 10000000;
 static const uint32_t RINGS_PER_WINDOW = 100;
@@ -90,6 +91,22 @@ bool vc_member_due(const struct vc_member *member, uint64_t now_ns)
            now_ns - member->read_ns >= vc_member_age_limit(member, now_ns);
 }
 
+/* A process that is gone was alive until now at the latest, where the last look did not find it gone already. One that lives says enough. */
+static void look_for_the_living(struct vc_member *member, uint32_t card, uint64_t now_ns)
+{
+    bool alive = false;
+    member->open[card] = false;
+    for (uint32_t slot = 0; slot < VC_MAX_SLOTS && !member->open[card]; slot++) {
+        uint64_t bit = UINT64_C(1) << slot % 64, *gone = &member->gone_slots[card][slot / 64];
+        bool open = member->cards[card].open_slots[slot / 64] & bit;
+        member->open[card] = open && vc_slot_locked(member->usage_descriptor, slot);
+        alive = alive || member->open[card] || (open && !(*gone & bit));
+        *gone = open && !member->open[card] ? *gone | bit : *gone & ~bit;
+    }
+    if (alive)
+        vc_store_relaxed(&member->limits->cards[card].alive_ns, now_ns);
+}
+
 void vc_member_read(struct vc_member *member, uint64_t now_ns)
 {
     size_t bytes = member->card_count * sizeof member->cards[0];
@@ -110,6 +127,10 @@ void vc_member_read(struct vc_member *member, uint64_t now_ns)
         if (member->cards[card].wake_futex != member->last_ring[card])
             member->rings++;
         member->last_ring[card] = member->cards[card].wake_futex;
+        if (member->cards[card].open_slots[0] | member->cards[card].open_slots[1])
+            look_for_the_living(member, card, now_ns);
+        else
+            member->open[card] = false;
     }
 }
 
@@ -136,6 +157,7 @@ void vc_member_observation(const struct vc_member *member, uint32_t card, struct
         .waiting_until_ns = usage->waiting_until_ns,
         .predicted_finish_ns = usage->predicted_finish_ns,
         .began_ns = usage->began_ns,
+        .open = member->open[card],
     };
 }
 

@@ -35,6 +35,8 @@ struct vc_member {
     uint64_t ring_window_ns;
     uint32_t rings;
     uint32_t last_ring[VC_MAX_CARDS];
+    uint64_t gone_slots[VC_MAX_CARDS][2]; /* of those that are open: whose process was found gone */
+    bool open[VC_MAX_CARDS];              /* one of the others is */
 };
 
 /* Open both files. Returns NULL with *error. The grants are withdrawn at once: no lease, guaranteed rate. */

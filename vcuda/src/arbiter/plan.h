@@ -32,6 +32,7 @@ struct vc_observation {
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
     uint64_t began_ns; /* VC_NOT_BEGUN: its work waits for others' on the card */
+    bool open;         /* a living process of it has work on the card whose end nobody saw: when it dies matters */
 };
 
 /* One container on the card. The caller fills the first part; the rest belongs to these rules. */

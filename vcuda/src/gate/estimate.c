@@ -55,6 +55,14 @@ struct vc_estimate *vc_estimate_find(uint64_t key)
     return entry;
 }
 
+struct vc_estimate *vc_estimate_of(uint64_t key, uint64_t generation)
+{
+    struct vc_estimate *entry = vc_estimate_find(key);
+    if (__atomic_exchange_n(&entry->generation, generation, __ATOMIC_RELAXED) != generation)
+        vc_estimate_reset(entry);
+    return entry;
+}
+
 static void store(struct vc_estimate *estimate, uint64_t cost_ns, uint64_t least_ns, uint64_t peak_ns)
 {
     cost_ns = cost_ns ? cost_ns : 1;

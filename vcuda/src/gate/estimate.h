@@ -16,6 +16,7 @@ struct vc_estimate {
     uint64_t peak_ns, least_ns; /* the longest and the shortest that it took lately; they come nearer slowly */
     uint64_t pass_ns;       /* the mean again, where an operation may go unmeasured; 0: it may not */
     uint64_t measured;      /* how often it was */
+    uint64_t generation;    /* of the handles, when it was last looked up (vc_estimate_of) */
 };
 
 /* How much is known about an interval that was measured; decides how fast an estimate follows it. */
@@ -42,6 +43,8 @@ uint64_t vc_estimate_key(uint64_t kind, uint64_t handle, uint64_t size);
 
 /* The entry for `key`, made at first use. Never NULL. */
 struct vc_estimate *vc_estimate_find(uint64_t key);
+/* … of something whose handle may have meant something else in an earlier generation: then it is unknown again. */
+struct vc_estimate *vc_estimate_of(uint64_t key, uint64_t generation);
 
 static inline uint64_t vc_estimate_cost(const struct vc_estimate *estimate)
 {

@@ -5,6 +5,7 @@
 
 #include "gate/bucket.h"
 #include "base/atomic.h"
+#include "region/abandoned.h"
 #include "region/share.h"
 
 static const uint64_t OVERDUE_STEP_NS = 200000;
@@ -165,10 +166,39 @@ static void account(struct vc_gate *gate, int64_t ns)
     __atomic_add_fetch(&gate->slot->served_ns, (uint64_t)ns, __ATOMIC_RELAXED);
 }
 
+/* Siblings saw us stand still, and charged the container for what we had on the card: now it is this process's charge. */
+static void take_owed(struct vc_gate *gate)
+{
+    if (VC_LIKELY(vc_load_relaxed(&gate->slot->owed_ns) == 0))
+        return;
+    uint64_t owed = __atomic_exchange_n(&gate->slot->owed_ns, 0, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&gate->slot->gpu_ns, owed, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&gate->slot->served_ns, owed, __ATOMIC_RELAXED);
+    gate->owed_ns += owed;
+}
+
+/* The bit goes before the prediction is set back. */
+static void close_gate(struct vc_gate *gate)
+{
+    if (!gate->open)
+        return;
+    vc_abandoned_close(gate->usage, gate->turns.own);
+    gate->open = false;
+    take_owed(gate);
+    account(gate, -(int64_t)gate->owed_ns);
+    gate->owed_ns = 0;
+}
+
+static bool rests(const struct vc_gate *gate, uint64_t now_ns)
+{
+    return gate->unseen == 0 && now_ns > gate->finish_ns + VC_REST_NS;
+}
+
 /* The container's predicted finish is the latest of its processes': lowered only by the process that set it. */
 static void publish(struct vc_gate *gate)
 {
-    vc_store_relaxed(&gate->slot->predicted_finish_ns, gate->finish_ns);
+    vc_store_relaxed(&gate->slot->others_then_ns, vc_load_relaxed(&gate->limit->others_gpu_ns));
+    vc_store_release(&gate->slot->predicted_finish_ns, gate->finish_ns);
     uint64_t current = vc_load_relaxed(&gate->usage->predicted_finish_ns);
     if (gate->finish_ns > current || current == gate->published_ns) {
         vc_store_release(&gate->usage->predicted_finish_ns, gate->finish_ns);
@@ -218,6 +248,10 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     gate->launched_ns += cost_ns + more;
     vc_store_relaxed(&gate->usage->last_active_ns, now_ns);
     publish(gate);
+    if (!gate->open && gate->watched && gate->turns.slots) {
+        vc_abandoned_open(gate->usage, gate->turns.own);
+        gate->open = answer->opened = true;
+    }
 }
 
 void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns, struct vc_gate_answer *answer)
@@ -371,11 +405,12 @@ static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy 
         uint64_t idle = gaps ? uncovered : earlier(interval->slack_ns, uncovered);
         if (idle != 0 && estimate < uncovered) {
             settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
-            bool unproven = !interval->unknown && interval->risk_ns == VC_UNPROVEN_NS;
-            settlement.charged_ns = unproven ? uncovered : later(estimate, uncovered - idle);
+            uint64_t least = later(estimate, uncovered - idle);
+            bool unproven = interval->unknown || interval->risk_ns == VC_UNPROVEN_NS; /* else a call that is held up hides what it began */
+            settlement.charged_ns = unproven ? uncovered : least;
+            if (interval->unknown)
+                settlement.measured_ns = least;
         }
-        if (interval->unknown)
-            settlement.measured_ns = settlement.charged_ns;
         return settlement;
     }
     if (can_be(interval)) {
@@ -388,9 +423,18 @@ static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy 
     return settlement;
 }
 
+/* What siblings charged for us was for what is under way. */
+static void pay_owed(struct vc_gate *gate, struct vc_interval *interval)
+{
+    take_owed(gate);
+    interval->advance_ns += gate->owed_ns;
+    gate->owed_ns = 0;
+}
+
 void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
     pthread_mutex_lock(&gate->mutex);
+    pay_owed(gate, interval);
     cover(gate, interval, now_ns);
     uint64_t used = without_others(interval), paid = interval->estimate_ns + interval->advance_ns;
     if (used > paid) {
@@ -423,6 +467,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     gate->progress_ns = now_ns;
     gate->late_since_ns = 0;
     if (interval->measurable) {
+        pay_owed(gate, interval);
         settlement = settle(gate, &policy, interval);
         account(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns));
         if (interval->unknown) { /* it counted nothing when it was launched */
@@ -434,9 +479,27 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
     uint64_t ended = interval->to_ns ? earlier(interval->to_ns, now_ns) : now_ns;
     gate->finish_ns = behind ? later(ended + behind, gate->unseen ? now_ns : 0) : ended;
+    if (rests(gate, now_ns))
+        close_gate(gate);
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);
     return settlement;
+}
+
+uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    if (gate->open && rests(gate, now_ns))
+        close_gate(gate);
+    uint64_t again = !gate->open || gate->unseen != 0 ? UINT64_MAX : gate->finish_ns + VC_REST_NS + 1;
+    pthread_mutex_unlock(&gate->mutex);
+    return again;
+}
+
+void vc_gate_owe(struct vc_gate *gate, uint64_t ns)
+{
+    vc_bucket_take(gate->usage, (int64_t)ns);
+    __atomic_add_fetch(&gate->usage->gpu_ns, ns, __ATOMIC_RELAXED);
 }
 
 void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)

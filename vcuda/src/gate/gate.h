@@ -27,6 +27,7 @@ enum {
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
+    VC_REST_NS = 2000000,             /* a process whose work is predicted to have ended so long ago has none on the card */
     VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card: what the call takes the host */
 };
 
@@ -66,6 +67,7 @@ struct vc_gate_answer {
     bool from_idle;        /* GO: nothing of this process was on the card */
     uint64_t joins_until_ns; /* GO: work of this process is predicted to be running on the card until then; 0: none */
     bool call_next;        /* TURN: siblings should look at once */
+    bool opened;           /* GO: from now on the helper has to look (vc_gate_rest) */
     bool closing;          /* GO: this is the last operation before the gate shuts: have its end seen */
 };
 
@@ -88,6 +90,9 @@ struct vc_gate {
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint64_t risk_ns;      /* what the operations whose cost varies among them may turn out to cost */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
+    bool watched;          /* there is a helper that looks after this gate */
+    bool open;             /* our bit in vc_card_usage.open_slots is set (region/abandoned.h) */
+    uint64_t owed_ns;      /* what siblings charged for us while we stood still, not yet settled */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */
     struct vc_busy busy;
     const void *latest_lane;  /* whoever passed last … */
@@ -166,6 +171,12 @@ void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);
 
 /* An end mark was reached (or lost: measurable = false). Settles the charge and renews the prediction. */
 struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
+
+/* The helper's: whether the process may have work on the card still. Returns when to look again; UINT64_MAX: not by itself. */
+uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns);
+
+/* Charge the container for what a sibling left on the card. */
+void vc_gate_owe(struct vc_gate *gate, uint64_t ns);
 
 /* The application waited for all of its work on the card. */
 void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns);

@@ -35,6 +35,7 @@ VC__OFFSET(vc_card_limit, overhead_samples, 104);
 VC__OFFSET(vc_card_limit, granted_ppm, 120);
 VC__OFFSET(vc_card_limit, lease_sequence, 128);
 VC__OFFSET(vc_card_limit, others_gpu_ns, 160);
+VC__OFFSET(vc_card_limit, alive_ns, 176);
 
 VC__SIZE(vc_limits, 192 + 16 * 256);
 VC__OFFSET(vc_limits, sequence, 64);
@@ -50,12 +51,14 @@ VC__OFFSET(vc_card_usage, waiting_until_ns, 96);
 VC__OFFSET(vc_card_usage, oversold_allocations, 112);
 VC__OFFSET(vc_card_usage, turn, 120);
 VC__OFFSET(vc_card_usage, began_ns, 128);
+VC__OFFSET(vc_card_usage, open_slots, 136);
 
 VC__SIZE(vc_slot_card, 128);
 VC__OFFSET(vc_slot_card, gpu_ns, 32);
 VC__OFFSET(vc_slot_card, generation, 64);
 VC__OFFSET(vc_slot_card, oversold_bytes, 80);
 VC__OFFSET(vc_slot_card, served_ns, 96);
+VC__OFFSET(vc_slot_card, owed_ns, 104);
 
 VC__SIZE(vc_slot, 128 + 16 * 128);
 VC__OFFSET(vc_slot, pid, 4);

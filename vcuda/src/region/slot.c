@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "region/abandoned.h"
 #include "region/descriptor.h"
 
 #define VC__CLAIM_INTERVAL_NS 10000000u
@@ -63,9 +64,14 @@ static int usage_descriptor(struct vc_region *region)
 /* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere. What is committed goes first: half done it
  * is a reservation, which the next one whom it hinders clears away; the other way round nobody would be hindered, and the
  * container would see too little free memory for ever. */
-static void clear_slot(struct vc_slot *slot)
+static void clear_slot(struct vc_region *region, uint32_t index)
 {
+    struct vc_slot *slot = &region->usage->slots[index];
     for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
+        if (vc_load(&slot->state) != VC_SLOT_FREE && card < region->card_count)
+            vc_add(&region->usage->cards[card].left_ns,
+                   vc_abandoned_take(region->limits, region->usage, card, index, vc_now_ns(), true));
+        vc_abandoned_close(&region->usage->cards[card], index);
         vc_store(&slot->cards[card].committed_bytes, 0);
         vc_store(&slot->cards[card].reserved_bytes, 0);
         memset(&slot->cards[card], 0, sizeof slot->cards[card]);
@@ -99,7 +105,7 @@ struct vc_slot *vc_slot_claim(struct vc_region *region)
             unlock(descriptor, index);
             continue;
         }
-        clear_slot(slot);
+        clear_slot(region, index);
         /* Before the first reservation: who sums later sees this slot, and who summed before is seen by us. */
         uint32_t high_water = vc_load(&region->usage->slot_high_water);
         while (high_water < index + 1 && !__atomic_compare_exchange_n(&region->usage->slot_high_water, &high_water, index + 1,
@@ -131,13 +137,49 @@ uint32_t vc_slots_reap(struct vc_region *region)
         if (self.pid == 0)
             vc_identify_self(&self);
         if (vc_load(&slot->state) != VC_SLOT_FREE && !vc_slot_alive(&self, slot, false)) {
-            clear_slot(slot);
+            clear_slot(region, index);
             reaped++;
         }
         unlock(descriptor, index);
     }
     pthread_mutex_unlock(&region->slow_mutex);
     return reaped;
+}
+
+/* Whether that slot's process is gone. Errors count as alive. */
+static bool is_gone(struct vc_region *region, uint32_t index)
+{
+    bool gone = false;
+    pthread_mutex_lock(&region->slow_mutex);
+    int descriptor = usage_descriptor(region);
+    if (descriptor >= 0 && !vc_slot_locked(descriptor, index)) {
+        struct vc_identity self;
+        vc_identify_self(&self);
+        gone = !vc_slot_alive(&self, &region->usage->slots[index], false);
+    }
+    pthread_mutex_unlock(&region->slow_mutex);
+    return gone;
+}
+
+uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns)
+{
+    if (region->state != VC_REGION_ENFORCED)
+        return 0;
+    struct vc_card_usage *usage = &region->usage->cards[card];
+    uint64_t due = vc_load_relaxed(&usage->left_ns) ? __atomic_exchange_n(&usage->left_ns, 0, __ATOMIC_RELAXED) : 0;
+    for (unsigned half = 0; half < 2; half++)
+        for (uint64_t open = vc_load_relaxed(&usage->open_slots[half]); open != 0; open &= open - 1) {
+            uint32_t index = half * 64 + (uint32_t)__builtin_ctzll(open);
+            struct vc_slot *slot = &region->usage->slots[index];
+            uint64_t paid_until = vc_load_acquire(&slot->cards[card].predicted_finish_ns);
+            if (slot == vc_load_relaxed(&region->slot) || paid_until + VC_ABANDONED_AFTER_NS > now_ns)
+                continue;
+            due += vc_abandoned_take(region->limits, region->usage, card, index, now_ns, is_gone(region, index));
+            /* It is on the card still, as far as anybody knows: others' part of it goes on being told apart. */
+            if (vc_abandoned_is_open(usage, index))
+                vc_raise_to(&usage->predicted_finish_ns, now_ns + VC_ABANDONED_AFTER_NS);
+        }
+    return due;
 }
 
 struct vc_slot *vc_region_slot(struct vc_region *region)

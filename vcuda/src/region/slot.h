@@ -26,6 +26,10 @@ bool vc_slot_locked(int descriptor, uint32_t index);
  * are updated by atomic adds without a lock; other processes and the manager read them at any time. */
 struct vc_slot *vc_region_slot(struct vc_region *region);
 
+/* GPU time to be charged now for what other processes of this container left on a card when they stopped or ended (abandoned.h).
+ * Cheap where there is nothing. Pre: card < region->card_count. */
+uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns);
+
 /* Free the slots of dead processes; return how many there were. */
 uint32_t vc_slots_reap(struct vc_region *region);
 

@@ -14,7 +14,8 @@
 
 #include "sim_engine.h"
 
-#define REAP_NS 20000000ull
+/* How soon the dead are missed. A driver ends what a process had running while the kernel closes its files; here somebody has to look. */
+#define REAP_NS 2000000ull
 
 uint64_t sim_now(void)
 {
@@ -229,11 +230,12 @@ static uint64_t lock_and_advance(sim_state *state, int index)
         pthread_mutex_consistent(&card->mutex);
     }
     const uint64_t now = sim_now();
+    sim_advance(state, card, now); /* what the dead had running ran until they are missed */
     if (now - card->reap_ns >= REAP_NS) {
         card->reap_ns = now;
         sim_reap(state, index);
+        sim_advance(state, card, now);
     }
-    sim_advance(state, card, now);
     return now;
 }
 

@@ -6,13 +6,6 @@
 #include "cuda/driver/hooks.h"
 #include "base/log.h"
 
-static bool is_reviewed(const void *function)
-{
-    return function == (void *)vc_real.cuMemcpy2D || function == (void *)vc_real.cuMemcpy2DUnaligned ||
-           function == (void *)vc_real.cuMemcpy2DAsync || function == (void *)vc_real.cuMemcpy3D ||
-           function == (void *)vc_real.cuMemcpy3DAsync;
-}
-
 static void exchange(const char *symbol, void **function)
 {
     if (!function || !*function)
@@ -22,7 +15,7 @@ static void exchange(const char *symbol, void **function)
         *function = hook;
         return;
     }
-    if (is_reviewed(*function) || !symbol || !vc_hooks_base_name(symbol, strlen(symbol)))
+    if (!symbol || !vc_hooks_base_name(symbol, strlen(symbol)))
         return;
     /* A version of a hooked function that did not exist when we were built: it works, but nothing limits it. */
     struct vc_region *region = vc_region_get();

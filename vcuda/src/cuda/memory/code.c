@@ -307,7 +307,7 @@ static CUresult unload(void *handle, CUresult (*call)(void *))
     return result;
 }
 
-CUresult vc_hook_cuModuleUnload(CUmodule module)
+CUresult vc_module_unload(CUmodule module)
 {
     return unload(module, unload_module);
 }
@@ -434,7 +434,7 @@ CUresult vc_hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUj
     return end_library(result, library, result == CUDA_SUCCESS ? need_of_file(path) : (struct need){0});
 }
 
-CUresult vc_hook_cuLibraryUnload(CUlibrary handle)
+CUresult vc_library_unload(CUlibrary handle)
 {
     struct library library;
     bool known = vc_table_take(&libraries, (uint64_t)(uintptr_t)handle, &library);

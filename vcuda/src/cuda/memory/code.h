@@ -19,4 +19,8 @@ static inline CUresult vc_node_pay(const CUDA_KERNEL_NODE_PARAMS *node)
     return node ? vc_launch_pay(node->func ? node->func : (CUfunction)node->kern, NULL) : CUDA_SUCCESS;
 }
 
+/* The hooks' memory side. */
+CUresult vc_module_unload(CUmodule module);
+CUresult vc_library_unload(CUlibrary library);
+
 #endif

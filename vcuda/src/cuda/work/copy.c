@@ -86,6 +86,44 @@ VC__SET_2D_V1(cuMemsetD2D8, unsigned char)
 VC__SET_2D_V1(cuMemsetD2D16, unsigned short)
 VC__SET_2D_V1(cuMemsetD2D32, unsigned int)
 
+/* --- copies between contexts --- */
+
+/* The device of a context; the current one stays what it is. */
+static bool device_of(CUcontext context, CUdevice *device)
+{
+    CUcontext before;
+    if (!vc_real.cuCtxGetDevice || vc_real.cuCtxGetCurrent(&before) != CUDA_SUCCESS || vc_real.cuCtxSetCurrent(context) != CUDA_SUCCESS)
+        return false;
+    CUresult result = vc_real.cuCtxGetDevice(device);
+    vc_real.cuCtxSetCurrent(before);
+    return result == CUDA_SUCCESS;
+}
+
+/* Whether a copy between them stays on one card; what is between two cards goes by the copy engines. */
+static bool one_card(CUcontext one, CUcontext other)
+{
+    CUdevice device, same;
+    return one == other || (device_of(one, &device) && device_of(other, &same) && device == same);
+}
+
+static bool begin_peer(struct vc_work *work, CUstream stream, bool per_thread, CUcontext to, CUcontext from, uint64_t bytes)
+{
+    return bytes != 0 && vc_work_gated() && one_card(to, from) &&
+           vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
+}
+
+#define VC__PEER CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUcontext from, size_t bytes
+#define VC__PEER_COPY(name, per_thread) \
+    VC_WORK_HOOK(name, (VC__PEER), (destination, to, source, from, bytes), begin_peer(&work, NULL, per_thread, to, from, bytes))
+#define VC__PEER_COPY_ASYNC(name, per_thread)                                               \
+    VC_WORK_HOOK(name, (VC__PEER, CUstream stream), (destination, to, source, from, bytes, stream), \
+                 begin_peer(&work, stream, per_thread, to, from, bytes))
+
+VC__PEER_COPY(cuMemcpyPeer, false)
+VC__PEER_COPY(cuMemcpyPeer_ptds, true)
+VC__PEER_COPY_ASYNC(cuMemcpyPeerAsync, false)
+VC__PEER_COPY_ASYNC(cuMemcpyPeerAsync_ptsz, true)
+
 /* --- copies with extents --- */
 
 static bool side_on_device(unsigned int type, CUdeviceptr pointer)
@@ -94,29 +132,26 @@ static bool side_on_device(unsigned int type, CUdeviceptr pointer)
            (type == CU_MEMORYTYPE_UNIFIED && vc_work_on_device(pointer));
 }
 
-static bool begin_2d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY2D *copy)
-{
-    if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
-        !side_on_device(copy->dstMemoryType, copy->dstDevice))
-        return false;
-    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height);
-}
-
-static bool begin_3d(struct vc_work *work, CUstream stream, bool per_thread, const CUDA_MEMCPY3D *copy)
-{
-    if (!vc_work_gated() || !copy || !side_on_device(copy->srcMemoryType, copy->srcDevice) ||
-        !side_on_device(copy->dstMemoryType, copy->dstDevice))
-        return false;
-    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, (uint64_t)copy->WidthInBytes * copy->Height * copy->Depth);
-}
+/* All versions of these structures name the same things. */
+#define VC__STAYS(copy)                                                                                     \
+    (vc_work_gated() && (copy) && side_on_device((copy)->srcMemoryType, (copy)->srcDevice) &&               \
+     side_on_device((copy)->dstMemoryType, (copy)->dstDevice))
+#define VC__BEGIN_2D(work, stream, per_thread, copy)                                       \
+    (VC__STAYS(copy) && vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY,        \
+                                            (uint64_t)(copy)->WidthInBytes * (copy)->Height))
+#define VC__BEGIN_3D(work, stream, per_thread, copy)                                       \
+    (VC__STAYS(copy) && vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY,        \
+                                            (uint64_t)(copy)->WidthInBytes * (copy)->Height * (copy)->Depth))
+#define VC__BEGIN_2D_v1 VC__BEGIN_2D
+#define VC__BEGIN_3D_v1 VC__BEGIN_3D
+#define VC__BEGIN_3D_PEER(work, stream, per_thread, copy) \
+    ((copy) && one_card((copy)->srcContext, (copy)->dstContext) && VC__BEGIN_3D(work, stream, per_thread, copy))
 
 #define VC__EXTENT(name, dimensions, per_thread)                              \
     VC_WORK_HOOK(name, (const CUDA_MEMCPY##dimensions *copy), (copy), VC__BEGIN_##dimensions(&work, NULL, per_thread, copy))
 #define VC__EXTENT_ASYNC(name, dimensions, per_thread)                        \
     VC_WORK_HOOK(name, (const CUDA_MEMCPY##dimensions *copy, CUstream stream), (copy, stream), \
              VC__BEGIN_##dimensions(&work, stream, per_thread, copy))
-#define VC__BEGIN_2D begin_2d
-#define VC__BEGIN_3D begin_3d
 
 VC__EXTENT(cuMemcpy2D_v2, 2D, false)
 VC__EXTENT(cuMemcpy2D_v2_ptds, 2D, true)
@@ -128,3 +163,12 @@ VC__EXTENT(cuMemcpy3D_v2, 3D, false)
 VC__EXTENT(cuMemcpy3D_v2_ptds, 3D, true)
 VC__EXTENT_ASYNC(cuMemcpy3DAsync_v2, 3D, false)
 VC__EXTENT_ASYNC(cuMemcpy3DAsync_v2_ptsz, 3D, true)
+VC__EXTENT(cuMemcpy3DPeer, 3D_PEER, false)
+VC__EXTENT(cuMemcpy3DPeer_ptds, 3D_PEER, true)
+VC__EXTENT_ASYNC(cuMemcpy3DPeerAsync, 3D_PEER, false)
+VC__EXTENT_ASYNC(cuMemcpy3DPeerAsync_ptsz, 3D_PEER, true)
+VC__EXTENT(cuMemcpy2D, 2D_v1, false)
+VC__EXTENT(cuMemcpy2DUnaligned, 2D_v1, false)
+VC__EXTENT_ASYNC(cuMemcpy2DAsync, 2D_v1, false)
+VC__EXTENT(cuMemcpy3D, 3D_v1, false)
+VC__EXTENT_ASYNC(cuMemcpy3DAsync, 3D_v1, false)

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "region/slot.h"
 
 static struct vc_gate gates[VC_MAX_CARDS];
@@ -37,6 +38,25 @@ struct vc_gate *vc_gates_get(struct vc_region *region, int card)
     }
     pthread_mutex_unlock(&mutex);
     return &gates[card];
+}
+
+void vc_gates_settle_abandoned(const struct vc_gate *gate)
+{
+    ptrdiff_t card = gate - gates;
+    uint64_t due = vc_slots_abandoned(vc_region_get(), (uint32_t)card, vc_now_ns());
+    if (VC_UNLIKELY(due != 0))
+        vc_gate_owe(&gates[card], due);
+}
+
+uint64_t vc_gates_rest(void)
+{
+    uint64_t next = UINT64_MAX, now = vc_now_ns();
+    for (int card = 0; card < VC_MAX_CARDS; card++) {
+        struct vc_gate *gate = vc_gates_find(card);
+        uint64_t again = gate ? vc_gate_rest(gate, now) : UINT64_MAX;
+        next = again < next ? again : next;
+    }
+    return next;
 }
 
 void vc_gates_forked(void)

@@ -11,6 +11,12 @@ struct vc_gate *vc_gates_get(struct vc_region *region, int card);
 /* … if there is one already, else NULL. */
 struct vc_gate *vc_gates_find(int card);
 
+/* Charge what other processes of the container left on the card when they stopped or ended. */
+void vc_gates_settle_abandoned(const struct vc_gate *gate);
+
+/* The helper's: have gates rest whose work is over; returns when to look again. */
+uint64_t vc_gates_rest(void);
+
 /* Whether any card of the share needs one. */
 static inline bool vc_gates_needed(const struct vc_region *region)
 {

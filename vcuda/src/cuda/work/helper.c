@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include "base/clock.h"
+#include "cuda/work/gates.h"
 #include "cuda/work/tracker.h"
 
 /* cuEventElapsedTime is a float of ms: the base must stay near for it to resolve fractions of a microsecond. */
@@ -281,7 +282,8 @@ static void *help(void *argument)
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
     for (;;) {
         uint32_t word = vc_bell_awake();
-        vc_bell_sleep(vc_trackers_round(work_off), word);
+        uint64_t marks = vc_trackers_round(work_off), rest = vc_gates_rest();
+        vc_bell_sleep(marks < rest ? marks : rest, word);
     }
     return argument;
 }

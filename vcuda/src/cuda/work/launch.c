@@ -26,6 +26,21 @@ VC__LAUNCH(cuLaunchKernel_ptsz, true, (VC__KERNEL, void **extra), (VC__KERNEL_AR
 VC__LAUNCH(cuLaunchCooperativeKernel, false, (VC__KERNEL), (VC__KERNEL_ARGUMENTS))
 VC__LAUNCH(cuLaunchCooperativeKernel_ptsz, true, (VC__KERNEL), (VC__KERNEL_ARGUMENTS))
 
+/* A function's handle may come back as another's. */
+CUresult vc_hook_cuModuleUnload(CUmodule module)
+{
+    CUresult result = vc_module_unload(module);
+    vc_work_functions_gone();
+    return result;
+}
+
+CUresult vc_hook_cuLibraryUnload(CUlibrary library)
+{
+    CUresult result = vc_library_unload(library);
+    vc_work_functions_gone();
+    return result;
+}
+
 static bool begin_configured(struct vc_work *work, const CUlaunchConfig *config, bool per_thread, CUfunction function)
 {
     if (!config) /* the driver says what is wrong with it */

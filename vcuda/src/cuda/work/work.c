@@ -18,6 +18,8 @@ bool vc_work_gated(void)
     return vc_gates_needed(vc_region_get());
 }
 
+static uint64_t functions_generation; /* changes when handles of functions may have changed their meaning */
+
 static inline bool capture_known(void)
 {
     return (vc_load_relaxed(&vc__work_state) & CAPTURES) != 0;
@@ -72,12 +74,18 @@ static void wait_for_go(struct vc_work *work)
     struct vc_lane *lane = &work->lane->lane;
     for (;;) {
         struct vc_gate_words words = vc_gate_words(lane->gate);
+        vc_gates_settle_abandoned(lane->gate);
         uint64_t now = vc_now_ns();
         vc_lane_ask(lane, work->estimate, now, vc_ticks(), &work->answer, &work->step);
         if (VC_UNLIKELY(work->answer.impossible))
             complain();
-        if (work->answer.reason == VC_GATE_GO)
+        if (work->answer.reason == VC_GATE_GO) {
+            if (VC_UNLIKELY(work->answer.opened)) { /* and the arbiter notes as long as we live */
+                vc_bell_expect(now + VC_REST_NS);
+                vc_gate_call_arbiter(lane->gate);
+            }
             return;
+        }
         before_sleep(work);
         vc_gate_wait(lane->gate, words, &work->answer);
     }
@@ -145,7 +153,8 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
         VC_LIKELY(vc_lane_pass(known->lane, known->estimate)))
         return false;
     struct vc_estimate *estimate =
-        is_known ? known->estimate : vc_estimate_find(vc_estimate_function_key((uintptr_t)function, blocks, threads));
+        is_known ? known->estimate
+                 : vc_estimate_of(vc_estimate_function_key((uintptr_t)function, blocks, threads), vc_load(&functions_generation));
     bool asked = begin(work, mine, stream, estimate);
     if (work->lane)
         *known = (struct vc_known_launch){state, function, shape, stream, work->lane->context, &work->lane->lane, estimate};
@@ -219,6 +228,12 @@ void vc_work_waited_otherwise(void)
         vc_bell_kick();
 }
 
+void vc_work_functions_gone(void)
+{
+    vc_add(&functions_generation, 1);
+    vc_lanes_new_epoch();
+}
+
 void vc_work_stream_ending(void)
 {
     vc_lanes_stream_ending();
@@ -242,5 +257,5 @@ void vc_work_context_ended(struct vc_tracker *tracker, CUcontext context, bool g
         return;
     if (context)
         vc_capture_context_gone(context);
-    vc_lanes_new_epoch();
+    vc_work_functions_gone();
 }

@@ -87,6 +87,9 @@ void vc_work_waited(uint64_t from_ns, CUstream stream);
 /* … for something else: what it was says nothing of this thread's streams. */
 void vc_work_waited_otherwise(void);
 
+/* Code was unloaded: what was learnt of functions may be another's. */
+void vc_work_functions_gone(void);
+
 /* Around the destruction of a stream, whose handle may come back as another's. */
 void vc_work_stream_ending(void);
 void vc_work_stream_gone(CUstream stream);

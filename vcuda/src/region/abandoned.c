@@ -1,0 +1,56 @@
+/* Bits, a compare-and-swap, and others' part taken out. */
+#include "region/abandoned.h"
+
+#include "base/atomic.h"
+#include "region/share.h"
+
+void vc_abandoned_open(struct vc_card_usage *usage, uint32_t slot)
+{
+    __atomic_or_fetch(&usage->open_slots[slot / 64], UINT64_C(1) << slot % 64, __ATOMIC_RELEASE);
+}
+
+void vc_abandoned_close(struct vc_card_usage *usage, uint32_t slot)
+{
+    __atomic_and_fetch(&usage->open_slots[slot / 64], ~(UINT64_C(1) << slot % 64), __ATOMIC_RELEASE);
+}
+
+/* When a process that is gone ended, at the latest: the arbiter saw it alive until then. */
+static uint64_t ended(const struct vc_limits *limits, uint32_t card, uint64_t paid_until_ns, uint64_t now_ns)
+{
+    uint64_t end = vc_share_arbitrated(limits, now_ns) ? vc_load_relaxed(&limits->cards[card].alive_ns)
+                                                       : paid_until_ns + VC_ABANDONED_UNKNOWN_NS;
+    return end < now_ns ? end : now_ns;
+}
+
+/* What other tenants had of the card meanwhile, as far as the arbiter knows; never nearly all. */
+static uint64_t without_others(const struct vc_card_limit *limit, const struct vc_slot_card *slot, uint64_t passed_ns)
+{
+    uint64_t others = vc_load_relaxed(&limit->others_gpu_ns) - vc_load_relaxed(&slot->others_then_ns);
+    uint64_t most = passed_ns - passed_ns / 5;
+    return passed_ns - ((int64_t)others < 0 ? 0 : others < most ? others : most);
+}
+
+uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t now_ns,
+                           bool gone)
+{
+    struct vc_card_usage *shared = &usage->cards[card];
+    struct vc_slot_card *own = &usage->slots[slot].cards[card];
+    if (!vc_abandoned_is_open(shared, slot))
+        return 0;
+    uint64_t paid_until = vc_load_acquire(&own->predicted_finish_ns);
+    uint64_t until = gone ? ended(limits, card, paid_until, now_ns) : now_ns;
+    uint64_t due = 0;
+    if (until > paid_until) {
+        uint64_t owed = vc_load_relaxed(&own->owed_ns), most = owed < VC_ABANDONED_MOST_NS ? VC_ABANDONED_MOST_NS - owed : 0;
+        due = without_others(&limits->cards[card], own, until - paid_until);
+        due = due < most ? due : most;
+        if (!__atomic_compare_exchange_n(&own->predicted_finish_ns, &paid_until, until, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return 0; /* another one was faster, or its process goes on */
+        vc_store_relaxed(&own->others_then_ns, vc_load_relaxed(&limits->cards[card].others_gpu_ns));
+    }
+    if (gone)
+        vc_abandoned_close(shared, slot);
+    else
+        vc_add(&own->owed_ns, due);
+    return due;
+}

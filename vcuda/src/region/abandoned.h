@@ -1,0 +1,35 @@
+/* Work whose process stopped or ended before it was paid for: the others of its container pay.
+ *
+ * A process sets its bit in vc_card_usage.open_slots while it has work on the card whose end nobody has seen. Its slot's
+ * predicted_finish_ns says until when that is paid for; as long as the process runs its helper moves it on, or takes the bit away.
+ * Who finds it standing still charges the time that passed and moves it on instead. No lock; what is lost where a process is killed
+ * between two steps is one such charge.
+ */
+#ifndef VC_ABANDONED_H
+#define VC_ABANDONED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "region/abi.h"
+
+enum {
+    VC_ABANDONED_AFTER_NS = 10000000, /* a helper that runs is never so late … on a quiet machine; else its process has it settled later */
+    VC_ABANDONED_UNKNOWN_NS = 1000000000, /* without an arbiter nobody knows when a process ended: at most so much later */
+};
+/* Nobody sees a stopped process's work end: so much is charged until it runs again, or its container would wait for ever. */
+#define VC_ABANDONED_MOST_NS UINT64_C(5000000000)
+
+void vc_abandoned_open(struct vc_card_usage *usage, uint32_t slot);
+void vc_abandoned_close(struct vc_card_usage *usage, uint32_t slot);
+
+static inline bool vc_abandoned_is_open(const struct vc_card_usage *usage, uint32_t slot)
+{
+    return __atomic_load_n(&usage->open_slots[slot / 64], __ATOMIC_ACQUIRE) >> slot % 64 & 1;
+}
+
+/* Take over what slot `slot` has not paid for until `now_ns`, or until its process ended (`gone`); returns the GPU time to be charged. */
+uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t now_ns,
+                           bool gone);
+
+#endif
