@@ -486,6 +486,13 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     return settlement;
 }
 
+void vc_gate_clock_moved(struct vc_gate *gate)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->busy.count = 0;
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns)
 {
     pthread_mutex_lock(&gate->mutex);

@@ -12,6 +12,7 @@
 /* cuEventElapsedTime is a float of ms: the base must stay near for it to resolve fractions of a microsecond. */
 static const uint64_t BASE_AGE_NS = 3000000000u;
 static const uint64_t BASE_NEAR_NS = 300000;
+static const uint64_t MOVED_NS = 100000;
 static const uint64_t POLL_SHORT_NS = 50000;
 static const uint64_t POLL_LONG_NS = 200000;
 static const uint64_t POLL_EARLY_NS = 1000000;
@@ -82,11 +83,18 @@ static bool have_clock(struct vc_tracker *tracker)
     return true;
 }
 
+static uint64_t origin(const struct vc_tracker *tracker)
+{
+    bool near = tracker->base_high_ns - tracker->base_low_ns < BASE_NEAR_NS;
+    return near ? tracker->base_low_ns : tracker->base_high_ns;
+}
+
 /* It was reached after its record was asked for, and before it is seen: that bounds the base's own time. A stream that is idle when it is
  * marked makes the lower bound the better one; where there was none, what is seen is seen at once. */
 static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uint64_t now_ns)
 {
     bool known;
+    uint64_t before = origin(tracker);
     uint64_t since = (uint64_t)since_base(tracker, mark->event, &known);
     if (!known)
         return 0;
@@ -96,8 +104,10 @@ static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uin
         tracker->base_low_ns = mark->recording_ns - since;
     if (tracker->base_low_ns > tracker->base_high_ns)
         tracker->base_low_ns = tracker->base_high_ns;
-    bool near = tracker->base_high_ns - tracker->base_low_ns < BASE_NEAR_NS;
-    return (near ? tracker->base_low_ns : tracker->base_high_ns) + since;
+    uint64_t after = origin(tracker);
+    if ((after > before ? after - before : before - after) > MOVED_NS)
+        vc_gate_clock_moved(tracker->gate);
+    return after + since;
 }
 
 /* --- settling --- */
