@@ -1,4 +1,5 @@
 /* What the card's own books say and what the share's ledger says, read without any call that a shim could change. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -14,6 +15,7 @@
 
 static const sim_shared *machine;
 static const struct vc_usage *usage_file;
+static int usage_descriptor = -1;
 static uint64_t limit_bytes[DEVICES];
 
 static const void *map(const char *path)
@@ -37,6 +39,7 @@ void books_open(const char *state, const char *usage, const uint64_t *limits)
 {
     machine = map(state);
     usage_file = usage ? map(usage) : NULL;
+    usage_descriptor = usage ? open(usage, O_RDWR | O_CLOEXEC) : -1;
     for (int card = 0; card < DEVICES; card++)
         limit_bytes[card] = limits[card];
 }
@@ -46,13 +49,27 @@ uint64_t books_of(int card)
     return __atomic_load_n(&machine->cards[card].used_bytes, __ATOMIC_SEQ_CST);
 }
 
-/* Of the living: the dead ones' slots are freed by whoever needs one. */
+/* Whether somebody holds what the process of this slot has exported (region/slot.h). */
+static bool is_kept(int slot)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_start = VC_USAGE_FILE_BYTES + VC_MAX_SLOTS + slot, .l_len = 1};
+    return fcntl(usage_descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* Of the living, and what others hold of the dead: the dead ones' slots are freed by whoever needs one. */
 uint64_t ledger_of(int card)
 {
     uint64_t sum = 0;
-    for (int slot = 0; usage_file && slot < VC_MAX_SLOTS; slot++)
-        if (usage_file->slots[slot].pid > 0 && (!kill(usage_file->slots[slot].pid, 0) || errno != ESRCH))
-            sum += __atomic_load_n(&usage_file->slots[slot].cards[card].committed_bytes, __ATOMIC_SEQ_CST);
+    for (int slot = 0; usage_file && slot < VC_MAX_SLOTS; slot++) {
+        const struct vc_slot_card *one = &usage_file->slots[slot].cards[card];
+        const int pid = usage_file->slots[slot].pid;
+        const uint64_t committed = __atomic_load_n(&one->committed_bytes, __ATOMIC_SEQ_CST);
+        const uint64_t exported = __atomic_load_n(&one->exported_bytes, __ATOMIC_SEQ_CST);
+        if (pid > 0 && (!kill(pid, 0) || errno != ESRCH))
+            sum += committed;
+        else if (pid > 0 && exported > 0 && is_kept(slot))
+            sum += exported < committed ? exported : committed;
+    }
     return sum;
 }
 

@@ -301,6 +301,7 @@ OFFSETS = {
     ("vc_slot_card", "waiting_until_ns"): 88,
     ("vc_slot_card", "served_ns"): 96,
     ("vc_slot_card", "owed_ns"): 104,
+    ("vc_slot_card", "exported_bytes"): 120,
 }
 SIZES = {
     "vc_header": 64,

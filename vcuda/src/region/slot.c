@@ -12,22 +12,26 @@
 
 #define VC__CLAIM_INTERVAL_NS 10000000u
 
+/* Beyond the data: a lock needs no bytes of the file. First who holds each slot, then who keeps it. */
 static struct flock lock_of(uint32_t index, short type)
 {
-    /* Beyond the data: the lock needs no bytes of the file. */
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES + index, .l_len = 1};
+}
+
+static bool set_lock(int descriptor, uint32_t index, short type)
+{
+    struct flock lock = lock_of(index, type);
+    return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
 }
 
 static bool try_lock(int descriptor, uint32_t index)
 {
-    struct flock lock = lock_of(index, F_WRLCK);
-    return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
+    return set_lock(descriptor, index, F_WRLCK);
 }
 
 static void unlock(int descriptor, uint32_t index)
 {
-    struct flock lock = lock_of(index, F_UNLCK);
-    fcntl(descriptor, F_OFD_SETLK, &lock);
+    set_lock(descriptor, index, F_UNLCK);
 }
 
 bool vc_slot_locked(int descriptor, uint32_t index)
@@ -53,6 +57,11 @@ bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, b
     return presence == VC_PRESENT && !(vc_load_relaxed(&slot->flags) & VC_SLOT_LOCK_MAPPED);
 }
 
+bool vc_slot_kept(int descriptor, uint32_t index)
+{
+    return vc_slot_locked(descriptor, VC_MAX_SLOTS + index);
+}
+
 /* A descriptor of the usage file that is surely still that file, or -1. Where the application closed it, the mapping keeps our lock. */
 static int usage_descriptor(struct vc_region *region)
 {
@@ -61,22 +70,85 @@ static int usage_descriptor(struct vc_region *region)
     return region->file.descriptor;
 }
 
+/* What a dead process has left on the cards is charged to its container. */
+static void settle_work(struct vc_region *region, uint32_t index)
+{
+    for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
+        if (vc_load(&region->usage->slots[index].state) != VC_SLOT_FREE && card < region->card_count)
+            vc_add(&region->usage->cards[card].left_ns,
+                   vc_abandoned_take(region->limits, region->usage, card, index, vc_now_ns(), true));
+        vc_abandoned_close(&region->usage->cards[card], index);
+    }
+}
+
 /* Pre: we hold the slot's lock. Idempotent, so that it may be interrupted anywhere. What is committed goes first: half done it
  * is a reservation, which the next one whom it hinders clears away; the other way round nobody would be hindered, and the
  * container would see too little free memory for ever. */
 static void clear_slot(struct vc_region *region, uint32_t index)
 {
     struct vc_slot *slot = &region->usage->slots[index];
+    settle_work(region, index);
     for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
-        if (vc_load(&slot->state) != VC_SLOT_FREE && card < region->card_count)
-            vc_add(&region->usage->cards[card].left_ns,
-                   vc_abandoned_take(region->limits, region->usage, card, index, vc_now_ns(), true));
-        vc_abandoned_close(&region->usage->cards[card], index);
         vc_store(&slot->cards[card].committed_bytes, 0);
         vc_store(&slot->cards[card].reserved_bytes, 0);
         memset(&slot->cards[card], 0, sizeof slot->cards[card]);
     }
     vc_store(&slot->state, VC_SLOT_FREE);
+}
+
+/* Its process is dead, and others keep what it has exported: the rest is free. Returns whether there was any. */
+static bool leave_exported(struct vc_region *region, uint32_t index)
+{
+    struct vc_slot *slot = &region->usage->slots[index];
+    bool any = false;
+    settle_work(region, index);
+    for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
+        struct vc_slot_card *one = &slot->cards[card];
+        uint64_t committed = vc_load(&one->committed_bytes), exported = vc_load(&one->exported_bytes);
+        uint64_t left = exported < committed ? exported : committed;
+        any |= committed != left || vc_load(&one->reserved_bytes) != left;
+        vc_store(&one->committed_bytes, left);
+        vc_store(&one->reserved_bytes, left);
+    }
+    return any;
+}
+
+/* Pre: region->slow_mutex held. A lock of our own is none that we would see. */
+static bool is_kept(const struct vc_region *region, int descriptor, uint32_t index)
+{
+    return region->kept[index] > 0 || vc_slot_kept(descriptor, index);
+}
+
+uint32_t vc_slot_tag(const struct vc_region *region, uint32_t index)
+{
+    uint64_t mixed = (region->limits->header.instance ^ vc_load_relaxed(&region->usage->slots[index].claimed_ns)) * UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(mixed >> 40);
+}
+
+bool vc_slot_keep(struct vc_region *region, uint32_t index, uint32_t tag)
+{
+    if (region->state != VC_REGION_ENFORCED || index >= VC_MAX_SLOTS)
+        return false;
+    const struct vc_slot *slot = &region->usage->slots[index];
+    pthread_mutex_lock(&region->slow_mutex);
+    int descriptor = usage_descriptor(region);
+    bool locked = descriptor >= 0 && slot != region->slot && set_lock(descriptor, VC_MAX_SLOTS + index, F_RDLCK);
+    /* Whoever frees the slot looks for keepers after its process has let go of its own lock: so it is seen, or the process is gone. */
+    bool kept = locked && vc_slot_locked(descriptor, index) && vc_load(&slot->state) == VC_SLOT_CLAIMED && vc_slot_tag(region, index) == tag;
+    if (kept)
+        region->kept[index]++;
+    else if (locked && region->kept[index] == 0)
+        unlock(descriptor, VC_MAX_SLOTS + index);
+    pthread_mutex_unlock(&region->slow_mutex);
+    return kept;
+}
+
+void vc_slot_unkeep(struct vc_region *region, uint32_t index)
+{
+    pthread_mutex_lock(&region->slow_mutex);
+    if (--region->kept[index] == 0)
+        unlock(usage_descriptor(region), VC_MAX_SLOTS + index);
+    pthread_mutex_unlock(&region->slow_mutex);
 }
 
 static void fill_slot(struct vc_slot *slot, const struct vc_identity *self, uint64_t flags)
@@ -101,7 +173,7 @@ struct vc_slot *vc_slot_claim(struct vc_region *region)
         struct vc_slot *slot = &region->usage->slots[index];
         if (!try_lock(descriptor, index))
             continue;
-        if (vc_load(&slot->state) != VC_SLOT_FREE && vc_slot_alive(&self, slot, false)) {
+        if (vc_load(&slot->state) != VC_SLOT_FREE && (vc_slot_alive(&self, slot, false) || is_kept(region, descriptor, index))) {
             unlock(descriptor, index);
             continue;
         }
@@ -137,8 +209,10 @@ uint32_t vc_slots_reap(struct vc_region *region)
         if (self.pid == 0)
             vc_identify_self(&self);
         if (vc_load(&slot->state) != VC_SLOT_FREE && !vc_slot_alive(&self, slot, false)) {
-            clear_slot(region, index);
-            reaped++;
+            bool kept = is_kept(region, descriptor, index);
+            reaped += kept ? leave_exported(region, index) : 1;
+            if (!kept)
+                clear_slot(region, index);
         }
         unlock(descriptor, index);
     }

@@ -30,7 +30,18 @@ struct vc_slot *vc_region_slot(struct vc_region *region);
  * Cheap where there is nothing. Pre: card < region->card_count. */
 uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns);
 
-/* Free the slots of dead processes; return how many there were. */
+/* What a process has exported lives on in those who imported it. Each of them keeps the exporter's slot, by a lock that ends with him: so
+ * long what the slot says is exported stays charged there, whatever becomes of the exporter.
+ *
+ * A number that tells the process that holds a slot now from all others, of this container or another, as far as 24 bits can. */
+uint32_t vc_slot_tag(const struct vc_region *region, uint32_t index);
+/* Keep the slot of the living process that has this tag; false: it is gone, or of another container. Undone by as many unkeeps. */
+bool vc_slot_keep(struct vc_region *region, uint32_t index, uint32_t tag);
+void vc_slot_unkeep(struct vc_region *region, uint32_t index);
+/* Whether a process other than the descriptor's keeps it. */
+bool vc_slot_kept(int descriptor, uint32_t index);
+
+/* Free the slots of dead processes but for what is kept; return of how many something was freed. */
 uint32_t vc_slots_reap(struct vc_region *region);
 
 #endif

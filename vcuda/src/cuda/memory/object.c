@@ -5,9 +5,11 @@
 #include "cuda/memory/object.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/table.h"
 #include "cuda/driver/owner.h"
+#include "region/slot.h"
 
 #define VC__GRANULARITY 4096u /* no driver has a smaller one */
 
@@ -16,6 +18,7 @@ struct vc_object {
     vc_cards cards;      /* none: not memory of ours, nothing is charged */
     CUdevice device;
     uint64_t bytes;
+    struct vc_import *import; /* NULL: not imported, or not from a process whose shim says what it is */
 };
 
 struct handle {
@@ -55,6 +58,16 @@ static void hold(struct vc_object *object)
     vc_add_relaxed(&object->references, 1);
 }
 
+static void end_import(struct vc_import *import)
+{
+    if (!import)
+        return;
+    close(import->copy);
+    if (import->payer != VC_NO_PAYER)
+        vc_slot_unkeep(vc_region_get(), (uint32_t)import->payer);
+    free(import);
+}
+
 void vc_object_drop(struct vc_object *object)
 {
     size_t count;
@@ -66,7 +79,18 @@ void vc_object_drop(struct vc_object *object)
     while (count-- > 0)
         vc_object_drop(kept[count]);
     free(kept);
+    end_import(object->import);
     free(object);
+}
+
+uint64_t vc_object_bytes(const struct vc_object *object)
+{
+    return object->bytes;
+}
+
+vc_cards vc_object_cards(const struct vc_object *object)
+{
+    return object->cards;
 }
 
 CUdevice vc_object_device(const struct vc_object *object)
@@ -138,6 +162,41 @@ void vc_object_add_foreign(CUmemGenericAllocationHandle value)
         object->references = 1;
     if (object && !add_handle(value, object))
         vc_object_drop(object);
+}
+
+bool vc_object_pay(struct vc_object *object)
+{
+    struct vc_charge charge;
+    const struct vc_import *import = object->import;
+    if (object->cards || !import)
+        return true;
+    if (vc_charge_cards(&charge, import->cards, import->bytes) != CUDA_SUCCESS)
+        return false;
+    vc_cards none = 0;
+    if (__atomic_compare_exchange_n(&object->cards, &none, import->cards, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        vc_cards_commit(charge.region, charge.cards, charge.reserved, VC_QUOTA_PLAIN);
+    else /* another thread has paid */
+        vc_charge_drop(&charge);
+    return true;
+}
+
+CUresult vc_object_add_import(CUmemGenericAllocationHandle value, const struct vc_import *made)
+{
+    struct vc_object *known = vc_object_hold(value), *object = known ? known : calloc(1, sizeof *object);
+    struct vc_import *import = malloc(sizeof *import);
+    if (import)
+        *import = *made;
+    if (known) { /* the driver gave one handle for what is imported twice */
+        end_import(import);
+    } else if (object && import) {
+        *object = (struct vc_object){.references = 1, .device = made->device, .bytes = made->bytes, .import = import};
+    }
+    if (object && import && (known || import->payer != VC_NO_PAYER || vc_object_pay(object)) && add_handle(value, object))
+        return CUDA_SUCCESS;
+    if (object)
+        vc_object_drop(object);
+    vc_real.cuMemRelease(value);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Where a handle's memory lies: what is neither on a device nor pinned on the host may come to any card. */

@@ -27,6 +27,27 @@ void vc_object_add_handle(CUmemGenericAllocationHandle value, struct vc_object *
 /* A handle that stands for no memory of this process came into being. Without host memory it is not recorded. */
 void vc_object_add_foreign(CUmemGenericAllocationHandle handle);
 
+/* What another process has exported, as it was imported. Its exporter pays, whose slot is kept; or, if he is gone or of another
+ * container, who imports. */
+struct vc_import {
+    vc_cards cards; /* where it lies */
+    CUdevice device;
+    uint64_t bytes;
+    int copy;  /* of the descriptor, so that its exporter sees that it is in use */
+    int payer; /* slot, or VC_NO_PAYER: we */
+};
+#define VC_NO_PAYER (-1)
+
+/* Charge it if we pay, and record it under the handle, which is given back if that fails. Takes over the copy and the keeping of the slot. */
+CUresult vc_object_add_import(CUmemGenericAllocationHandle handle, const struct vc_import *import);
+
+/* From now on we pay for it, whoever did. False: that is over the limit. */
+bool vc_object_pay(struct vc_object *object);
+
+/* What it takes, and where. */
+uint64_t vc_object_bytes(const struct vc_object *object);
+vc_cards vc_object_cards(const struct vc_object *object);
+
 /* A place in a holder: bytes of a multicast object (by device) or of a mip tail, else a box of a level and layer. */
 struct vc_place {
     uint32_t kind, level, layer;

@@ -1,0 +1,209 @@
+"""Exported memory between processes: the exporter's container or the importer pays, whatever becomes of either; never nobody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support import share as shares
+from tests.support.share import MIB, Share
+from vcuda.sim import Machine, SimCard
+
+LIMIT = 1024 * MIB
+
+# The exporter is a child that was forked before CUDA was initialised, and does what it is told by a byte.
+CLIENT = """
+import array, signal, socket
+def export(ours, child_code):
+    here, there = socket.socketpair()
+    child = os.fork()
+    if child:
+        there.close()
+        return child, here
+    here.close()
+    exec(child_code)
+    os._exit(0)
+def exporter(there, count=300):
+    begin()
+    handle, shared = u64(), C.c_int()
+    ok("cuMemCreate", C.byref(handle), size(count * MIB), C.byref(Properties(1, 1, Location(1, 0))), u64(0))
+    ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
+    socket.send_fds(there, [b"x"], [shared.value])
+    return handle, shared.value
+def taken(here):
+    return socket.recv_fds(here, 1, 1)[1][0]
+def imported(descriptor):
+    handle = u64()
+    return call("cuMemImportFromShareableHandle", C.byref(handle), C.c_void_p(descriptor), 1), handle
+def killed(child):
+    os.kill(child, signal.SIGKILL); os.waitpid(child, 0)
+def ended(child, here):
+    here.send(b"e"); os.waitpid(child, 0)
+def free():
+    return info()[0] // MIB
+def show(*values):
+    print(json.dumps([free(), *values]), flush=True)
+    sys.stdin.readline()
+CHILD = "exporter(there); there.recv(1)"
+RELEASES = '''
+handle, shared = exporter(there)
+there.recv(1)
+ok("cuMemRelease", handle); os.close(shared)
+there.send(b"r"); there.recv(1)
+'''
+EXECS = '''
+exporter(there); there.recv(1)
+os.execv("/bin/sleep", ["sleep", "30"])
+'''
+"""
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Share:
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=LIMIT)])
+
+
+def shown(share: Share, code: str) -> list[list[int]]:
+    """What the client shows; never is less charged than the card holds, or more held than the limit."""
+    assert share.machine
+    process = share.start(CLIENT + code)
+    assert process.stdin and process.stdout
+    found = []
+    while line := process.stdout.readline():
+        books = share.machine.report().cards[0].used_bytes
+        assert books <= share.usage().cards[0].ledger_bytes, (line, books // MIB)
+        assert books <= LIMIT
+        found.append(json.loads(line))
+        process.stdin.write("\n")
+        process.stdin.flush()
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, errors
+    return found
+
+
+@pytest.mark.parametrize("ends", ["killed(child)", "ended(child, here)"], ids=["killed", "exits"])
+def test_an_exporter_that_ends_pays_until_its_importer_lets_go(share: Share, ends: str) -> None:
+    found = shown(
+        share,
+        f"""
+child, here = export(None, CHILD)
+descriptor = taken(here)
+begin(); show()
+result, handle = imported(descriptor); os.close(descriptor); show(result)
+{ends}; show()
+show(*[alloc(600 * MIB)[0], alloc(300 * MIB)[0]])
+ok("cuMemRelease", handle); show()
+""",
+    )
+    assert found == [[596], [596, 0], [660], [60, 0, 2], [360]]
+
+
+def test_an_exporter_that_execs_pays_until_its_importer_lets_go(share: Share) -> None:
+    found = shown(
+        share,
+        """
+child, here = export(None, EXECS)
+descriptor = taken(here)
+begin()
+result, handle = imported(descriptor); os.close(descriptor); show(result)
+here.send(b"e"); time.sleep(0.5); show()
+ok("cuMemRelease", handle); time.sleep(0.1); show()
+killed(child); show()
+""",
+    )
+    assert found == [[596, 0], [660], [960], [960]]
+
+
+def test_an_exporter_that_lets_go_pays_as_long_as_somebody_holds_it(share: Share) -> None:
+    found = shown(
+        share,
+        """
+child, here = export(None, RELEASES)
+descriptor = taken(here)
+begin()
+result, handle = imported(descriptor); os.close(descriptor)
+here.send(b"e"); here.recv(1); show(result)
+ok("cuMemRelease", handle)
+ended(child, here); show()
+""",
+    )
+    assert found == [[596, 0], [960]]
+
+
+def test_who_imports_what_a_dead_process_has_exported_pays(share: Share) -> None:
+    found = share.run(
+        CLIENT
+        + """
+descriptors = []
+for _ in range(3):
+    child, here = export(None, CHILD)
+    descriptors.append(taken(here))
+    killed(child)
+begin()
+held = alloc(500 * MIB)[1]
+first = [imported(one) for one in descriptors]
+left = free()
+ok("cuMemFree_v2", held)
+for result, handle in first:
+    if result == 0:
+        ok("cuMemRelease", handle)
+answer([[result for result, _ in first], left, free()])
+"""
+    )
+    assert found == [[0, 2, 2], 160, 960]
+
+
+def test_who_gives_on_what_was_imported_answers_for_it(share: Share) -> None:
+    found = shown(
+        share,
+        """
+child, here = export(None, CHILD)
+descriptor = taken(here)
+begin()
+result, handle = imported(descriptor); os.close(descriptor)
+shared = C.c_int()
+again = call("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0)); show(result, again)
+killed(child); show()
+ok("cuMemRelease", handle)
+if again == 0:
+    os.close(shared.value)
+show()
+""",
+    )
+    assert found == [[296, 0, 0], [360], [960]]
+
+
+def test_an_importer_of_another_container_pays(share: Share, tmp_path: Path) -> None:
+    assert share.machine
+    other = shares.simulated(
+        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=LIMIT)]
+    )
+    server = f"""
+{CLIENT}
+listener = socket.socket(socket.AF_UNIX); listener.bind(os.environ["SOCKET"]); listener.listen()
+answer("ready")
+there = listener.accept()[0]
+exporter(there)
+sys.stdin.readline()
+"""
+    address = str(tmp_path / "s")
+    exporting = share.start(server, SOCKET=address)
+    assert exporting.stdout and exporting.stdout.readline() == '"ready"\n'
+    found = other.run(
+        CLIENT
+        + """
+here = socket.socket(socket.AF_UNIX); here.connect(os.environ["SOCKET"])
+descriptor = taken(here)
+begin()
+result, handle = imported(descriptor)
+held = free()
+ok("cuMemRelease", handle)
+answer([result, held, free()])
+""",
+        SOCKET=address,
+    )
+    shares.end(exporting)
+    assert found == [0, 660, 960]
