@@ -196,6 +196,11 @@ def test_a_ragged_pool_grows_by_no_formula_fragments_and_is_the_same_for_the_sam
     assert len({*grown}) > 3 and any(more % 32 for more in grown)
     assert held - sum(grown) > 8 * 4, "a pool with one byte in use keeps its whole segment"
     assert run(machine, code) == [grown, held]
+    other = sim.Machine.create(
+        tmp_path / "other",
+        [sim.SimCard(memory_bytes=4096 * MIB, context_bytes=CONTEXT, knobs={"pools": "ragged:5"})],
+    )
+    assert run(other, code) == [grown, held]
     even = run(machine, code, VCUDA_SIM_POOLS="even")
     assert [more % 32 for more in even[0]] == [0] * 12
     assert run(machine, code, VCUDA_SIM_POOLS="ragged:6") != [grown, held]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +15,8 @@ import pytest
 
 from tests.support import share as shares
 from tests.support.share import MIB, Share
+from vcuda import region
+from vcuda._native import lib
 from vcuda.sim import Machine, SimCard
 
 LIMIT = 512 * MIB
@@ -52,8 +57,8 @@ answer(counts)
 """
 
 
-def started(share: Share, code: str) -> subprocess.Popen[str]:
-    process = share.start(code)
+def started(share: Share, code: str, **environment: str) -> subprocess.Popen[str]:
+    process = share.start(code, **environment)
     assert process.stdout
     if process.stdout.readline() != '"ready"\n':
         pytest.fail(process.communicate(timeout=60)[1])
@@ -86,6 +91,51 @@ def test_two_processes_that_fill_one_share_stay_below_its_limit(share: Share) ->
         assert count["0"] > 100 and count["2"] > 10, counts
     assert used(share) == 0
     assert share.usage().cards[0].memory_used_bytes == 0
+
+
+@pytest.mark.parametrize("pids", ["own", "foreign", "none"])
+def test_eight_processes_that_begin_at_once_stay_below_the_limit(share: Share, pids: str) -> None:
+    """Nobody has said what a context costs: the first of them measures it, also where NVML names other PIDs than theirs."""
+    code = """
+        answer("ready")
+        sys.stdin.readline()
+        context = C.c_void_p()
+        ok("cuInit", 0)
+        made = call("cuCtxCreate_v2", C.byref(context), 0, 0)
+        answer([made, len(fill(10 * MIB)[1]) if made == 0 else 0])
+        sys.stdin.read()
+    """
+    processes = [started(share, code, VCUDA_SIM_PIDS=pids) for _ in range(8)]
+    for process in processes:
+        go(process)
+    answers = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+    books, ledger = used(share), share.usage().cards[0].memory_used_bytes
+    for process in processes:
+        process.communicate("", timeout=60)
+    assert books <= ledger <= LIMIT, (books // MIB, ledger // MIB)
+    assert {made for made, _ in answers} <= {0, 2} and ledger > LIMIT - CONTEXT
+    assert share.usage().cards[0].memory_used_bytes == 0
+
+
+def test_the_process_for_which_no_slot_is_left_is_refused_memory_and_told_why(share: Share) -> None:
+    with (share.region_directory / region.USAGE_NAME).open("r+b") as usage:
+        lock = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, lib.VC_USAGE_FILE_BYTES, lib.VC_MAX_SLOTS, 0)
+        fcntl.fcntl(usage, fcntl.F_OFD_SETLK, lock)
+        process = share.start("""
+            context = C.c_void_p()
+            ok("cuInit", 0)
+            maps = lambda: sum(1 for _ in open("/proc/self/maps"))
+            first = call("cuCtxCreate_v2", C.byref(context), 0, 0)
+            before = maps()
+            for _ in range(200):
+                first = max(first, call("cuCtxCreate_v2", C.byref(context), 0, 0))
+                time.sleep(0.001)
+            answer([first, maps() - before])
+        """)
+        output, errors = process.communicate(timeout=60)
+    assert json.loads(output) == [2, 0]
+    assert f"{lib.VC_MAX_SLOTS} processes of this container hold GPU memory already" in errors
+    assert share.run("begin(); answer(alloc(MIB)[0])") == 0
 
 
 def test_a_killed_process_leaves_nothing_booked(share: Share) -> None:

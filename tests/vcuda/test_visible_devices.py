@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support import share as shares
 from tests.support.share import MIB
 from vcuda import region
@@ -26,13 +28,17 @@ answer([result, uuids])
 """
 
 
-def test_cuda_visible_devices_chooses_among_the_shares_cards_as_the_driver_does(tmp_path: Path) -> None:
-    """The same value must give the same cards inside a share of cards 0 and 2 as on a machine that has only these."""
+@pytest.mark.parametrize("place", ["container", "run"])
+def test_cuda_visible_devices_chooses_among_the_shares_cards_as_the_driver_does(
+    tmp_path: Path, place: str
+) -> None:
+    """The same value must give the same cards inside a share of cards 1 and 2 as on a machine that has only these."""
     machine = Machine.create(tmp_path / "machine", [SimCard(), SimCard(), SimCard()])
-    cards = [shares.limit(machine, index, LIMIT) for index in (0, 2)]
+    cards = [shares.limit(machine, index, LIMIT) for index in (1, 2)]
     share = shares.simulated(tmp_path / "share", machine, cards)
-    machine.remove_node("nvidia1")  # as in the container, whose device nodes are those of its cards
-    first, second = (machine.cards[index].uuid for index in (0, 2))
+    if place == "container":
+        machine.remove_node("nvidia0")  # its device nodes are those of its cards
+    first, second = (machine.cards[index].uuid for index in (1, 2))
     bare = [first.removeprefix("GPU-").replace("-", ""), second.removeprefix("GPU-").replace("-", "")]
     expected: dict[str, list[str]] = {
         "0": bare[:1],
@@ -51,6 +57,8 @@ def test_cuda_visible_devices_chooses_among_the_shares_cards_as_the_driver_does(
         result, uuids = share.run(VISIBLE, CUDA_VISIBLE_DEVICES=value)
         assert uuids == wanted, value
         assert result == (0 if wanted else 100), value
+        if place == "run":
+            continue
         process = bare_machine.start(VISIBLE, CUDA_VISIBLE_DEVICES=value)
         output, _ = process.communicate(timeout=60)
         assert json.loads(output.splitlines()[-1]) == [result, uuids], value

@@ -180,7 +180,9 @@ static int set_key(sim_card_config *card, int index, const char *key, const char
     if (!strcmp(key, "caps"))
         return set_caps(card, value);
     if (!strcmp(key, "pools")) {
-        card->ragged_pools = !strcmp(value, "ragged");
+        card->ragged_pools = !strncmp(value, "ragged", 6) && (!value[6] || value[6] == ':');
+        if (card->ragged_pools && value[6])
+            return to_number(value + 7, UINT64_MAX >> 1, &card->pool_seed);
         return card->ragged_pools || !strcmp(value, "even") ? 0 : -1;
     }
     return 0;
