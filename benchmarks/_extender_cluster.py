@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import http.server
 import json
+import queue
 import random
+import ssl
 import threading
 import urllib.parse
 from typing import Any
 
 import orjson
 
+from localcluster.certificates import Certificate
 from vcuda.spec import inventory
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -62,61 +66,147 @@ def node(name: str, dice: random.Random, count: int) -> dict[str, Any]:
     }
 
 
-class Feed:
-    """An API server that lists nodes and pods, whose watches stay silent, and that counts what is written to it."""
+def waiting_pod(name: str, limits: dict[str, str], requests: dict[str, str]) -> dict[str, Any]:
+    """A pod of a Deployment as kube-scheduler sends it: 2 KB, most of which is nobody's business here."""
+    token = f"kube-api-access-{name[-5:]}"
+    container = {
+        "name": "main", "image": "registry.example/team/trainer:2026.11", "command": ["python", "-m", "trainer"],
+        "env": [{"name": f"SETTING_{number}", "value": f"value-{number}"} for number in range(8)],
+        "resources": {"limits": limits, "requests": requests}, "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File", "imagePullPolicy": "IfNotPresent",
+        "volumeMounts": [{"name": token, "readOnly": True, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
+    }  # fmt: skip
+    sources = [
+        {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {
+            "downwardAPI": {
+                "items": [
+                    {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+                ]
+            }
+        },
+    ]
+    owner = {
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "trainer-7d4b9c6f5", "uid": "1b2c3d4e-0000-4000-8000-000000000000",
+        "controller": True, "blockOwnerDeletion": True,
+    }  # fmt: skip
+    return {
+        "metadata": {
+            "name": name, "generateName": "trainer-7d4b9c6f5-", "namespace": "default", "uid": name, "resourceVersion": "1000",
+            "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"app": "trainer", "pod-template-hash": "7d4b9c6f5"},
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "volumes": [{"name": token, "projected": {"sources": sources, "defaultMode": 420}}], "containers": [container],
+            "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst", "serviceAccountName": "default",
+            "serviceAccount": "default", "securityContext": {}, "schedulerName": "default-scheduler", "priority": 0,
+            "tolerations": [
+                {"key": f"node.kubernetes.io/{what}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+                for what in ("not-ready", "unreachable")
+            ],
+            "enableServiceLinks": True, "preemptionPolicy": "PreemptLowerPriority",
+        },
+        "status": {"phase": "Pending", "qosClass": "Burstable"},
+    }  # fmt: skip
 
-    def __init__(self, nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> None:
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, handler: type, certificate: Certificate) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(certificate.certificate, certificate.key)
+
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        return self._context.wrap_socket(connection, server_side=True), address
+
+
+class Feed:
+    """An API server with TLS that lists nodes and pods, shows pods that are created and bound, and counts what is written to it."""
+
+    def __init__(
+        self, nodes: list[dict[str, Any]], pods: list[dict[str, Any]], certificate: Certificate
+    ) -> None:
         feed = self
         self.stop = threading.Event()
         self.writes = 0
+        self._certificate = certificate
+        self._shown: dict[str, dict[str, Any]] = {}
+        self._events: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def log_message(self, *_: object) -> None: ...
 
+            def _watch(self, kind: str) -> None:
+                self.send_response(200)
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.wfile.flush()
+                self.close_connection = True
+                if kind != "pods":
+                    feed.stop.wait()
+                while (event := feed._events.get()) is not None:
+                    self.wfile.write(event)
+
             def do_GET(self) -> None:
                 url = urllib.parse.urlsplit(self.path)
                 query = dict(urllib.parse.parse_qsl(url.query))
+                kind = url.path.rpartition("/")[2]
                 if "watch" in query:
-                    self.send_response(200)
-                    self.send_header("Connection", "close")
-                    self.end_headers()
-                    self.wfile.flush()
-                    feed.stop.wait()
-                    self.close_connection = True
+                    self._watch(kind)
                     return
                 start, limit = int(query.get("continue", 0)), int(query["limit"])
-                every = nodes if url.path.endswith("/nodes") else pods
+                every = nodes if kind == "nodes" else pods
                 metadata = {"resourceVersion": "1"} | (
                     {"continue": str(start + limit)} if start + limit < len(every) else {}
                 )
-                body = orjson.dumps({"metadata": metadata, "items": every[start : start + limit]})
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self._answer(200, orjson.dumps({"metadata": metadata, "items": every[start : start + limit]}))
+
+            def _answer(self, status: int, body: bytes) -> None:
+                # In one piece, as an API server sends it.
+                head = f"HTTP/1.1 {status} x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                self.wfile.write(head.encode() + body)
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                binding = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 feed.writes += 1
-                self.send_response(201)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
+                self._answer(
+                    201, b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
+                )
+                pod = feed._shown.get(binding["metadata"].get("uid"))
+                if pod is not None:
+                    pod = copy.deepcopy(pod)
+                    pod["metadata"]["annotations"] = binding["metadata"].get("annotations", {})
+                    pod["metadata"]["resourceVersion"] = "1001"
+                    pod["spec"]["nodeName"] = binding["target"]["name"]
+                    feed.show("MODIFIED", pod)
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = _Server(Handler, certificate)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def show(self, event: str, pod: dict[str, Any]) -> None:
+        """Send a pod down the watch."""
+        self._shown[pod["metadata"]["uid"]] = pod
+        self._events.put(orjson.dumps({"type": event, "object": pod}) + b"\n")
 
     def close(self) -> None:
         self.stop.set()
+        self._events.put(None)
         self.server.shutdown()
         self.server.server_close()
 
     def kubeconfig(self) -> dict[str, Any]:
+        cluster = {
+            "server": f"https://127.0.0.1:{self.server.server_address[1]}",
+            "certificate-authority": str(self._certificate.certificate),
+        }
         return {
             "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.server.server_address[1]}"}}],
+            "clusters": [{"name": "c", "cluster": cluster}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         }  # fmt: skip

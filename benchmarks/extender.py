@@ -1,8 +1,8 @@
-"""Measures the extender over loopback HTTP: filter latency and decisions per second by cluster size and names sent (T30, T31).
+"""Measures the extender over loopback TLS: filter latency, decisions per second and processor time by cluster size and names sent (T30, T31, T36).
 
-The real command serves in a process of its own; this program is its API server (nodes only) and its kube-scheduler. Every
+The real command serves in a process of its own, with TLS on both sides; this program is its API server and its kube-scheduler. Every
 request is a new pod, names come in a new random order each time, and every decision is kept, so that no answer is
-the cached one of the request before.
+the cached one of the request before. A scheduled pod is one that is created, asked for by filter and bind, and shown bound by the watch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import platform
 import random
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import _extender_plots
-from benchmarks._extender_cluster import NAMES, Feed, node, running_pods
+from benchmarks._extender_cluster import NAMES, Feed, node, running_pods, waiting_pod
+from localcluster import certificates
 
 CARDS = 8
 # (cores, blocks, milli-cpu, GiB): ten classes of pods, from small shares to whole machines.
@@ -56,6 +58,8 @@ class Row:
     most_ms: float
     new_class_ms: float  # the first request of a class of pods: all nodes are scored
     decisions_per_second: float
+    filter_cpu_ms: float  # the extender's processor time per filter
+    pod_cpu_ms: float  # and per scheduled pod: filter, bind, watch
     refused: int
     server_mib: float
     binds: int
@@ -63,17 +67,24 @@ class Row:
 
 
 class _Connection:
-    """A keep-alive HTTP connection with as little of its own as possible."""
+    """A keep-alive HTTPS connection with as little of its own as possible."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, port: int, trusted: ssl.SSLContext) -> None:
+        plain = socket.create_connection(("127.0.0.1", port))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = trusted.wrap_socket(plain, server_hostname="localhost")
+
+    def get(self, path: str) -> bytes:
+        return self._ask(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())[1]
 
     def post(self, path: str, body: bytes) -> tuple[float, bytes]:
         """Send a request; (seconds until the whole answer was here, its body)."""
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        return self._ask(head.encode() + body)
+
+    def _ask(self, request: bytes) -> tuple[float, bytes]:
         start = time.perf_counter()
-        self.socket.sendall(head + body)
+        self.socket.sendall(request)
         data = bytearray()
         total = -1
         while total < 0 or len(data) < total:
@@ -104,26 +115,38 @@ class _Load:
         self._number += 1
         limits = {NAMES.core: str(cores), NAMES.memory: str(max(blocks, 1))}
         requests = limits | {"cpu": f"{cpu}m", "memory": f"{gib}Gi"}
-        name = f"pod-{self._prefix}-{self._number}"
-        pod = {
-            "metadata": {"name": name, "namespace": "default", "uid": name, "labels": {"app": "bench"}},
-            "spec": {
-                "containers": [
-                    {"name": "main", "image": "x", "resources": {"limits": limits, "requests": requests}}
-                ]
-            },
-            "status": {"phase": "Pending"},
-        }
+        self.pod = waiting_pod(f"pod-{self._prefix}-{self._number}", limits, requests)
         return orjson.dumps(
-            {"Pod": pod, "Nodes": None, "NodeNames": self._dice.sample(self._names, self._sent)}
+            {"Pod": self.pod, "Nodes": None, "NodeNames": self._dice.sample(self._names, self._sent)}
         )
 
 
+@dataclass(frozen=True)
+class _Running:
+    """An extender that is ready, and its API server."""
+
+    port: int
+    pid: int
+    feed: Feed
+    trusted: ssl.SSLContext
+
+    def connect(self) -> _Connection:
+        return _Connection(self.port, self.trusted)
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads so far (clock_getcpuclockid(3))."""
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+
 @contextlib.contextmanager
-def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterator[tuple[int, int, Feed]]:
-    """Run the command for a cluster; gives (port, process id, API server) once it is ready."""
-    feed = Feed(nodes, pods)
+def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterator[_Running]:
+    """Run the command for a cluster, until it is ready."""
     with tempfile.TemporaryDirectory() as directory:
+        made = certificates.make(Path(directory))
+        if made is None:
+            raise RuntimeError("openssl is needed, for the certificates")
+        feed = Feed(nodes, pods, made)
+        trusted = ssl.create_default_context(cafile=str(made.certificate))
         config = Path(directory, "kubeconfig")
         config.write_text(json.dumps(feed.kubeconfig()))
         command = [
@@ -136,6 +159,10 @@ def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterat
             "127.0.0.1",
             "--port",
             "0",
+            "--tls-cert",
+            str(made.certificate),
+            "--tls-key",
+            str(made.key),
         ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
@@ -145,28 +172,20 @@ def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterat
                 line = process.stderr.readline()
                 if not line:
                     raise RuntimeError("the extender ended at once")
-                found = re.search(r"serving on http://127\.0\.0\.1:(\d+)", line)
+                found = re.search(r"serving on https://127\.0\.0\.1:(\d+)", line)
                 port = int(found[1]) if found else 0
             threading.Thread(target=process.stderr.read, daemon=True).start()
             deadline = time.monotonic() + 120
-            while b" 200 " not in _get(port, "/readyz"):
+            running = _Running(port, process.pid, feed, trusted)
+            while running.connect().get("/readyz") != b"ok\n":
                 if time.monotonic() > deadline:
                     raise RuntimeError("the extender is not ready after 120 s")
                 time.sleep(0.1)
-            yield port, process.pid, feed
+            yield running
         finally:
             process.terminate()
             feed.close()
             process.wait(20)
-
-
-def _get(port: int, path: str) -> bytes:
-    try:
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-            return connection.recv(200)
-    except OSError:
-        return b""
 
 
 def _resident_mib(pid: int) -> float:
@@ -175,53 +194,51 @@ def _resident_mib(pid: int) -> float:
 
 
 def _measure(
-    running: tuple[int, int, Feed],
-    names: list[str],
-    cards: int,
-    pods: int,
-    sent: int,
-    connections: int,
-    requests: int,
+    running: _Running, names: list[str], cards: int, pods: int, sent: int, connections: int, requests: int
 ) -> Row:
-    port, pid, feed = running
     seconds: list[float] = []
     refused = 0
 
     def work(bodies: list[bytes]) -> None:
         nonlocal refused
-        connection = _Connection(port)
+        connection = running.connect()
         for body in bodies:
             spent, answer = connection.post("/scheduler/filter", body)
             seconds.append(spent)
             refused += b'"NodeNames":[]' in answer
 
-    first, connection = _Load(names, sent, 7), _Connection(port)
+    first, connection = _Load(names, sent, 7), running.connect()
     cold = [connection.post("/scheduler/filter", first.body(shape))[0] for shape in SHAPES]
+    bound, pod_spent = _schedule_some(running, connection, _Load(names, sent, 11), max(requests // 10, 1))
     # All bodies are made beforehand: making them costs more than answering them.
     each = requests // connections
     loads = [_Load(names, sent, 1000 * sent + 10 * connections + number) for number in range(connections)]
     queues = [[load.body() for _ in range(each)] for load in loads]
     threads = [threading.Thread(target=work, args=(queue,)) for queue in queues]
-    started = time.perf_counter()
+    started, began = time.perf_counter(), running.cpu_seconds()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    wall = time.perf_counter() - started
-    bound = _bind_some(connection, _Load(names, sent, 11), max(requests // 10, 1))
+    wall, spent = time.perf_counter() - started, running.cpu_seconds() - began
     seconds.sort()
     return Row(
         len(names), cards, pods, min(sent, len(names)), connections, len(seconds), 1e3 * seconds[len(seconds) // 2],
-        1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, refused, _resident_mib(pid), bound, feed.writes,
+        1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, 1e3 * spent / len(seconds),
+        1e3 * pod_spent / max(bound, 1), refused, _resident_mib(running.pid), bound, running.feed.writes,
     )  # fmt: skip
 
 
-def _bind_some(connection: _Connection, load: _Load, count: int) -> int:
-    """Filter and bind some pods, for counting writes (T32). Returns how many were bound."""
-    bound = 0
+def _schedule_some(running: _Running, connection: _Connection, load: _Load, count: int) -> tuple[int, float]:
+    """Create, filter and bind some pods, until the watch has shown them; how many were bound, and the extender's processor seconds."""
+    bound, asked = 0, []
     for _ in range(count):
         body = load.body(SHAPES[0])
-        metadata = orjson.loads(body)["Pod"]["metadata"]
+        asked.append((load.pod, body))
+    began = running.cpu_seconds()
+    for pod, body in asked:
+        running.feed.show("ADDED", pod)
+        metadata = pod["metadata"]
         chosen = orjson.loads(connection.post("/scheduler/filter", body)[1])["NodeNames"]
         binding = {
             "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"],
@@ -230,7 +247,8 @@ def _bind_some(connection: _Connection, load: _Load, count: int) -> int:
         if chosen:
             answer = orjson.loads(connection.post("/scheduler/bind", orjson.dumps(binding))[1])
             bound += not answer["Error"]
-    return bound
+    time.sleep(0.2)  # the watch is behind by less
+    return bound, running.cpu_seconds() - began
 
 
 def _packing(folder: Path, seeds: str, quick: bool) -> dict[str, Any]:
@@ -278,16 +296,17 @@ def _latency(options: argparse.Namespace) -> list[Row]:
 
 def _tables(rows: list[Row], packing: dict[str, Any], machine: dict[str, str]) -> list[Table]:
     latency = Table(
-        title="filter over loopback HTTP (T30, T31, T32); "
+        title="filter over loopback TLS (T30, T31, T32, T36); "
         + ", ".join(f"{k} {v}" for k, v in machine.items())
     )
-    for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "refused",
+    for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "CPU ms/filter", "CPU ms/pod", "refused",
                    "RSS MiB", "writes/bind"):  # fmt: skip
         latency.add_column(column, justify="right")
     for row in rows:
         latency.add_row(
             str(row.nodes), str(row.cards), str(row.pods), str(row.names), str(row.connections), f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}",
-            f"{row.most_ms:.2f}", f"{row.new_class_ms:.0f}", f"{row.decisions_per_second:.0f}", str(row.refused), f"{row.server_mib:.0f}",
+            f"{row.most_ms:.2f}", f"{row.new_class_ms:.0f}", f"{row.decisions_per_second:.0f}",
+            f"{row.filter_cpu_ms:.3f}", f"{row.pod_cpu_ms:.3f}", str(row.refused), f"{row.server_mib:.0f}",
             f"{row.writes / row.binds:.2f}" if row.binds else "-",
         )  # fmt: skip
     packed = Table(

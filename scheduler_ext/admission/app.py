@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
-import scheduler_ext
 from scheduler_ext.admission.rules import Rules, decide
-from scheduler_ext.http.bodies import Bodies, NotReady
+from scheduler_ext.http.pages import METRICS, TEXT, Pages
+from scheduler_ext.http.server import Answer, Request
 from scheduler_ext.protocol import admission_v1
 from scheduler_ext.protocol.extender_v1 import BadInput
 
 PATH = "/admission/pods"
 _MOST_BODY_BYTES = 8 * 2**20  # two pods of the largest size that etcd takes (1.5 MiB each), with room
 _BODY_SECONDS = 5.0
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.5)
 _log = logging.getLogger(__name__)
 
@@ -42,45 +36,44 @@ class Metrics:
             self.reviews.labels(result)
 
 
-def probes(metrics: Metrics) -> Starlette:
+class Probes(Pages):
     """Without state there is nothing to wait for: who answers is ready."""
 
-    async def well(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def version(_: Request) -> Response:
-        return JSONResponse({"version": scheduler_ext.__version__, "name": "gpu-admission-webhook"})
-
-    async def figures(_: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type=_METRICS_TYPE)
-
-    pages = {"/healthz": well, "/readyz": well, "/version": version, "/metrics": figures}
-    return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
+    def __init__(self, metrics: Metrics) -> None:
+        super().__init__("gpu-admission-webhook")
+        self._metrics = metrics
+        well = Answer(200, b"ok\n", TEXT)
+        self.gets |= {
+            "/healthz": lambda _: well, "/readyz": lambda _: well,
+            "/metrics": lambda _: Answer(200, generate_latest(metrics.registry), METRICS),
+        }  # fmt: skip
 
 
-def create(rules: Rules, metrics: Metrics) -> Starlette:
+class App(Probes):
     """The application that the API server calls. A request that is no review of a pod gets 400 and a message."""
-    bodies = Bodies(_MOST_BODY_BYTES, "; a review of a pod is smaller")
 
-    async def review(request: Request) -> Response:
+    body_bytes, body_seconds = _MOST_BODY_BYTES, _BODY_SECONDS
+    larger = "; a review of a pod is smaller"
+
+    def __init__(self, rules: Rules, metrics: Metrics) -> None:
+        super().__init__(metrics)
+        self._rules = rules
+        self.posts[PATH] = self._review
+
+    def bad(self) -> None:
+        self._metrics.reviews.labels("bad").inc()
+
+    def _review(self, request: Request) -> Answer:
+        begin = time.perf_counter()
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                body = await bodies.read(request.scope, request.receive)
-            begin = time.perf_counter()
-            asked = admission_v1.read(body)
-        except (BadInput, NotReady, TimeoutError) as error:
-            metrics.reviews.labels("bad").inc()
-            words = str(error) or f"the body did not arrive within {_BODY_SECONDS:g} s"
-            status = 503 if isinstance(error, NotReady) else 400
-            return PlainTextResponse(f"{words}\n", status, headers={"connection": "close"})
-        answer, result = _answered(asked, rules)
-        metrics.reviews.labels(result).inc()
-        metrics.seconds.observe(time.perf_counter() - begin)
-        return Response(answer, media_type="application/json")
-
-    application = probes(metrics)
-    application.routes.append(Route(PATH, review, methods=["POST"]))
-    return application
+            asked = admission_v1.read(request.body)
+        except BadInput as problem:
+            self.bad()
+            return Answer(400, f"{problem}\n".encode(), TEXT, close=True)
+        answer, result = _answered(asked, self._rules)
+        self._metrics.reviews.labels(result).inc()
+        self._metrics.seconds.observe(time.perf_counter() - begin)
+        return Answer(200, answer)
 
 
 def _answered(asked: admission_v1.Review, rules: Rules) -> tuple[bytes, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import socket
@@ -98,14 +97,6 @@ def _sweep(engine: Engine, binder: Binder) -> None:
     binder.settle()
 
 
-async def _answer(server: Server, binder: Binder) -> None:
-    try:
-        await server.run_until_stopped()
-    finally:
-        # The lease is given back after this: no write of ours may be under way then.
-        await binder.close()
-
-
 def _engine(settings: Settings, recorder: Recorder | None) -> Engine:
     return Engine(
         Names(settings.resource_domain),
@@ -170,12 +161,12 @@ class _Replica:
 
     def _built(self) -> Server:
         settings = self._settings
-        application = app.create(
+        application = app.App(
             self._engine, self._binder, body_bytes=settings.body_mib * MIB, body_seconds=settings.body_seconds,
             unhealthy_reason=self._unhealthy_reason, standby_reason=self._standby_reason, authenticate=settings.client_ca is not None,
             client_name=settings.client_name,
         )  # fmt: skip
-        open_to_all = app.probes(self._engine, self._unhealthy_reason, self._standby_reason)
+        open_to_all = app.Probes(self._engine, self._unhealthy_reason, self._standby_reason)
         probes = (open_to_all, self._probes) if self._probes else None
         return Server(application, self._listener, self._certificate, probes)
 
@@ -197,15 +188,14 @@ class _Replica:
 
     def _lose(self) -> None:
         self._lost = True
-        self._server.should_exit = True
+        self._server.stop()
 
     def _end(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.stop()
 
     def run(self) -> None:
         """Serve until a signal, or until another replica has taken the lease. Raises LostLease."""
-        # The server catches signals while it serves, and raises them once more at its end for whoever was there before.
-        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGTERM, self._end)  # until the server catches it
         self._sweeper.start()
         self._teller.start()
         if self._election is None:
@@ -225,7 +215,8 @@ class _Replica:
         if self._probes is not None:
             _log.info("probes on http://%s", addresses.with_port(*self._probes.getsockname()[:2]))
         try:
-            asyncio.run(_answer(self._server, self._binder))
+            # The lease is given back after this: no write of ours may be under way then.
+            self._server.run(self._binder.close)
         finally:
             for informer in self._informers:
                 informer.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from scheduler_ext.admission import app
@@ -23,11 +22,11 @@ def run(settings: Settings) -> None:
     metrics = app.Metrics()
     probes = None
     if settings.probe_port is not None:
-        probes = app.probes(metrics), listen(settings.bind_address, settings.probe_port, "--probe-port")
-    server = Server(app.create(settings.rules(), metrics), listener, certificate, probes)
+        probes = app.Probes(metrics), listen(settings.bind_address, settings.probe_port, "--probe-port")
+    server = Server(app.App(settings.rules(), metrics), listener, certificate, probes)
     _log.info(
         "serving on https://%s%s, %s", addresses.with_port(*listener.getsockname()[:2]), app.PATH, settings
     )
     if probes is not None:
         _log.info("probes on http://%s", addresses.with_port(*probes[1].getsockname()[:2]))
-    asyncio.run(server.run_until_stopped())
+    server.run()

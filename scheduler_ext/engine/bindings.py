@@ -70,6 +70,7 @@ class Bindings:
         annotations = placement.annotations(
             record.placement, record.request, cards, node, record.decided_ns, self._cache.names
         )
+        record.written = annotations[self._cache.names.placement]
         self._cache.pods.move(record, State.BINDING, self._cache.clock())
         return Write(node, annotations)
 

@@ -15,13 +15,14 @@ from scheduler_ext.engine.metrics import Metrics
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.typical_pods import Typical, Workload
-from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
+from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notice
+from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pods import Nominations, PodCache
-from scheduler_ext.state.shape import Shape, shape_of
+from scheduler_ext.state.shape import Shape
 from vcuda.spec.bookings import Use
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
@@ -60,6 +61,7 @@ class SchedulerCache:
         self.metrics = metrics or Metrics()
         self.clock, self.wall_clock = clock, wall_clock
         self.journal = journal
+        self._classes = PodClasses(names, policy)
         self.cluster = Cluster()
         self.quotas = Quotas(self.cluster)
         self.pods = PodCache(self.cluster, changed=self.quotas.count)
@@ -91,8 +93,9 @@ class SchedulerCache:
             return f"the last extender may have written for some of {len(self.inherited)} waiting pods; the API server carries that out soon, or never"
         return f"the first list of {' and '.join(sorted(self.unsynced))} from the API server is not complete"
 
-    def shape(self, asked: PodRequest, pod: Mapping[str, Any]) -> Shape:
-        return shape_of(asked, self.policy, *objects.pod_requests(pod))
+    def asked(self, pod: Mapping[str, Any]) -> tuple[PodRequest, Shape]:
+        """What a pod asks for, and its class. Raises InvalidRequest."""
+        return self._classes.read(pod)
 
     def typical(self) -> Typical:
         return self.workload.typical(self.cluster, self.clock())
@@ -102,6 +105,8 @@ class SchedulerCache:
 
     def rows(self, names: Sequence[str]) -> Ints:
         """The rows of nodes; -1 for those that are not known."""
+        if isinstance(names, OfferedNames) and names.version == self.cluster.named.version:
+            return names.rows
         return np.fromiter(map(self.cluster.index.get, names, repeat(-1)), np.int64, len(names))
 
     def count_demand(self, uid: str, shape: Shape) -> None:

@@ -53,19 +53,13 @@ class Chooser:
     def choose(self, table: Table, names: Sequence[str], namespace: str) -> Choice:
         cache, cluster = self._cache, self._cache.cluster
         limited = cache.quotas.of(namespace)
-        if len(names) > EXPLAINED_NODES and not limited:
-            # Usually nearly all nodes are asked for: then the cluster's best one is among them.
-            every = np.arange(len(cluster))
-            row = scores.cheapest(table, cluster, every)
-            if row is not None and cluster.names[row] in names:
-                return Choice(row, every)
         rows = cache.rows(names)
         known = rows >= 0
         closed, quota = None, ""
         if limited:
             closed = np.zeros(len(rows), np.bool_)
             closed[known], quota = cache.quotas.closed(namespace, cache.pods, table, rows[known])
-        row = scores.cheapest(table, cluster, rows[known if closed is None else known & ~closed])
+        row = scores.cheapest(table, cluster, rows if closed is None else rows[known & ~closed])
         if row is not None and len(names) > EXPLAINED_NODES:
             return Choice(row, rows, None, quota)
         codes = np.where(known, table.code[rows], _UNKNOWN_NODE)

@@ -21,6 +21,7 @@ from scheduler_ext.planning.evidence import Evidence
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.extender_v1 import Verdict, Victims
 from scheduler_ext.scoring import stats
+from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
@@ -49,6 +50,11 @@ class Engine:
         self.metrics.watch_figures(self.figures)
 
     # --- kube-scheduler's verbs ---
+
+    def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
+        """See NodeNames.offered: the nodes that a filter request offers."""
+        with self._lock:
+            return self.cache.cluster.named.offered(body)
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
         """Decide one node for a pod that asks for a share, and remember the decision as assumed.
@@ -177,7 +183,7 @@ class Engine:
     def prepare(self, pod: Mapping[str, Any]) -> None:
         """Score a pod's class for all nodes ahead of its decision. May take long, and holds up no other request."""
         with contextlib.suppress(InvalidRequest):
-            self._score_ahead(self.cache.shape(request.parse_pod(pod, self.names), pod))
+            self._score_ahead(self.cache.asked(pod)[1])
 
     def _score_ahead(self, shape: Shape) -> None:
         """A few rows at a time, between requests."""

@@ -19,7 +19,6 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Floats
 from scheduler_ext.state.decisions import Decision, counted, packed
 from scheduler_ext.state.pods import Record, State
-from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
 
 _QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
@@ -72,7 +71,7 @@ class Filter:
         begun = self._cache.cluster.clock
         decision = partial(Decision, uid, namespace or "default", name, self._cache.wall_clock())
         try:
-            asked = request.parse_pod(pod, self._cache.names)
+            asked, shape = self._cache.asked(pod)
         except InvalidRequest as error:
             self._cache.decisions.add(decision(begun, len(names), refusal=(error.reason, error.message)))
             return Verdict(refusal=(error.reason, error.message))
@@ -85,7 +84,6 @@ class Filter:
                 )
                 return kept
             self._cache.pods.release(asked.uid)
-        shape = self._cache.shape(asked, pod)
         self._cache.count_demand(asked.uid, shape)
         aside = self._chooser.set_aside(asked.uid, priority)
         take = self._chooser.take if asked.gang is None else self._gangs.take
@@ -140,7 +138,7 @@ class Filter:
     def prioritize(self, pod: Mapping[str, Any], names: Sequence[str]) -> list[int]:
         """See Engine.prioritize."""
         try:
-            asked = request.parse_pod(pod, self._cache.names)
+            asked, shape = self._cache.asked(pod)
         except InvalidRequest:
             return [0] * len(names)
         record = self._cache.pods.get(asked.uid)
@@ -148,7 +146,7 @@ class Filter:
             return [0] * len(names)
         if record is not None:
             return [MAX_PRIORITY if name == record.node else 0 for name in names]
-        table = self._cache.table(self._cache.shape(asked, pod))
+        table = self._cache.table(shape)
         rows = self._cache.rows(names)
         costs = (
             np.where(rows >= 0, table.cost[rows], np.inf) if len(table.cost) else np.full(len(names), np.inf)

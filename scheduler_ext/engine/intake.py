@@ -124,10 +124,9 @@ class Intake:
             self._cache.inherited.add(uid)
         self._preemption.see_nomination(uid, pod)
         try:
-            asked = request.parse_pod(pod, self._cache.names)
+            asked, shape = self._cache.asked(pod)
         except InvalidRequest:
             return None
-        shape = self._cache.shape(asked, pod)
         if asked.gang is not None and asked:
             self._cache.gangs.join(asked, shape, self._cache.clock(), shown=True)
         return shape if self._cache.not_ready() is None and not self._cache.scores.knows(shape) else None
@@ -148,7 +147,10 @@ class Intake:
                 self._distrust(old)
                 old.annotation = text
                 return
-        asked, usage, source = self._bound_use(old, pod, node)
+        if old is not None and old.written is not None and (old.node, old.written) == (node, text):
+            asked, usage, source = old.request, old.usage, Source.BIND  # our own write comes back
+        else:
+            asked, usage, source = self._bound_use(old, pod, node)
         shape = None
         if asked is not None:
             shape = shared(shape_of(asked, cache.policy, usage.cpu_milli, usage.memory_bytes))

@@ -74,7 +74,7 @@ class Preemption:
         last = self._cache.decisions.of(uid=asked.uid)
         if self._cache.gangs.of(asked.uid) is None or not last or last[0].offered is None:
             return True
-        return self._gangs.could_complete(asked, self._cache.shape(asked, pod), unpacked(last[0].offered))
+        return self._gangs.could_complete(asked, self._cache.asked(pod)[1], unpacked(last[0].offered))
 
     def _may_go(self, ones: Victims, priority: int) -> bool:
         """Whether no proposed pod without a share is as important as the preemptor."""
@@ -88,7 +88,7 @@ class Preemption:
         rows = np.array([self._cache.cluster.index[node] for node in nodes], np.int64)
         aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
         found = ground_of(
-            self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.shape(asked, pod), rows
+            self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.asked(pod)[1], rows
         )
         for record in aside:
             self._cache.pods.put(record)

@@ -1,25 +1,83 @@
-"""The HTTP server: who may speak, for how long, and how much; uvicorn's parser and loop underneath."""
+"""The HTTP/1.1 server: who may speak, for how long, and how much. httptools parses, uvloop carries."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
+import email.utils
 import functools
+import logging
 import resource
+import signal
 import socket
-from typing import Any
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
 
-import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+import orjson
+import uvloop
 
 from scheduler_ext.http.certificate import ServerCertificate
 
+_log = logging.getLogger(__name__)
 _BACKLOG = 512
 _HEAD_SECONDS = 10.0  # that a request's head may take once it has begun
 _SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each costs a descriptor
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HEAD_BYTES = 64 * 1024
-_IDLE_SECONDS = 75  # between two requests: kube-scheduler keeps its connections
+_IDLE_SECONDS = 75.0  # between two requests: kube-scheduler keeps its connections
+_ROOM_SECONDS = 5.0  # that a body may wait for room
+_AT_ONCE = 4  # bodies of the largest size in memory at once
+_LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
+_END_SECONDS = 5.0  # that answers under way have at the end
+_MOST_WAITING = 8  # requests that a client may send ahead of their answers
+
+
+class Request(NamedTuple):
+    """`client`: the verified common name of the peer ("" if its certificate has none), or None."""
+
+    method: str
+    path: str
+    query: str
+    body: bytes
+    client: str | None
+
+
+class Answer(NamedTuple):
+    """`close`: the connection ends with it, because the rest of a body may still be coming."""
+
+    status: int
+    body: bytes
+    kind: str = "application/json"
+    close: bool = False
+
+
+def error(status: int, message: str, *, close: bool = False) -> Answer:
+    return Answer(status, orjson.dumps({"Error": message}), close=close)
+
+
+class Application(Protocol):
+    """What is served. A body has at most `body_bytes` and arrives within `body_seconds`."""
+
+    body_bytes: int
+    body_seconds: float
+
+    def refuse(self, method: str, path: str, client: str | None) -> Answer | None:
+        """Why a request is not even read, or None."""
+
+    def too_long(self, size: int | None) -> Answer:
+        """What is said of a body of `size` bytes, None if it is not known."""
+
+    def too_slow(self) -> Answer:
+        """What is said of a body that did not arrive in time."""
+
+    def overloaded(self) -> Answer:
+        """What is said when there was no room for a body for too long."""
+
+    def answer(self, request: Request) -> Answer | Awaitable[Answer]: ...
 
 
 def common_name(transport: asyncio.BaseTransport) -> str | None:
@@ -32,107 +90,331 @@ def common_name(transport: asyncio.BaseTransport) -> str | None:
     )
 
 
-class Protocol(HttpToolsProtocol):
-    """One connection. Its requests carry `client`, the verified name of the peer, in their state.
+@functools.lru_cache(maxsize=64)
+def _opening(status: int, kind: str, close: bool) -> bytes:
+    phrase = HTTPStatus(status).phrase
+    ends = "connection: close\r\n" if close else ""
+    return f"HTTP/1.1 {status} {phrase}\r\ncontent-type: {kind}\r\n{ends}".encode()
 
-    A head that takes too long, is too large or never comes ends the connection.
-    """
 
-    _head: asyncio.TimerHandle | None = None
-    _head_bytes = 0
+@functools.lru_cache(maxsize=1)
+def _date(_second: int) -> bytes:
+    return f"date: {email.utils.formatdate(usegmt=True)}\r\n".encode()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._name = common_name(transport)
+
+class _Room:
+    """Bytes of bodies that may be in memory at once; who comes when there is none waits, in order."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._waiting: collections.deque[tuple[Connection, int]] = collections.deque()
+
+    def take(self, connection: Connection, size: int) -> bool:
+        if self._waiting or size > self._left:
+            self._waiting.append((connection, size))
+            return False
+        self._left -= size
+        return True
+
+    def give(self, size: int) -> None:
+        self._left += size
+        while self._waiting and self._waiting[0][1] <= self._left:
+            connection, wanted = self._waiting.popleft()
+            if connection.has_room():
+                self._left -= wanted
+
+
+class Connection(asyncio.Protocol):
+    """One connection. One request is answered at a time, in the order in which they came."""
+
+    def __init__(self, server: Server, application: Application, room: _Room) -> None:
+        self._server, self._application, self._room = server, application, room
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._transport: Any = None
+        self._client: str | None = None
+        self._ready: collections.deque[tuple[Request, bool]] = collections.deque()
+        self._task: asyncio.Task[None] | None = None
+        self._in_head = False
+        self._head_bytes = 0
+        self._held = 0  # bytes of room
+        self._waits = self._closed = False
+        self.until = 0.0  # the monotonic time when `late` is called
+
+    # --- the transport's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._client = common_name(transport)
+        self._server.connections.add(self)
         self._expect_head(_SILENT_SECONDS)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_done()
-        super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why does not matter
+        self._closed = True
+        self._server.connections.discard(self)
+        self._give_room()
+        if self._task is not None:
+            self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._closed:
+            return
         self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head is not None and self._head_bytes > _MOST_HEAD_BYTES:
-            self._refuse(
-                b"431 Request Header Fields Too Large", f"the head has more than {_MOST_HEAD_BYTES} bytes"
-            )
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
+            self._end(error(400, f"this is not an HTTP/1.1 request: {problem}"[:200], close=True))
+            return
+        if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
+            self._end(error(431, f"the head has more than {_MOST_HEAD_BYTES} bytes", close=True))
+
+    # --- the parser's side ---
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["state"]["client"] = self._name
+        if self._waits:  # the last one for room; this one came in the same packet
+            self._end(self._application.overloaded())
+            return
+        self._url = b""
+        self._size: int | None = None
+        self._continues = False
+        self._chunks: list[bytes] = []
+        self._received = 0
+        self._complete = False
         self._expect_head(_HEAD_SECONDS)
 
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length" and value.isdigit():
+            self._size = int(value)
+        elif name == b"expect":
+            self._continues = value.lower() == b"100-continue"
+
     def on_headers_complete(self) -> None:
-        self._head_done()
-        super().on_headers_complete()
+        if self._closed:
+            return
+        self._in_head = False
+        path, _, query = self._url.partition(b"?")
+        self._path = path.decode("latin-1") if b"%" not in path else urllib.parse.unquote(path)
+        self._query = query.decode("latin-1")
+        self._method = self._parser.get_method().decode()
+        application, size = self._application, self._size
+        refused = application.refuse(self._method, self._path, self._client)
+        if refused is not None:
+            self._end(refused)
+            return
+        most = application.body_bytes
+        if size is None and self._method in ("GET", "HEAD"):
+            size = 0
+        if size is not None and size > most:
+            self._end(application.too_long(size))
+            return
+        self._held = most if size is None else size
+        if not self._held or self._room.take(self, self._held):
+            self._expect_body()
+        else:
+            self._held, self._waits = 0, True
+            self._transport.pause_reading()
+            self.until = time.monotonic() + _ROOM_SECONDS
+
+    def has_room(self) -> bool:
+        """Told that its turn has come; whether it still wants the room."""
+        if self._closed or not self._waits:
+            return False
+        self._waits = False
+        self._held = self._application.body_bytes if self._size is None else self._size
+        self._transport.resume_reading()
+        self._expect_body()
+        if self._complete:
+            asyncio.get_running_loop().call_soon(self.on_message_complete)
+        return True
+
+    def _expect_body(self) -> None:
+        self.until = time.monotonic() + self._application.body_seconds
+        if self._continues:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if self._closed:
+            return
+        self._received += len(body)
+        if self._received > self._application.body_bytes:
+            self._end(self._application.too_long(None))
+            return
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+        if self._closed or self._waits:
+            return
+        self._give_room()
+        chunks, self._chunks = self._chunks, []
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        request = Request(self._method, self._path, self._query, body, self._client)
+        keep = self._parser.should_keep_alive()
+        self._head_bytes = 0
+        if self._task is None:
+            self._begin(request, keep)
+            return
+        self._ready.append((request, keep))
+        if len(self._ready) > _MOST_WAITING:
+            self._end(error(400, "too many requests were sent ahead of their answers", close=True))
+
+    # --- answering ---
+
+    def _begin(self, request: Request, keep: bool) -> None:
+        self.until = float("inf")
+        try:
+            answer = self._application.answer(request)
+        except Exception:  # noqa: BLE001 - one request must not end the server
+            _log.exception("%s %s failed", request.method, request.path)
+            answer = error(500, "an error of ours; see the extender's log")
+        if isinstance(answer, Answer):
+            self._send(answer, keep)
+            return
+        self._task = asyncio.get_running_loop().create_task(self._finish(request, answer, keep))
+
+    async def _finish(self, request: Request, coming: Awaitable[Answer], keep: bool) -> None:
+        try:
+            answer = await coming
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("%s %s failed", request.method, request.path)
+            answer = error(500, "an error of ours; see the extender's log")
+        self._task = None
+        if self._closed:
+            return
+        self._send(answer, keep)
+        while self._ready and self._task is None and not self._closed:
+            self._begin(*self._ready.popleft())
+
+    def _send(self, answer: Answer, keep: bool = True) -> None:
+        close = answer.close or not keep or self._server.ending
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (
+            _opening(answer.status, answer.kind, close), _date(int(time.time())), len(answer.body)
+        )  # fmt: skip
+        self._transport.write(head + answer.body)
+        if close:
+            self._close()
+        else:
+            self.until = time.monotonic() + _IDLE_SECONDS
+
+    def _end(self, answer: Answer) -> None:
+        if not self._closed:
+            self._send(answer._replace(close=True))
+
+    def _close(self) -> None:
+        self._closed = True
+        self._give_room()
+        self.until = time.monotonic() + _END_SECONDS  # for a peer that does not read its last answer
+        self._transport.close()
+
+    def _give_room(self) -> None:
+        held, self._held = self._held, 0
+        if held:
+            self._room.give(held)
 
     def _expect_head(self, seconds: float) -> None:
-        self._head_done()
-        self._head_bytes = 0
-        self._head = self.loop.call_later(
-            seconds, self._refuse, b"408 Request Timeout", f"no request came within {seconds:g} s"
-        )
+        self._in_head = True
+        self._head_seconds = seconds
+        self.until = time.monotonic() + seconds
 
-    def _head_done(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+    def late(self) -> None:
+        """The time for what it was to do is over."""
+        if self._closed:
+            self._transport.abort()
+        elif self._waits:
+            self._end(self._application.overloaded())
+        elif self._in_head:
+            self._end(error(408, f"no request came within {self._head_seconds:g} s", close=True))
+        elif self._held:
+            self._end(self._application.too_slow())
+        else:
+            self._close()
 
-    def _refuse(self, status: bytes, message: str) -> None:
-        self._head_done()
-        text = message.encode() + b"\n"
-        head = b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(text))
-        self.transport.write(head + text)
-        self.transport.close()
+    def finish(self) -> None:
+        """The server ends: close at once if nothing is being answered."""
+        if self._task is None:
+            self._close()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
 
-class Server(uvicorn.Server):
+class Server:
     """Serves `application` on `listener`, with TLS if there is a certificate, and `probes` in plain HTTP on a socket of theirs."""
 
     def __init__(
         self,
-        application: ASGIApp,
+        application: Application,
         listener: socket.socket,
         certificate: ServerCertificate | None = None,
-        probes: tuple[ASGIApp, socket.socket] | None = None,
+        probes: tuple[Application, socket.socket] | None = None,
     ) -> None:
-        super().__init__(_configuration(application))
         self._certificate = certificate
-        self._served = [(self.config, listener, certificate.context if certificate else None)]
+        self._served = [(application, listener, certificate.context if certificate else None)]
         if probes is not None:
-            self._served.append((_configuration(probes[0]), probes[1], None))
+            self._served.append((*probes, None))
+        self.connections: set[Connection] = set()
+        self.ending = self.started = False
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - ours have settings of their own
-        loop = asyncio.get_running_loop()
-        self.servers = []
-        for configuration, listener, context in self._served:
-            make = functools.partial(
-                Protocol, config=configuration, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
-            server = await loop.create_server(make, sock=listener, ssl=context, backlog=_BACKLOG, **limit)
-            self.servers.append(server)
-        self.started = True
+    def stop(self, *_: object) -> None:
+        """End soon. Any thread may call it, and a signal."""
+        self.ending = True
 
-    async def run_until_stopped(self) -> None:
-        """Serve until a signal or `should_exit`; the certificate is renewed meanwhile."""
+    def run(self, afterwards: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`, on an event loop of its own, and then do what is left there."""
+
+        async def whole() -> None:
+            try:
+                await self.run_until_stopped()
+            finally:
+                if afterwards is not None:
+                    await afterwards()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(whole())
+
+    async def run_until_stopped(self, *, catch_signals: bool = True) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`; the certificate is renewed meanwhile."""
         _more_descriptors()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT) if catch_signals else ():
+            loop.add_signal_handler(number, self.stop)
         renewal = asyncio.create_task(self._certificate.keep_fresh()) if self._certificate else None
+        servers = []
+        for application, listener, context in self._served:
+            room = _Room(_AT_ONCE * application.body_bytes)
+            make = functools.partial(Connection, self, application, room)
+            limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
+            servers.append(
+                await loop.create_server(make, sock=listener, ssl=context, backlog=_BACKLOG, **limit)
+            )
+        self.started = True
         try:
-            await self.serve([listener for _, listener, _ in self._served])
+            while not self.ending:
+                await asyncio.sleep(_LOOK_SECONDS)
+                self._look()
         finally:
+            for server in servers:
+                server.close()
+            await self._finish()
             if renewal is not None:
                 renewal.cancel()
 
+    def _look(self) -> None:
+        now = time.monotonic()
+        for connection in [one for one in self.connections if one.until < now]:
+            connection.late()
 
-def _configuration(application: ASGIApp) -> uvicorn.Config:
-    configuration = uvicorn.Config(
-        application, http=Protocol, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_keep_alive=_IDLE_SECONDS, timeout_graceful_shutdown=5,
-    )  # fmt: skip
-    configuration.load()
-    return configuration
+    async def _finish(self) -> None:
+        until = time.monotonic() + _END_SECONDS
+        while self.connections and time.monotonic() < until:
+            for connection in list(self.connections):
+                connection.finish()
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
 
 
 def _more_descriptors() -> None:

@@ -200,10 +200,9 @@ class _Planner:
         filtered = allowed_cards(shape, cluster, rows)
         if filtered is not None:
             allowed = allowed & filtered
-        planned = placing.plan(shape, cluster.view(rows), allowed, placing.Scorers.of(shape), self._typical)
+        planned = placing.plan(shape, cluster.view(rows), allowed, self._typical)
         table = Table(shape)
-        table.cost = np.full(len(cluster), np.inf)
-        table.picks = np.zeros((len(cluster), shape.columns), np.int64)
+        table.plan = placing.Plan.empty(len(cluster), shape.columns)
         table.cost[rows], table.picks[rows] = planned.cost, planned.picks
         if self._quotas.of(record.namespace):
             closed, _ = self._quotas.closed(record.namespace, self._ledger, table, rows)

@@ -10,7 +10,7 @@ import numpy as np
 
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.scoring import placing
-from scheduler_ext.scoring.placing import Plan, Scorers
+from scheduler_ext.scoring.placing import Plan
 from scheduler_ext.scoring.scores import allowed_cards
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Cluster, Ints, Usage, View
@@ -133,7 +133,7 @@ class Ground:
                     problem[place] = FITS
         view = view._replace(free_cores=np.maximum(cores, 0), free_blocks=np.maximum(blocks, 0))
         allowed = None if self.allowed is None else self.allowed[positions]
-        return placing.plan(shape, view, allowed, Scorers.of(shape), self.typical), problem
+        return placing.plan(shape, view, allowed, self.typical), problem
 
 
 @dataclass(frozen=True)

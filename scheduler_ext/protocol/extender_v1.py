@@ -5,7 +5,7 @@ Source: k8s.io/kube-scheduler/extender/v1. The types carry no JSON tags, so Go w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +116,17 @@ def _pod(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return pod
 
 
-def read_args(body: bytes) -> ExtenderArgs:
-    """Read ExtenderArgs. Raises BadInput."""
-    data = _object(body)
+def read_args(
+    body: bytes, offered: Callable[[bytes], tuple[bytes, Sequence[str]] | None] = lambda _: None
+) -> ExtenderArgs:
+    """Read ExtenderArgs. Raises BadInput. `offered` takes NodeNames out of a body, if it can, and reads them faster."""
+    found = offered(body)
+    data = _object(body if found is None else found[0])
+    if found is not None and data.get("nodenames") is not None:
+        found, data = None, _object(body)  # given twice, once with an escape in its key
     pod = _pod(data)
+    if found is not None:
+        return ExtenderArgs(pod, found[1], None)
     names, nodes = data.get("nodenames"), data.get("nodes")
     if names is None and nodes is None:
         raise BadInput("neither NodeNames nor Nodes is given")
@@ -235,7 +242,7 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
 
 def untouched(args: ExtenderArgs) -> bytes:
     """The answer for a pod that is none of our business: all nodes pass."""
-    return _result(args, args.names, {}, {})
+    return _result(args, list(args.names), {}, {})
 
 
 def _result(

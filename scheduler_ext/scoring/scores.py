@@ -7,7 +7,7 @@ import collections
 import numpy as np
 
 from scheduler_ext.scoring import placing
-from scheduler_ext.scoring.placing import Scorers
+from scheduler_ext.scoring.placing import Plan
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Cluster, Floats, Ints
 from scheduler_ext.state.shape import Shape
@@ -17,7 +17,7 @@ _ANY = CardFilter()
 _MOST_BYTES = 192 * 2**20  # of all tables: 900 classes at 5,000 nodes; real mixes have 300 to 430
 _LEAST_CLASSES = 64
 _LEAST_ROWS = 16  # computed at a time ahead of a request
-_CHUNK = 256  # rows computed at once: keeps the temporary arrays in the processor's cache
+_CHUNK = 256  # rows computed at once ahead of a request: it holds up others for so long
 
 
 def allowed_cards(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
@@ -39,16 +39,26 @@ class Table:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.cost: Floats = np.full(0, np.inf)
-        self.code: Ints = np.zeros(0, np.int64)
-        self.picks: Ints = np.zeros((0, shape.columns), np.int64)
+        self.plan = Plan.empty(0, shape.columns)
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
         self._typical_version = -1
-        self._scorers = Scorers.of(shape)
+        self._reads_workload = placing.reads_workload(shape)
+
+    @property
+    def cost(self) -> Floats:
+        return self.plan.cost
+
+    @property
+    def code(self) -> Ints:
+        return self.plan.code
+
+    @property
+    def picks(self) -> Ints:
+        return self.plan.picks
 
     @property
     def size_bytes(self) -> int:
-        return self.cost.nbytes + self.code.nbytes + self.picks.nbytes + self._at.nbytes
+        return sum(array.nbytes for array in (*self.plan, self._at))
 
     def refresh(self, cluster: Cluster, typical: Typical, most: int | None = None) -> bool:
         """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
@@ -56,21 +66,15 @@ class Table:
         At most `most` rows are computed; returns whether all are up to date.
         """
         count = len(cluster)
-        if self._scorers.reads_workload and typical.version != self._typical_version:
+        if self._reads_workload and typical.version != self._typical_version:
             self._at[:] = -1
-        if count > len(self.cost):
+        known = len(self.cost)
+        if count > known:
             size = max(64, count + count // 4)
-            cost, code, picks = (
-                np.full(size, np.inf),
-                np.zeros(size, np.int64),
-                np.zeros((size, self.shape.columns), np.int64),
-            )
-            known = len(self.cost)
-            at = np.full(size, -1, np.int64)
-            at[:known] = self._at
-            self._at = at
-            cost[:known], code[:known], picks[:known] = self.cost, self.code, self.picks
-            self.cost, self.code, self.picks = cost, code, picks
+            old, at = self.plan, self._at
+            self.plan, self._at = Plan.empty(size, self.shape.columns), np.full(size, -1, np.int64)
+            for array, before in zip((*self.plan, self._at), (*old, at), strict=True):
+                array[:known] = before
         self._typical_version = typical.version
         stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
         now = stale[:most]
@@ -81,11 +85,7 @@ class Table:
 
     def _compute(self, cluster: Cluster, typical: Typical, rows: Ints) -> None:
         allowed = allowed_cards(self.shape, cluster, rows)
-        plan = placing.plan(self.shape, cluster.view(rows), allowed, self._scorers, typical)
-        problem = cluster.code[rows]
-        self.cost[rows] = np.where(problem == 0, plan.cost, np.inf)
-        self.code[rows] = np.where(problem == 0, plan.code, problem)
-        self.picks[rows] = plan.picks
+        placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan)
 
 
 class Scores:
@@ -130,11 +130,4 @@ def cheapest(table: Table, cluster: Cluster, rows: Ints) -> int | None:
 
     Ties must not depend on the order of the request: that costs five points of allocation on the public trace.
     """
-    costs = table.cost[rows]
-    if not len(costs):
-        return None
-    least = costs.min()
-    if not np.isfinite(least):
-        return None
-    equal = rows[costs == least]
-    return int(equal[cluster.order[equal].argmin()])
+    return placing.cheapest(table.cost, cluster.order, rows)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_ext.scoring.policies import fgd
-from scheduler_ext.scoring.policies.base import Rest
+from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Cluster
 from scheduler_ext.state.pods import PodCache, State
@@ -31,8 +30,7 @@ def use(cluster: Cluster, typical: Typical) -> tuple[float, float]:
     view = cluster.view(rows)
     cards = max(int(view.usable.sum()), 1)
     free = float(np.where(view.usable, view.free_cores, 0).sum()) / CORES_PER_CARD
-    rest = Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
-    return 1.0 - free / cards, float(fgd.fragmentation(view, rest, typical).sum()) / cards
+    return 1.0 - free / cards, float(placing.fragmentation(cluster, typical).sum()) / cards
 
 
 def overbooked(cluster: Cluster, pods: PodCache) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +35,8 @@ _PRIOR = (
 )
 
 
-class Typical(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Typical:
     """Typical pods as arrays, [m]. `allowed` is [card models, m], or None if no typical pod chooses its model.
 
     `cpu_per_card` (milli) and `memory_per_card` (bytes): the mean need of all pods that request any; tiny if none does.
@@ -64,6 +67,7 @@ class Kind(NamedTuple):
     models: CardFilter
 
 
+@functools.lru_cache(maxsize=4096)
 def kind_of(shape: Shape) -> Kind:
     largest = max(shape.steps, key=lambda step: (step.cards, step.cores, step.blocks))
     return Kind(largest, shape.cpu_milli, shape.memory_bytes, shape.models)

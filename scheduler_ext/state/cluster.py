@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
+from scheduler_ext.state.node_names import NodeNames
 from vcuda.spec.errors import Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.units import CORES_PER_CARD
@@ -48,11 +49,6 @@ class View(NamedTuple):
     free_memory: Ints
     links: Ints  # [k, cards, cards]
 
-    def worth(self, cores: Ints, blocks: Ints) -> Floats:
-        """A card's rest as a fraction of the card, [k, cards]: the mean of cores and memory; 0 for unusable cards."""
-        memory = blocks / np.maximum(self.total_blocks, 1)
-        return np.where(self.usable, (cores / CORES_PER_CARD + memory) / 2, 0.0)
-
 
 class Described(NamedTuple):
     """A node as it was described to the cluster. `problem`: a code of ROW_CODES."""
@@ -70,6 +66,7 @@ class Cluster:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.index: dict[str, int] = {}
+        self.named = NodeNames()  # the same, for names in a request
         self.cards: list[tuple[Card, ...]] = []
         self.models: list[str] = []
         self.clock = 0
@@ -97,7 +94,9 @@ class Cluster:
         grown("links", (rows, columns, columns), np.int64)
         for name in ("free_cpu", "free_memory", "code", "changed", "born"):
             grown(name, (rows,), np.int64)
+        self.native = None
 
+    native: Any  # what scoring keeps of the arrays' places; None: they are new
     free_cores: Ints
     free_blocks: Ints
     total_blocks: Ints
@@ -132,6 +131,7 @@ class Cluster:
             if row >= len(self.code):
                 self._allocate(2 * len(self.code), self.free_cores.shape[1])
         self.index[name] = row
+        self.named.put(name, row)
         self.born[row] = self.clock
         self._order = None
         return row
@@ -180,6 +180,7 @@ class Cluster:
         row = self.index.pop(name, None)
         if row is None:
             return
+        self.named.drop(name)
         self.cards[row], self._capacity_cpu[row], self._problem[row] = (), (0, 0), _GONE
         self._rebuild(row)
         self.names[row] = ""

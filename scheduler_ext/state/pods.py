@@ -36,7 +36,8 @@ class Source(enum.Enum):
 class Record:
     """One pod's booking. `since`: monotonic seconds of the last change of state.
 
-    `request` and `placement` are ours only until the watch confirms the pod. `attempted`: a write for it failed.
+    `request` and `placement` are ours only until the watch confirms the pod. `written`: the placement annotation of the last
+    write that was begun for it. `attempted`: a write for it failed.
     `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
     Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape` of a pod that the watch has shown with a share, if it may be
     moved (its owner has not forbidden it, it is in no gang). `known_as`: the UID by which kubelet and the node's manager know it.
@@ -52,6 +53,7 @@ class Record:
     request: PodRequest | None = None
     placement: Placement | None = None
     decided_ns: int = 0
+    written: str | None = None
     attempted: bool = False
     annotation: str | None = None
     priority: int = 0

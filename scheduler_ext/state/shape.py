@@ -27,7 +27,7 @@ class Step:
     sidecars_before: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """The key of a class of pods. Steps of app containers and sidecars come first, then those of init containers."""
 
@@ -39,7 +39,25 @@ class Shape:
     memory_bytes: int = 0
     card_policy: Policy | None = None  # None: `policy` chooses the card too
 
-    @property
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(
+            (
+                self.steps,
+                self.policy,
+                self.models,
+                self.uuids,
+                self.cpu_milli,
+                self.memory_bytes,
+                self.card_policy,
+            )
+        )
+
+    def __hash__(self) -> int:
+        """Worked out once: every look at a table asks for it."""
+        return self._hash
+
+    @functools.cached_property
     def columns(self) -> int:
         """How many cards all steps pick together."""
         return sum(step.cards for step in self.steps)

@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
+import uvloop
 
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.http import app
+from scheduler_ext.http.app import App
+from scheduler_ext.http.server import Server
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
@@ -41,19 +42,20 @@ class Running:
         self.watchers = [
             feed.informer(server, self.engine, how, longest_wait=0.3) for how in feed.handlers(self.engine)
         ]
-        application = app.create(self.engine, self.binder, body_bytes=self.body_bytes, body_seconds=1.0)
-        config = uvicorn.Config(
-            application, http="httptools", loop="asyncio", lifespan="off", log_config=None
-        )
-        self.server = uvicorn.Server(config)
+        application = App(self.engine, self.binder, body_bytes=self.body_bytes, body_seconds=1.0)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener)), daemon=True)
+        self.server = Server(application, listener)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.address[1]}", timeout=20)
 
-    async def _serve(self, listener: socket.socket) -> None:
-        await self.server.serve([listener])
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self.server.run_until_stopped(catch_signals=False)
         await self.binder.close()
 
     def follow(self, *, wait: bool = True) -> None:
@@ -84,7 +86,7 @@ class Running:
         for watcher in self.watchers:
             watcher.stop()
         self.client.close()
-        self.server.should_exit = True
+        self.server.stop()
         self.thread.join(10)
         self.executor.shutdown(wait=False)
 

@@ -95,9 +95,7 @@ def test_eight_containers_fit_where_a_way_was_planted(seed: int) -> None:
 
 def test_the_work_of_one_search_is_bounded() -> None:
     apps = [container(f"c{number}", 35 + number % 7, 1) for number in range(23)]
-    shape = engine_of([(100, BLOCKS)], Policy.FGD).cache.shape(
-        request.parse_pod(pod("p", containers=apps), NAMES), pod("p", containers=apps)
-    )
+    shape = engine_of([(100, BLOCKS)], Policy.FGD).cache.asked(pod("p", containers=apps))[1]
     budget = exact.Budget()
     began = time.thread_time()
     for free in range(60, 101):
@@ -109,8 +107,7 @@ def test_hundreds_of_classes_keep_their_scores_and_large_clusters_fewer() -> Non
     """256 were kept, real mixes have 312 to 432: then each request scored every node anew."""
     engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 2)) for at in range(40)))
     shapes = [
-        engine.cache.shape(request.parse_pod(one, NAMES), one)
-        for one in (pod("p", 1 + at % 99, 1 + at // 99) for at in range(450))
+        engine.cache.asked(one)[1] for one in (pod("p", 1 + at % 99, 1 + at // 99) for at in range(450))
     ]
     for shape in shapes:
         engine.cache.table(shape)
@@ -125,7 +122,7 @@ def test_a_pod_of_many_containers_is_scored_ahead_a_few_rows_at_a_time() -> None
     """One of 64 containers held up every other request for 5.7 s."""
     engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 8)) for at in range(300)))
     one = pod("p", uid="p", containers=[container(f"c{at}", 5, 1) for at in range(64)])
-    shape = engine.cache.shape(request.parse_pod(one, NAMES), one)
+    shape = engine.cache.asked(one)[1]
     assert engine.cache.scores.warm(shape, engine.cache.cluster, engine.cache.typical())
     assert int((engine.cache.scores._tables[shape]._at >= 0).sum()) == 16
     engine.prepare(one)

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.scoring import placing, scores
-from scheduler_ext.scoring.policies import SCORERS, fgd
-from scheduler_ext.scoring.policies.base import Rest
+from scheduler_ext.scoring import scores
 from scheduler_ext.scoring.scores import Scores, Table, cheapest
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state.cluster import Cluster, Usage, View
 from scheduler_ext.state.objects import cpu_and_memory, pod_requests
 from scheduler_ext.state.shape import Shape, shape_of
+from tests.scheduler_ext import scoring_reference as reference
 from tests.scheduler_ext.extender_support import NAMES, cards, container, node, pod
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest
@@ -157,15 +156,15 @@ def test_fgd_gradients_are_differences_of_the_definition() -> None:
     for _ in range(50):
         cluster = cluster_of(a=[dice.choice((0, 0, 10, 55, 70, 100)) for _ in range(4)])
         typical = workload.typical(cluster, 0.0)
-        typical = typical._replace(values=np.zeros_like(typical.values))  # fragmentation alone
+        typical = dataclasses.replace(typical, values=np.zeros_like(typical.values))  # fragmentation alone
         view = cluster.view(np.array([0]))
         free = list(zip(view.free_cores[0, :4].tolist(), view.free_blocks[0, :4].tolist(), strict=True))
-        rest = Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
-        assert fgd.fragmentation(view, rest, typical)[0] == pytest.approx(
+        rest = reference.Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
+        assert reference.fragmentation(view, rest, typical)[0] == pytest.approx(
             direct_fragmentation(free, 40, typical)
         )
         after = rest._replace(cores=rest.cores - 20, blocks=rest.blocks - 8)
-        costs = fgd.one_card(view, rest, after, view.usable, typical)[0]
+        costs = reference.fgd_one_card(view, rest, after, view.usable, typical)[0]
         for card, (cores, blocks) in enumerate(free):
             if cores < 20:
                 continue
@@ -206,7 +205,7 @@ def test_best_linked_agrees_with_trying_all_pairs() -> None:
     links = dice.integers(0, 9, (40, 6, 6))
     links = np.triu(links, 1) + np.triu(links, 1).transpose(0, 2, 1)
     free = dice.random((40, 6)) < 0.7
-    picked = placing.best_linked(links, free, 2)
+    picked = reference.best_linked(links, free, 2)
     for row in np.flatnonzero(free.sum(axis=1) >= 2):
         best = max(links[row, a, b] for a, b in itertools.combinations(np.flatnonzero(free[row]), 2))
         a, b = np.flatnonzero(picked[row])
@@ -346,10 +345,6 @@ def test_the_past_fades_and_one_time_wishes_are_forgotten() -> None:
     for number in range(20_001):
         workload.observe(dataclasses.replace(some, cpu_milli=number % 15_000))
     assert len(workload._counts) == 5_001 and workload._total == 5_001
-
-
-def test_every_policy_has_a_scorer() -> None:
-    assert set(SCORERS) == set(Policy)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -140,33 +140,30 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Listening:
-    """Our server with an application that answers everything with its body's length."""
+    """Our server; it is an application too, which answers everything with its body's length."""
+
+    body_bytes, body_seconds = 2**20, 1.0
 
     def __init__(self, pair: Pair | None = None) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
         chosen = servers.ServerCertificate(str(pair[0]), str(pair[1])) if pair else None
-        self.server = servers.Server(self._application, self.listener, chosen)
+        self.server = servers.Server(cast(Any, self), self.listener, chosen)
 
-    @staticmethod
-    async def _application(_: Any, receive: Any, send: Any) -> None:
-        size, more = 0, True
-        while more:
-            message = await receive()
-            size, more = size + len(message.get("body", b"")), bool(message.get("more_body"))
-        text = str(size).encode()
-        head = [(b"content-length", str(len(text)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": text})
+    def refuse(self, *_: object) -> None:
+        return None
+
+    def answer(self, request: servers.Request) -> servers.Answer:
+        return servers.Answer(200, str(len(request.body)).encode())
 
     async def __aenter__(self) -> Listening:
-        self.task = asyncio.create_task(self.server._serve())  # as serve(), without taking over signals
+        self.task = asyncio.create_task(self.server.run_until_stopped(catch_signals=False))
         while not self.server.started:
             await asyncio.sleep(0.01)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.server.should_exit = True
+        self.server.stop()
         await self.task
 
 
@@ -246,9 +243,9 @@ def test_every_cut_of_a_request_leaves_the_server_well() -> None:
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n2")
             writer.close()
             deadline = time.monotonic() + 5
-            while one.server.server_state.connections and time.monotonic() < deadline:
+            while one.server.connections and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
-            assert not one.server.server_state.connections
+            assert not one.server.connections
 
     asyncio.run(work())
 
@@ -265,9 +262,7 @@ def test_all_descriptors_that_are_allowed_are_used() -> None:
 
 def test_bodies_in_flight_are_bounded(api: FakeApi, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty of 31 MiB took 885 MB."""
-    from scheduler_ext.http import app
-
-    monkeypatch.setattr(app, "_ROOM_SECONDS", 0.2)
+    monkeypatch.setattr(servers, "_ROOM_SECONDS", 0.2)
     extender = start(body_bytes=1000)
     held = []
     for _ in range(4):

@@ -23,6 +23,7 @@ FLOORS: Mapping[str, tuple[str, ...]] = {
     "region": ("base",),
     "gate": _TENANT,
     "arbiter": (*_TENANT, "gate"),
+    "scheduler": (),
     "cuda/driver": (*_TENANT, "include"),
     "cuda/memory": (*_TENANT, "include", "cuda/driver"),
     "cuda/work": (*_TENANT, "include", "gate", "cuda/driver", "cuda/memory"),
@@ -34,7 +35,7 @@ FLOORS: Mapping[str, tuple[str, ...]] = {
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # Found by -I of their own: the region's layout, and the drivers' declarations.
-_ELSEWHERE = {"region.abi": "", "native.abi": ""}
+_ELSEWHERE = {"region.abi": "", "native.abi": "", "scheduler.abi": ""}
 
 
 def _target(sources: Path, file: Path, name: str) -> str:

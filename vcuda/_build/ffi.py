@@ -17,7 +17,7 @@ ROOT = native.ROOT
 STAMP = ".native.inputs"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing")
 # The region's ABI, then what Python may call; both are read by ffi.cdef verbatim.
-CDEF_FILES = ("vcuda/abi/region.abi", "vcuda/abi/native.abi")
+CDEF_FILES = ("vcuda/abi/region.abi", "vcuda/abi/native.abi", "vcuda/abi/scheduler.abi")
 
 
 def core_sources() -> list[str]:
@@ -32,11 +32,11 @@ def make_builder() -> cffi.FFI:
         builder.cdef((ROOT / name).read_text())
     builder.set_source(
         "vcuda._native",
-        '#include "arbiter/native.h"\n',
+        '#include "arbiter/native.h"\n#include "scheduler/scheduler.h"\n',
         sources=core_sources(),
         include_dirs=[str(ROOT / folder) for folder in native.INCLUDES],
         extra_compile_args=list(FLAGS),
-        libraries=["pthread"],
+        libraries=["pthread", "m"],
     )
     return builder
 
@@ -84,7 +84,7 @@ def build_in_place(package: Path) -> list[str]:
         sources = [generated, *(ROOT / source for source in core_sources())]
         with gcc.Objects(Path(folder)) as objects:
             compiled = [str(each.result()) for each in objects.begin(sources, flags, what)]
-        gcc.run([*gcc.compiler(), "-shared", "-o", str(made), *compiled, "-lpthread"], what)
+        gcc.run([*gcc.compiler(), "-shared", "-o", str(made), *compiled, "-lpthread", "-lm"], what)
         made.replace(output)  # a running process may have the old file mapped
     stamp(package)
     return ["native"]

@@ -203,8 +203,8 @@ LIBRARIES: tuple[Library, ...] = (
     ),
 )
 
-# The cffi module: the same C code that tenants run, and the arbiter, which no tenant loads.
-NATIVE_FOLDERS = (*TENANT_FOLDERS, "vcuda/src/gate", "vcuda/src/arbiter")
+# The cffi module: the same C code that tenants run; and the arbiter and the extender's loops, which no tenant loads.
+NATIVE_FOLDERS = (*TENANT_FOLDERS, "vcuda/src/gate", "vcuda/src/arbiter", "vcuda/src/scheduler")
 
 
 def compile_flags(library: Library) -> list[str]:

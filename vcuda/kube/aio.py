@@ -1,19 +1,95 @@
-"""The API server's verbs for an event loop: a write costs no thread, and many may be under way over kept connections."""
+"""The API server's verbs for an event loop: a write costs no thread, and many may be under way over kept connections.
+
+Ours, on httptools: aiohttp took a third of all processor time of a scheduled pod.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import math
-import socket
+import ssl
+import urllib.parse
+from typing import Any
 
-import aiohttp
+import httptools
 
-from vcuda.kube.endpoint import Endpoint, excerpt, keep_alive
+from vcuda.kube.endpoint import Endpoint, excerpt
 from vcuda.kube.errors import ApiError, ApiUnreachable
 
 _UNAUTHORIZED = 401
 _IDLE_SECONDS = 60.0  # that a connection is kept; API servers close theirs after 90 s or later
 _LOGIN_SECONDS = 10.0  # that request headers are used again: to renew a token may take a file or a program
+_MOST_ANSWER = 1 << 20  # bytes; a Status has hundreds
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self.idle_since = 0.0
+        self.usable = True  # for another request
+        self._transport: Any = None
+        self._parser: Any = None
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
+        """Send a request; its answer's status and body. Fails with OSError."""
+        self._parser, self._body, self._has_end = httptools.HttpResponseParser(self), bytearray(), False
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be asked again."""
+        return self.usable and self._answer is None
+
+    def close(self) -> None:
+        self.usable = False
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:  # nobody asked
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"this is not an HTTP answer: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.usable = False
+        if self._answer is not None and not self._answer.done():
+            head_is_there = self._parser.get_http_version() != "0.0" and self._parser.get_status_code() >= 200
+            if exc is None and head_is_there and not self._has_end:
+                self.on_message_complete()
+            else:
+                self._fail(str(exc or "the connection ended before the answer did"))
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        self._has_end |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+        if len(self._body) > _MOST_ANSWER:
+            self._fail("the answer is too long")
+
+    def on_message_complete(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is None or answer.done():
+            return
+        self.usable = self.usable and self._parser.should_keep_alive()
+        answer.set_result((self._parser.get_status_code(), bytes(self._body)))
+
+    def _fail(self, why: str) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(ConnectionError(why))
+        self.close()
 
 
 class AsyncClient:
@@ -24,68 +100,84 @@ class AsyncClient:
 
     def __init__(self, endpoint: Endpoint, *, timeout: float = 10.0) -> None:
         self._endpoint, self._timeout = endpoint, timeout
-        self._session: aiohttp.ClientSession | None = None
-        self._headers: dict[str, str] = {}
+        parts = urllib.parse.urlsplit(endpoint.url)
+        self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
+        self._server_name = endpoint.login.server_name or parts.hostname
+        self._idle: list[_Connection] = []
+        self._tls: ssl.SSLContext | None = None
+        self._headers = b""
         self._headers_until = -math.inf
 
     async def post(self, path: str, body: bytes) -> None:
         """Create an object from JSON."""
-        headers = await self._login()
-        session = self._session or self._connect()
-        login = self._endpoint.login
+        connection = None
         try:
-            async with session.post(
-                self._endpoint.url + path, data=body, headers=headers, allow_redirects=False,
-                server_hostname=login.server_name, proxy=login.proxy,
-            ) as response:  # fmt: skip
-                answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if isinstance(error, aiohttp.ClientConnectorSSLError | aiohttp.ClientConnectorCertificateError):
-                await self._forget(session)
+            async with asyncio.timeout(self._timeout):
+                head = await self._head()
+                connection = self._kept() or await self._connect()
+                request = b"POST %b%b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (
+                    self._prefix.encode(), path.encode(), head, len(body), body,
+                )  # fmt: skip
+                status, answer = await connection.ask(request)
+        except (TimeoutError, OSError, http.client.HTTPException) as error:
+            if isinstance(error, ssl.SSLError):
+                self._forget()
             raise ApiUnreachable(
                 f"no answer from {self._endpoint.url}: {str(error) or type(error).__name__:.200}"
             ) from error
-        if response.status == _UNAUTHORIZED:
-            await self._forget(session)
-        if response.status >= 300:
-            raise ApiError(response.status, excerpt(answer))
+        finally:
+            if connection is not None:
+                self._keep(connection)
+        if status == _UNAUTHORIZED:
+            self._forget()
+        if status >= 300:
+            raise ApiError(status, excerpt(answer))
 
-    async def _login(self) -> dict[str, str]:
+    async def _head(self) -> bytes:
         now = asyncio.get_running_loop().time()
         if now >= self._headers_until:
-            self._headers = await asyncio.to_thread(self._endpoint.headers, "application/json")
+            headers = await asyncio.to_thread(self._endpoint.headers, "application/json")
+            lines = {"Host": self._host} | headers
+            self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode("latin-1")
             self._headers_until = now + _LOGIN_SECONDS
         return self._headers
 
-    def _connect(self) -> aiohttp.ClientSession:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
-                ssl=self._endpoint.tls() or True,
-                keepalive_timeout=_IDLE_SECONDS,
-                socket_factory=_socket,
-            ),
-            timeout=aiohttp.ClientTimeout(total=self._timeout, ceil_threshold=math.inf),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        return self._session
+    def _kept(self) -> _Connection | None:
+        """A connection that the server has not closed meanwhile."""
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and now - connection.idle_since < _IDLE_SECONDS:
+                return connection
+            connection.close()
+        return None
 
-    async def _forget(self, session: aiohttp.ClientSession) -> None:
+    def _keep(self, connection: _Connection) -> None:
+        if connection.free:
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def _connect(self) -> _Connection:
+        if self._endpoint.url.startswith("https:"):
+            self._tls = self._tls or self._endpoint.tls()
+        plain = await asyncio.to_thread(self._endpoint.reach, self._timeout)
+        plain.setblocking(False)
+        loop, name = asyncio.get_running_loop(), self._server_name if self._tls else None
+        _, connection = await loop.create_connection(
+            _Connection, sock=plain, ssl=self._tls, server_hostname=name
+        )
+        return connection
+
+    def _forget(self) -> None:
         """The next write reads certificates and login anew: they may have been renewed."""
         self._headers_until = -math.inf
-        if session is self._session:
-            self._session = None
-        await session.close()
+        self._tls = None
+        while self._idle:
+            self._idle.pop().close()
 
     async def close(self) -> None:
         """Disconnect; another write would connect again."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-
-def _socket(address: tuple[object, ...]) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)  # type: ignore[arg-type]
-    keep_alive(made)
-    return made
+        while self._idle:
+            self._idle.pop().close()

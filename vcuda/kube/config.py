@@ -1,6 +1,6 @@
 """Where the API server is and how to prove who we are: a kubeconfig file, or a pod's service account.
 
-Ours, because the `kubernetes` package costs 20 MB of memory on every node and hides the TLS settings that aiohttp needs.
+Ours, because the `kubernetes` package costs 20 MB of memory on every node and hides the TLS settings that an event loop needs.
 """
 
 from __future__ import annotations

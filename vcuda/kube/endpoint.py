@@ -152,7 +152,13 @@ class Endpoint:
         except NoConfiguration as error:
             raise ApiUnreachable(f"a certificate for {self.url} cannot be read: {error}") from error
 
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+    def reach(self, timeout: float) -> socket.socket:
+        """A connection of its own to the server, through the proxy if there is one, before any TLS. Raises OSError."""
+        found = self._reached(timeout).sock
+        assert isinstance(found, socket.socket)
+        return found
+
+    def _reached(self, timeout: float) -> http.client.HTTPConnection:
         host, port, proxy = self._host, self._port, self.login.proxy
         if proxy:
             parts = urllib.parse.urlsplit(proxy)
@@ -162,6 +168,10 @@ class Endpoint:
             connection.set_tunnel(self._host, self._port)
         connection.connect()
         keep_alive(connection.sock)
+        return connection
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        connection = self._reached(timeout)
         if self.url.startswith("https:"):
             self._tls = self._tls or self.tls()
             assert self._tls is not None

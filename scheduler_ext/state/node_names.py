@@ -1,0 +1,84 @@
+"""Names of nodes as rows of the cluster: a request's names are read from its bytes by the C core, and made strings only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from vcuda._native import ffi, lib
+
+_LEAST_BYTES = 3  # of a name in a JSON array: two quotes and a comma
+
+
+class OfferedNames(Sequence[str]):
+    """The names of a request. `rows`: their rows, -1 for unknown ones, as of `version` of the names of the cluster."""
+
+    def __init__(self, rows: npt.NDArray[np.int64], version: int, text: bytes) -> None:
+        self.rows, self.version = rows, version
+        self._text: bytes = text
+        self._names: list[str] | None = None
+
+    def _made(self) -> list[str]:
+        if self._names is None:
+            self._names = orjson.loads(self._text)
+        return self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[str]: ...
+    def __getitem__(self, position: int | slice) -> str | list[str]:
+        return self._made()[position]
+
+
+class NodeNames:
+    """Name → row. Not locked. `version` grows whenever a row gets another name or none."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._rows = np.empty(
+            0, np.int64
+        )  # kept: to get fresh pages for each request costs more than to fill them
+        self._names = ffi.gc(lib.vc_names_new(), lib.vc_names_free)
+        if self._names == ffi.NULL:
+            raise MemoryError("no memory for the names of nodes")
+
+    def put(self, name: str, row: int) -> None:
+        text = name.encode(errors="surrogatepass")
+        if lib.vc_names_put(self._names, text, len(text), row):
+            raise MemoryError("no memory for the names of nodes")
+        self.version += 1
+
+    def drop(self, name: str) -> None:
+        text = name.encode(errors="surrogatepass")
+        lib.vc_names_drop(self._names, text, len(text))
+        self.version += 1
+
+    def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
+        """A request's body with null in place of its NodeNames, and these; None where the JSON has any but the usual form."""
+        if len(self._rows) <= len(body) // _LEAST_BYTES:
+            self._rows = np.empty(len(body), np.int64)
+        place = ffi.new("size_t[2]")
+        count = lib.vc_names_offered(
+            self._names,
+            ffi.from_buffer(body),
+            len(body),
+            ffi.from_buffer("int64_t[]", self._rows),
+            place,
+            place + 1,
+        )
+        if count < 0:
+            return None
+        start, end = place
+        rest = b"%bnull%b" % (body[:start], body[end:])
+        return rest, OfferedNames(self._rows[:count].copy(), self.version, body[start:end])

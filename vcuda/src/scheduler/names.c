@@ -1,0 +1,308 @@
+/* Names of nodes as rows, read from a request's own bytes: to make thousands of strings of them costs more than to decide. */
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "scheduler/scheduler.h"
+
+#define FIRST_PLACES 1024
+#define KEY "nodenames" /* encoding/json reads keys in any case */
+
+struct entry {
+    char *name; /* NULL: free, or dropped if `row` is DROPPED */
+    size_t bytes;
+    uint64_t hash;
+    int64_t row;
+};
+
+#define DROPPED (-2)
+
+struct vc_names {
+    struct entry *entries; /* open addressing, each place after the other; never more than half full */
+    size_t places, used;   /* a power of two; dropped ones count as used */
+};
+
+struct vc_names *vc_names_new(void)
+{
+    struct vc_names *names = calloc(1, sizeof *names);
+
+    if (names == NULL)
+        return NULL;
+    names->places = FIRST_PLACES;
+    names->entries = calloc(names->places, sizeof *names->entries);
+    if (names->entries == NULL) {
+        free(names);
+        return NULL;
+    }
+    return names;
+}
+
+void vc_names_free(struct vc_names *names)
+{
+    for (size_t at = 0; at < names->places; at++)
+        free(names->entries[at].name);
+    free(names->entries);
+    free(names);
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t more)
+{
+    unsigned __int128 product = (unsigned __int128)(hash ^ more) * UINT64_C(0x9e3779b97f4a7c15);
+
+    return (uint64_t)product ^ (uint64_t)(product >> 64); /* every bit of the name reaches the low ones */
+}
+
+#define EACH_BYTE UINT64_C(0x0101010101010101)
+#define QUOTES (EACH_BYTE * '"')
+
+/* How long the text before a quote (or `end`) is, and its hash: both in one pass, eight bytes at a time. */
+static size_t measured(const char *text, const char *end, uint64_t *hash)
+{
+    const char *at = text;
+
+    for (*hash = 0;; at += sizeof(uint64_t)) {
+        uint64_t part = QUOTES;
+        size_t left = (size_t)(end - at);
+
+        memcpy(&part, at, left < sizeof part ? left : sizeof part);
+        uint64_t others = part ^ QUOTES;
+        uint64_t found = (others - EACH_BYTE) & ~others & EACH_BYTE << 7; /* its lowest bit is in the first quote */
+
+        if (found) {
+            unsigned before = (unsigned)__builtin_ctzll(found) / 8;
+            size_t bytes = (size_t)(at - text) + before;
+
+            *hash = mixed(mixed(*hash, part & ((UINT64_C(1) << 8 * before) - 1)), bytes);
+            return bytes;
+        }
+        *hash = mixed(*hash, part);
+    }
+}
+
+/* The entry of a name, or the free place where it would be. */
+static struct entry *find(const struct vc_names *names, const char *name, size_t bytes, uint64_t hash)
+{
+    for (size_t at = hash & (names->places - 1);; at = (at + 1) & (names->places - 1)) {
+        struct entry *entry = names->entries + at;
+
+        if (entry->name == NULL && entry->row != DROPPED)
+            return entry;
+        if (entry->name != NULL && entry->hash == hash && entry->bytes == bytes && memcmp(entry->name, name, bytes) == 0)
+            return entry;
+    }
+}
+
+/* Make room, by forgetting what was dropped or, if that is little, with more places. */
+static int more_places(struct vc_names *names)
+{
+    size_t live = 0;
+
+    for (size_t at = 0; at < names->places; at++)
+        live += names->entries[at].name != NULL;
+    size_t places = 4 * live > names->places ? 2 * names->places : names->places;
+    struct vc_names larger = {calloc(places, sizeof *names->entries), places, 0};
+
+    if (larger.entries == NULL)
+        return -1;
+    for (size_t at = 0; at < names->places; at++) {
+        const struct entry *old = names->entries + at;
+
+        if (old->name == NULL)
+            continue;
+        *find(&larger, old->name, old->bytes, old->hash) = *old;
+        larger.used++;
+    }
+    free(names->entries);
+    *names = larger;
+    return 0;
+}
+
+int vc_names_put(struct vc_names *names, const char *name, size_t bytes, int64_t row)
+{
+    if (2 * (names->used + 1) > names->places && more_places(names) != 0)
+        return -1;
+    uint64_t hash;
+
+    if (measured(name, name + bytes, &hash) != bytes)
+        return 0; /* with a quote in it; in JSON that is escaped, and never read here */
+    struct entry *entry = find(names, name, bytes, hash);
+
+    if (entry->name == NULL) {
+        char *copy = malloc(bytes + 1);
+
+        if (copy == NULL)
+            return -1;
+        memcpy(copy, name, bytes);
+        *entry = (struct entry){copy, bytes, hash, row};
+        names->used++;
+    }
+    entry->row = row;
+    return 0;
+}
+
+void vc_names_drop(struct vc_names *names, const char *name, size_t bytes)
+{
+    uint64_t hash;
+
+    measured(name, name + bytes, &hash);
+    struct entry *entry = find(names, name, bytes, hash);
+
+    if (entry->name == NULL)
+        return;
+    free(entry->name);
+    *entry = (struct entry){NULL, 0, 0, DROPPED};
+}
+
+static const char *after_space(const char *at, const char *end)
+{
+    while (at < end && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r'))
+        at++;
+    return at;
+}
+
+/* Behind the quote that ends a string; NULL if none does. `at` is behind the one that begins it. */
+static const char *after_string(const char *at, const char *end)
+{
+    for (; at < end; at++) {
+        if (*at == '"')
+            return at + 1;
+        if (*at == '\\')
+            at++;
+    }
+    return NULL;
+}
+
+/* Behind a value, up to the comma or bracket that follows; NULL if nothing does. */
+static const char *after_value(const char *at, const char *end)
+{
+    int64_t depth = 0;
+
+    while (at != NULL && at < end) {
+        char next = *at;
+
+        if (depth == 0 && (next == ',' || next == '}' || next == ']'))
+            return at;
+        at++;
+        if (next == '"')
+            at = after_string(at, end);
+        else if (next == '{' || next == '[')
+            depth++;
+        else if (next == '}' || next == ']')
+            depth--;
+    }
+    return NULL;
+}
+
+/* Nothing that would have to be decoded, or that a parser would refuse. */
+static bool is_plain(const char *name, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at++)
+        if (name[at] < 0x20 || name[at] > 0x7e || name[at] == '\\')
+            return false;
+    return true;
+}
+
+struct word {
+    const char *text;
+    size_t bytes;
+    uint64_t hash;
+};
+
+/* Look up some names, whose places have been fetched meanwhile; -1 if one would have to be decoded. */
+static int look_up(const struct vc_names *names, const struct word *words, size_t count, int64_t *rows)
+{
+    /* Most are where they belong: fetch all of their texts before the first is compared. */
+    for (size_t at = 0; at < count; at++)
+        __builtin_prefetch(names->entries[words[at].hash & (names->places - 1)].name);
+    for (size_t at = 0; at < count; at++) {
+        const struct entry *entry = find(names, words[at].text, words[at].bytes, words[at].hash);
+
+        /* A known name is one that nothing is wrong with. */
+        if (entry->name == NULL && !is_plain(words[at].text, words[at].bytes))
+            return -1;
+        rows[at] = entry->name == NULL ? -1 : entry->row;
+    }
+    return 0;
+}
+
+#define AT_ONCE 32
+
+/* Read `["a","b"]`; how many, and in `at` what is behind; -1 if it has another form. */
+static int64_t read_names(const struct vc_names *names, const char **at, const char *end, int64_t *rows)
+{
+    const char *next = *at + 1;
+    struct word words[AT_ONCE];
+    int64_t count = 0;
+    size_t waiting = 0;
+
+    if (next < end && *next == ']') {
+        *at = next + 1;
+        return 0;
+    }
+    for (;;) {
+        if (next >= end || *next++ != '"')
+            return -1;
+        struct word *word = words + waiting++;
+
+        word->text = next;
+        word->bytes = measured(next, end, &word->hash);
+        next += word->bytes + 1;
+        if (next >= end)
+            return -1;
+        __builtin_prefetch(names->entries + (word->hash & (names->places - 1)));
+        char behind = *next++;
+
+        if (waiting == AT_ONCE || behind == ']') {
+            if (look_up(names, words, waiting, rows + count) != 0)
+                return -1;
+            count += (int64_t)waiting;
+            waiting = 0;
+        }
+        if (behind == ']') {
+            *at = next;
+            return count;
+        }
+        if (behind != ',')
+            return -1;
+    }
+}
+
+int64_t vc_names_offered(const struct vc_names *names, const char *body, size_t bytes, int64_t *rows, size_t *from, size_t *to)
+{
+    const char *end = body + bytes, *at = after_space(body, end);
+    int64_t found = -1;
+
+    if (at >= end || *at != '{')
+        return -1;
+    do {
+        const char *key = after_space(at + 1, end);
+
+        if (key >= end || *key != '"')
+            return -1;
+        at = after_string(++key, end);
+        if (at == NULL)
+            return -1;
+        bool wanted = at - key == sizeof KEY && strncasecmp(key, KEY, sizeof KEY - 1) == 0;
+
+        at = after_space(at, end);
+        if (at >= end || *at != ':')
+            return -1;
+        at = after_space(at + 1, end);
+        if (wanted) {
+            if (found >= 0 || at >= end || *at != '[')
+                return -1;
+            *from = (size_t)(at - body);
+            found = read_names(names, &at, end, rows);
+            if (found < 0)
+                return -1;
+            *to = (size_t)(at - body);
+            at = after_space(at, end);
+        } else {
+            at = after_value(at, end);
+        }
+        if (at == NULL || at >= end)
+            return -1;
+    } while (*at == ',');
+    return *at == '}' ? found : -1;
+}
