@@ -281,6 +281,12 @@ class Bench:
         ticks = int(fields[11]) + int(fields[12])
         return int(resident.split()[1]) / 1024, ticks / os.sysconf("SC_CLK_TCK")
 
+    def processor_s(self) -> float:
+        """Seconds that the daemon's threads have run, to the nanosecond; those that ended have left the sum (proc_pid_schedstat)."""
+        assert self.process is not None
+        tasks = list(Path(f"/proc/{self.process.pid}/task").iterdir())
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
     def close(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.stop()

@@ -57,6 +57,7 @@ class Kubelet:
         self._workers: dict[str, PodWorker] = {}
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._stopping = threading.Event()
+        self._all_known = False  # before the first list nobody's devices are free: their pods may be in it
         self.devices = DeviceManager(settings.device_plugins, lambda: self._queue.put((_NODE_CHANGED, None)))
         self._registration = RegistrationServer(settings.device_plugins, self.devices.register)
         self._pod_resources = PodResourcesServer(
@@ -186,7 +187,7 @@ class Kubelet:
             elif kind == "DELETED":
                 self._remove(payload["metadata"]["uid"])
             elif kind == "over":
-                self.devices.release({active["metadata"]["uid"] for active in self.active_pods()})
+                self._release()
             else:
                 heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
                 try:
@@ -202,6 +203,13 @@ class Kubelet:
             self._update(pod)
         for uid in {container.pod_uid for container in self._runtime.containers()} - present:
             self._end_orphans(uid)
+        self._all_known = True
+        self._release()
+
+    def _release(self) -> None:
+        """Take back what is held by pods that are gone or over."""
+        if self._all_known:
+            self.devices.release({pod["metadata"]["uid"] for pod in self.active_pods()})
 
     def _end_orphans(self, uid: str) -> None:
         """Containers of a pod that was deleted while kubelet was down."""
@@ -227,7 +235,7 @@ class Kubelet:
     def _admit(self, pod: JsonObject) -> None:
         """Admission is serial: this is the only thread that gives devices."""
         uid = pod["metadata"]["uid"]
-        self.devices.release({active["metadata"]["uid"] for active in self.active_pods()})
+        self._release()
         try:
             self.devices.allocate(pod)
         except AdmissionFailure as error:
@@ -254,7 +262,7 @@ class Kubelet:
             "startTime": timestamp(time.time()),
         }
         pod["status"] = {**pod.get("status", {}), **refusal}
-        self.devices.release({active["metadata"]["uid"] for active in self.active_pods()})
+        self._release()
         try:
             self._api.patch(apis.pod_path(pod, "status"), {"status": refusal})
         except apis.ApiFailure as failure:
@@ -277,7 +285,7 @@ class Kubelet:
             worker.terminate(1.0)
         elif self._runtime.containers(uid):
             self._end_orphans(uid)
-        self.devices.release({active["metadata"]["uid"] for active in self.active_pods()})
+        self._release()
 
     def _pod_over(self, uid: str) -> None:
         """A worker's last word: the sync loop frees the devices."""

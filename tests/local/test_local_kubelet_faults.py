@@ -148,6 +148,24 @@ def test_until_its_plugin_is_back_a_restarted_kubelet_gives_nothing_and_says_so(
     assert found == f"endpoint not found in cache for a registered resource: {CORE}"
 
 
+def test_a_restarted_kubelet_takes_no_devices_from_pods_that_it_has_not_come_to_yet(
+    node: Node, make_pod: Any
+) -> None:
+    """The real one removes nobody before it has heard all its sources (kubernetes pkg/kubelet/cm/devicemanager, UpdateAllocatedDevices)."""
+    node.plugin(CORE, 100)
+    uids = [node.run(make_pod(name, core=30))["metadata"]["uid"] for name in ("a", "b", "c")]
+    for name in ("a", "b", "c"):
+        node.phase(name, "Running")
+    node.kubelet.stop()
+    node.api.call("DELETE", f"{PODS}/c?gracePeriodSeconds=0")
+    held = {uid: node.kubelet.devices.held(uid, "main")[CORE].devices for uid in uids[:2]}
+    node.kubelet = Kubelet(node.settings, node.api, node.runtime)  # its plugin has not come back
+    node.kubelet.start()
+    node.wait_for(lambda: not node.kubelet.devices.held(uids[2], "main"), "the end of what c held")
+    assert {uid: node.kubelet.devices.held(uid, "main")[CORE].devices for uid in uids[:2]} == held
+    assert {node.pod(name)["status"]["phase"] for name in ("a", "b")} == {"Running"}
+
+
 def test_a_refused_pod_that_is_deleted_is_forgotten(node: Node, make_pod: Any) -> None:
     node.plugin(CORE, 10)
     node.run(make_pod("a", core=30))
