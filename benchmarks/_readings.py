@@ -196,6 +196,20 @@ def kills(figures: Figures) -> list[Reading]:
     return [(f"{tally['cycles']} cycles, {tally['kills']} kills", tally["cycles"] >= 1000), *bad]
 
 
+def tenants(figures: Figures) -> list[Reading]:
+    without, beside = figures["manager_tenants"]["rows"]
+    more, most = (
+        beside["cpu_percent"] - without["cpu_percent"],
+        max(row["resident_mib"] for row in (without, beside)),
+    )
+    pods, files = beside["tenants"], beside["open_files"]
+    asked = pods >= 110 and files >= 60_000
+    return [
+        (f"{more:.2f} % of a core for {files} files", asked and more <= 1),
+        (f"{most:.0f} MiB beside {pods} contexts", asked and most <= 80),
+    ]
+
+
 def burst(figures: Figures) -> list[Reading]:
     burst = figures["kube"]["burst"]
     wrong = burst["mismatches"]

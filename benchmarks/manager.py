@@ -63,15 +63,19 @@ class Stopwatch:
         self.times.setdefault(call, []).append((whole, own, self._bench.processor_s() - processor))
 
     def row(self, call: str) -> Row:
-        whole, own, cpu = (
-            [1000 * value for value in column] for column in zip(*self.times[call], strict=True)
+        whole, own, cpu = ([1000 * item[column] for item in self.times[call]] for column in range(3))
+        return Row(
+            call,
+            len(whole),
+            statistics.median(whole),
+            _p99(whole),
+            max(whole),
+            statistics.median(own),
+            _p99(own),
+            max(own),
+            statistics.median(cpu),
+            _p99(cpu),
         )
-        ends = [
-            figure
-            for values in (whole, own)
-            for figure in (statistics.median(values), _p99(values), max(values))
-        ]
-        return Row(call, len(whole), *ends, statistics.median(cpu), _p99(cpu))
 
 
 def _p99(values: list[float]) -> float:

@@ -66,7 +66,7 @@ class Owners:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self.proc = str(proc)
         self._by_pod: dict[str, list[Key]] = {}
-        self._regions: dict[Key, Path] = {}
+        self._regions: dict[Key, str] = {}
         self._by_slot: dict[tuple[int, int], Key] = {}
         self._containers: dict[Place, Key] = {}
 
@@ -75,7 +75,7 @@ class Owners:
         found = Owners(Path(self.proc))
         for item in allocations:
             found._by_pod.setdefault(plain(item.pod_uid), []).append(item.key)
-            found._regions[item.key] = Path(item.region)
+            found._regions[item.key] = item.region
         for key, usage in (usages or {}).items():
             found._by_slot.update(
                 {(process.pid_namespace, process.pid): key for process in usage.processes if process.alive}
@@ -120,7 +120,7 @@ class Owners:
         for _ in range(_ANCESTORS):
             for mount in _mounts(f"{self.proc}/{pid}"):
                 for key in keys:
-                    if _is_region(mount, self._regions[key]):
+                    if _is_region(mount, Path(self._regions[key])):
                         if place.container:
                             self._containers[place] = key
                         return key

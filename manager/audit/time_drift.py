@@ -142,13 +142,16 @@ class Drift:
             sums = self._sums.setdefault(uuid, {})
             for pid, percent in _by_process(samples).items():
                 sums[pid] = sums.get(pid, 0.0) + percent
-            self._own(allocations, sums)  # now: a process that ends has no owner any more
+        self._own(
+            allocations, {pid for sums in self._sums.values() for pid in sums}
+        )  # before any of them ends
 
     def _cards(self) -> set[str]:
         return {uuid for _, uuid in self._before}
 
-    def _own(self, allocations: Sequence[Allocation], pids: Mapping[int, float]) -> None:
-        unknown = [pid for pid in pids if pid not in self._owners]
+    def _own(self, allocations: Sequence[Allocation], pids: Set[int]) -> None:
+        """Of all cards at once: hundreds of ledgers are read for it."""
+        unknown = pids - self._owners.keys()
         if unknown:
             usages = {item.key: usage for item in allocations if (usage := self._usage(item)) is not None}
             owners = self._whose.among(allocations, usages)
@@ -180,16 +183,14 @@ class Drift:
     def _seen(self, allocations: Sequence[Allocation]) -> dict[At, float]:
         """Hundredths of a card by container, of those that NVML's process lists have; none of a card on which it named nobody."""
         found: dict[At, float] = {}
-        for uuid, sums in self._sums.items():
-            turns = self._turns[uuid]
-            if turns < _LEAST_TURNS or not sums:
-                continue
-            present = {process.pid: 0.0 for process in self._held(uuid) or ()}
-            self._own(allocations, present)
-            for pid, total in {**present, **sums}.items():
+        told = {uuid: sums for uuid, sums in self._sums.items() if sums and self._turns[uuid] >= _LEAST_TURNS}
+        present = {uuid: {process.pid: 0.0 for process in self._held(uuid) or ()} for uuid in told}
+        self._own(allocations, {pid for pids in present.values() for pid in pids})
+        for uuid, sums in told.items():
+            for pid, total in {**present[uuid], **sums}.items():
                 key = self._owners.get(pid)
                 if key is not None:
-                    found[key, uuid] = found.get((key, uuid), 0.0) + total / turns
+                    found[key, uuid] = found.get((key, uuid), 0.0) + total / self._turns[uuid]
         return found
 
 

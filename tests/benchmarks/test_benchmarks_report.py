@@ -22,6 +22,7 @@ from benchmarks import (
     extender_faults,
     manager,
     manager_kill,
+    manager_tenants,
     peers,
     product,
 )
@@ -68,16 +69,25 @@ def test_figures_of_another_shape_are_no_verdict() -> None:
 
 
 def test_what_the_manager_and_fault_programs_write_is_what_is_read() -> None:
-    calls = [manager.Row(name, 200, 1, 9, 9, 1, 4.9, 9) for name in ("Allocate core", "Allocate memory")]
+    calls = [
+        manager.Row(name, 200, 1, 9, 9, 1, 4.9, 9, 1, 2) for name in ("Allocate core", "Allocate memory")
+    ]
     rows = verdicts(
         {
             "manager": {"calls": [dataclasses.asdict(row) for row in calls]},
             "manager_kill": dataclasses.asdict(manager_kill.Tally(cycles=1000)),
+            "manager_tenants": {
+                "rows": [
+                    dataclasses.asdict(manager_tenants.Row(110, files, 3.0 + files / 1e5, 67.0))
+                    for files in (0, 60_000)
+                ]
+            },
             "extender_faults": dataclasses.asdict(extender_faults.Tally(pods=10_000, finished=True)),
         }
     )
     assert rows["T20"].measured == "Allocate core p99 4.90 ms; Allocate memory p99 4.90 ms"
-    assert {rows[name].verdict for name in ("T20", "T23", "T35")} == {"met"}
+    assert rows["T26"].measured == "0.60 % of a core for 60000 files; 67 MiB beside 110 contexts"
+    assert {rows[name].verdict for name in ("T20", "T23", "T26", "T35")} == {"met"}
 
 
 def test_a_program_that_skipped_gives_its_reason() -> None:
