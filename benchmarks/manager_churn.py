@@ -23,7 +23,7 @@ from rich.table import Table
 
 import vcuda
 from benchmarks._manager_node import DEADLINE_S, NAMES, Bench, node, pod, until
-from manager.allocations.checkpoint import StateFile
+from manager.allocations.state_file import StateFile
 
 SHAPES = ((3, 1), (5, 4), (10, 8), (20, 16), (25, 2))
 _FAST = ("--allocation-check-period=0.5", "--health-check-interval=2")

@@ -25,7 +25,7 @@ from rich.table import Table
 import vcuda
 from benchmarks._manager_node import CARD_BYTES, NAMES, Bench, node, pod
 from localcluster.kubelet.plugins import PluginFailure
-from manager.allocations.checkpoint import StateFile
+from manager.allocations.state_file import StateFile
 from manager.proto import deviceplugin_pb2 as api
 from vcuda import region
 from vcuda.spec.units import BLOCK_BYTES

@@ -14,8 +14,8 @@ import vcuda
 from manager.allocate import rebuild
 from manager.allocate.allocator import Allocator
 from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
-from manager.allocations.checkpoint import StateDamaged, StateError, StateFile
 from manager.allocations.record import Allocation
+from manager.allocations.state_file import StateDamaged, StateError, StateFile
 from manager.audit.consequences import Consequences
 from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
@@ -91,12 +91,17 @@ class Daemon:
             stack.enter_context(instance_lock.acquire(settings.checkpoint_path))
             login = api.login(settings.kubeconfig, environment)
             kube = api.connect(login, settings.node_name)
+            if settings.query_auth == "kubernetes" and kube is None:
+                raise StartError(
+                    "--query-auth=kubernetes needs an API server to ask: set --kubeconfig, or run in a pod"
+                )
             self.metrics = Metrics()
             self.api_writer = ApiWriter(kube)
             self._consequences = Consequences(self._settings, self._allocations, self.api_writer)
-            self._make_cards(open_driver, shims)
+            stack.callback(self.api_writer.stop)
+            self._make_cards(stack, open_driver, shims)
             self._make_allocator(stack, kube, login, make_arbiter)
-            self._make_plugins()
+            self._make_plugins(stack)
             self._make_audits(stack)
             self._make_housekeeping(stack, kube)
             self._make_pages(kube, listener)
@@ -106,7 +111,9 @@ class Daemon:
     def settings(self) -> Settings:
         return self._settings()
 
-    def _make_cards(self, open_driver: Callable[[HostRoot], Driver], shims: Path) -> None:
+    def _make_cards(
+        self, stack: contextlib.ExitStack, open_driver: Callable[[HostRoot], Driver], shims: Path
+    ) -> None:
         settings = self.settings
         self.inventory = Inventory(
             self._root,
@@ -116,6 +123,7 @@ class Daemon:
             on_node_problem=self.metrics.node_problem,
             on_card_problem=self._consequences.card_unhealthy,
         )
+        stack.callback(self.inventory.stop)
         self.driver_dir = DriverDirKeeper(settings.virtual_manager_path, self._root, shims)
         self.cdi = CdiKeeper(
             settings.cdi_root, settings.device_list_strategy, self._names, self._root, self.driver_dir
@@ -138,21 +146,15 @@ class Daemon:
         arbiter = make_arbiter()
         stack.callback(arbiter.close)
         self._regions = Regions(settings.virtual_manager_path, usage_storage, arbiter, self.costs.bytes)
-        self._pod_resources = PodResources(settings.pod_resources_socket, self._names)
-        kubelet = pods.connect(
-            settings.kubelet_url,
-            settings.kubelet_token_file,
-            settings.kubelet_ca_file,
-            login,
-            verify=settings.kubelet_verify,
-        )
+        pod_resources = PodResources(settings.pod_resources_socket, self._names)
+        stack.callback(pod_resources.close)
+        kubelet = pods.by_settings(settings, login)
         self.pod_finder = PodFinder(
-            self._names, settings.device_plugin_path, kubelet, self._pod_resources, kube, self._known_pods
+            self._names, settings.device_plugin_path, kubelet, pod_resources, kube, self._known_pods
         )
         self.allocator = Allocator(
             settings=self._settings,
             names=self._names,
-            root=self._root,
             inventory=self.inventory,
             pod_finder=self.pod_finder,
             regions=self._regions,
@@ -169,7 +171,7 @@ class Daemon:
             api_writer=self.api_writer,
         )
 
-    def _make_plugins(self) -> None:
+    def _make_plugins(self, stack: contextlib.ExitStack) -> None:
         self._device_lists = DeviceListFeed()
         plugins = [
             Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics)
@@ -179,6 +181,8 @@ class Daemon:
         self.registrar = Registrar(
             directory, self._names, plugins, self._device_lists, self._kubelet_restarted
         )
+        stack.callback(self.registrar.stop)
+        stack.callback(self._device_lists.close)
 
     def _make_audits(self, stack: contextlib.ExitStack) -> None:
         tell = self._consequences.tell
@@ -208,6 +212,7 @@ class Daemon:
             tolerance=lambda: self.settings.drift_tolerance,
             owners=self.owners,
         )
+        stack.callback(self.drift.stop)
         self.cgroups = Watcher(self.settings.cgroup_root, self._device_numbers, tell, self.owners)
 
     def _make_housekeeping(self, stack: contextlib.ExitStack, kube: Kube | None) -> None:
@@ -253,8 +258,10 @@ class Daemon:
             collection.collect,
             self._node_object.look,
         )
+        stack.callback(self._housekeeping.stop)
         if kube is not None:
             self._pods = NodePods(kube, self._housekeeping.wake, self.allocator.reconcile)
+            stack.callback(self._pods.informer.stop)
 
     def _make_pages(self, kube: Kube | None, listener: socket.socket) -> None:
         reporter = Reporter(
@@ -271,13 +278,7 @@ class Daemon:
         pages = http.Pages(
             self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
         )
-        guard = None
-        if self.settings.query_auth == "kubernetes":
-            if kube is None:
-                raise StartError(
-                    "--query-auth=kubernetes needs an API server to ask: set --kubeconfig, or run in a pod"
-                )
-            guard = Access(kube).refusal
+        guard = Access(kube).refusal if kube and self.settings.query_auth == "kubernetes" else None
         self._web = http.WebServer(pages, listener, guard)
 
     # Life.
@@ -304,16 +305,7 @@ class Daemon:
 
     def stop(self) -> None:
         """Calls of kubelet that have begun are answered first, all else ends within two seconds; running containers are left as they are."""
-        self._housekeeping.stop()
-        self._device_lists.close()
-        if self._pods is not None:
-            self._pods.informer.stop()
-        self.registrar.stop()
-        self.api_writer.stop()
-        self._pod_resources.close()
-        self.drift.stop()
         self._stack.close()
-        self.inventory.stop()
 
     def _restore(self) -> None:
         try:

@@ -163,13 +163,7 @@ def _kubelet(settings: Settings) -> Iterator[Check]:
 def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
     try:
         login = api.login(settings.kubeconfig, environment)
-        kubelet = pods.connect(
-            settings.kubelet_url,
-            settings.kubelet_token_file,
-            settings.kubelet_ca_file,
-            login,
-            verify=settings.kubelet_verify,
-        )
+        kubelet = pods.by_settings(settings, login)
     except StartError as error:
         yield Check("API server", Verdict.FAIL, str(error))
         return

@@ -26,7 +26,7 @@ from manager.errors import Refusal
 from manager.kube.api import Kube, Pod
 from manager.kube.writer import ApiWriter
 from vcuda.kube.errors import KubeError
-from vcuda.kube.objects import uid_of
+from vcuda.kube.objects import name_of, uid_of
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
@@ -123,7 +123,7 @@ class Collection:
             log.debug("no clean-up of failed admissions while the API server is away: %s", error)
             return
         for pod in failed_pods.failed_admissions(pods, self.names, grace, time.time()):
-            namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
+            namespace, name = name_of(pod)
             log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
             self.api_writer.delete_pod(namespace, name, uid_of(pod))
 

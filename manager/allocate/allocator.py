@@ -14,9 +14,8 @@ from manager.allocate.decide import Decider, told_of_visible_devices
 from manager.allocate.find_pod import BUDGET_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
 from manager.allocations.accounting import AllocationIndex
-from manager.allocations.checkpoint import StateError, StateFile
 from manager.allocations.record import Allocation, Held
-from manager.cards import device_nodes
+from manager.allocations.state_file import StateError, StateFile
 from manager.cards.device_nodes import DeviceNode, NodeProblem
 from manager.cards.driver import NodeCard
 from manager.cards.inventory import Inventory, Snapshot
@@ -31,8 +30,7 @@ from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids, records
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions.regions import Neighbours, Regions
-from vcuda.driver.root import HostRoot
-from vcuda.kube.objects import uid_of
+from vcuda.kube.objects import name_of, uid_of
 from vcuda.spec import errors, placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
@@ -67,7 +65,6 @@ class Allocator:
         *,
         settings: Callable[[], Settings],
         names: Names,
-        root: HostRoot,
         inventory: Inventory,
         pod_finder: PodFinder,
         regions: Regions,
@@ -76,7 +73,7 @@ class Allocator:
         api_writer: ApiWriter,
         cdi: CdiKeeper,
     ) -> None:
-        self._settings, self._names, self._root, self._inventory = settings, names, root, inventory
+        self._settings, self._names, self._inventory = settings, names, inventory
         self._pod_finder, self._regions, self._state, self._api_writer = (
             pod_finder,
             regions,
@@ -293,9 +290,8 @@ class Allocator:
 
     def _nodes(self, cards: Sequence[NodeCard]) -> tuple[DeviceNode, ...]:
         try:
-            return device_nodes.full_set(self._root, cards)
+            return self._inventory.device_nodes(cards)
         except NodeProblem as problem:
-            self._inventory.on_node_problem(problem.node)
             raise Refusal(Reason.DEVICE_NODES_MISSING, str(problem)) from problem
 
     def reconcile(self, pod: Pod) -> None:
@@ -318,8 +314,7 @@ class Allocator:
             # Ours, too, where no extender chose: one that comes later must find out which.
             written[self._names.placement] = placement.encode(placement.Placement(chosen))
         if written:
-            namespace, name = str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
-            self._api_writer.annotate_pod(namespace, name, str(metadata.get("uid", "")), written)
+            self._api_writer.annotate_pod(*name_of(pod), str(metadata.get("uid", "")), written)
 
     def _right_indices(self, pod: Pod, mine: Sequence[Allocation]) -> dict[str, str | None]:
         """What to write over indices of the old names that say another card than the one given; None takes one away."""

@@ -19,7 +19,7 @@ from manager.kubelet.pods import KubeletPods
 from manager.kubelet.records import Checkpoint, Entry, PodResources, RecordsDamaged, RecordsError
 from manager.process.logs import Conditions
 from vcuda.kube.errors import KubeError
-from vcuda.kube.objects import ended, terminal, uid_of
+from vcuda.kube.objects import ended, terminal, uid_of, uids_by_name
 from vcuda.spec.names import Names
 
 # Allocate blocks kubelet's sync loop: one source may take this long, all of them together BUDGET_S.
@@ -260,10 +260,7 @@ class PodFinder:
         entries, heard = self._records(deadline, damaged=damaged)
         if not entries and not (damaged and heard):
             return None
-        by_name = {
-            (str(pod["metadata"].get("namespace", "default")), str(pod["metadata"].get("name"))): uid_of(pod)
-            for pod in pods
-        }
+        by_name = uids_by_name(pods)
         found: dict[tuple[str, str], set[str]] = {}
         for entry in entries:
             uid = entry.pod_uid or by_name.get(entry.pod, "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manager.kube.api import Pod
-from vcuda.kube.objects import terminal, uid_of
+from vcuda.kube.objects import name_of, terminal, uid_of
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.units import parse_count
@@ -34,8 +34,7 @@ class Candidate:
 
     @property
     def full_name(self) -> tuple[str, str]:
-        metadata = self.pod["metadata"]
-        return str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
+        return name_of(self.pod)
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from manager.kube.api import Pod
 from manager.kubelet.records import Entry
 from manager.regions import regions
 from vcuda import region
-from vcuda.kube.objects import ended, uid_of
+from vcuda.kube.objects import ended, name_of, uid_of, uids_by_name
 from vcuda.spec import placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.inventory import Card
@@ -47,10 +47,7 @@ def complete(
     Kubelet keeps what ended pods held until it next gives out devices: those stay out. `cards`: this node's now, by UUID.
     """
     by_uid = {uid_of(pod): pod for pod in pods}
-    by_name = {
-        (str(pod["metadata"].get("namespace") or "default"), str(pod["metadata"].get("name", ""))): uid
-        for uid, pod in by_uid.items()
-    }
+    by_name = uids_by_name(pods)
     grouped: dict[Key, list[Entry]] = {}
     for entry in entries:
         uid = entry.pod_uid or by_name.get(entry.pod, "")
@@ -140,11 +137,11 @@ def _rebuild(
     minors = {card.uuid: card.minor for card in limits} or _answered_minors(group, shares, cards)
     if not cores or not shares or any(share.uuid not in minors for share in shares):
         return None
-    metadata = (pod or {}).get("metadata") or {}
+    namespace, name = name_of(pod or {})
     return Allocation(
         pod_uid=uid,
-        namespace=str(metadata.get("namespace") or "default"),
-        pod_name=str(metadata.get("name") or uid),
+        namespace=namespace,
+        pod_name=name or uid,
         container=container,
         kind=request.kind if request else Kind.APP,
         cores=cores,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from manager.cards import device_nodes
-from manager.cards.device_nodes import NodeProblem
+from manager.cards.device_nodes import DeviceNode, NodeProblem
 from manager.cards.driver import (
     CardProcess,
     CardSample,
@@ -69,7 +69,7 @@ class Inventory:
         `on_node_problem`: with the path of a device node that is missing. `on_card_problem`: with a card's UUID and why it is ill.
         """
         self._root, self._open_driver, self._settings = root, open_driver, settings
-        self._on_change, self.on_node_problem, self._on_card_problem = (
+        self._on_change, self._on_node_problem, self._on_card_problem = (
             on_change,
             on_node_problem,
             on_card_problem,
@@ -114,6 +114,14 @@ class Inventory:
         with contextlib.suppress(DriverError):
             return self._driver.utilization(uuid, since_us)
         return None
+
+    def device_nodes(self, cards: Sequence[NodeCard]) -> tuple[DeviceNode, ...]:
+        """All nodes for a container with these cards. Raises NodeProblem: then none is given."""
+        try:
+            return device_nodes.full_set(self._root, cards)
+        except NodeProblem as problem:
+            self._on_node_problem(problem.node)
+            raise
 
     # Watching.
 
@@ -246,7 +254,7 @@ class Inventory:
             device_nodes.common(self._root, majors)
         except NodeProblem as problem:
             found[""] = str(problem)
-            self.on_node_problem(problem.node)
+            self._on_node_problem(problem.node)
         for uuid, item in self._known.items():
             if uuid in failures:
                 continue
@@ -254,7 +262,7 @@ class Inventory:
                 device_nodes.of_card(self._root, item, majors)
             except NodeProblem as problem:
                 found[uuid] = str(problem)
-                self.on_node_problem(problem.node)
+                self._on_node_problem(problem.node)
         return found
 
     def _report(self, problems: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.kube.api import COMPONENT, Pod
 from manager.kube.pods import essential
@@ -97,6 +98,17 @@ class KubeletPods:
             return self._parser.parse(data)
         except ValueError:
             raise ApiUnreachable(f"{self._endpoint.url}/pods did not answer with a list of pods") from None
+
+
+def by_settings(settings: Settings, api: Login | None) -> KubeletPods | None:
+    """`connect` as the settings say it."""
+    return connect(
+        settings.kubelet_url,
+        settings.kubelet_token_file,
+        settings.kubelet_ca_file,
+        api,
+        verify=settings.kubelet_verify,
+    )
 
 
 def connect(

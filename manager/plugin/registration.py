@@ -82,6 +82,7 @@ class Registrar:
         self._kubelet_restarted = kubelet_restarted
         self._servers: list[grpc.Server] = []
         self._registered_with: tuple[int, int] | None = None
+        self._met: tuple[int, int] | None = None  # the kubelet of which we have told, before it could call us
         self._own_inodes: dict[str, int] = {}
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -192,7 +193,9 @@ class Registrar:
     def _register(self, kubelet: tuple[int, int]) -> bool:
         before, self._registered_with = self._registered_with, None
         started = self._last = time.monotonic()
-        self._kubelet_restarted()
+        if kubelet != self._met:
+            self._met = kubelet
+            self._kubelet_restarted()
         try:
             if not self._claim():
                 self._conditions.set(

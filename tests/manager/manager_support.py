@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from manager.allocations.checkpoint import StateFile
 from manager.allocations.record import Allocation
+from manager.allocations.state_file import StateFile
 from manager.config.reader import parse
 from manager.daemon import Daemon
 from manager.observe.report import WATCHED, ContainerReport, NodeReport

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 
 import grpc
+import pytest
 
+from manager.allocate.find_pod import PodFinder
+from manager.errors import StartError
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc as api_grpc
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -119,3 +122,32 @@ def test_a_socket_that_could_not_be_made_at_first_is_made_later(node: Node) -> N
     blocked.rmdir()
     node.kubelet.wait_devices(200)
     node.kubelet.admit(pod("a", container("c", 10, 1)))
+
+
+def test_a_kubelet_that_refuses_us_again_and_again_has_restarted_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time what is known of the pod being admitted is forgotten, and the node described anew."""
+    met: list[object] = []
+    monkeypatch.setattr(PodFinder, "kubelet_restarted", lambda _: met.append(1))
+    register, refused = node.kubelet._register, []
+
+    def refuse(*_: object) -> None:
+        refused.append(1)
+        raise ValueError("not now")
+
+    node.kubelet._register = refuse  # type: ignore[method-assign]
+    node.kubelet.restart()
+    node.start()
+    eventually(lambda: len(refused) >= 3, "three tries")
+    assert len(met) == 1
+    node.kubelet._register = register  # type: ignore[method-assign]
+    node.kubelet.restart()
+    node.kubelet.wait_devices(200)
+    assert len(met) == 2
+
+
+def test_what_query_auth_lacks_is_said_before_anything_is_made(node: Node) -> None:
+    with pytest.raises(StartError, match="--query-auth=kubernetes needs an API server to ask"):
+        node.start("--query-auth=kubernetes")
+    assert not (node.directory / "vm").exists()

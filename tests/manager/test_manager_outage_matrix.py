@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from manager.allocations import checkpoint
+from manager.allocations import state_file
 from manager.kubelet.records import CHECKPOINT_FILE
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -81,9 +81,9 @@ def disk_full(node: Node, patch: Patch) -> Iterator[str]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data)
 
-    patch.setattr(checkpoint.os, "write", full)
+    patch.setattr(state_file.os, "write", full)
     yield "StateUnwritable: .*No space left on device; make room"
-    patch.setattr(checkpoint.os, "write", write)
+    patch.setattr(state_file.os, "write", write)
 
 
 @contextlib.contextmanager
@@ -92,8 +92,8 @@ def disk_slow(_: Node, patch: Patch) -> Iterator[str]:
     ended = threading.Event()
     for name in ("fsync", "fdatasync"):
         real = getattr(os, name)
-        patch.setattr(checkpoint.os, name, lambda descriptor, real=real: (ended.wait(5), real(descriptor))[1])
-    patch.setattr(checkpoint, "JOURNAL_BYTES", 1)  # and each turn has something to bring there
+        patch.setattr(state_file.os, name, lambda descriptor, real=real: (ended.wait(5), real(descriptor))[1])
+    patch.setattr(state_file, "JOURNAL_BYTES", 1)  # and each turn has something to bring there
     yield ""
     ended.set()
 

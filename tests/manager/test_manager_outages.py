@@ -15,8 +15,8 @@ import pytest
 
 from localcluster.apiserver.faults import Fault, Request
 from manager import housekeeping
-from manager.allocations import checkpoint
-from manager.allocations.checkpoint import StateFile
+from manager.allocations import state_file
+from manager.allocations.state_file import StateFile
 from manager.audit.memory import Auditor
 from manager.kubelet.records import CHECKPOINT_FILE
 from tests.manager.manager_kubelet import Rejected
@@ -285,7 +285,7 @@ def test_a_disk_that_is_slow_holds_up_no_admission(node: Node, monkeypatch: pyte
     def fdatasync(_: int) -> None:
         slow.wait(5)
 
-    monkeypatch.setattr(checkpoint.os, "fdatasync", fdatasync)
+    monkeypatch.setattr(state_file.os, "fdatasync", fdatasync)
     for number in range(5):
         node.kubelet.admit(pod(f"p{number}", container("c", 5, 1)))
     slow.set()
@@ -296,7 +296,7 @@ def test_a_journal_that_is_folded_on_a_slow_disk_holds_up_no_admission(
 ) -> None:
     daemon = node.start("--allocation-check-period=60", wait=200)
     node.kubelet.admit(pod("first", container("c", 5, 1)))
-    monkeypatch.setattr(checkpoint, "JOURNAL_BYTES", 1)
+    monkeypatch.setattr(state_file, "JOURNAL_BYTES", 1)
     began, slow = threading.Event(), threading.Event()
     fsync = os.fsync
 
@@ -305,7 +305,7 @@ def test_a_journal_that_is_folded_on_a_slow_disk_holds_up_no_admission(
         slow.wait(20)
         fsync(descriptor)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", fsync_late)
+    monkeypatch.setattr(state_file.os, "fsync", fsync_late)
     folding = threading.Thread(target=daemon.allocator.sync)
     folding.start()
     assert began.wait(10)

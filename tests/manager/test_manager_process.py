@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
-from manager.allocations.checkpoint import StateFile
+from manager.allocations.state_file import StateFile
 from manager.process import sdnotify
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node

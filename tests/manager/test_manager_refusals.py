@@ -12,8 +12,8 @@ import pytest
 
 from manager.allocate import allocator as allocation_module
 from manager.allocate.allocator import Allocator
-from manager.allocations import checkpoint
-from manager.allocations.checkpoint import StateError
+from manager.allocations import state_file
+from manager.allocations.state_file import StateError
 from manager.errors import Refusal
 from manager.kubelet import device_ids
 from tests.manager.manager_kubelet import Rejected
@@ -125,7 +125,7 @@ def test_ids_are_preferred_even_for_a_call_that_will_be_refused(node: Node, allo
 def test_a_long_journal_that_can_not_be_folded_is_said_and_serving_goes_on(
     node: Node, allocator: Allocator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checkpoint, "JOURNAL_BYTES", 1)
+    monkeypatch.setattr(state_file, "JOURNAL_BYTES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(allocator._state, "fold", full)
         first = admitted(node)

@@ -8,8 +8,8 @@ import pytest
 
 from localcluster.kubelet.devices import Held
 from manager.allocate import allocator as allocation_module
-from manager.allocations.checkpoint import StateError, StateFile
 from manager.allocations.record import Allocation
+from manager.allocations.state_file import StateError, StateFile
 from manager.errors import Refusal, StartError
 from manager.regions.storage import Storage
 from tests.manager.manager_kubelet import Rejected

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from manager.allocations.checkpoint import StateDamaged, StateError, StateFile
 from manager.allocations.record import Allocation, Held
+from manager.allocations.state_file import StateDamaged, StateError, StateFile
 from tests.manager.manager_support import save_state
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import Kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vcuda.kube.errors import BadName
@@ -48,6 +48,17 @@ def uid_of(pod: Object) -> str:
     """The UID by which kubelet knows a pod."""
     metadata = pod.get("metadata") or {}
     return str((metadata.get("annotations") or {}).get(MIRROR_ANNOTATION) or metadata.get("uid", ""))
+
+
+def name_of(pod: Object) -> tuple[str, str]:
+    """Namespace and name; without a namespace it is in "default", as for kubectl."""
+    metadata = pod.get("metadata") or {}
+    return str(metadata.get("namespace") or "default"), str(metadata.get("name") or "")
+
+
+def uids_by_name(pods: Iterable[Object]) -> dict[tuple[str, str], str]:
+    """Kubelet's UIDs by namespace and name: PodResources knows pods by name only."""
+    return {name_of(pod): uid_of(pod) for pod in pods}
 
 
 def phase_of(pod: Object) -> str:
