@@ -83,6 +83,11 @@ static bool have_clock(struct vc_tracker *tracker)
     return true;
 }
 
+static uint64_t apart(uint64_t one, uint64_t other)
+{
+    return one > other ? one - other : other - one;
+}
+
 static uint64_t origin(const struct vc_tracker *tracker)
 {
     bool near = tracker->base_high_ns - tracker->base_low_ns < BASE_NEAR_NS;
@@ -105,7 +110,7 @@ static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uin
     if (tracker->base_low_ns > tracker->base_high_ns)
         tracker->base_low_ns = tracker->base_high_ns;
     uint64_t after = origin(tracker);
-    if ((after > before ? after - before : before - after) > MOVED_NS)
+    if (apart(before, after) > MOVED_NS)
         vc_gate_clock_moved(tracker->gate);
     return after + since;
 }
@@ -130,6 +135,23 @@ static uint64_t between(const struct vc_mark *from, const struct vc_mark *to)
     return known ? (uint64_t)((double)milliseconds * 1e6) : 0;
 }
 
+/* Where the interval lies, by its end: its begin may have been placed by what was known of the clock then. */
+static void place(struct vc_tracker *tracker, struct vc_interval *interval, const struct vc_mark *from, const struct vc_mark *to)
+{
+    uint64_t lasted = from && to->reached_ns != 0 ? between(from, to) : 0, placed = interval->from_ns;
+    if (lasted == 0)
+        return;
+    set_begin(interval, from, to->reached_ns - lasted, to->reached_ns);
+    if (placed == 0)
+        return;
+    if (apart(placed, interval->from_ns) > MOVED_NS) {
+        vc_gate_clock_moved(tracker->gate);
+        interval->covered_until_ns = interval->uncovered_ns = 0;
+    } else {
+        interval->from_ns = placed;
+    }
+}
+
 static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
 {
     struct vc_interval *interval = &entry->interval;
@@ -141,9 +163,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     to->others = vc_gate_others(tracker->gate);
     interval->to_ns = to->reached_ns;
     interval->host_bound = to->reached_ns < to->recorded_ns + HOST_BOUND_NS;
-    uint64_t lasted = from && interval->from_ns == 0 && to->reached_ns != 0 ? between(from, to) : 0;
-    if (lasted != 0)
-        set_begin(interval, from, to->reached_ns - lasted, to->reached_ns);
+    place(tracker, interval, from, to);
     if (from && !from->noticed && from->reached_ns != 0) { /* it began and ended between two looks: it does not wait any more */
         from->noticed = true;
         vc_gate_began(tracker->gate, from->reached_ns);
