@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIM = Path(vcuda.__file__).parent / "lib" / "shim" / "libcuda.so.1"
 # The sum of what the tests below let a share miss: scheduling on busy cores, the first unmeasured kernels.
 TOLERANCE_POINTS = 5.0
+WINDOWS = 6
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +117,34 @@ class Bench:
         ]
 
     def expect(self, processes: list[subprocess.Popen[str]], seconds: float, *expected: Any) -> None:
-        """They get this in one of three windows: the machine, and its host, may be busy with others in one or two."""
-        for _ in range(3):
+        """They get this in one of six windows: the machine, and its host, may be busy with others in some."""
+        for _ in range(WINDOWS):
             got = self.shares_of(processes, seconds)
             if got == list(expected):
                 return
         assert got == list(expected)
 
+    def expect_between(
+        self, process: subprocess.Popen[str], seconds: float, least: float, most: float
+    ) -> None:
+        """It gets no more than `most` in any window, and `least` in one of them, less the part of that window in which its threads were
+        ready to run and another program had the processor.
+        """
+        seen: list[tuple[float, float]] = []
+        for _ in range(WINDOWS):
+            delayed = delay_seconds(process.pid)
+            (got,) = self.shares_of([process], seconds)
+            assert got < most, seen
+            delayed = delay_seconds(process.pid) - delayed
+            seen.append((got, delayed))
+            if got >= least * (1 - min(delayed / seconds, 1)):
+                return
+        raise AssertionError(f"less than {least} points; points and seconds of delay in each window: {seen}")
+
     def expect_together(self, processes: list[subprocess.Popen[str]], seconds: float, expected: Any) -> None:
         """The same for what they get in sum; never more, in any window."""
         got: list[float] = []
-        while len(got) < 3 and (not got or got[-1] != expected):
+        while len(got) < WINDOWS and (not got or got[-1] != expected):
             got.append(sum(self.shares_of(processes, seconds)))
             assert got[-1] < expected.expected + TOLERANCE_POINTS, got
         assert got[-1] == expected, got
@@ -142,6 +160,14 @@ def bench(tmp_path: Path, load: Path) -> Iterator[Bench]:
     made = Bench(tmp_path, load)
     yield made
     made.close()
+
+
+def delay_seconds(pid: int) -> float:
+    """How long the threads of a process have been ready to run without running, in sum (proc(5), schedstat)."""
+    found = 0
+    for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        found += int(stat.read_text().split()[1])
+    return found / 1e9
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, float]:
@@ -181,8 +207,7 @@ def test_short_kernels_on_more_than_one_stream_stay_within_the_cap(
         options = {"progress": str(tmp_path / "ended")}
     process = bench.start(bench.share("capped", 10), seconds=60, kernel="spin_10us", **options)
     time.sleep(1)
-    (share,) = bench.shares_of([process], 2)
-    assert 2 < share < 13
+    bench.expect_between(process, 2, 2, 13)
 
 
 @pytest.mark.parametrize("streams", [2, 4])
@@ -190,20 +215,14 @@ def test_short_kernels_on_more_than_one_stream_of_a_thread_get_their_cap(bench: 
     """What one stream has launched when the bucket is dry was charged by its estimate and within the other's interval: 29 and 23 of 50."""
     process = bench.start(bench.share("capped", 50), seconds=60, kernel="spin_10us", streams=streams)
     time.sleep(1)
-    best = 0.0
-    for _ in range(4):  # the best of them: the machine may be busy with others
-        (share,) = bench.shares_of([process], 1)
-        assert share < 50 + TOLERANCE_POINTS
-        best = max(best, share)
-    assert best >= 45
+    bench.expect_between(process, 1, 45, 50 + TOLERANCE_POINTS)
 
 
 def test_a_cap_holds_short_kernels_that_are_waited_for_one_by_one(bench: Bench) -> None:
     """The few microseconds between two of them count as used: the card could not have served anybody else meanwhile."""
     process = bench.start(bench.share("capped", 30), seconds=60, kernel="spin_10us", sync=1)
     time.sleep(1)
-    (share,) = bench.shares_of([process], 2)
-    assert 18 < share < 30 + TOLERANCE_POINTS
+    bench.expect_between(process, 2, 18, 30 + TOLERANCE_POINTS)
 
 
 def test_an_unlimited_share_is_not_touched(bench: Bench) -> None:
