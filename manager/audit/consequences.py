@@ -9,7 +9,7 @@ from manager.config.settings import Settings
 from manager.kube.writer import ApiWriter
 from manager.regions.regions import Regions
 
-_BYPASSES = {"MemoryUnaccounted", "DriverWithoutShim"}
+_BYPASSES = {"MemoryUnaccounted", "DriverWithoutShim", "GpuTimeOverLimit"}
 Tell = Callable[[Allocation, str, str], None]  # of a container: the event's reason, and its message
 
 

@@ -1,6 +1,7 @@
-"""The drift alarm: the GPU time that containers were charged, against what NVML's utilization of their processes says of the same window.
+"""GPU time as NVML's utilization of processes tells it, against what their containers were charged, and against their limits.
 
-An alarm and nothing else: NVML rounds and lags, so no limit is ever set by it. Cards and containers that it says nothing of are left out.
+NVML rounds and lags, so no limit is ever set by it: who is apart from its charges is told, and who stays above its limit too, which the
+operator's policy may end. Cards and containers that NVML says nothing of are left out.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Drift:
         # NVML's less the charged hundredths of the last window, by container and card UUID; without those that can't be told.
         self.found: Mapping[At, float] = {}
         self._times: dict[At, int] = {}
+        self._times_over: dict[At, int] = {}
         self._began = 0.0
         self._before: dict[At, int] = {}
         self._turns: dict[str, int] = {}
@@ -95,7 +97,7 @@ class Drift:
         if not self._before:
             self._begin(allocations)
             if not self._before:
-                self.found, self._times = {}, {}
+                self.found, self._times, self._times_over = {}, {}, {}
             return
         self._read(allocations)
         if self._clock() - self._began >= self.window_s:
@@ -167,8 +169,9 @@ class Drift:
             if at in seen and before_ns is not None and charged_ns >= before_ns:
                 compared[at] = seen[at], (charged_ns - before_ns) / passed_s / 1e7
         self.found = {at: by_driver - charged for at, (by_driver, charged) in compared.items()}
-        over = [at for at, off in self.found.items() if abs(off) > self._tolerance()]
-        self._times = {at: self._times.get(at, 0) + 1 for at in over}
+        apart = [at for at, off in self.found.items() if abs(off) > self._tolerance()]
+        self._times = {at: self._times.get(at, 0) + 1 for at in apart}
+        self._compare_with_limits(allocations, seen, passed_s)
         for item in allocations:
             for at, times in self._times.items():
                 if at[0] == item.key and times == LASTING_WINDOWS:
@@ -179,6 +182,26 @@ class Drift:
                     )
                     log.warning("%s: %s", item.name, message)
                     self._tell(item, "GpuTimeDrift", message)
+
+    def _compare_with_limits(
+        self, allocations: Sequence[Allocation], seen: Mapping[At, float], passed_s: float
+    ) -> None:
+        """Whoever writes its own credit into its usage file may be charged all that it takes: only the driver's figures show it."""
+        times = {}
+        for item, uuid in self._charged(allocations, self._cards()):
+            at = item.key, uuid
+            limit = max(item.core_limit, *(share.cores for share in item.shares if share.uuid == uuid))
+            if seen.get(at, 0.0) <= limit + self._tolerance():
+                continue
+            times[at] = self._times_over.get(at, 0) + 1
+            if times[at] == LASTING_WINDOWS:
+                message = (
+                    f"container {item.container} may use {limit} hundredths of card {uuid}, and NVML saw {seen[at]:.0f} over "
+                    f"{passed_s:.0f} s: nothing in it limits its GPU time any more; what becomes of its pod says --audit-policy"
+                )
+                log.warning("%s: %s", item.name, message)
+                self._tell(item, "GpuTimeOverLimit", message)
+        self._times_over = times
 
     def _seen(self, allocations: Sequence[Allocation]) -> dict[At, float]:
         """Hundredths of a card by container, of those that NVML's process lists have; none of a card on which it named nobody."""

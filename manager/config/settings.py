@@ -143,7 +143,7 @@ class Settings:
     audit_policy: str = option(
         "report",
         choice("report", "refuse", "evict"),
-        "what becomes of a pod that holds memory beyond its ledger: its containers get no more, or it ends",
+        "what becomes of a pod that holds memory beyond its ledger, or uses GPU time beyond its limit: its containers get no more memory, or it ends",
         live=True,
     )
     audit_tolerance: int = option(

@@ -55,6 +55,7 @@ class World:
         self.metered = True
         self.reads = 0
         self.told: list[str] = []
+        self.over: list[str] = []
         self.add(PID)
         self.drift = Drift(
             utilization=lambda uuid, _: self.samples() if uuid == CARD else None,
@@ -62,11 +63,14 @@ class World:
             usage=lambda _: Usage((CardUsage(uuid=CARD, gpu_time_ns=self.gpu_ns),), ()),
             metered=lambda _, uuid: self.metered and uuid == CARD,
             allocations=lambda: [self.item],
-            tell=lambda _, __, message: self.told.append(message),
+            tell=self.tell,
             tolerance=lambda: 20,
             owners=Owners(self.proc),
             clock=lambda: self.now,
         )
+
+    def tell(self, _item: Allocation, reason: str, message: str) -> None:
+        (self.told if reason == "GpuTimeDrift" else self.over).append(message)
 
     def add(self, pid: int) -> None:
         Proc(self.proc.parent).add(pid, group(UID))
@@ -117,6 +121,25 @@ def test_what_stays_apart_for_two_windows_is_told_once_per_onset(world: World, p
     assert len(world.told) == 1
     world.windows(1)
     assert len(world.told) == 2
+
+
+@pytest.mark.parametrize(("percent", "told"), [(95, 1), (51, 1), (50, 0)])
+def test_who_stays_above_its_limit_is_told_also_where_it_was_charged_all_of_it(
+    world: World, percent: int, told: int
+) -> None:
+    """Who writes its own credit is charged what it takes: nothing drifts."""
+    world.percent, world.charged = {PID: percent}, float(percent)
+    world.windows(1)
+    assert world.over == []
+    world.windows(3)
+    assert len(world.over) == told and world.told == []
+    if told:
+        assert f"may use 30 hundredths of card {CARD}, and NVML saw {percent}" in world.over[0]
+    world.percent = {PID: 30}
+    world.windows(1)
+    world.percent = {PID: percent}
+    world.windows(2)
+    assert len(world.over) == 2 * told
 
 
 def test_a_window_apart_between_two_that_agree_is_not_told(world: World) -> None:
