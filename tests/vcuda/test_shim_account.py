@@ -509,6 +509,11 @@ class Shape(C.Structure):
 ok("cuInit", 0); context = P(); ok("cuCtxCreate_v2", ref(context), 0, 0)
 huge, pointer, pitch = size(1 << 62), u64(), size()
 first, second, array = size(), size(), P()
+def captured_alloc(bytes):
+    stream = made("cuStreamCreate", 0)
+    ok("cuStreamBeginCapture_v2", stream, 0)
+    result, graph = call("cuMemAlloc_v2", ref(pointer), bytes), P()
+    return result, call("cuStreamEndCapture", stream, ref(graph))
 answer([
     call("cuMemAlloc_v2", None, huge), call("cuMemAlloc_v2", ref(pointer), size(0)),
     call("cuMemAllocManaged", ref(pointer), huge, 77), call("cuMemAllocManaged", None, huge, 1),
@@ -521,6 +526,9 @@ answer([
     call("cuMipmappedArrayCreate", ref(array), ref(Shape(1 << 16, 1 << 16, 0, 0x20, 1, 0)), 0),
     call("cuCtxSetLimit", 1, size(1 << 46)), call("cuCtxSetLimit", 99, size(1 << 46)),
     call("cuMemGetInfo_v2", ref(first), None), call("cuMemGetInfo_v2", None, ref(second)), call("cuMemGetInfo_v2", None, None),
+    *(call(name, ref(pointer), size(1 << 47), *more) for name, more in (
+        ("cuMemAlloc_v2", ()), ("cuMemAllocAsync", (None,)), ("cuMemAllocManaged", (1,)))),
+    captured_alloc(size(1 << 47)), captured_alloc(size((1 << 64) - 1)),
     call("cuMemFree_v2", u64(12345)), call("cuMemFree_v2", u64(0)), call("cuMemFreeAsync", u64(12345), None),
     call("cuMemRelease", u64(12345)), call("cuMemUnmap", u64(1 << 40), size(1 << 40)), call("cuMemPoolDestroy", None),
 ])

@@ -133,7 +133,7 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form
 static CUresult reserve_card(struct vc_charge *charge, int card, uint64_t bytes, enum form form)
 {
     /* Managed memory goes to whichever card uses it, unasked. */
-    charge->cards = card < 0 ? 0 : charge->managed ? vc_cards_all(charge->region) : 1u << card;
+    charge->cards = card < 0 || (bytes >= VC_IMPOSSIBLE_BYTES && !charge->managed) ? 0 : charge->managed ? vc_cards_all(charge->region) : 1u << card;
     charge->reserved = bytes;
     /* Limits are unreadable, or the share has nothing of this card. */
     return card == VC_CARD_NONE ? CUDA_ERROR_OUT_OF_MEMORY : reserve(charge, bytes, form);

@@ -200,7 +200,7 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
 static CUresult from_pool(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, bool per_thread, allocator call,
                           releaser undo)
 {
-    if (!pointer || bytes == 0 || !handle || vc_stream_captures(vc_stream_handle(stream, per_thread)))
+    if (!pointer || bytes == 0 || bytes >= VC_IMPOSSIBLE_BYTES || !handle || vc_stream_captures(vc_stream_handle(stream, per_thread)))
         return call(pointer, bytes, handle, stream); /* no memory is taken now, or none at all */
     struct pool *pool = find(handle);
     if (pool && pool->is_destroyed)
