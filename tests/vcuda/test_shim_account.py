@@ -528,7 +528,7 @@ answer([
     call("cuMemGetInfo_v2", ref(first), None), call("cuMemGetInfo_v2", None, ref(second)), call("cuMemGetInfo_v2", None, None),
     *(call(name, ref(pointer), size(1 << 47), *more) for name, more in (
         ("cuMemAlloc_v2", ()), ("cuMemAllocAsync", (None,)), ("cuMemAllocManaged", (1,)))),
-    captured_alloc(size(1 << 47)), captured_alloc(size((1 << 64) - 1)),
+    captured_alloc(size(1 << 40)), captured_alloc(size((1 << 64) - 1)),
     call("cuMemFree_v2", u64(12345)), call("cuMemFree_v2", u64(0)), call("cuMemFreeAsync", u64(12345), None),
     call("cuMemRelease", u64(12345)), call("cuMemUnmap", u64(1 << 40), size(1 << 40)), call("cuMemPoolDestroy", None),
 ])

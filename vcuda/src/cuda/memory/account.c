@@ -130,13 +130,34 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+bool vc_beyond_every_card(uint64_t bytes)
+{
+    int count = 0;
+    size_t most = SIZE_MAX, total;
+    if (vc_real.cuDeviceGetCount && vc_real.cuDeviceTotalMem_v2 && vc_real.cuDeviceGetCount(&count) == CUDA_SUCCESS)
+        most = 0;
+    for (CUdevice device = 0; device < count && most < SIZE_MAX; device++) {
+        total = SIZE_MAX;
+        vc_real.cuDeviceTotalMem_v2(&total, device);
+        most = total > most ? total : most;
+    }
+    return bytes > most;
+}
+
 static CUresult reserve_card(struct vc_charge *charge, int card, uint64_t bytes, enum form form)
 {
     /* Managed memory goes to whichever card uses it, unasked. */
-    charge->cards = card < 0 || (bytes >= VC_IMPOSSIBLE_BYTES && !charge->managed) ? 0 : charge->managed ? vc_cards_all(charge->region) : 1u << card;
+    charge->cards = card < 0 ? 0 : charge->managed ? vc_cards_all(charge->region) : 1u << card;
     charge->reserved = bytes;
     /* Limits are unreadable, or the share has nothing of this card. */
-    return card == VC_CARD_NONE ? CUDA_ERROR_OUT_OF_MEMORY : reserve(charge, bytes, form);
+    if (card == VC_CARD_NONE)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = reserve(charge, bytes, form);
+    if (result != CUDA_SUCCESS && !charge->managed && vc_beyond_every_card(bytes)) {
+        charge->cards = 0;
+        result = CUDA_SUCCESS;
+    }
+    return result;
 }
 
 static CUresult reserve_current(struct vc_charge *charge, uint64_t bytes, bool managed, enum form form)

@@ -62,8 +62,9 @@ struct vc_freeing {
     uint64_t bytes; /* of quota that become free when the driver has freed it */
 };
 
-/* No card has so much: what asks for it is wrong in some way that only the driver knows, and is told so by it. */
-#define VC_IMPOSSIBLE_BYTES ((uint64_t)1 << 45)
+/* No card of the machine has so much: what asks one for it is wrong in some way that only the driver knows, and is told so by it. Asks the
+ * driver: for refusals. */
+bool vc_beyond_every_card(uint64_t bytes);
 
 uint64_t vc_round_up(uint64_t bytes, uint64_t multiple); /* saturates */
 uint64_t vc_times(uint64_t a, uint64_t b);               /* saturates */

@@ -17,6 +17,7 @@ struct pool {
     struct pool *next_unsettled;
     CUmemoryPool handle; /* NULL: a record to be used again, or one of which the last memory is still in use */
     bool is_foreign;     /* of a card that is not of the share: refused */
+    bool is_on_card;     /* and never on the host */
     bool is_ours_to_destroy;
     bool is_destroyed;   /* by the application */
     bool is_unsettled;
@@ -113,6 +114,11 @@ static struct pool *add(CUmemoryPool handle, vc_cards cards)
     return pool;
 }
 
+static bool is_on_card(int allocation, int type)
+{
+    return allocation == CU_MEM_ALLOCATION_TYPE_PINNED && type == CU_MEM_LOCATION_TYPE_DEVICE;
+}
+
 /* Memory of a location: on one card, on none of the share (`foreign`), or on the host; whatever else, perhaps on any card. */
 static vc_cards cards_at(int allocation, int type, int id, bool *foreign)
 {
@@ -122,7 +128,7 @@ static vc_cards cards_at(int allocation, int type, int id, bool *foreign)
     *foreign = false;
     if (allocation == CU_MEM_ALLOCATION_TYPE_PINNED && on_host)
         return 0;
-    if (allocation != CU_MEM_ALLOCATION_TYPE_PINNED || type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (!is_on_card(allocation, type))
         return vc_cards_all(region);
     int card = vc_card_of_device(region, id);
     *foreign = card < 0;
@@ -150,8 +156,10 @@ static struct pool *identify(CUmemoryPool handle)
     }
     vc_cards cards = cards_at(allocation, type, id, &foreign);
     struct pool *pool = add(handle, cards);
-    if (pool)
+    if (pool) {
         pool->is_foreign = foreign;
+        pool->is_on_card = is_on_card(allocation, type);
+    }
     return pool;
 }
 
@@ -176,7 +184,7 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
     struct vc_metered metered;
     uint64_t size = vc_round_up(bytes, VC__POOL_ALIGNMENT);
     if (!vc_meter_begin(&metered, &pool->meter, size, UINT64_MAX))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return pool->is_on_card && vc_beyond_every_card(size) ? call(pointer, bytes, pool->handle, stream) : CUDA_ERROR_OUT_OF_MEMORY;
     bool told = is_told(pool);
     CUresult result = call(pointer, bytes, pool->handle, stream);
     if (result == CUDA_SUCCESS && !told)
@@ -200,7 +208,7 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
 static CUresult from_pool(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handle, CUstream stream, bool per_thread, allocator call,
                           releaser undo)
 {
-    if (!pointer || bytes == 0 || bytes >= VC_IMPOSSIBLE_BYTES || !handle || vc_stream_captures(vc_stream_handle(stream, per_thread)))
+    if (!pointer || bytes == 0 || !handle || vc_stream_captures(vc_stream_handle(stream, per_thread)))
         return call(pointer, bytes, handle, stream); /* no memory is taken now, or none at all */
     struct pool *pool = find(handle);
     if (pool && pool->is_destroyed)
@@ -403,6 +411,7 @@ CUresult vc_hook_cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *pro
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     pool->is_foreign = foreign;
+    pool->is_on_card = is_on_card(properties->allocType, properties->location.type);
     pool->is_ours_to_destroy = cards != 0;
     return result;
 }
