@@ -1,103 +1,26 @@
-"""The command `gpu-scheduler-extender`: `serve` (the default), `webhook`, `explain`, `simulate` and `defrag`."""
+"""The command `gpu-scheduler-extender`, from its first moment on: to end while it starts is no failure."""
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
-
-import scheduler_ext
-from scheduler_ext import settings
-from scheduler_ext.admission import settings as admission_settings
-from scheduler_ext.commands import defrag, explain, serve, simulate, webhook
-from scheduler_ext.commands.fetch import CannotFetch
-from scheduler_ext.http.certificate import BadCertificate
-from scheduler_ext.lab.plots import NoPlot
-from scheduler_ext.lab.replay import RecordingError
-from scheduler_ext.lab.trace import TraceError
-from scheduler_ext.sync.api import ApiServer
-from vcuda.kube.errors import NoConfiguration
-from vcuda.settings import InvalidSettings, add_options
-
-_COMMANDS = ("serve", "webhook", "explain", "simulate", "defrag")
-
-
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    parser = argparse.ArgumentParser(
-        "gpu-scheduler-extender", description="Places pods with a share of a GPU, for kube-scheduler."
-    )
-    parser.add_argument("--version", action="version", version=scheduler_ext.__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    serving = commands.add_parser("serve", help="answer kube-scheduler (the default)")
-    add_options(serving, settings.Settings)
-    reviewing = commands.add_parser("webhook", help="answer the API server's admission reviews of pods")
-    add_options(reviewing, admission_settings.Settings)
-    explain.add_options(
-        commands.add_parser("explain", help="say why a pod waits, or where it is, and what would let it in")
-    )
-    defrag.add_options(
-        commands.add_parser("defrag", help="plan which moves would free whole cards; nothing is moved")
-    )
-    simulating = commands.add_parser(
-        "simulate", help="replay a trace or a recording under the placement policies"
-    )
-    simulate.add_options(simulating)
-    return parser, {"serve": serving, "webhook": reviewing, "simulate": simulating}
 
 
 def _ended(*_: object) -> None:
     sys.exit(0)
 
 
-def _serve(options: argparse.Namespace) -> None:
-    """The two commands that run until a signal. Raises InvalidSettings and what they raise."""
-    if options.command == "webhook":
-        reviewing = admission_settings.read(vars(options), os.environ)
-        _log_at(reviewing.log_level)
-        webhook.run(reviewing)
-        return
-    chosen = settings.read(vars(options), os.environ)
-    _log_at(chosen.log_level)
-    serve.run(chosen, ApiServer.connect(chosen.kubeconfig, chosen.api_timeout_seconds))
-
-
-def _log_at(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns its exit status: 0, 1 for a failure at run time, 2 for unusable settings."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    parser, parsers = _parser()
-    if not words or (words[0] not in _COMMANDS and words[0] not in ("-h", "--help", "--version")):
-        words.insert(0, "serve")
-    options = parser.parse_args(words)
-    try:
-        if options.command in ("serve", "webhook"):
-            signal.signal(
-                signal.SIGTERM, _ended
-            )  # until the server takes it over: to end while starting is no failure
-        if options.command == "simulate":
-            return simulate.run(options, parsers["simulate"])
-        if options.command == "defrag":
-            return defrag.run(options)
-        if options.command == "explain":
-            return explain.run(options)
-        _serve(options)
-    except InvalidSettings as error:
-        parsers[options.command].error(str(error))
-    except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
-        print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
-        return 2
-    except (CannotFetch, serve.LostLease) as error:
-        print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    """Run the command; see `commands.line`."""
+    # Before everything is imported, which takes a second on a busy node. A container's first process would not even
+    # notice the signal without a handler.
+    before = signal.signal(signal.SIGTERM, _ended)
+    from scheduler_ext.commands import line
+
+    if not line.serves(words := list(sys.argv[1:] if arguments is None else arguments)):
+        signal.signal(signal.SIGTERM, before)
+    return line.run(words)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N[-M]",
         help="orders of arrival, for instance 42-51 (default 42); not with --recording",
     )
+    add(
+        "--learnt",
+        action="store_true",
+        help="expect what has arrived so far, as the server does, not what the whole trace holds",
+    )
     add("--plot", type=Path, metavar="FILE.png", help="draw allocation and fragmentation over the load")
     add("--published", action="store_true", help="mark the published figures of the public trace in the plot")
     add("--json", action="store_true", help="print every run as JSON")
@@ -128,7 +133,7 @@ def _run_trace(options: argparse.Namespace) -> int:
     for column in ("policy", "allocated %", "min…max", "fragmented %", "refused", "p50/p99 ms"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
     for policy in options.policy or list(Policy):
-        runs = [simulate.run(nodes, pods, policy, seed) for seed in seeds]
+        runs = [simulate.run(nodes, pods, policy, seed, learnt=options.learnt) for seed in seeds]
         results += runs
         curves.append(_mean_curve(policy, runs))
         shares = [100 * one.allocated for one in runs]

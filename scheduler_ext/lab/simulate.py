@@ -45,14 +45,25 @@ def _feasible(cluster: Cluster, rows: Ints, pod: TracePod) -> Ints:
 
 
 def run(
-    nodes: Sequence[TraceNode], pods: Sequence[TracePod], policy: Policy, seed: int, arrived: float = ARRIVED
+    nodes: Sequence[TraceNode],
+    pods: Sequence[TracePod],
+    policy: Policy,
+    seed: int,
+    arrived: float = ARRIVED,
+    *,
+    learnt: bool = False,
 ) -> Result:
-    """Let pods arrive one by one until their demand reaches `arrived` × all cards; none leaves."""
+    """Let pods arrive one by one until their demand reaches `arrived` × all cards; none leaves.
+
+    `learnt`: the expected pods are learnt from the arrivals, one a second, as the server does; else they are those of
+    the whole trace, as in the paper.
+    """
     cluster, tables = Cluster(), Scores()
     for node in nodes:
         cluster.set_node(node.name, node.cards, node.cpu_milli, node.memory_bytes)
     cards = sum(len(node.cards) for node in nodes)
-    workload = Workload([shape_of(pod.request, policy, pod.cpu_milli, pod.memory_bytes) for pod in pods])
+    trace_shapes = [shape_of(pod.request, policy, pod.cpu_milli, pod.memory_bytes) for pod in pods]
+    workload = Workload(None if learnt else trace_shapes)
     typical = workload.typical(cluster, 0.0)
     rows = np.arange(len(cluster))
     allocated, demand, refused = 0.0, 0.0, 0
@@ -65,6 +76,9 @@ def run(
         if pod.request:
             start = time.perf_counter()
             shape = shape_of(pod.request, policy, pod.cpu_milli, pod.memory_bytes)
+            if learnt:
+                workload.observe(shape)
+                typical = workload.typical(cluster, float(number))
             table = tables.table(shape, cluster, typical)
             row = scores.cheapest(table, cluster, feasible)
             if row is not None:

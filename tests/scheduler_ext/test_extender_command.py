@@ -301,3 +301,22 @@ def test_all_addresses_are_those_of_ipv6_too(api: FakeApi, tmp_path: Path, host:
         assert httpx.get(f"http://{host}:{port}/version", timeout=10).status_code == 200
     finally:
         served.stop()
+
+
+@pytest.mark.parametrize("module", ["numpy", "uvloop", "scheduler_ext.commands.serve"])
+def test_sigterm_while_it_is_being_imported_is_no_failure(module: str) -> None:
+    """It ended with -15; as a container's first process it did not end at all."""
+    program = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+from scheduler_ext.main import main
+sys.exit(main(["serve"]) or 7)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
