@@ -31,6 +31,7 @@ _MOST_HEAD_BYTES = 64 * 1024
 _IDLE_SECONDS = 75.0  # between two requests: kube-scheduler keeps its connections
 _ROOM_SECONDS = 5.0  # that a body may wait for room
 _AT_ONCE = 4  # bodies of the largest size in memory at once
+_LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
 _END_SECONDS = 5.0  # that answers under way have at the end
 _MOST_WAITING = 8  # requests that a client may send ahead of their answers
@@ -394,7 +395,7 @@ class Server:
         try:
             while not self.ending:
                 await asyncio.sleep(_LOOK_SECONDS)
-                self._look()
+                await self._look()
         finally:
             for server in servers:
                 server.close()
@@ -402,10 +403,13 @@ class Server:
             if renewal is not None:
                 renewal.cancel()
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         now = time.monotonic()
-        for connection in [one for one in self.connections if one.until < now]:
-            connection.late()
+        for number, connection in enumerate([one for one in self.connections if one.until < now]):
+            if number % _LATE_AT_ONCE == 0:
+                await asyncio.sleep(0)  # thousands at a time would hold up requests
+            if connection.until < now:
+                connection.late()
 
     async def _finish(self) -> None:
         until = time.monotonic() + _END_SECONDS

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import math
+import select
 import ssl
 import urllib.parse
 from typing import Any
@@ -39,6 +40,7 @@ class _Connection(asyncio.Protocol):
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
         """Send a request; its answer's status and body. Fails with OSError."""
         self._parser, self._body, self._has_end = httptools.HttpResponseParser(self), bytearray(), False
+        self._head_is_there = False
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer
@@ -47,6 +49,14 @@ class _Connection(asyncio.Protocol):
     def free(self) -> bool:
         """Whether it may be asked again."""
         return self.usable and self._answer is None
+
+    def ended(self) -> bool:
+        """Whether the server has closed it, or sent what nobody asked for: also what the loop has not come to yet."""
+        if not self.usable:
+            return True
+        found = select.poll()
+        found.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(found.poll(0))
 
     def close(self) -> None:
         self.usable = False
@@ -64,14 +74,16 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
         if self._answer is not None and not self._answer.done():
-            head_is_there = self._parser.get_http_version() != "0.0" and self._parser.get_status_code() >= 200
-            if exc is None and head_is_there and not self._has_end:
+            if exc is None and self._head_is_there and not self._has_end:
                 self.on_message_complete()
             else:
                 self._fail(str(exc or "the connection ended before the answer did"))
 
     def on_header(self, name: bytes, _value: bytes) -> None:
         self._has_end |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there = True
 
     def on_body(self, body: bytes) -> None:
         self._body += body
@@ -147,7 +159,7 @@ class AsyncClient:
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable and now - connection.idle_since < _IDLE_SECONDS:
+            if now - connection.idle_since < _IDLE_SECONDS and not connection.ended():
                 return connection
             connection.close()
         return None

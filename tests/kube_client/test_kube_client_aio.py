@@ -1,0 +1,115 @@
+"""The client of an event loop: answers whole and in time or an error of ours, connections kept, nothing sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube_client.test_kube_client_endpoint import FORMS, HEAD, Counting, server
+from vcuda.kube import aio
+from vcuda.kube.aio import AsyncClient
+from vcuda.kube.endpoint import Endpoint
+from vcuda.kube.errors import ApiUnreachable, KubeError
+
+
+@pytest.fixture
+def counting() -> Iterator[Counting]:
+    one = Counting()
+    yield one
+    one.close()
+
+
+def post(endpoint: Endpoint, times: int = 1, timeout: float = 5.0) -> None:
+    async def work() -> None:
+        client = AsyncClient(endpoint, timeout=timeout)
+        try:
+            for _ in range(times):
+                await client.post("/x", b"{}")
+        finally:
+            await client.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_of_every_form(form: str) -> None:
+    with server([FORMS[form]]) as endpoint:
+        post(endpoint, 2)
+
+
+@pytest.mark.parametrize("form", ["its length", "chunks", "its end"])
+def test_an_answer_of_a_byte_at_a_time_ends_at_the_deadline(form: str) -> None:
+    text = FORMS[form]
+    with server([text[at : at + 1] for at in range(len(text))], pause=0.02) as endpoint:
+        began = time.monotonic()
+        with pytest.raises(ApiUnreachable, match=r"no answer from http://127.0.0.1:.*Timeout"):
+            post(endpoint, timeout=0.3)
+        assert time.monotonic() - began < 2
+
+
+def test_every_cut_of_an_answer_is_an_error_of_ours() -> None:
+    text = FORMS["its length"]
+    for at in range(len(text)):
+        with server([text[:at]]) as endpoint, pytest.raises(KubeError):
+            post(endpoint)
+
+
+def test_what_is_no_answer_and_what_has_no_end_are_errors_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        server([b"SSH-2.0-x\r\n\r\n"]) as endpoint,
+        pytest.raises(ApiUnreachable, match="not an HTTP answer"),
+    ):
+        post(endpoint)
+    monkeypatch.setattr(aio, "_MOST_ANSWER", 5)
+    with server([FORMS["chunks"]]) as endpoint, pytest.raises(ApiUnreachable, match="too long"):
+        post(endpoint)
+
+
+def test_a_connection_is_kept_and_one_that_the_server_closed_is_not_used(counting: Counting) -> None:
+    async def work() -> None:
+        client = AsyncClient(counting.endpoint)
+        for _ in range(3):
+            await client.post("/x", b"{}")
+        assert len(counting.connections) == 1
+        counting.connections[0].shutdown(2)
+        await asyncio.sleep(0.1)
+        await client.post("/x", b"{}")
+        await client.close()
+
+    asyncio.run(work())
+    assert len(counting.connections) == 2 and len(counting.requests) == 4
+
+
+def test_what_got_no_answer_is_not_sent_again() -> None:
+    """Its Binding may have been carried out."""
+    with server([]) as endpoint, pytest.raises(ApiUnreachable, match="ended before the answer did"):
+        post(endpoint)
+
+
+def test_an_answer_that_comes_too_late_is_nobody_elses(counting: Counting) -> None:
+    """A connection whose request was given up must not answer the next one."""
+    late = [HEAD + b"Content-Length: 2\r\n\r\n", b"ok"]
+    with server(late, pause=0.5, stay=True) as endpoint:
+
+        async def work() -> None:
+            client = AsyncClient(endpoint, timeout=0.2)
+            for _ in range(2):
+                with pytest.raises(ApiUnreachable):
+                    await client.post("/x", b"{}")
+            assert client._kept() is None
+            await client.close()
+
+        asyncio.run(work())
+
+
+def test_many_at_once_have_a_connection_each(counting: Counting) -> None:
+    async def work() -> None:
+        client = AsyncClient(counting.endpoint)
+        await asyncio.gather(*(client.post("/x", b"{}") for _ in range(8)))
+        await client.close()
+
+    asyncio.run(work())
+    assert len(counting.requests) == 8 and len(counting.connections) == 8
