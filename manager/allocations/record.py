@@ -24,7 +24,7 @@ class Held:
         return cls(len(ids), hashlib.blake2s("\n".join(ids).encode(), digest_size=10).hexdigest())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Allocation:
     """One container's share as handed to kubelet.
 

@@ -7,7 +7,10 @@ import uuid as uuids
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from manager.allocations.record import Allocation
 from vcuda.spec.names import Names
+from vcuda.spec.placement import CardShare
+from vcuda.spec.request import Kind
 
 NAMES = Names()
 DEADLINE_S = 20.0
@@ -29,6 +32,27 @@ def container(name: str, cores: object, blocks: object = None, **more: Any) -> d
     if blocks is not None:
         limits[NAMES.memory] = str(blocks)
     return {"name": name, "resources": {"limits": limits}, **more}
+
+
+def allocation(*shares: CardShare, **more: Any) -> Allocation:
+    """What the daemon has booked for a container of its own pod "u"; `more`: fields that are other than those of an ordinary share."""
+    cores = sum(share.cores for share in shares)
+    usual: dict[str, Any] = {
+        "pod_uid": "u",
+        "namespace": "default",
+        "pod_name": "p",
+        "container": "c",
+        "kind": Kind.APP,
+        "cores": cores,
+        "memory_blocks": sum(share.memory_blocks for share in shares),
+        "core_limit": cores,
+        "priority": "normal",
+        "shares": shares,
+        "minors": {share.uuid: 0 for share in shares},
+        "region": "",
+        "mirror": "",
+    }
+    return Allocation(**usual | more)
 
 
 def pod(

@@ -12,15 +12,14 @@ import pytest
 from manager.allocate import find_pod as admission_module
 from manager.allocate.find_pod import PodFinder, Presence
 from manager.allocations.accounting import AllocationIndex
-from manager.allocations.record import Allocation, Held
+from manager.allocations.record import Held
 from manager.errors import Refusal
 from manager.kube.api import Kube
 from manager.kubelet.pods import KubeletPods
 from manager.kubelet.records import CHECKPOINT_FILE, Entry, PodResources, RecordsError
-from tests.manager.manager_pods import NAMES, container, pod
+from tests.manager.manager_pods import NAMES, allocation, container, pod
 from vcuda.kube.errors import ApiError, ApiUnreachable
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 FAR = 1e12  # a deadline
 
@@ -68,9 +67,7 @@ def checkpoint(directory: Path, *rows: tuple[str, str, str, int]) -> None:
 
 def booked(uid: str, *resources: str) -> AllocationIndex:
     held = {resource: Held(1, resource) for resource in resources}
-    share = (CardShare("GPU-0", 30, 10),)
-    item = Allocation(uid, "default", uid, "c", Kind.APP, 30, 10, 30, "normal", share, {}, "/r", "/m", held)
-    return AllocationIndex([item])
+    return AllocationIndex([allocation(CardShare("GPU-0", 30, 10), pod_uid=uid, pod_name=uid, held=held)])
 
 
 A, B = (pod(name, container("c", 30, 10), uid=name) for name in "ab")

@@ -15,13 +15,13 @@ from manager.allocations.record import Allocation
 from manager.audit.memory import Auditor, compare
 from manager.audit.owners import Owners
 from manager.cards.driver import CardProcess
+from tests.manager import manager_pods
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from vcuda.region import CardUsage, ProcessUsage, Usage
 from vcuda.sim import Machine
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 MIB = 2**20
 CARD = "GPU-1"
@@ -32,9 +32,8 @@ def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
     region = directory / uid / name
     region.mkdir(parents=True)
     (region / "limits").touch()
-    shares = (CardShare(CARD, 10, 4),)
-    return Allocation(
-        uid, "default", uid, name, Kind.APP, 10, 4, 10, "normal", shares, {CARD: 0}, str(region), ""
+    return manager_pods.allocation(
+        CardShare(CARD, 10, 4), pod_uid=uid, pod_name=uid, container=name, region=str(region)
     )
 
 

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from manager.allocations.record import Allocation
 from manager.audit import shim_bypass
 from manager.audit.memory import Auditor
 from manager.audit.owners import Owners
 from manager.audit.shim_bypass import LASTING_LOOKS, BypassWatch
 from manager.cards.driver import CardProcess
 from manager.container import driver_dir
+from tests.manager.manager_pods import allocation
 from tests.manager.manager_proc import Proc, group
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 CARD = "GPU-1"
 UID = "a2345678-1234-1234-1234-123456789abc"
@@ -52,9 +51,13 @@ class Scene:
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(LIBC, path)
-        shares = (CardShare(CARD, 10, 4),)
-        self.item = Allocation(
-            UID, "default", "pod", "c", Kind.APP, 10, 4, 10, "normal", shares, {CARD: 7}, "/none", str(driver)
+        self.item = allocation(
+            CardShare(CARD, 10, 4),
+            pod_uid=UID,
+            pod_name="pod",
+            minors={CARD: 7},
+            region="/none",
+            mirror=str(driver),
         )
         self.owner = Everybody(self.item.key)
         self.told: list[tuple[str, str]] = []

@@ -18,11 +18,11 @@ from manager.allocations.record import Allocation
 from manager.audit.device_cgroups import Watcher, missing
 from manager.audit.owners import Owners
 from manager.regions.storage import Storage
+from tests.manager import manager_pods
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_proc import Proc
 from tests.manager.manager_support import Node
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 NEEDED = {"/dev/nvidiactl": (195, 255), "/dev/nvidia0": (195, 0), "/dev/nvidia-uvm": (237, 0)}
 DEFAULTS = "c 1:3 rwm\nb 7:* m\nc 136:* rwm\n"
@@ -49,10 +49,7 @@ def allocation(directory: Path, uid: str) -> Allocation:
     region = directory / "regions" / uid / "c"
     region.mkdir(parents=True)
     (region / "limits").touch()
-    shares = (CardShare("GPU-1", 10, 4),)
-    return Allocation(
-        uid, "default", uid, "c", Kind.APP, 10, 4, 10, "normal", shares, {"GPU-1": 0}, str(region), ""
-    )
+    return manager_pods.allocation(CardShare("GPU-1", 10, 4), pod_uid=uid, pod_name=uid, region=str(region))
 
 
 class Tree:

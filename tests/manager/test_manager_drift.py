@@ -20,7 +20,7 @@ from manager.cards.driver import CardProcess, DriverError, ProcessUtilization
 from manager.cards.nvml import open_driver
 from manager.config.reader import parse
 from manager.errors import StartError
-from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_pods import NAMES, allocation, container, eventually, pod
 from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from vcuda import region
@@ -28,7 +28,6 @@ from vcuda.driver.root import HostRoot
 from vcuda.region import CardUsage, Usage
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 CARD = "GPU-1"
 UID = "a2345678-1234-1234-1234-123456789abc"
@@ -42,10 +41,7 @@ class World:
         folder = directory / UID / "c"
         folder.mkdir(parents=True)
         (folder / "limits").touch()
-        shares = (CardShare(CARD, 30, 4),)
-        self.item = Allocation(
-            UID, "default", "p", "c", Kind.APP, 30, 4, 30, "normal", shares, {CARD: 0}, str(folder), ""
-        )
+        self.item = allocation(CardShare(CARD, 30, 4), pod_uid=UID, region=str(folder))
         self.proc = directory / "proc"
         self.now = 1000.0
         self.gpu_ns = 0

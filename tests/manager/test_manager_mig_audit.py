@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from manager.allocations.record import Allocation
 from manager.audit.shim_bypass import BypassWatch
 from manager.cards.driver import CardProcess
 from manager.cards.nvml import open_driver
-from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_pods import NAMES, allocation, container, eventually, pod
 from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 MIB = 2**20
 CLIENT = """
@@ -147,21 +145,7 @@ def test_a_process_counts_on_the_instance_that_the_driver_names_and_else_on_all_
     driver = tmp_path / "driver"
     (driver / "lib64").mkdir(parents=True)
     (driver / "lib64/libcuda.so.1").touch()
-    item = Allocation(
-        "u",
-        "n",
-        "p",
-        "c",
-        Kind.APP,
-        10,
-        4,
-        10,
-        "normal",
-        shares,
-        dict.fromkeys(uuids, 3),
-        "/none",
-        str(driver),
-    )
+    item = allocation(*shares, minors=dict.fromkeys(uuids, 3), mirror=str(driver))
     process = tmp_path / "proc/5"
     (process / "fd").mkdir(parents=True)
     (process / "fd/3").symlink_to("/dev/nvidia3")

@@ -14,7 +14,7 @@ from manager.audit import overhead
 from manager.audit.overhead import Overhead
 from manager.audit.owners import Owners
 from manager.cards.driver import CardProcess
-from tests.manager.manager_pods import container, eventually, pod
+from tests.manager.manager_pods import allocation, container, eventually, pod
 from tests.manager.manager_proc import Proc, group
 from tests.manager.manager_support import Node
 from tests.support.share import MIB, Share, lay_out
@@ -22,7 +22,6 @@ from vcuda import region
 from vcuda._build import native
 from vcuda.sim import Machine
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 GIB = 1 << 30
 UID = "a2345678-1234-1234-1234-123456789abc"
@@ -189,10 +188,7 @@ def item(tmp_path: Path) -> Allocation:
     directory = tmp_path / "region"
     directory.mkdir()
     region.create(directory, [region.CardLimit("GPU-1", 0, GIB, 30, 30)])
-    shares = (CardShare("GPU-1", 30, 4),)
-    return Allocation(
-        UID, "default", "a", "c", Kind.APP, 30, 4, 30, "normal", shares, {"GPU-1": 0}, str(directory), ""
-    )
+    return allocation(CardShare("GPU-1", 30, 4), pod_uid=UID, pod_name="a", region=str(directory))
 
 
 def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_path: Path) -> None:
@@ -237,24 +233,7 @@ def test_files_are_looked_for_when_somebody_came_or_a_file_went(
 ) -> None:
     """Not every second: that would be most of an idle node's work."""
     monkeypatch.setattr(overhead, "_FOLLOW_S", 0.02)
-    items = [
-        Allocation(
-            f"u{number}",
-            "n",
-            "p",
-            "c",
-            Kind.APP,
-            10,
-            4,
-            10,
-            "normal",
-            (),
-            {},
-            str(tmp_path / f"{number}"),
-            "",
-        )
-        for number in range(2)
-    ]
+    items = [allocation(pod_uid=f"u{number}", region=str(tmp_path / f"{number}")) for number in range(2)]
     for item in items:
         Path(item.region).mkdir()
         (Path(item.region) / "usage").touch()

@@ -11,11 +11,11 @@ from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
 from manager.audit.owners import Owners, Place, place_of
 from manager.cards.driver import CardProcess, NodeCard
+from tests.manager import manager_pods
 from tests.manager.manager_proc import Proc, group
 from vcuda.region import ProcessUsage, Usage
 from vcuda.spec.inventory import Card
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import Kind
 
 CARD = "GPU-1"
 MINE, VICTIM, STATIC = (f"{digit}2345678-1234-1234-1234-123456789abc" for digit in "abc")
@@ -26,9 +26,8 @@ def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
     region = directory / "regions" / uid / name
     region.mkdir(parents=True)
     (region / "limits").touch()
-    shares = (CardShare(CARD, 10, 4),)
-    return Allocation(
-        uid, "default", uid, name, Kind.APP, 10, 4, 10, "normal", shares, {CARD: 0}, str(region), ""
+    return manager_pods.allocation(
+        CardShare(CARD, 10, 4), pod_uid=uid, pod_name=uid, container=name, region=str(region)
     )
 
 

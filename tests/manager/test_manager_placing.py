@@ -14,6 +14,7 @@ from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation, Held
 from manager.kubelet import device_ids
 from manager.regions.regions import Neighbours
+from tests.manager.manager_pods import allocation
 from vcuda.spec.errors import DoesNotFit
 from vcuda.spec.fit import CardState
 from vcuda.spec.inventory import Card
@@ -122,8 +123,8 @@ def test_booking_never_exceeds_a_card(pods: list[tuple[int, Kind, int]]) -> None
             shares = choose_cards.choose(request(), container, states)
         except DoesNotFit:
             continue
-        allocations[uid, container.name] = Allocation(
-            uid, "n", "p", container.name, kind, cores, 1, cores, "normal", shares, {}, "", ""
+        allocations[uid, container.name] = allocation(
+            *shares, pod_uid=uid, container=container.name, kind=kind, cores=cores, memory_blocks=1
         )
     for cores, blocks in accounting.booked(allocations.values()).values():
         assert cores <= 100 and blocks <= 32
@@ -154,7 +155,7 @@ def test_the_index_says_what_counting_anew_says(
             del index[uid, name], plain[uid, name]
         else:
             shares = tuple(CardShare(uuid, cores, 2) for uuid in sorted(cards))
-            item = Allocation(uid, "n", "p", name, kind, cores, 2, cores, "normal", shares, {}, "", "")
+            item = allocation(*shares, pod_uid=uid, container=name, kind=kind)
             for resource in held:
                 item = item.with_held(resource, Held(cores, ""))
             index[uid, name] = plain[uid, name] = item
@@ -175,7 +176,7 @@ def test_the_index_says_what_counting_anew_says(
 def test_who_has_company_on_a_card() -> None:
     def at(pod_uid: str, name: str, kind: Kind, *uuids: str) -> Allocation:
         shares = tuple(CardShare(uuid, 10, 1) for uuid in uuids)
-        return Allocation(pod_uid, "n", "p", name, kind, 10, 1, 10, "normal", shares, {}, "", "")
+        return allocation(*shares, pod_uid=pod_uid, container=name, kind=kind)
 
     prepare, app = at("1", "prepare", Kind.INIT, "A"), at("1", "app", Kind.APP, "A")
     assert not Neighbours([prepare, app]).shared(prepare) and not Neighbours([prepare, app]).shared(app)
