@@ -231,6 +231,51 @@ answer(results)
     assert answered == [0, 0, 2, 2, 2]
 
 
+def test_a_library_is_charged_in_the_context_of_the_stream_in_which_its_kernel_is_launched(
+    both: Share,
+) -> None:
+    answered = within(
+        both,
+        """
+first, second = begin(), P()
+text = b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .global .align 4 .b8 big[314572800];\\n.visible .entry k() { ret; }\\n\\0"
+one = stream()
+ok("cuCtxCreate_v2", ref(second), 0, 1)
+library = made("cuLibraryLoadData", text, None, None, 0, None, None, 0)
+kernel = made("cuLibraryGetKernel", library, b"k")
+there = free()
+result = call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, one, None, None)
+ok("cuCtxSetCurrent", first)
+here = free()
+ok("cuLibraryUnload", library)
+after = free()
+ok("cuCtxSetCurrent", second)
+answer([result, there, here, after, free()])
+""",
+    )
+    assert answered == [0, 659, 657, 958, 960]
+
+
+def test_a_library_is_charged_in_the_context_for_which_a_function_is_asked(share: Share) -> None:
+    answered = within(
+        share,
+        """
+begin()
+text = b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .global .align 4 .b8 big[209715200];\\n.visible .entry k() { ret; }\\n\\0"
+kernel = made("cuLibraryGetKernel", made("cuLibraryLoadData", text, None, None, 0, None, None, 0), b"k")
+results = []
+for _ in range(5):
+    context, function = P(), P()
+    if call("cuCtxCreate_v2", ref(context), 0, 0):
+        break
+    result = call("cuKernelGetFunction", ref(function), kernel)
+    results.append([result, call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None) if result == 0 else 0])
+answer(results)
+""",
+    )
+    assert answered == [[0, 0], [0, 0], [2, 0], [2, 0], [2, 0]]
+
+
 def test_destroyed_pools_are_charged_what_they_keep(share: Share) -> None:
     answered = within(
         share,

@@ -336,28 +336,43 @@ static enum vc_table_edit add_context(void *record, void *context)
     return VC_TABLE_KEEP;
 }
 
-/* The library's variables are loaded into the current context, or about to be. */
-static CUresult enter_context(CUlibrary handle)
+/* The library's variables are loaded into a context, or about to be. */
+static CUresult enter(CUlibrary handle, CUcontext context, int card)
 {
     struct library library;
-    CUcontext context = NULL;
     struct vc_charge charge;
-    struct vc_region *region = vc_region_get();
-    if (region->state == VC_REGION_DAMAGED || !vc_table_get(&libraries, (uint64_t)(uintptr_t)handle, &library) ||
-        library.bytes == 0 || vc_card_of_current(region, &context) < 0)
+    if (card < 0 || !vc_table_get(&libraries, (uint64_t)(uintptr_t)handle, &library) || library.bytes == 0)
         return CUDA_SUCCESS;
     context = vc_context_owner(context);
     uint64_t key = key_in(library.key, context);
     struct vc_allocation charged;
     if (vc_account_get(key, &charged))
         return CUDA_SUCCESS;
-    CUresult result = vc_charge_current(&charge, library.bytes);
+    CUresult result = vc_charge_cards(&charge, 1u << card, library.bytes);
     if (result != CUDA_SUCCESS)
         return result;
+    charge.context = context;
     if (!vc_charge_keep_opaque(&charge, (const void *)(uintptr_t)key))
         return CUDA_ERROR_OUT_OF_MEMORY;
     vc_table_edit(&libraries, library.key, false, add_context, context);
     return CUDA_SUCCESS;
+}
+
+static CUresult enter_context(CUlibrary handle)
+{
+    CUcontext context = NULL;
+    int card = vc_card_of_current(vc_region_get(), &context);
+    return enter(handle, context, card);
+}
+
+/* Work in a stream is work in its context, whichever is current. */
+static CUresult enter_of_stream(CUlibrary handle, CUstream stream)
+{
+    CUdevice device;
+    CUcontext context;
+    if (!vc_stream_device(stream ? stream : CU_STREAM_LEGACY, &device, &context))
+        return CUDA_SUCCESS;
+    return enter(handle, context, vc_card_of_device(vc_region_get(), device));
 }
 
 /* Give back what its variables took in all contexts. */
@@ -400,7 +415,7 @@ CUresult vc_launch_pay_first(CUfunction function, CUstream stream)
 {
     struct kernel kernel;
     bool of_library = vc_table_get(&kernels, (uint64_t)(uintptr_t)function, &kernel);
-    CUresult result = of_library ? enter_context(kernel.library) : CUDA_SUCCESS;
+    CUresult result = of_library ? enter_of_stream(kernel.library, stream) : CUDA_SUCCESS;
     return result != CUDA_SUCCESS ? result : vc_frame_pay(function, stream, of_library);
 }
 
@@ -467,4 +482,12 @@ CUresult vc_hook_cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const c
     if (result == CUDA_SUCCESS)
         remember_kernel(*kernel, library);
     return result;
+}
+
+/* The function is the current context's own, so the code comes there. */
+CUresult vc_hook_cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    struct kernel known;
+    CUresult result = vc_table_get(&kernels, (uint64_t)(uintptr_t)kernel, &known) ? enter_context(known.library) : CUDA_SUCCESS;
+    return result != CUDA_SUCCESS ? result : vc_real.cuKernelGetFunction(function, kernel);
 }
