@@ -17,7 +17,7 @@ from vcuda.kube.objects import checked
 
 MAX_PRIORITY = 10  # MaxExtenderPriority
 EXPLAINED_NODES = (
-    1000  # a success with more candidates does not list those that were not chosen: nobody reads them
+    100  # a success with more candidates does not list those that were not chosen: nobody reads them
 )
 
 _LABELS = ["" if reason is None else str(reason) for reason in ROW_CODES]
