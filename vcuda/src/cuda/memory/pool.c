@@ -333,7 +333,7 @@ static bool look_at(struct pool *pool)
     if (pool->is_destroyed)
         vc_meter_trim(&pool->meter);
     bool settled = vc_meter_settle(&pool->meter, &reading);
-    if (pool->is_destroyed && pool->handle && reading.used == 0) {
+    if (pool->is_destroyed && pool->handle && reading.used == 0 && reading.reserved == 0) {
         end_pool(pool);
         return false;
     }
@@ -444,12 +444,18 @@ static void replace_as_current(CUmemoryPool handle)
 
 CUresult vc_hook_cuMemPoolDestroy(CUmemoryPool handle)
 {
-    uint64_t used = 0, none = 0;
+    uint64_t none = 0;
     struct pool *pool = find(handle);
     struct known_pool old;
+    struct vc_reading reading = {0};
     if (pool && pool->is_destroyed)
         return CUDA_ERROR_INVALID_VALUE;
-    if (pool && pool->is_ours_to_destroy && attribute(handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) && used > 0) {
+    if (pool && pool->is_ours_to_destroy) {
+        vc_meter_trim(&pool->meter);
+        pool->meter.read(&pool->meter, &reading);
+    }
+    /* What is freed in a stream that has not got there is on the card, whether the driver counts it as used or not. */
+    if (reading.reserved > 0) {
         pool->is_destroyed = true;
         replace_as_current(handle);
         if (vc_real.cuMemPoolSetAttribute)
