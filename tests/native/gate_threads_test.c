@@ -9,6 +9,7 @@
 #include "gate/gate.h"
 #include "gate/lane.h"
 #include "base/atomic.h"
+#include "region/abandoned.h"
 #include "arbiter/native.h"
 
 enum {
@@ -134,6 +135,17 @@ static void settle(struct process *process, const struct ending *ending)
     vc_gate_notify(&process->gate);
 }
 
+/* Much sooner than helpers do it: as if the sibling stood still. What is charged for it so is settled by itself. */
+static void look_after_siblings(struct process *process)
+{
+    const struct vc_turns *turns = &process->gate.turns;
+    struct container *container = process >= containers[1].processes ? &containers[1] : &containers[0];
+    uint32_t other = 1 - turns->own;
+    uint64_t now = vc_now_ns();
+    if (vc_load(&container->usage->slots[other].cards[0].predicted_finish_ns) + 300000 < now)
+        vc_gate_owe(&process->gate, vc_abandoned_take(container->limits, container->usage, 0, other, now, false));
+}
+
 static void *helper(void *argument)
 {
     struct process *process = argument;
@@ -151,6 +163,8 @@ static void *helper(void *argument)
             return NULL;
         if (waiting)
             vc_gate_overdue(&process->gate, vc_now_ns(), ending.to_ns);
+        vc_gate_rest(&process->gate, vc_now_ns());
+        look_after_siblings(process);
         vc_sleep_ns(50000);
     }
 }
@@ -197,6 +211,7 @@ static void make(struct container *container)
                      &container->usage->slots[slot].cards[0]);
         process->gate.turns =
             (struct vc_turns){usage, container->usage->slots, &container->usage->slot_high_water, 0, slot, 0};
+        process->gate.watched = true;
         pthread_mutex_init(&process->mutex, NULL);
     }
 }
