@@ -48,6 +48,8 @@ QUICK = (
     "new_streams",
     "threads_48",
     "killed_in_mid_kernel",
+    "stopped_after_launch",
+    "copies_peer",
 )
 
 

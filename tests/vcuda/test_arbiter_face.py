@@ -198,9 +198,12 @@ def test_each_of_many_resting_tenants_is_heard(tmp_path: Path) -> None:
         got = []
         for folder in folders[5::10]:
             tenant = Tenant(folder)
-            # Whom nobody hears is looked at every 20 ms: half of these would end unseen.
-            tenant.wait_for(10_000_000)
-            time.sleep(0.05)
+            # Whom nobody hears is looked at every 20 ms: half of these would end unseen, and a quarter where the machine was busy once.
+            for _ in range(2):
+                tenant.wait_for(10_000_000)
+                time.sleep(0.05)
+                if tenant.holds():
+                    break
             got.append(tenant.holds())
     assert sum(got) >= len(got) - 2, got
 
