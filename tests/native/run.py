@@ -64,6 +64,7 @@ PROGRAMS = {
     "table": Program(("table_test.c",)),
     "quota_threads": Program(("quota_threads_test.c",)),
     "quota_processes": Program(("quota_processes_test.c",)),
+    "scheduler_names": Program(("scheduler_names_test.c",), ("scheduler/*",)),
     "slot": Program(("slot_test.c",)),
     "slot_exit": Program(("slot_exit_test.c",)),
     "slot_many": Program(("slot_many_test.c",)),
@@ -88,7 +89,7 @@ def compile_command(program: Program, sanitizer: str, output: Path) -> list[str]
         *(f"-I{path}" for path in INCLUDES),
         *("-o", str(output)),
         *(str(path) for path in program.files()),
-        *("-lpthread", "-ldl"),
+        *("-lpthread", "-ldl", "-lm"),
     ]
 
 
