@@ -1,0 +1,152 @@
+"""The HTTP/1.1 server by itself: order, ends of connections, odd requests, and an end that waits for what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from scheduler_ext.http import server as servers
+from scheduler_ext.http.server import Answer, Request, error
+
+Work = Callable[[asyncio.StreamReader, asyncio.StreamWriter, servers.Server], Awaitable[None]]
+
+
+class Application:
+    """`/slow` answers later; `/broken` and `/broken-later` raise; all else answers path, query and body."""
+
+    body_bytes, body_seconds = 1000, 5.0
+
+    def refuse(self, method: str, *_: object) -> Answer | None:
+        return error(405, "no", close=True) if method == "PUT" else None
+
+    def answer(self, request: Request) -> Answer | Awaitable[Answer]:
+        if request.path == "/broken":
+            raise RuntimeError("x")
+        if request.path in ("/slow", "/broken-later"):
+            return self._later(request)
+        return Answer(200, f"{request.path}|{request.query}|".encode() + request.body, "text/plain")
+
+    async def _later(self, request: Request) -> Answer:
+        await asyncio.sleep(0.1)
+        if request.path == "/broken-later":
+            raise RuntimeError("x")
+        return Answer(200, b"slow")
+
+
+def serve(work: Work) -> None:
+    async def whole() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = listener.getsockname()
+        server = servers.Server(cast(Any, Application()), listener)
+        task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection(*address)
+        async with asyncio.timeout(10):
+            await work(reader, writer, server)
+            writer.close()
+            server.stop()
+            await task
+        assert not server.connections
+
+    asyncio.run(whole())
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+    return int(head[9:12]), await reader.readexactly(size), head
+
+
+def post(path: str, body: bytes = b"", more: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b" % (
+        path.encode(),
+        more,
+        len(body),
+        body,
+    )
+
+
+def test_requests_sent_ahead_are_answered_in_order() -> None:
+    async def work(reader: Any, writer: Any, _: Any) -> None:
+        writer.write(post("/slow") + post("/a?b=c", b"1") + post("/slow") + post("/d%20e", b"2"))
+        bodies = [(await answer(reader))[1] for _ in range(4)]
+        assert bodies == [b"slow", b"/a|b=c|1", b"slow", b"/d e||2"]
+
+    serve(work)
+
+
+def test_too_many_requests_sent_ahead_end_the_connection() -> None:
+    async def work(reader: Any, writer: Any, _: Any) -> None:
+        writer.write(post("/slow") + 20 * post("/a"))
+        assert b"ahead of their answers" in await reader.read()
+
+    serve(work)
+
+
+def test_a_client_may_ask_whether_its_body_is_wanted() -> None:
+    async def work(reader: Any, writer: Any, _: Any) -> None:
+        writer.write(post("/a", b"", b"expect: 100-continue\r\n").replace(b"length: 0", b"length: 2"))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hi")
+        assert (await answer(reader))[:2] == (200, b"/a||hi")
+
+    serve(work)
+
+
+def test_who_wants_the_connection_to_end_gets_that_and_older_clients_too() -> None:
+    for request in (post("/a", b"", b"connection: close\r\n"), b"GET /a HTTP/1.0\r\n\r\n"):
+
+        async def work(reader: Any, writer: Any, _: Any, request: bytes = request) -> None:
+            writer.write(request)
+            status, _body, head = await answer(reader)
+            assert status == 200 and b"connection: close" in head and await reader.read() == b""
+
+        serve(work)
+
+
+def test_an_error_of_ours_is_told_and_ends_nothing() -> None:
+    async def work(reader: Any, writer: Any, _: Any) -> None:
+        for path in ("/broken", "/broken-later"):
+            writer.write(post(path))
+            status, body, _head = await answer(reader)
+            assert status == 500 and b"log" in body
+        writer.write(post("/a"))
+        assert (await answer(reader))[0] == 200
+
+    serve(work)
+
+
+def test_what_is_refused_by_its_head_is_not_read() -> None:
+    async def work(reader: Any, writer: Any, _: Any) -> None:
+        writer.write(b"PUT /a HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+        assert (await answer(reader))[0] == 405 and await reader.read() == b""
+
+    serve(work)
+
+
+def test_what_is_no_http_gets_400() -> None:
+    for noise in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",
+        b"GET\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    ):
+
+        async def work(reader: Any, writer: Any, _: Any, noise: bytes = noise) -> None:
+            writer.write(noise)
+            assert (await answer(reader))[0] == 400 and await reader.read() == b""
+
+        serve(work)
+
+
+def test_the_end_waits_for_an_answer_under_way() -> None:
+    async def work(reader: Any, writer: Any, server: Any) -> None:
+        writer.write(post("/slow"))
+        await asyncio.sleep(0.03)
+        server.stop()
+        status, body, head = await answer(reader)
+        assert (status, body) == (200, b"slow") and b"connection: close" in head
+
+    serve(work)
