@@ -213,7 +213,13 @@ class Daemon:
             owners=self.owners,
         )
         stack.callback(self.drift.stop)
-        self.cgroups = Watcher(self.settings.cgroup_root, self._device_numbers, tell, self.owners)
+        self.cgroups = Watcher(
+            self.settings.cgroup_root,
+            self.settings.virtual_manager_path / "asked-nodes",
+            self._device_numbers,
+            tell,
+            self.owners,
+        )
 
     def _make_housekeeping(self, stack: contextlib.ExitStack, kube: Kube | None) -> None:
         # A client of its own: the other one closes its channel on errors, under calls of the allocator's threads.

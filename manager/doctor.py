@@ -13,6 +13,8 @@ from pathlib import Path
 from manager.cards import device_nodes, nvml
 from manager.cards.device_nodes import NodeProblem
 from manager.cards.driver import DriverError, NullDriver
+from manager.cgroups import devices
+from manager.cgroups.devices import Unwatched
 from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.kube import api
@@ -194,13 +196,11 @@ def _host(settings: Settings) -> Iterator[Check]:
         yield Check("regions", verdict, f"{settings.virtual_manager_path}: {kind} ({chosen.why})")
     except StartError as error:
         yield Check("regions", Verdict.FAIL, str(error))
-    if (settings.cgroup_root / "devices/cgroup.procs").exists():
-        yield Check("device cgroups", Verdict.OK, f"{settings.cgroup_root}/devices")
-    else:
-        why = "control groups v2 do not show a container's devices"
-        if not (settings.cgroup_root / "cgroup.controllers").exists():
-            why = f"there are none at {settings.cgroup_root}; mount the host's, or set --cgroup-root"
-        yield Check("device cgroups", Verdict.WARN, f"not watched: {why}")
+    try:
+        machine = devices.of_machine(settings.cgroup_root, settings.virtual_manager_path)
+        yield Check("device cgroups", Verdict.OK, f"{machine.base}, {machine.version}")
+    except Unwatched as error:
+        yield Check("device cgroups", Verdict.WARN, f"not watched: {error}")
     # Kernel threads are visible in the host's PID namespace only; PID 2 is their parent there.
     if Path("/proc/2/comm").exists() and Path("/proc/2/comm").read_text().strip() == "kthreadd":
         yield Check("host's PIDs", Verdict.OK, "visible")

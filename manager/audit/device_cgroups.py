@@ -2,8 +2,7 @@
 
 An update of a container rewrites its device cgroup from its configuration; whatever was added behind the runtime's back is gone then, and
 `open` of the card fails from that moment. Our containers list their devices, so it must not happen; where it does, it is told and, by
-`--device-cgroup-policy=restore`, undone. Control groups v1 show a container's devices in `devices.list`; of v2 the kernel shows nothing
-(a program decides there), which is said once.
+`--device-cgroup-policy=restore`, undone.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from pathlib import Path
 from manager.allocations.record import Allocation
 from manager.audit.consequences import Tell
 from manager.audit.owners import POD_GROUP, Key, Owners, plain
+from manager.cgroups import devices
+from manager.cgroups.bpf import Number
+from manager.cgroups.devices import CannotTell, Devices, Unwatched
 from manager.process.logs import Conditions
 
 # Kubelet nests: root, quality of service, pod, container.
 _DEPTH = 4
-_NEEDED = frozenset("rw")
 
 log = logging.getLogger(__name__)
-
-# (major, minor) of a character device
-Number = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -39,40 +37,22 @@ class Watch:
     lost: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
 
 
-def missing(listed: str, needed: Mapping[str, Number]) -> tuple[str, ...]:
-    """Which of the `needed` nodes (path to number) a `devices.list` does not grant for reading and writing.
-
-    Lines are `type major:minor access`, any number may be `*`; type `a` is every device (kernel, cgroup-v1/devices).
-    """
-    granted: dict[tuple[str, str], set[str]] = {}
-    for line in listed.splitlines():
-        words = line.split()
-        if len(words) != 3 or words[0] not in ("a", "c"):
-            continue
-        numbers = ("*:*" if words[0] == "a" else words[1]).partition(":")
-        granted.setdefault((numbers[0], numbers[2]), set()).update(words[2])
-    found = []
-    for path, number in needed.items():
-        major, minor = map(str, number)
-        names = ((major, minor), (major, "*"), ("*", minor), ("*", "*"))
-        access = {right for name in names for right in granted.get(name, ())}
-        if not access >= _NEEDED:
-            found.append(path)
-    return tuple(found)
-
-
 class Watcher:
     """Looks when asked, tells a loss once, and what came back once more."""
 
     def __init__(
         self,
         root: Path,
+        nodes: Path,
         numbers: Callable[[Allocation], Mapping[str, Number]],
         tell: Tell,
         owners: Owners,
     ) -> None:
-        """`root`: where control groups are mounted. `numbers`: a container's device nodes; `tell(allocation, reason, message)`."""
-        self._root = root
+        """`root`: where control groups are mounted. `nodes`: a folder of ours for device nodes, on a machine with version 2.
+
+        `numbers`: a container's device nodes; `tell(allocation, reason, message)`.
+        """
+        self._root, self._nodes = root, nodes
         self._numbers = numbers
         self._tell = tell
         self._owners = owners
@@ -84,15 +64,15 @@ class Watcher:
 
     def look(self, allocations: Sequence[Allocation], *, restore: bool) -> None:
         """Look at every running container once. Never raises."""
-        base = self._root / "devices"
-        why = self._unreadable(base)
-        if why:
+        try:
+            machine = devices.of_machine(self._root, self._nodes)
+        except Unwatched as error:
             if allocations:
-                self._conditions.set("cgroups", f"device cgroups are not watched: {why}")
-            self.watch = Watch(False, why)
+                self._conditions.set("cgroups", f"device cgroups are not watched: {error}")
+            self.watch = Watch(False, str(error))
             return
         self._conditions.clear("cgroups", "device cgroups can be read again")
-        self._find(base, allocations)
+        self._find(machine.base, allocations)
         lost: dict[Key, tuple[str, ...]] = {}
         looked_at = 0
         for item in allocations:
@@ -100,26 +80,27 @@ class Watcher:
             if folder is None:
                 continue
             try:
-                found = missing((folder / "devices.list").read_text(), self._numbers(item))
+                found = machine.lost(folder, self._numbers(item))
             except OSError:
                 self._folders.pop(item.key, None)  # the container has ended
                 continue
+            except CannotTell as error:
+                self._conditions.set(
+                    f"ask {item.key}", f"{item.name}: nobody knows what it may open: {error}"
+                )
+                if item.key in self._told:
+                    lost[item.key] = self._told[item.key]
+                continue
+            self._conditions.clear(f"ask {item.key}")
             looked_at += 1
             if found and restore:
-                found = self._restore(item, folder, found)
+                found = self._restore(machine, item, folder, found)
             if found:
                 lost[item.key] = found
                 if self._told.get(item.key) != found:
                     self._say(item, "DevicesLost", found, "can no longer open")
         self._told = lost
         self.watch = Watch(True, "", looked_at, lost)
-
-    def _unreadable(self, base: Path) -> str:
-        if (base / "devices.list").exists() or (base / "cgroup.procs").exists():
-            return ""
-        if (self._root / "cgroup.controllers").exists():
-            return "control groups v2 do not show which devices a container may open"
-        return f"there is no {base}; mount the host's control groups there, or set --cgroup-root"
 
     def _say(self, item: Allocation, reason: str, nodes: Sequence[str], what: str) -> None:
         message = f"container {item.container} {what} {', '.join(nodes)}"
@@ -131,16 +112,15 @@ class Watcher:
         log.warning("%s: %s", item.name, message)
         self._tell(item, reason, message)
 
-    def _restore(self, item: Allocation, folder: Path, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    def _restore(
+        self, machine: Devices, item: Allocation, folder: Path, nodes: tuple[str, ...]
+    ) -> tuple[str, ...]:
         """Allow the nodes again; returns those that could not be."""
         numbers = self._numbers(item)
         try:
-            for path in nodes:
-                major, minor = numbers[path]
-                with (folder / "devices.allow").open("w") as file:
-                    file.write(f"c {major}:{minor} rw")
-            left = missing((folder / "devices.list").read_text(), numbers)
-        except OSError as error:
+            machine.allow(folder, [numbers[path] for path in nodes])
+            left = machine.lost(folder, numbers)
+        except (OSError, CannotTell) as error:
             self._conditions.set(f"restore {item.key}", f"{item.name}: cannot restore its devices: {error}")
             return nodes
         self._conditions.clear(f"restore {item.key}")
@@ -155,7 +135,7 @@ class Watcher:
         self._folders = {
             item.key: folder
             for item in allocations
-            if (folder := self._folders.get(item.key)) is not None and (folder / "devices.list").exists()
+            if (folder := self._folders.get(item.key)) is not None and (folder / "cgroup.procs").exists()
         }
         unknown = [item for item in allocations if item.key not in self._folders]
         if not unknown:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
+import stat
+import struct
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from manager.allocations.record import Allocation
-from manager.audit.device_cgroups import Watcher, missing
+from manager.audit.device_cgroups import Watcher
 from manager.audit.owners import Owners
+from manager.cgroups import bpf
+from manager.cgroups.devices import CannotTell, Probed, missing
 from manager.regions.storage import Storage
 from tests.manager import manager_pods
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_proc import Proc
 from tests.manager.manager_support import Node
+from vcuda import device_access
 from vcuda.spec.placement import CardShare
 
 NEEDED = {"/dev/nvidiactl": (195, 255), "/dev/nvidia0": (195, 0), "/dev/nvidia-uvm": (237, 0)}
 DEFAULTS = "c 1:3 rwm\nb 7:* m\nc 136:* rwm\n"
 CGROUPS = Path("/sys/fs/cgroup")
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +89,7 @@ def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: P
     told: list[tuple[str, str, str]] = []
     watcher = Watcher(
         tree.root,
+        tmp_path / "nodes",
         lambda _: NEEDED,
         lambda *what: told.append((what[0].pod_uid, *what[1:])),
         Owners(tree.proc),
@@ -101,32 +109,66 @@ def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: P
     assert watcher.watch.lost == {}
 
 
-def test_version_2_is_said_to_be_unreadable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+def test_a_machine_without_control_groups_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     one = allocation(tmp_path, str(uuid.uuid4()))
-    watcher = Watcher(tmp_path, lambda _: NEEDED, lambda *_: None, Owners())
+    watcher = Watcher(tmp_path / "nothing", tmp_path, lambda _: NEEDED, lambda *_: None, Owners())
     for _ in range(2):
         watcher.look((one,), restore=True)
     assert (watcher.watch.readable, watcher.watch.looked_at) == (False, 0)
-    assert "control groups v2 do not show" in watcher.watch.why
-    assert caplog.text.count("control groups v2 do not show") == 1
+    assert "set --cgroup-root" in watcher.watch.why
+    assert caplog.text.count("device cgroups are not watched") == 1
+
+
+class Group:
+    """A group of our own below the kernel's, of either version. `root`: what --cgroup-root is told; `folder`: the group."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root, self.folder = root, folder
+
+    def forbid_all_but_null(self, group: Path) -> None:
+        """What a runtime that knows nothing of the card leaves."""
+        if (group / "devices.deny").exists():
+            (group / "devices.deny").write_text("a")
+            (group / "devices.allow").write_text("c 1:3 rwm")
+            return
+        descriptor = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+        program = bpf.load(bpf.allowing([(1, 3)]) + bpf.answer(0))
+        bpf.attach(descriptor, program)
+        os.close(program)
+        os.close(descriptor)
 
 
 @pytest.fixture
-def cgroup() -> Iterator[Path]:
-    """A group of our own below the kernel's device cgroups."""
-    folder = CGROUPS / "devices" / f"vgm-test-{os.getpid()}"
+def version() -> int:
+    return 1
+
+
+@pytest.fixture
+def group(version: int, tmp_path: Path) -> Iterator[Group]:
+    name = f"vgm-test-{os.getpid()}"
+    if version == 1:
+        made = Group(CGROUPS, CGROUPS / "devices" / name)
+        if not (CGROUPS / "devices/devices.list").exists():
+            pytest.skip(f"{CGROUPS}/devices is no device cgroup of version 1")
+    else:
+        # A mount of it beside version 1's: both are there, and programs decide in its groups.
+        made = Group(tmp_path / "cgroup2", tmp_path / "cgroup2" / name)
+        made.root.mkdir()
+        if _libc.mount(b"none", os.fsencode(made.root), b"cgroup2", 0, None) != 0:
+            pytest.skip(f"cgroup2 can't be mounted here: {os.strerror(ctypes.get_errno())}")
     try:
-        (folder / "kubepods").mkdir(parents=True)
-    except OSError as error:
-        pytest.skip(f"no device cgroups of version 1 can be made here: {error}")
-    if not (folder / "devices.list").exists():
-        for made in (folder / "kubepods", folder):
-            made.rmdir()
-        pytest.skip(f"{CGROUPS}/devices is no device cgroup of version 1")
-    yield folder
-    for path, _, _ in os.walk(folder, topdown=False):
-        _remove(Path(path))
+        try:
+            (made.folder / "kubepods").mkdir(parents=True)
+        except OSError as error:
+            pytest.skip(f"no control group can be made here: {error}")
+        yield made
+    finally:
+        for path, _, _ in os.walk(made.folder, topdown=False):
+            _remove(Path(path))
+        if version == 2:
+            assert _libc.umount2(os.fsencode(made.root), 0) == 0
 
 
 def _remove(folder: Path) -> None:
@@ -162,41 +204,154 @@ def contained(folder: Path, root: Path) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("policy", ["report", "restore"])
 def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(
-    node: Node, cgroup: Path, policy: str
+    node: Node, group: Group, policy: str
 ) -> None:
     """INCIDENTS I1 with the kernel's own device cgroup: deny all, allow what the runtime knows; the card is not in it."""
-    node.start("--device-cgroup-policy=" + policy, f"--cgroup-root={cgroup.parents[1]}", wait=200)
+    node.start("--device-cgroup-policy=" + policy, f"--cgroup-root={group.root}", wait=200)
     item = pod("a", container("c", 30, 10))
     node.kubelet.admit(item)
     root = node.directory / "container"
     (root / "etc/vcuda").mkdir(parents=True)
     _bind(node.region(item, "c"), root / "etc/vcuda")
-    folder = cgroup / f"kubepods/besteffort/pod{item['metadata']['uid']}/0123"
+    folder = group.folder / f"kubepods/besteffort/pod{item['metadata']['uid']}/0123"
     process = contained(folder, root)
     try:
-        needed = dict(line.split()[1:] for line in (folder / "devices.list").read_text().splitlines())
-        assert needed == {"*:*": "rwm"}
         eventually(lambda: usage(node)["device_cgroups"] == "watched", "the watch")
         eventually(lambda: node.daemon and node.daemon.cgroups.watch.looked_at == 1, "the container")
         assert lost(node) == []
-        (folder / "devices.deny").write_text("a")
-        (folder / "devices.allow").write_text("c 1:3 rwm")
+        group.forbid_all_but_null(folder)
         if policy == "report":
             found = eventually(lambda: lost(node), "the loss in /usage")
             assert {"/dev/nvidiactl", "/dev/nvidia-uvm"} < set(found)
             assert "LOST /dev/nvidiactl" in node.get("/graph")[1]
             assert 'vcuda_container_lost_devices{container_name="c"' in node.get("/metrics")[1]
-            assert "195:255" not in (folder / "devices.list").read_text()
         else:
-            eventually(lambda: "c 195:255 rw" in (folder / "devices.list").read_text(), "the card back")
-            eventually(lambda: "vcuda_manager_devices_restored_total 5.0" in node.get("/metrics")[1], "count")
+            eventually(
+                lambda: "vcuda_manager_devices_restored_total 5.0" in node.get("/metrics")[1], "the card back"
+            )
             assert lost(node) == []
+        assert may_open(folder, tmp=node.directory) == {
+            (195, 255): policy == "restore",
+            (1, 5): False,
+            (1, 3): True,
+        }
     finally:
         process.kill()
         process.wait()
         Storage.remove(root / "etc/vcuda")
+
+
+def may_open(folder: Path, tmp: Path) -> dict[tuple[int, int], bool]:
+    """What the kernel says to a process of the group that opens the card's control node, /dev/zero and /dev/null."""
+    numbers = [(195, 255), (1, 5), (1, 3)]
+    nodes = []
+    for major, minor in numbers:
+        nodes.append(tmp / f"opened-{major}-{minor}")
+        os.mknod(nodes[-1], 0o600 | stat.S_IFCHR, os.makedev(major, minor))
+    told = subprocess.run(
+        [sys.executable, "-c", _OPENING, str(folder), *map(str, nodes)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return dict(zip(numbers, json.loads(told.stdout), strict=True))
+
+
+# EPERM is the device cgroup's word; whatever else comes (no such driver) the group allowed.
+_OPENING = """
+import errno, json, os, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+answers = []
+for path in sys.argv[2:]:
+    try:
+        os.close(os.open(path, os.O_RDWR))
+        answers.append(True)
+    except OSError as error:
+        answers.append(error.errno != errno.EPERM)
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize("version", [2])
+def test_a_group_that_cannot_be_asked_keeps_what_was_known(group: Group, tmp_path: Path) -> None:
+    probed = Probed(group.root, tmp_path / "nodes")
+    group.forbid_all_but_null(group.folder)
+    assert probed.lost(group.folder, NEEDED) == tuple(NEEDED)
+    (group.folder / "cgroup.freeze").write_text("1")
+    with pytest.raises(CannotTell, match="it is frozen"):
+        probed.lost(group.folder, NEEDED)
+    (group.folder / "cgroup.freeze").write_text("0")
+    with pytest.raises(FileNotFoundError):
+        probed.lost(group.folder / "gone", NEEDED)
+    free = group.folder.parent / f"{group.folder.name}/free"
+    free.mkdir()
+    with pytest.raises(OSError, match="a group above it does"):
+        probed.allow(free, [(195, 0)])
+
+
+@pytest.mark.parametrize("version", [2])
+def test_a_device_is_allowed_in_front_of_every_program_and_nothing_else(group: Group, tmp_path: Path) -> None:
+    """systemd attaches a program beside the runtime's: each has to say yes."""
+    probed = Probed(group.root, tmp_path / "nodes")
+    for _ in range(2):
+        group.forbid_all_but_null(group.folder)
+    probed.allow(group.folder, [(195, 255)])
+    assert probed.lost(group.folder, NEEDED) == ("/dev/nvidia0", "/dev/nvidia-uvm")
+    probed.allow(group.folder, [(195, 0), (237, 0)])
+    assert probed.lost(group.folder, NEEDED) == ()
+    assert probed.lost(group.folder, {"null": (1, 3), "zero": (1, 5)}) == ("zero",)
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 1"):
+        subprocess.run(
+            [sys.executable, "-c", _MAKING, str(group.folder), str(tmp_path / "made")], check=True, timeout=30
+        )
+
+
+@pytest.mark.parametrize("version", [2])
+def test_a_program_that_is_more_than_a_list_is_left_alone(group: Group) -> None:
+    calls = struct.pack("<BBhi", 0x85, 0, 0, 14) + bpf.answer(0)  # bpf_get_current_pid_tgid
+    descriptor = os.open(group.folder, os.O_RDONLY | os.O_DIRECTORY)
+    program = bpf.load(calls)
+    bpf.attach(descriptor, program)
+    before = bpf.attached(descriptor)
+    with pytest.raises(OSError, match="no plain list of devices"):
+        bpf.allow(group.folder, [(195, 0)])
+    assert bpf.attached(descriptor) == before
+    os.close(program)
+    os.close(descriptor)
+
+
+# The right to make a node of the card was never asked for.
+_MAKING = """
+import os, stat, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+try:
+    os.mknod(sys.argv[2], 0o600 | stat.S_IFCHR, os.makedev(195, 0))
+except PermissionError:
+    sys.exit(1)
+"""
+
+
+def test_a_group_that_hands_its_controllers_down_is_asked_below(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "container/init.scope").mkdir(parents=True)
+    asked = []
+
+    def closed(place: Path, nodes: Sequence[Path]) -> list[bool]:
+        asked.append(place.name)
+        if place.name == "container":
+            raise OSError(errno.EBUSY, "busy")
+        return [True] * len(nodes)
+
+    monkeypatch.setattr(device_access, "closed", closed)
+    probed = Probed(tmp_path, tmp_path)
+    monkeypatch.setattr(probed, "_node", lambda _: tmp_path)
+    assert probed.lost(tmp_path / "container", NEEDED) == tuple(NEEDED)
+    assert asked == ["container", "init.scope"]
 
 
 def usage(node: Node) -> dict[str, object]:
@@ -209,6 +364,5 @@ def lost(node: Node) -> list[str]:
 
 
 def _bind(source: Path, target: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(os.fsencode(source), os.fsencode(target), None, 4096, None) != 0:  # MS_BIND
+    if _libc.mount(os.fsencode(source), os.fsencode(target), None, 4096, None) != 0:  # MS_BIND
         pytest.skip(f"nothing can be mounted here: {os.strerror(ctypes.get_errno())}")

@@ -192,20 +192,17 @@ def test_sockets_control_groups_and_folders_of_a_host(
         listener.bind(str(resources))
         found = verdicts(node, f"--pod-resources-socket={resources}", f"--cgroup-root={tmp_path}")
     assert found["PodResources"] == (Verdict.OK, str(resources))
-    assert (
-        found["device cgroups"][1]
-        == f"not watched: there are none at {tmp_path}; mount the host's, or set --cgroup-root"
+    assert found["device cgroups"] == (
+        Verdict.WARN,
+        f"not watched: there is no {tmp_path}/devices; mount the host's control groups there, or set --cgroup-root",
     )
     (tmp_path / "cgroup.controllers").touch()
     found = verdicts(node, f"--cgroup-root={tmp_path}")
-    assert found["device cgroups"] == (
-        Verdict.WARN,
-        "not watched: control groups v2 do not show a container's devices",
-    )
+    assert found["device cgroups"] == (Verdict.OK, f"{tmp_path}, control groups v2")
     (tmp_path / "devices").mkdir()
     (tmp_path / "devices/cgroup.procs").touch()
     found = verdicts(node, f"--cgroup-root={tmp_path}", "--virtual-manager-path=/proc/none")
-    assert found["device cgroups"] == (Verdict.OK, f"{tmp_path}/devices")
+    assert found["device cgroups"] == (Verdict.OK, f"{tmp_path}/devices, control groups v1")
     verdict, details = found["regions"]
     assert (
         verdict is Verdict.FAIL

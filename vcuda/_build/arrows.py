@@ -24,6 +24,7 @@ FLOORS: Mapping[str, tuple[str, ...]] = {
     "gate": _TENANT,
     "arbiter": (*_TENANT, "gate"),
     "scheduler": (),
+    "host": (),
     "cuda/driver": (*_TENANT, "include"),
     "cuda/memory": (*_TENANT, "include", "cuda/driver"),
     "cuda/work": (*_TENANT, "include", "gate", "cuda/driver", "cuda/memory"),
@@ -35,7 +36,7 @@ FLOORS: Mapping[str, tuple[str, ...]] = {
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # Found by -I of their own: the region's layout, and the drivers' declarations.
-_ELSEWHERE = {"region.abi": "", "native.abi": "", "scheduler.abi": ""}
+_ELSEWHERE = {"region.abi": "", "native.abi": "", "scheduler.abi": "", "host.abi": ""}
 
 
 def _target(sources: Path, file: Path, name: str) -> str:

@@ -17,7 +17,7 @@ ROOT = native.ROOT
 STAMP = ".native.inputs"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing")
 # The region's ABI, then what Python may call; both are read by ffi.cdef verbatim.
-CDEF_FILES = ("vcuda/abi/region.abi", "vcuda/abi/native.abi", "vcuda/abi/scheduler.abi")
+CDEF_FILES = tuple(f"vcuda/abi/{name}.abi" for name in ("region", "native", "scheduler", "host"))
 
 
 def core_sources() -> list[str]:
@@ -32,7 +32,7 @@ def make_builder() -> cffi.FFI:
         builder.cdef((ROOT / name).read_text())
     builder.set_source(
         "vcuda._native",
-        '#include "arbiter/native.h"\n#include "scheduler/scheduler.h"\n',
+        '#include "arbiter/native.h"\n#include "scheduler/scheduler.h"\n#include "host/device_probe.h"\n',
         sources=core_sources(),
         include_dirs=[str(ROOT / folder) for folder in native.INCLUDES],
         extra_compile_args=list(FLAGS),

@@ -203,8 +203,9 @@ LIBRARIES: tuple[Library, ...] = (
     ),
 )
 
-# The cffi module: the same C code that tenants run; and the arbiter and the extender's loops, which no tenant loads.
-NATIVE_FOLDERS = (*TENANT_FOLDERS, "vcuda/src/gate", "vcuda/src/arbiter", "vcuda/src/scheduler")
+# The cffi module: the same C code that tenants run; and the arbiter, the extender's loops and what the daemon asks of its host, which no
+# tenant loads.
+NATIVE_FOLDERS = (*TENANT_FOLDERS, *(f"vcuda/src/{folder}" for folder in ("gate", "arbiter", "scheduler", "host")))
 
 
 def compile_flags(library: Library) -> list[str]:
