@@ -88,6 +88,20 @@ ok("cuMemRelease", group); step(); show()
     assert found == [[20, 20, 20], [20, 20, 20, 0, 0], [20, 20, 20, 0, 0, 0]]
 
 
+def test_an_unmapping_that_fails_leaves_the_mapping_charged_and_there(share: Share) -> None:
+    found = steps_and_truth(
+        share,
+        """
+memory, address = create(), u64()
+ok("cuMemAddressReserve", C.byref(address), size(40 * MIB), size(0), u64(0), u64(0))
+ok("cuMemMap", address, size(20 * MIB), size(0), memory, u64(0)); ok("cuMemRelease", memory)
+assert call("cuMemUnmap", address, size(40 * MIB)) != 0; step(); show()
+ok("cuMemUnmap", address, size(20 * MIB)); step(); show()
+""",
+    )
+    assert found == [[20, 20], [20, 0, 0]]
+
+
 def test_two_memories_bound_to_one_place_are_both_given_back(share: Share) -> None:
     found = steps_and_truth(
         share,

@@ -368,6 +368,10 @@ CU_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
             break;
         }
         at += block->bytes;
+    }
+    for (uintptr_t at = (uintptr_t)pointer; !bad && at < (uintptr_t)pointer + bytes;) { /* all of it, or nothing */
+        cu_block *block = cu_find(at);
+        at += block->bytes;
         physical *one = find_physical(block->handle);
         mmap((void *)block->start, block->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         cu_outside_remove(block);
