@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import urllib.error
+
 import pytest
 import yaml
 from kube_chart import Chart
@@ -81,6 +84,39 @@ def test_roles_hold_nothing_that_was_refused(system: System, installed: Chart) -
         assert log
         assert "forbidden" not in log.lower(), log
         assert " 403" not in log, log
+
+
+def test_pages_that_name_tenants_are_for_whom_rbac_allows(system: System, installed: Chart) -> None:
+    """The chart's ClusterRole for readers is enough, and needed."""
+    kubectl = system.lab.kubectl
+    kubectl("create", "serviceaccount", "scraper", "-n", NAMESPACE)
+    names = kubectl(
+        "get", "serviceaccount", "scraper", "-n", NAMESPACE, "-o", "jsonpath={.secrets[*].name}"
+    ).split()
+    (secret,) = [name for name in names if "token" in name]
+    encoded = kubectl("get", "secret", secret, "-n", NAMESPACE, "-o", "jsonpath={.data.token}")
+    token = base64.b64decode(encoded).decode()
+    for asked, status in (("", 401), ("forged", 401), (token, 403)):
+        with pytest.raises(urllib.error.HTTPError, match=str(status)):
+            installed.daemon("/usage", asked)
+    kubectl(
+        "create",
+        "clusterrolebinding",
+        "scraper",
+        f"--clusterrole={manifests.RELEASE}-gpu-manager-reader",
+        f"--serviceaccount={NAMESPACE}:scraper",
+    )
+    try:
+        eventually("the daemon has asked again", lambda: _answers(installed, token), 90)
+    finally:
+        kubectl("delete", "clusterrolebinding", "scraper")
+
+
+def _answers(chart: Chart, token: str) -> bool:
+    try:
+        return "containers" in chart.daemon("/usage", token)
+    except urllib.error.HTTPError:
+        return False
 
 
 def test_the_api_server_accepts_the_plain_manifests(system: System, installed: Chart) -> None:

@@ -17,6 +17,7 @@ import vcuda
 from deploy import manifests
 from manager.config import reader
 from manager.config import settings as manager_settings
+from manager.observe.http import GUARDED
 from scheduler_ext import settings as extender_settings
 from scheduler_ext.admission import app as webhook_app
 from scheduler_ext.admission import settings as admission_settings
@@ -228,6 +229,8 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
         ("pods", "patch"),
         ("nodes", "patch"),
         ("events", "create"),
+        ("tokenreviews", "create"),
+        ("subjectaccessreviews", "create"),
     }
     (right,) = manager - common
     assert right in {("nodes/proxy", "get"), ("nodes/pods", "get")}  # by the version of the cluster
@@ -244,10 +247,14 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
         ({"failedAdmissionGrace": 60}, ("pods", "delete")),
     ):
         assert rules(objects({"manager": asked})["ClusterRole", "vcuda-gpu-manager"]) == manager | {right}
-    asked = objects({"manager": {"queryAuth": "kubernetes"}})
+    asked = objects({"manager": {"queryAuth": "none"}})
     reviews = {("tokenreviews", "create"), ("subjectaccessreviews", "create")}
-    assert rules(asked["ClusterRole", "vcuda-gpu-manager"]) == manager | reviews
-    assert "--query-auth=kubernetes" in container(asked["DaemonSet", "gpu-manager"])["args"]
+    assert rules(asked["ClusterRole", "vcuda-gpu-manager"]) == manager - reviews
+    assert ("ClusterRole", "vcuda-gpu-manager-reader") not in asked
+    for values, given in ((asked, False), (found, True)):
+        assert ("--query-auth=kubernetes" in container(values["DaemonSet", "gpu-manager"])["args"]) == given
+    (readable,) = found["ClusterRole", "vcuda-gpu-manager-reader"]["rules"]
+    assert set(readable["nonResourceURLs"]) == GUARDED
     for access, more in (
         ("proxy", {("nodes/proxy", "get")}),
         ("pods", {("nodes/pods", "get")}),

@@ -103,7 +103,7 @@ KINDS: dict[str, Any] = {
     "ServiceMonitor": {
         "jobLabel": str, "targetLabels": [str], "selector": LABELS, "namespaceSelector": None,
         "endpoints": [{
-            "port": str, "path": str, "scheme": str, "interval": str, "scrapeTimeout": str, "honorLabels": bool, "relabelings": None,
+            "port": str, "path": str, "scheme": str, "interval": str, "scrapeTimeout": str, "honorLabels": bool, "relabelings": None, "bearerTokenFile": str,
             "tlsConfig": {"ca": SECRET_KEY, "cert": SECRET_KEY, "keySecret": None, "serverName": str, "insecureSkipVerify": bool},
         }],
     },

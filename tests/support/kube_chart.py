@@ -187,10 +187,15 @@ class Chart:
             logs = self.system.lab.kubectl("logs", *words, check=False)
             raise AssertionError(f"{error}\n{described[-5000:]}\n{logs[-3000:]}") from None
 
-    def daemon(self, path: str) -> Any:
-        """A JSON page of the daemon's pod."""
+    def daemon(self, path: str, token: str | None = None) -> Any:
+        """A JSON page of the daemon's pod, asked with the administrator's token."""
         address = self.pod_of("gpu-manager")["status"]["podIP"]
-        with urllib.request.urlopen(f"http://{address}:5678{path}", timeout=5) as answer:
+        if token is None:
+            token = Path(self.system.lab.environment["KUBE_TOKEN_FILE"]).read_text().strip()
+        request = urllib.request.Request(
+            f"http://{address}:5678{path}", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return json.loads(answer.read())
 
     def usage(self) -> dict[str, dict[str, Any]]:
