@@ -670,3 +670,53 @@ answer([filled, results])
         + "begin()\nbefore = info()\n"
         + 'for _ in range(20):\n    ok("cuMemFree_v2", alloc(100 * MIB, "cuMemAllocManaged", 1)[1])\nanswer(info() == before)'
     )
+
+
+def test_external_memory_that_is_freed_in_a_stream_is_charged_until_the_stream_got_there(
+    share: Share,
+) -> None:
+    answered = within(
+        share,
+        """
+class Source(C.Structure):
+    _fields_ = [("type", uint), ("descriptor", u64), ("name", P), ("size", u64), ("flags", uint * 17)]
+class Buffer(C.Structure):
+    _fields_ = [("offset", u64), ("size", u64), ("flags", uint * 17)]
+begin()
+one, results = stream(), []
+spin(one); spin(one)
+for _ in range(8):
+    file = os.memfd_create("external")
+    os.truncate(file, 300 * MIB)
+    memory, pointer = P(), u64()
+    results.append(call("cuImportExternalMemory", ref(memory), ref(Source(1, file, None, 300 * MIB))))
+    if results[-1] == 0:
+        ok("cuExternalMemoryGetMappedBuffer", ref(pointer), memory, ref(Buffer(0, 300 * MIB)))
+        ok("cuDestroyExternalMemory", memory)
+        ok("cuMemFreeAsync", pointer, one)
+ok("cuStreamSynchronize", one)
+answer([results, free()])
+""",
+    )
+    assert answered == [[0, 0, 0, 2, 2, 2, 2, 2], 957]  # its stream, and the kernel
+
+
+def test_a_chunk_is_charged_until_all_streams_that_free_something_in_it_got_there(share: Share) -> None:
+    answered = within(
+        share,
+        """
+begin()
+busy, idle = stream(), stream()
+held = [alloc(MIB)[1] for _ in range(800)]
+spin(busy); spin(busy)
+for pointer in held[::2]:
+    ok("cuMemFreeAsync", pointer, busy)
+for pointer in held[1::2]:
+    ok("cuMemFreeAsync", pointer, idle)
+ok("cuStreamSynchronize", idle)
+results = [alloc(500 * MIB)[0]]
+ok("cuStreamSynchronize", busy)
+answer(results + [free(), alloc(500 * MIB)[0]])
+""",
+    )
+    assert answered == [2, 957, 0]

@@ -306,50 +306,41 @@ bool vc_account_get(uint64_t key, struct vc_allocation *allocation)
     return vc_table_get(&allocations, key, allocation);
 }
 
-static void begin_freeing(struct vc_freeing *freeing)
-{
-    struct vc_range range = range_of(&freeing->allocation);
-    freeing->bytes = is_small(&freeing->allocation) ? vc_chunks_leave(&range) : freeing->allocation.bytes;
-}
-
-bool vc_charge_take(uint64_t key, struct vc_freeing *freeing)
+bool vc_charge_take(uint64_t key, struct vc_allocation *freeing)
 {
     vc_region_get(); /* in a forked child: forgets the parent's allocations first */
-    if (!vc_table_take(&allocations, key, &freeing->allocation))
-        return false;
-    begin_freeing(freeing);
-    return true;
+    return vc_table_take(&allocations, key, freeing);
 }
 
 /* Whether a chunk that this has left goes on being charged, to a source of which something may lie in it. */
-static bool is_taken_over(const struct vc_freeing *freeing)
+static bool is_taken_over(const struct vc_allocation *left, uint64_t bytes)
 {
-    const struct vc_allocation *allocation = &freeing->allocation;
-    if (freeing->bytes < VC_CHUNK || !(is_small(allocation) ? allocation->kind == VC_MEMORY_PLAIN : allocation->kind == VC_MEMORY_OPAQUE))
+    if (bytes < VC_CHUNK || left->kind != (is_small(left) ? VC_MEMORY_PLAIN : VC_MEMORY_OPAQUE))
         return false;
     VC__EACH_SOURCE(source) {
-        if ((*source)->takes_chunk && (*source)->takes_chunk((uint32_t)__builtin_ctz(allocation->cards)))
+        if ((*source)->takes_chunk && (*source)->takes_chunk((uint32_t)__builtin_ctz(left->cards)))
             return true;
     }
     return false;
 }
 
-void vc_charge_freed(const struct vc_freeing *freeing, CUresult result)
+static void release(const struct vc_allocation *freed)
 {
-    const struct vc_allocation *allocation = &freeing->allocation;
-    if (result != CUDA_SUCCESS) {
-        struct vc_range range = range_of(allocation);
-        uint64_t taken; /* `bytes` of it were never released; both tables have the room that it left */
-        if (is_small(allocation))
-            vc_chunks_enter(&range, &taken);
-        vc_table_put(&allocations, allocation);
-    } else if (allocation->source) {
-        allocation->source->freed(allocation);
-    } else if (freeing->bytes > 0) {
-        uint64_t kept = is_taken_over(freeing) ? VC_CHUNK : 0;
-        if (freeing->bytes > kept)
-            vc_cards_release(vc_region_get(), allocation->cards, freeing->bytes - kept, quota_kind(allocation->kind));
-    }
+    struct vc_range range = range_of(freed);
+    uint64_t bytes = is_small(freed) ? vc_chunks_leave(&range) : freed->bytes;
+    uint64_t kept = is_taken_over(freed, bytes) ? VC_CHUNK : 0;
+    if (bytes > kept)
+        vc_cards_release(vc_region_get(), freed->cards, bytes - kept, quota_kind(freed->kind));
+}
+
+void vc_charge_freed(const struct vc_allocation *freeing, CUresult result)
+{
+    if (result != CUDA_SUCCESS)
+        vc_table_put(&allocations, freeing); /* the table has the room that it left */
+    else if (freeing->source)
+        freeing->source->freed(freeing);
+    else
+        release(freeing);
 }
 
 static bool dies_with(const void *record, const void *context)
@@ -360,27 +351,16 @@ static bool dies_with(const void *record, const void *context)
 struct vc_dying vc_account_context_ending(CUcontext context)
 {
     struct vc_dying dying = {0};
-    struct vc_allocation *taken = context ? vc_table_take_all(&allocations, dies_with, context, &dying.count) : NULL;
-    dying.freeings = dying.count ? calloc(dying.count, sizeof *dying.freeings) : NULL;
-    for (size_t index = 0; index < dying.count; index++) {
-        if (dying.freeings) {
-            dying.freeings[index].allocation = taken[index];
-            begin_freeing(&dying.freeings[index]);
-        } else { /* no host memory for the bookkeeping: they stay recorded, charged until the process ends */
-            vc_table_put(&allocations, &taken[index]);
-        }
-    }
-    if (!dying.freeings)
-        dying.count = 0;
-    free(taken);
+    if (context)
+        dying.allocations = vc_table_take_all(&allocations, dies_with, context, &dying.count);
     return dying;
 }
 
 void vc_account_context_ended(struct vc_dying dying, CUcontext context, CUresult result)
 {
     for (size_t index = 0; index < dying.count; index++)
-        vc_charge_freed(&dying.freeings[index], result);
-    free(dying.freeings);
+        vc_charge_freed(&dying.allocations[index], result);
+    free(dying.allocations);
     if (result != CUDA_SUCCESS)
         return;
     VC__EACH_SOURCE(source) {

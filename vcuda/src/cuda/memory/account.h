@@ -56,12 +56,6 @@ struct vc_charge {
     bool managed; /* what is reserved need not be on the card */
 };
 
-/* Memory on its way back to the driver. */
-struct vc_freeing {
-    struct vc_allocation allocation;
-    uint64_t bytes; /* of quota that become free when the driver has freed it */
-};
-
 /* No card of the machine has so much: what asks one for it is wrong in some way that only the driver knows, and is told so by it. Asks the
  * driver: for refusals. */
 bool vc_beyond_every_card(uint64_t bytes);
@@ -120,13 +114,14 @@ bool vc_account_record(const struct vc_allocation *allocation);
 bool vc_account_get(uint64_t key, struct vc_allocation *allocation);
 
 /* Take out what is recorded under a pointer or handle, before the driver frees it; false: not ours, just forward. */
-bool vc_charge_take(uint64_t key, struct vc_freeing *freeing);
-/* After the driver's answer: release it, or (result is an error) record it again. */
-void vc_charge_freed(const struct vc_freeing *freeing, CUresult result);
+bool vc_charge_take(uint64_t key, struct vc_allocation *freeing);
+/* After the driver's answer: release it, or (result is an error) record it again. What is freed in a stream is released when
+ * the stream got there, and is in its chunks until then. */
+void vc_charge_freed(const struct vc_allocation *freeing, CUresult result);
 
 /* A context is about to end: everything that dies with it, taken out like the above. */
 struct vc_dying {
-    struct vc_freeing *freeings;
+    struct vc_allocation *allocations;
     size_t count;
 };
 struct vc_dying vc_account_context_ending(CUcontext context);

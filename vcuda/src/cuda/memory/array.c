@@ -206,7 +206,7 @@ CUresult vc_hook_cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v
     VC__MAKE_ARRAY(&shape, vc_real.cuArray3DCreate(array, descriptor));
 }
 
-static CUresult end_destroy(CUresult result, bool known, const struct vc_freeing *freeing, const void *array)
+static CUresult end_destroy(CUresult result, bool known, const struct vc_allocation *freeing, const void *array)
 {
     if (known)
         vc_charge_freed(freeing, result);
@@ -217,7 +217,7 @@ static CUresult end_destroy(CUresult result, bool known, const struct vc_freeing
 
 CUresult vc_hook_cuArrayDestroy(CUarray array)
 {
-    struct vc_freeing freeing;
+    struct vc_allocation freeing;
     bool known = vc_charge_take((uint64_t)(uintptr_t)array, &freeing);
     return end_destroy(vc_real.cuArrayDestroy(array), known, &freeing, array);
 }
@@ -245,7 +245,7 @@ CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRA
 
 CUresult vc_hook_cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
-    struct vc_freeing freeing;
+    struct vc_allocation freeing;
     bool known = vc_charge_take((uint64_t)(uintptr_t)array, &freeing);
     return end_destroy(vc_real.cuMipmappedArrayDestroy(array), known, &freeing, array);
 }

@@ -298,7 +298,7 @@ VC__LOAD(cuModuleLoadFatBinary, module, need_of_image(image), unload_module, (CU
 
 static CUresult unload(void *handle, CUresult (*call)(void *))
 {
-    struct vc_freeing freeing;
+    struct vc_allocation freeing;
     bool known = vc_charge_take((uint64_t)(uintptr_t)handle, &freeing);
     CUresult result = call(handle);
     if (known)
@@ -379,7 +379,7 @@ static CUresult enter_of_stream(CUlibrary handle, CUstream stream)
 static void leave_contexts(const struct library *library)
 {
     for (uint32_t index = 0; index < library->count; index++) {
-        struct vc_freeing freeing;
+        struct vc_allocation freeing;
         if (vc_charge_take(key_in(library->key, library->contexts[index]), &freeing))
             vc_charge_freed(&freeing, CUDA_SUCCESS);
     }

@@ -59,7 +59,7 @@ CUresult vc_hook_cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXT
 
 CUresult vc_hook_cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    struct vc_freeing freeing;
+    struct vc_allocation freeing;
     bool known = vc_charge_take((uint64_t)(uintptr_t)memory, &freeing);
     CUresult result = vc_real.cuDestroyExternalMemory(memory);
     if (known)

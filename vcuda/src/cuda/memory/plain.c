@@ -113,7 +113,7 @@ CUresult vc_hook_cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned 
 
 CUresult vc_hook_cuMemFree_v2(CUdeviceptr pointer)
 {
-    struct vc_freeing freeing;
+    struct vc_allocation freeing;
     bool known = vc_charge_take(pointer, &freeing);
     CUresult result = vc_real.cuMemFree_v2(pointer);
     if (known)
@@ -123,7 +123,7 @@ CUresult vc_hook_cuMemFree_v2(CUdeviceptr pointer)
 
 CUresult vc_hook_cuMemFree(CUdeviceptr_v1 pointer)
 {
-    struct vc_freeing freeing;
+    struct vc_allocation freeing;
     bool known = vc_charge_take(pointer, &freeing);
     CUresult result = vc_real.cuMemFree(pointer);
     if (known)

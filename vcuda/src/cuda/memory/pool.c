@@ -274,10 +274,10 @@ static void gone(void *what)
     free(what);
 }
 
-/* Plain memory goes when the stream gets there. */
-static void depart(CUstream stream, const struct vc_freeing *freeing)
+/* What is not of a pool, whose charge is what the driver says, goes when the stream gets there. */
+static void depart(CUstream stream, const struct vc_allocation *freeing)
 {
-    struct vc_freeing *what = malloc(sizeof *what);
+    struct vc_allocation *what = malloc(sizeof *what);
     if (!what)
         return; /* charged until the process ends */
     *what = *freeing;
@@ -286,13 +286,13 @@ static void depart(CUstream stream, const struct vc_freeing *freeing)
 
 static CUresult free_async(CUdeviceptr pointer, CUstream stream, bool per_thread, releaser call)
 {
-    struct vc_freeing freeing;
+    struct vc_allocation freeing;
     CUstream handle = vc_stream_handle(stream, per_thread);
     if (vc_stream_captures(handle))
         return call(pointer, stream);
     bool is_known = vc_charge_take(pointer, &freeing);
     CUresult result = call(pointer, stream);
-    if (is_known && result == CUDA_SUCCESS && !freeing.allocation.source)
+    if (is_known && result == CUDA_SUCCESS && freeing.source != &pools_source)
         depart(handle, &freeing);
     else if (is_known)
         vc_charge_freed(&freeing, result);
