@@ -160,7 +160,8 @@ static void add_bytes(struct graph *graph, const CUmemLocation *location, uint64
     }
 }
 
-/* Add up the allocation nodes of a graph and of the graphs in it, and pay for its kernels. */
+/* Add up the allocation nodes of a graph and of its child graphs, and pay for its kernels, also those that a function which is not
+ * hooked put there. Conditional nodes do not tell their bodies: those kernels were paid for when they were added. */
 static CUresult add_nodes(CUgraph of, struct graph *graph)
 {
     size_t count = 0;

@@ -59,6 +59,38 @@ static CUresult pay_any_node(const struct CUgraphNodeParams_st *node)
     return node && parameters->type == CU_GRAPH_NODE_TYPE_KERNEL ? vc_node_pay(&parameters->kernel) : CUDA_SUCCESS;
 }
 
+/* A graph gets a kernel: paid for now, since nothing tells of the bodies of conditional nodes when the graph is made
+ * executable. */
+#define VC__TAKES_KERNELS(name, parameter_list, arguments, payment) \
+    CUresult vc_hook_##name parameter_list                          \
+    {                                                               \
+        CUresult refusal = payment;                                 \
+        return refusal ? refusal : vc_real.name arguments;          \
+    }
+
+VC__TAKES_KERNELS(cuGraphAddKernelNode,
+                  (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                   const CUDA_KERNEL_NODE_PARAMS_v1 *parameters),
+                  (node, graph, after, count, parameters), pay_node_v1(parameters))
+VC__TAKES_KERNELS(cuGraphAddKernelNode_v2,
+                  (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                   const CUDA_KERNEL_NODE_PARAMS *parameters),
+                  (node, graph, after, count, parameters), vc_node_pay(parameters))
+VC__TAKES_KERNELS(cuGraphAddNode,
+                  (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                   CUgraphNodeParams *parameters),
+                  (node, graph, after, count, parameters), pay_any_node(parameters))
+VC__TAKES_KERNELS(cuGraphAddNode_v2,
+                  (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
+                   size_t count, CUgraphNodeParams *parameters),
+                  (node, graph, after, edges, count, parameters), pay_any_node(parameters))
+VC__TAKES_KERNELS(cuGraphKernelNodeSetParams, (CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters),
+                  (node, parameters), pay_node_v1(parameters))
+VC__TAKES_KERNELS(cuGraphKernelNodeSetParams_v2, (CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters),
+                  (node, parameters), vc_node_pay(parameters))
+VC__TAKES_KERNELS(cuGraphNodeSetParams, (CUgraphNode node, CUgraphNodeParams *parameters), (node, parameters),
+                  pay_any_node(parameters))
+
 VC__CHANGES_KERNELS(cuGraphExecUpdate, (CUgraphExec graph, CUgraph source, CUgraphNode *error_node, int *update_result),
             (graph, source, error_node, update_result), vc_graph_pay(source))
 VC__CHANGES_KERNELS(cuGraphExecUpdate_v2, (CUgraphExec graph, CUgraph source, CUgraphExecUpdateResultInfo *result_info),
