@@ -222,3 +222,21 @@ answer([said, wrong, result, number(graph)])
 """,
     )
     assert got == [[[900, 901]] * 3, [1, 1], 0, 1]
+
+
+def test_a_capture_ends_with_the_context_of_its_stream(tmp_path: Path) -> None:
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=1024 * MIB)])
+    answered = share.run(
+        same.PRELUDE
+        + BEGIN
+        + """
+other = P()
+ok("cuCtxCreate_v2", ref(other), 0, 0)
+ok("cuStreamBeginCapture_v2", stream(), GLOBAL)
+ok("cuCtxDestroy_v2", other)
+ok("cuCtxSetCurrent", context)
+answer([alloc(MIB)[0], call("cuCtxSynchronize")])
+"""
+    )
+    assert answered == [0, 0]

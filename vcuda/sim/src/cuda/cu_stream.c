@@ -115,6 +115,8 @@ CUresult cu_stream_of(CUstream handle, CUstream *stream)
 
 void cu_streams_end(CUcontext ctx)
 {
+    for (CUstream stream = ctx->streams; stream; stream = stream->next)
+        cu_capture_abandon(stream);
     pthread_mutex_lock(&cu_lock);
     for (CUstream stream = ctx->streams, next; stream; stream = next) {
         next = stream->next;
