@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -29,6 +29,7 @@ HEAD_BYTES = 8192
 HEAD_S = 5.0
 SEND_S = 10.0
 CONNECTIONS = 128
+PAGES_AT_ONCE = 32  # so that there is always room for the head of a probe
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class WebServer:
         self._guard = guard
         self._open: dict[asyncio.Task[None], None] = {}
         self._waiting: dict[asyncio.Task[None], None] = {}  # for the head of a request, the oldest first
+        self._pages_asked = 0
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="http")
         # Of their own: a driver that is stuck under a page must not make the probes fail.
         self._probe_workers = ThreadPoolExecutor(2, thread_name_prefix="probe")
@@ -165,14 +167,32 @@ class WebServer:
             if head is None:
                 return
             method, path, token = head
-            pool = self._probe_workers if path in _PROBES else self._workers
-            answer = await loop.run_in_executor(pool, self._answer, method, path, token)
-            async with asyncio.timeout(SEND_S):
-                await loop.sock_sendall(connection, answer)
+            with self._page() if path not in _PROBES else contextlib.nullcontext(True) as room:
+                if room:
+                    pool = self._probe_workers if path in _PROBES else self._workers
+                    answer = await loop.run_in_executor(pool, self._answer, method, path, token)
+                else:
+                    answer = _written(
+                        HTTPStatus.SERVICE_UNAVAILABLE,
+                        _TEXT,
+                        b"too many pages are being asked for; ask again\n",
+                    )
+                async with asyncio.timeout(SEND_S):
+                    await loop.sock_sendall(connection, answer)
         except (OSError, TimeoutError):
             return
         finally:
             connection.close()
+
+    @contextlib.contextmanager
+    def _page(self) -> Iterator[bool]:
+        """Whether one more page may be made and sent."""
+        room = self._pages_asked < PAGES_AT_ONCE
+        self._pages_asked += room
+        try:
+            yield room
+        finally:
+            self._pages_asked -= room
 
     async def _head(self, connection: socket.socket) -> tuple[str, str, str] | None:
         """Method, path and bearer token of a request; None for what is none."""
@@ -201,8 +221,12 @@ class WebServer:
             status, kind, body = refused, _TEXT, f"{refused.phrase.lower()}: see --query-auth\n".encode()
         else:
             status, kind, body = self._pages.page(path)
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        return head.encode() + (b"" if method == "HEAD" else body)
+        return _written(status, kind, body, head_only=method == "HEAD")
+
+
+def _written(status: HTTPStatus, kind: str, body: bytes, *, head_only: bool = False) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if head_only else body)

@@ -66,11 +66,15 @@ class App(Probes):
     def _review(self, request: Request) -> Answer:
         begin = time.perf_counter()
         try:
-            asked = admission_v1.read(request.body)
-        except BadInput as problem:
+            answer, result = _answered(admission_v1.read(request.body), self._rules)
+        except (BadInput, RecursionError) as problem:
             self.bad()
-            return Answer(400, f"{problem}\n".encode(), TEXT, close=True)
-        answer, result = _answered(asked, self._rules)
+            words = (
+                problem
+                if isinstance(problem, BadInput)
+                else "the pod's annotations or resources are nested too deep"
+            )
+            return Answer(400, f"{words}\n".encode(), TEXT, close=True)
         self._metrics.reviews.labels(result).inc()
         self._metrics.seconds.observe(time.perf_counter() - begin)
         return Answer(200, answer)

@@ -6,7 +6,6 @@ relieved of annotations that are not its author's to write.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from vcuda.spec.units import CORES_PER_CARD, parse_count
 
 _DEFAULT_SCHEDULER = "default-scheduler"  # what the API server writes where an author wrote nothing
 _ANNOTATIONS = ("metadata", "annotations")
+_MOST_WARNINGS = 8
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,19 @@ def decide(review: Review, rules: Rules) -> Verdict:
 
 
 class _Change:
-    """A copy of a pod, the patch that makes it of the original, and why."""
+    """What becomes of a pod, the patch that makes it of the original, and why. Only what changes is copied: pods may be large."""
 
     def __init__(self, pod: Mapping[str, Any]) -> None:
-        self.pod: dict[str, Any] = copy.deepcopy(dict(pod))
+        self.pod: dict[str, Any] = dict(pod)
+        self._own: dict[int, Any] = {id(self.pod): self.pod}
         self._patch: list[Patch] = []
         self._warnings: list[str] = []
 
     def verdict(self) -> Verdict:
-        return Verdict(None, tuple(self._patch), tuple(self._warnings))
+        told = self._warnings[:_MOST_WARNINGS]
+        if more := len(self._warnings) - len(told):
+            told.append(f"and {more} more of this kind")
+        return Verdict(None, tuple(self._patch), tuple(told))
 
     def warn(self, words: str) -> None:
         self._warnings.append(words)
@@ -85,20 +89,28 @@ class _Change:
             if not isinstance(path[depth + 1], int) and not isinstance(_member(place, part), dict):
                 place[part] = {}
                 self._add({}, *path[: depth + 1])
-            place = place[part]
+            place = self._mine(place, part)
         place[path[-1]] = value
         self._add(value, *path)
+
+    def _mine(self, place: Any, part: str | int) -> Any:
+        """The member, as a copy of ours that may be changed."""
+        found = place[part]
+        if id(found) not in self._own:
+            found = place[part] = found.copy()
+            self._own[id(found)] = found
+        return found
 
     def drop(self, *path: str) -> None:
         place: Any = self.pod
         for part in path[:-1]:
-            place = place[part]
+            place = self._mine(place, part)
         del place[path[-1]]
         self._patch.append({"op": "remove", "path": pointer(*path)})
 
     def _add(self, value: object, *path: str | int) -> None:
         # To "add" a member that is there replaces it (RFC 6902, 4.1).
-        self._patch.append({"op": "add", "path": pointer(*map(str, path)), "value": copy.deepcopy(value)})
+        self._patch.append({"op": "add", "path": pointer(*map(str, path)), "value": value})
 
 
 def _member(place: Any, part: str | int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -67,6 +68,37 @@ def test_a_thousand_requests_that_never_end_hold_up_no_other(server: str, starte
     finally:
         for each in half_open:
             each.close()
+
+
+def test_whole_requests_for_pages_hold_up_no_probe() -> None:
+    """They took every connection, and kubelet's probes were reset: three in a row restart the daemon."""
+    goes_on, report = threading.Event(), node_report()
+
+    def metrics() -> bytes:
+        goes_on.wait(20)
+        return b"m 1\n"
+
+    listener = http.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    made = http.WebServer(http.Pages(metrics, lambda: report, list, list, "1.2.3"), listener)
+    made.start()
+    asking = []
+    try:
+        for _ in range(2 * http.CONNECTIONS):
+            asking.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            asking[-1].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        for _ in range(10):
+            for probe in ("healthz", "readyz"):
+                assert ask(port, f"GET /{probe} HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert ask(port, b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        goes_on.set()
+        answered = [client.recv(65536)[:12] for client in asking]
+        assert answered.count(b"HTTP/1.1 200") == http.PAGES_AT_ONCE
+    finally:
+        goes_on.set()
+        for each in asking:
+            each.close()
+        made.stop()
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,36 @@ def test_reviews_are_answered_by_tls(webhook: Webhook) -> None:
     assert webhook.figure("vcuda_webhook_review_seconds_count") >= 4
 
 
+def nested(depth: int) -> Any:
+    found: Any = {}
+    for _ in range(depth):
+        found = {"f": found}
+    return found
+
+
+def test_what_a_pod_carries_beside_costs_nothing(webhook: Webhook) -> None:
+    """Copying it took a second and 700 MiB, and a deep one let a forged placement through."""
+    thing = pod("p", annotations={NAMES.placement: "forged"})
+    thing["metadata"]["managedFields"] = [{"fieldsV1": nested(900)}]
+    told = webhook.ask(thing)
+    assert "vcuda-placement" in base64.b64decode(told["patch"]).decode()
+    thing["metadata"]["managedFields"] = [{} for _ in range(2_000_000)]
+    before = most_resident(webhook)
+    assert webhook.ask(thing)["patch"] == told["patch"]
+    assert most_resident(webhook) - before < 250, "MiB: the body, and what the parser makes of it"
+
+
+def most_resident(webhook: Webhook) -> float:
+    status = Path(f"/proc/{webhook.process.pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024
+
+
+def test_many_forged_annotations_are_told_in_a_few_words(webhook: Webhook) -> None:
+    told = webhook.ask(pod("p", annotations={NAMES.predicate_gpu_index(at): "1" for at in range(7000)}))
+    assert len(told["warnings"]) == 9
+    assert told["warnings"][-1] == "and 6992 more of this kind"
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

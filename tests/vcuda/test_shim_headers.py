@@ -255,7 +255,7 @@ def test_a_new_entry_point_fails_the_coverage_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cuda.h").write_text(
-        "int cuMemAlloc_v9(void); int cuMemAlloc_v2(int a); int cuLaunchKernelEx_ptsz(void); int cuInit_ptsz(int);\n"
+        "int cuMemAlloc_v9(void); int cuMemAlloc_v2(int a); int cuLaunchKernelEx_ptsz(void); int cuDeviceGetName_ptsz(int);\n"
         "int cuGraphExecDestroy_ptsz(void);\n"
     )
     assert coverage.main(["--header", str(tmp_path)]) == 1
