@@ -35,7 +35,7 @@ from vcuda.spec import errors, placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod
+from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod, parse_spec
 
 # Two other calls that take their whole time; kubelet waits for us without a limit, and what we refuse it gives up.
 LOCK_TIMEOUT_S = 4.0
@@ -200,11 +200,12 @@ class Allocator:
     def _allocate(
         self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Facts]
     ) -> api.ContainerAllocateResponse:
-        request = self._request(candidate.pod)
+        before = self._allocations.get((candidate.uid, candidate.container))
+        # What is booked is repeated as it was: annotations that were edited since are not judged.
+        request = self._request(candidate.pod) if before is None else parse_spec(candidate.pod, self._names)
         container = request.container(candidate.container)
         if container is None:
             raise Refusal(Reason.POD_UNKNOWN, f"container {candidate.container!r} asks for no share")
-        before = self._allocations.get((candidate.uid, container.name))
         if before is not None:
             self._check_same(before, container)
             allocation = before
@@ -396,13 +397,15 @@ class Allocator:
             with self._locked():
                 deadline = time.monotonic() + BUDGET_S
                 candidate, pods = self._pod_finder.find(resource, size, self._allocations, deadline)
-                request = self._request(candidate.pod)
-                container = request.container(candidate.container)
-                if container is not None:
-                    before = self._allocations.get((candidate.uid, container.name))
-                    shares = (before or self._decide(candidate, request, container, pods)).shares
+                allocation = self._allocations.get((candidate.uid, candidate.container))
+                if allocation is None:
+                    request = self._request(candidate.pod)
+                    container = request.container(candidate.container)
+                    if container is not None:
+                        allocation = self._decide(candidate, request, container, pods)
+                if allocation is not None:
                     chosen = device_ids.prefer(
-                        available, must_include, size, device_ids.per_card(resource, shares, size)
+                        available, must_include, size, device_ids.per_card(resource, allocation.shares, size)
                     )
                     if chosen is not None:
                         return chosen

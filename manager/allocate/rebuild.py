@@ -2,7 +2,7 @@
 
 In the order in which they are trusted: the container's region, which only we write; kubelet's checkpoint, which keeps what we answered (cards and
 amounts in annotations, the region among the mounts); the pod's own annotation, which whoever may edit the pod writes: it counts only as far as it says
-what the container holds and asks.
+what the container holds and asks. Nothing else of the pod's metadata is read: no edit of a running pod loses what was promised to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vcuda.spec.errors import SpecError
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 from vcuda.spec.placement import CardShare
-from vcuda.spec.request import ContainerRequest, Kind, parse_pod
+from vcuda.spec.request import ContainerRequest, Kind, parse_spec
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 log = logging.getLogger(__name__)
@@ -146,11 +146,8 @@ def _rebuild(
         kind=request.kind if request else Kind.APP,
         cores=cores,
         memory_blocks=blocks,
-        core_limit=limits[0].core_limit
-        if limits
-        else request.core_limit
-        if request
-        else min(cores, CORES_PER_CARD),
+        # Without the region nothing that counts tells of an elastic limit: the annotation may have been edited since.
+        core_limit=limits[0].core_limit if limits else min(cores, CORES_PER_CARD),
         priority=limits[0].priority if limits else "normal",
         oversell_blocks=limits[0].memory_bytes // BLOCK_BYTES if limits and limits[0].physical_bytes else 0,
         shares=shares,
@@ -189,7 +186,7 @@ def _request(pod: Pod | None, container: str, names: Names) -> ContainerRequest 
     if pod is None:
         return None
     try:
-        return parse_pod(pod, names).container(container)
+        return parse_spec(pod, names).container(container)
     except SpecError:
         return None
 

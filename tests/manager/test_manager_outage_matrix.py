@@ -169,6 +169,13 @@ class Tenants:
         self.node.kubelet.remove(item)
         self.node.api.remove("pods", f"default/{item['metadata']['name']}")
 
+    def edit(self, annotations: dict[str, str]) -> None:
+        """As their owners may, while they run."""
+        assert self.node.api is not None
+        for item, _, _ in self._promised.values():
+            item["metadata"]["annotations"].update(annotations)
+            self.node.api.put("pods", item)
+
     def check(self) -> None:
         """All run in the regions that they map, on their cards; the books are the sum of them."""
         for item, cards, usage in self._promised.values():
@@ -221,5 +228,26 @@ def test_an_outage_doubles_loses_and_leaks_nothing(
             tenants.admit(pod("too-much", container("c", 10, card_blocks)))
         tenants.check()
     tenants.admit(pod("after", container("c", 10, 1)))
+    tenants.check()
+    tenants.end()
+
+
+@pytest.mark.parametrize("name", ["kubelet's checkpoint gone", "our state gone", "both gone"])
+def test_what_owners_edit_on_running_pods_costs_them_nothing_in_an_outage(
+    make_node: Callable[..., Node], machine: Machine, monkeypatch: Patch, name: str
+) -> None:
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    node.start(wait=CORES)
+    tenants, card_blocks = Tenants(node), machine.cards[0].memory_bytes // units.BLOCK_BYTES
+    tenants.admit(pod("plain", container("c", 30, 4)))
+    tenants.admit(pod("prepared", container("c", 20, 4), init=[container("i", 20, 2)]))
+    tenants.admit(pod("whole", container("c", 100)))
+    tenants.edit({NAMES.core_limit: "banana"})
+    with OUTAGES[name](node, monkeypatch):
+        tenants.check()
+        with pytest.raises(Rejected, match="InsufficientMemory"):
+            tenants.admit(pod("too-much", container("c", 10, card_blocks)))
+        tenants.admit(pod("during", container("c", 50, 1)))
     tenants.check()
     tenants.end()

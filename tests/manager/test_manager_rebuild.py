@@ -20,7 +20,9 @@ from tests.manager.manager_pods import NAMES, container, pod
 from vcuda import region
 from vcuda.spec import placement
 from vcuda.spec.inventory import Card
+from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL
 from vcuda.spec.placement import CardShare
+from vcuda.spec.request import Kind
 from vcuda.spec.units import BLOCK_BYTES
 
 KEY = ("u", "c")
@@ -186,6 +188,53 @@ def test_when_state_and_kubelets_records_are_lost_the_regions_of_living_pods_rem
     assert {key: (item.shares, item.held) for key, item in found.items()} == {
         KEY: ((CardShare("GPU-0", 10, 4),), {})
     }  # the one with 90 cores is not what its pod asks
+
+
+EDITED: dict[str, dict[str, str]] = {
+    "a limit that is no number": {NAMES.core_limit: "banana"},
+    "a limit below the cores": {NAMES.core_limit: "1"},
+    "an oversell that is none": {NAMES.oversell: "banana"},
+    "an oversell of nobody": {NAMES.oversell: "nobody=9"},
+    "a priority that is none": {NAMES.priority: "banana"},
+    "a policy that is none": {NAMES.policy: "banana"},
+    "a gang that is none": {NAMES.gang: "banana"},
+}
+
+
+@pytest.mark.parametrize("what", EDITED)
+def test_a_region_counts_whatever_the_pods_owner_wrote_since(what: str, tmp_path: Path) -> None:
+    item = pod("p", container("c", 60, 4), init=[container("i", 60, 4)], annotations=EDITED[what], uid="u")
+    for name in ("c", "i"):
+        region_of(tmp_path, "u", name, 60, 4)
+    found = complete([], item, base=tmp_path)
+    assert {name: (each.shares, each.kind) for (_, name), each in found.items()} == {
+        "i": ((CardShare("GPU-0", 60, 4),), Kind.INIT),
+        "c": ((CardShare("GPU-0", 60, 4),), Kind.APP),
+    }
+    by_kubelet = [
+        Entry(name, "core", Held.of(map(str, range(60))), pod_uid="u", answer=answer(cores=60))
+        for name in ("c", "i")
+    ]
+    assert accounting.booked(complete(by_kubelet, item).values()) == {"GPU-0": (60, 10)}
+
+
+def test_labels_that_the_pods_owner_wrote_since_cost_it_nothing_either(tmp_path: Path) -> None:
+    item = pod("p", container("c", 10, 4), uid="u")
+    item["metadata"]["labels"] = {OLD_POD_GROUP_NAME_LABEL: "g", OLD_POD_GROUP_SIZE_LABEL: "banana"}
+    region_of(tmp_path, "u", "c", 10, 4)
+    assert KEY in complete([], item, base=tmp_path)
+
+
+def test_an_elastic_limit_is_what_the_region_says_and_without_one_the_cores(tmp_path: Path) -> None:
+    """The annotation may have been edited since, and kubelet's records do not have the limit."""
+    item = pod("p", container("c", 30, 10), annotations={NAMES.core_limit: "100"}, uid="u")
+    entries = [entry("core", 30, answer()), entry("memory", 10, answer())]
+    assert complete(entries, item)[KEY].core_limit == 30
+    directory = tmp_path / "regions/u/c"
+    directory.mkdir(parents=True)
+    region.create(directory, [region.CardLimit("GPU-0", 4, 10 * BLOCK_BYTES, 30, 70)])
+    entries = [entry("core", 30), entry("memory", 10)]
+    assert complete(entries, item, base=tmp_path)[KEY].core_limit == 70
 
 
 def test_in_whatever_order_kubelet_remembers_containers_a_pod_books_its_peak() -> None:

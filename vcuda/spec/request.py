@@ -372,3 +372,13 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
         uuids=_card_filter(annotations.get(names.card_uuid, "")),
         gang=gang.parse(annotations, labels, names),
     )
+
+
+def parse_spec(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
+    """What the spec alone asks, for a pod that has its devices: limits can't change then, but annotations and labels may be edited.
+
+    Elastic limit, oversell, priority and what chooses cards are the defaults. Raises InvalidRequest for the spec.
+    """
+    metadata = _mapping(pod.get("metadata"), "metadata")
+    identity = {key: metadata[key] for key in ("uid", "namespace", "name") if key in metadata}
+    return parse_pod({"metadata": identity, "spec": pod.get("spec")}, names)
