@@ -15,6 +15,7 @@ from vcuda.kube.objects import checked
 from vcuda.settings import (
     InvalidSettings,
     choice,
+    domain,
     number,
     option,
     optional_path,
@@ -62,7 +63,7 @@ class Settings:
     )
     bind_address: str = option("0.0.0.0", text, "address to listen on")
     port: int = option(3456, reading.port, "port to listen on, 0 for a free one")
-    resource_domain: str = option(DEFAULT_DOMAIN, text, "domain of all resource and annotation names")
+    resource_domain: str = option(DEFAULT_DOMAIN, domain, "domain of all resource and annotation names")
     policy: Policy = option(Policy.FGD, _policy, "default policy; a pod's annotation overrides it")
     tls_cert: str | None = option(
         None,
@@ -147,8 +148,6 @@ def read(given: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
         raise InvalidSettings("--lease-seconds must be at least twice --api-timeout-seconds")
     if settings.pod and not settings.lease:
         raise InvalidSettings("--pod is for the role label of replicas; give --lease too")
-    if not settings.resource_domain or "/" in settings.resource_domain:
-        raise InvalidSettings(f"--resource-domain {settings.resource_domain!r} is not a domain")
     if not (settings.client_ca or settings.allow_anyone or _is_loopback(settings.bind_address)):
         raise InvalidSettings(
             f"on {settings.bind_address} everybody who reaches the port could book cards and bind pods; give --client-ca "

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_DOMAIN = r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"  # RFC 1123, as Kubernetes' names
 
 
 class InvalidSettings(Exception):
@@ -117,7 +119,14 @@ def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"cannot read the settings file {path}: {error}") from None
     except yaml.YAMLError as error:
-        raise InvalidSettings(f"the settings file {path} is not YAML: {str(error).splitlines()[0]}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        why = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InvalidSettings(f"the settings file {path} is not YAML: {where}{why}") from None
+    except RecursionError:
+        raise InvalidSettings(
+            f"the settings file {path} is nested too deep; write `name: value` lines"
+        ) from None
     if data is not None and not isinstance(data, dict):
         raise InvalidSettings(
             f"the settings file {path} must hold `name: value` lines, not {type(data).__name__}"
@@ -166,10 +175,21 @@ def switch(value: str) -> bool:
 
 
 def port(value: str) -> int:
-    number = int(value)
-    if not 0 <= number <= 65535:
+    if not (value.isascii() and value.isdigit() and len(value) <= 5 and int(value) <= 65535):
         raise ValueError("a port is 0 to 65535")
-    return number
+    return int(value)
+
+
+def domain(value: str) -> str:
+    if not re.fullmatch(_DOMAIN, value):
+        raise ValueError("write a domain such as example.com, in small letters")
+    return value
+
+
+def optional_name(value: str) -> str:
+    if value and not re.fullmatch(_DOMAIN, value):
+        raise ValueError("write a name of a Kubernetes object: small letters, digits, `-` and `.`")
+    return value
 
 
 def choice(*allowed: str) -> Callable[[str], str]:

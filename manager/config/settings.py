@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.config import values
-from vcuda.settings import choice, option, optional_path, port, switch, text
+from vcuda.settings import choice, domain, option, optional_name, optional_path, port, switch, text
 from vcuda.spec.names import DEFAULT_DOMAIN
 
 ENV_PREFIX = "GPU_MANAGER_"
@@ -26,8 +26,12 @@ class Settings:
         None, optional_path, "YAML file with any of these settings, flag names as keys"
     )
     # Kubernetes
-    resource_domain: str = option(DEFAULT_DOMAIN, text, "domain of all resource, annotation and label names")
-    hostname_override: str = option("", text, "this node's name in Kubernetes, if it is not the host's name")
+    resource_domain: str = option(
+        DEFAULT_DOMAIN, domain, "domain of all resource, annotation and label names"
+    )
+    hostname_override: str = option(
+        "", optional_name, "this node's name in Kubernetes, if it is not the host's name"
+    )
     kubeconfig: Path | None = option(
         None, optional_path, "kubeconfig file; in-cluster configuration without it"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler_ext.admission.rules import Rules
 from vcuda import settings as reading
-from vcuda.settings import InvalidSettings, choice, number, option, optional_path, optional_text, text
+from vcuda.settings import InvalidSettings, choice, domain, number, option, optional_path, optional_text, text
 from vcuda.spec.names import DEFAULT_DOMAIN, Names
 from vcuda.spec.request import Policy, Priority
 from vcuda.spec.units import CORES_PER_CARD
@@ -47,7 +47,7 @@ class Settings:
         None, optional_text, "certificate chain file (PEM); reloaded when it changes", metavar="FILE"
     )
     tls_key: str | None = option(None, optional_text, "private key file (PEM)", metavar="FILE")
-    resource_domain: str = option(DEFAULT_DOMAIN, text, "domain of all resource and annotation names")
+    resource_domain: str = option(DEFAULT_DOMAIN, domain, "domain of all resource and annotation names")
     scheduler_name: str | None = option(
         None, optional_text, "scheduler of pods with a share whose author chose none", metavar="NAME"
     )
@@ -106,6 +106,4 @@ def read(given: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
     settings = reading.read(Settings, given, environment, ENV_PREFIX)
     if not (settings.tls_cert and settings.tls_key):
         raise InvalidSettings("the API server speaks to webhooks by TLS only; give --tls-cert and --tls-key")
-    if not settings.resource_domain or "/" in settings.resource_domain:
-        raise InvalidSettings(f"--resource-domain {settings.resource_domain!r} is not a domain")
     return settings

@@ -45,7 +45,11 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not YAML"),
+        ("v: 1\na: [", "is not YAML: line 2: "),
+        ("a: " + "[" * 3000, "nested too deep"),
+        ("resource-domain: a/b", "resource-domain: 'a/b' is not valid (write a domain"),
+        ("hostname-override: a/../b", "is not valid (write a name of a Kubernetes object"),
+        ("query-port: true", "query-port: 'True' is not valid (a port is 0 to 65535)"),
         ("- a", "must hold `name: value` lines"),
         ("no-such: 1", "unknown settings: no-such"),
         ("query-port: -1", "query-port: '-1' is not valid"),

@@ -192,7 +192,7 @@ def test_probes_have_a_port_of_their_own_and_sigterm_ends_it(tmp_path: Path) -> 
         ([], "the API server speaks to webhooks by TLS only; give --tls-cert and --tls-key"),
         (["--tls-cert=x", "--tls-key=x", "--default-cores=101"], "--default-cores: '101' is not valid (give a whole number from 0 to 100)"),
         (["--tls-cert=x", "--tls-key=x", "--default-priority=urgent"], "--default-priority: 'urgent' is not valid"),
-        (["--tls-cert=x", "--tls-key=x", "--resource-domain=a/b"], "'a/b' is not a domain"),
+        (["--tls-cert=x", "--tls-key=x", "--resource-domain=a/b"], "--resource-domain: 'a/b' is not valid (write a domain"),
         (["--tls-cert=/nowhere", "--tls-key=/nowhere"], "certificate /nowhere with key /nowhere cannot be used"),
     ],
 )  # fmt: skip
