@@ -20,8 +20,8 @@ from manager.allocate.decide import Decider
 from manager.allocate.find_pod import PodFinder
 from manager.allocate.matcher import Candidate
 from manager.allocations.record import Allocation
-from manager.audit.device_cgroups import missing
 from manager.cards import device_nodes
+from manager.cgroups.devices import missing
 from manager.container import driver_dir, response
 from manager.process import sdnotify
 from tests.manager.manager_kubelet import Rejected

@@ -116,7 +116,7 @@ def test_no_devices_are_given_to_a_control_group_that_only_points_at_a_region(tm
     (folder / "cgroup.procs").write_text("10\n")
     told: list[str] = []
     watcher = Watcher(
-        tmp_path / "cgroup", lambda _: {"/dev/nvidia7": (195, 7)}, lambda item, *_: told.append(item.pod_uid),
+        tmp_path / "cgroup", tmp_path / "nodes", lambda _: {"/dev/nvidia7": (195, 7)}, lambda item, *_: told.append(item.pod_uid),
         Owners(proc.path),
     )  # fmt: skip
     watcher.look((mine, victim), restore=True)

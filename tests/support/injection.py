@@ -234,8 +234,8 @@ def make(folder: Path) -> Place:
     driver = driver_dir.make(folder / "manager", HostRoot(machine.root), LIB / "shim")
     shares = (CardShare(card.uuid, 50, 1),)
     item = Allocation(
-        "uid", "default", "pod", "main", Kind.APP, 50, 1, 50, "normal", shares, {card.uuid: card.minor},
-        str(directory), str(driver.directory),
+        pod_uid="uid", namespace="default", pod_name="pod", container="main", kind=Kind.APP, cores=50, memory_blocks=1, core_limit=50,
+        priority="normal", shares=shares, minors={card.uuid: card.minor}, region=str(directory), mirror=str(driver.directory),
     )  # fmt: skip
     _compile(folder)
     for parent in (folder, *folder.parents):
