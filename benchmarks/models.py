@@ -1,6 +1,8 @@
 """A real model's throughput natively and in shares: the whole card, 50, and 30 beside 70 (T4). Needs a card and PyTorch.
 
-A transformer of GPT-2's size is trained (batch 16) and served (batch 1) by an unmodified PyTorch program, all in one run on one card. From the
+A transformer of GPT-2's size is trained and served by an unmodified PyTorch program, and one of fewer, wider layers is trained, which keeps a fast card
+busy all the time; all in one run on one card. What NVML says the card was busy stands beside each case: a share's part of a program that needs
+less than the card is not its limit. From the
 repository's root: `python -m benchmarks.models [--json FILE] [--quick] [--python PYTHON]`. Without a card or PyTorch it says so and ends with status 0.
 `--dry-run` runs the same programs, tiny and on the processor, through the same shares of a simulated card: no figure of it means anything.
 """
@@ -12,14 +14,18 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pynvml
 
 from benchmarks import _clients, _machine, _usable
 from benchmarks._pairs import Paired, paired
@@ -28,12 +34,14 @@ from vcuda.sim import Machine
 
 HERE = Path(__file__).resolve().parent
 CLIENT = HERE / "_model_client.py"
-WORKS = ("train", "serve")
+WORKS = ("wide", "train", "serve")
+BUSY_EVERY_S = 0.1  # NVML's utilization is of the last 1/6 s to 1 s
 # The cores of the shares side by side; None: no share.
 CASES: dict[str, list[int | None]] = {
     "native": [None],
     "50 alone": [50],
     "30 beside 70": [30, 70],
+    "two without shares": [None, None],
     "whole card": [100],
     "native again": [None],
 }
@@ -42,7 +50,10 @@ BESIDE_MIB = 1024  # contexts beside two shares
 
 @dataclass(frozen=True)
 class Row:
-    """What one program got done: steps (batches, requests) per second, and as part of native alone."""
+    """What one program got done: steps (batches, requests) per second, and as part of native alone.
+
+    `busy_percent`: how long some kernel ran on the card meanwhile, by NVML; None where nobody tells.
+    """
 
     work: str
     case: str
@@ -50,6 +61,39 @@ class Row:
     of_native: float
     p50_ms: float | None
     p99_ms: float | None
+    busy_percent: float | None = None
+
+
+class Busy:
+    """What NVML says the card was busy while a program ran, as a mean in percent."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self._samples: list[int] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, args=(uuid,)) if uuid else None
+
+    def __enter__(self) -> Busy:
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread:
+            self._thread.join()
+
+    def _sample(self, uuid: str) -> None:
+        try:
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            while not self._ended.wait(BUSY_EVERY_S):
+                self._samples.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except pynvml.NVMLError as error:
+            print(f"NVML does not tell how busy {uuid} is: {error}", file=sys.stderr)
+
+    def percent(self) -> float | None:
+        late = self._samples[len(self._samples) // 5 : -2]  # the first look back at the time before
+        return statistics.fmean(late) if late else None
 
 
 @dataclass
@@ -62,6 +106,7 @@ class Bench:
     folder: Path
     seconds: float
     client: list[str] = field(default_factory=list)
+    uuid: str | None = None  # the card, where it is a real one
 
     def start(self, work: str, cores: int | None, memory_mib: int) -> subprocess.Popen[str]:
         command = [self.python, str(CLIENT), work, str(self.seconds), *self.client]
@@ -95,18 +140,20 @@ class Bench:
                     other.kill()
                     other.communicate()
                 raise RunError("the PyTorch program ended before it was warm; its message is above")
-        for process in running:
-            if process.stdin:
-                process.stdin.write("go\n")
-                process.stdin.flush()
-        return [json.loads(process.communicate()[0].splitlines()[-1]) for process in running]
+        with Busy(self.uuid) as busy:
+            for process in running:
+                if process.stdin:
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+            answers = [json.loads(process.communicate()[0].splitlines()[-1]) for process in running]
+        return [{**answer, "busy_percent": busy.percent()} for answer in answers]
 
 
 def rate(answer: dict[str, Any]) -> float:
     return float(answer["steps"]) / float(answer["seconds"])
 
 
-def whole_card(bench: Bench, memory_mib: int, pairs: int) -> list[Paired]:
+def whole_card(bench: Bench, works: Sequence[str], memory_mib: int, pairs: int) -> list[Paired]:
     """Native and a share of the whole card in turns: what T4 asks."""
 
     def per_second(work: str, cores: int | None) -> float:
@@ -114,18 +161,18 @@ def whole_card(bench: Bench, memory_mib: int, pairs: int) -> list[Paired]:
 
     return [
         paired(work, lambda: per_second(work, None), lambda: per_second(work, 100), pairs)  # noqa: B023
-        for work in WORKS
+        for work in works
     ]
 
 
-def rows(bench: Bench, memory_mib: int, end_s: float = math.inf) -> list[Row]:
+def rows(bench: Bench, works: Sequence[str], memory_mib: int, end_s: float = math.inf) -> list[Row]:
     """Native first and last: their mean is the base, so that a card that warms up does not favour either.
 
     Each case is said at once. None is begun that would not have ended at `end_s` (of time.monotonic) if it took as long as the longest before.
     """
     found: list[Row] = []
     longest_s = 0.0
-    for work in WORKS:
+    for work in works:
         cases: list[tuple[str, dict[str, Any]]] = []
         for title, shares in CASES.items():
             begun = time.monotonic()
@@ -133,24 +180,34 @@ def rows(bench: Bench, memory_mib: int, end_s: float = math.inf) -> list[Row]:
                 break
             answers = bench.together([(work, cores) for cores in shares], memory_mib if shares[0] else 0)
             longest_s = max(longest_s, time.monotonic() - begun)
-            names = [title] if len(shares) == 1 else [f"{cores} of 30/70" for cores in shares]
+            names = [title] if len(shares) == 1 else [f"{cores or 'one'} of {title}" for cores in shares]
             cases += zip(names, answers, strict=True)
             for name, answer in zip(names, answers, strict=True):
-                print(f"  {work}, {name}: {rate(answer):.2f} per second", file=sys.stderr, flush=True)
+                print(
+                    f"  {work}, {name}: {rate(answer):.2f} per second, card busy {_percent(answer['busy_percent'])}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         natives = [rate(answer) for case, answer in cases if case.startswith("native")]
         for case, answer in cases:
             part = rate(answer) * len(natives) / sum(natives)
-            found.append(Row(work, case, rate(answer), part, answer.get("p50_ms"), answer.get("p99_ms")))
+            latencies = answer.get("p50_ms"), answer.get("p99_ms")
+            found.append(Row(work, case, rate(answer), part, *latencies, answer["busy_percent"]))
     return found
 
 
+def _percent(value: float | None) -> str:
+    return f"{value:.0f} %" if value is not None else "-"
+
+
 def show(found: list[Row], whole: list[Paired]) -> None:
-    print(f"{'':8}{'':18}{'per second':>12}{'of native':>12}{'p50 ms':>10}{'p99 ms':>10}")
+    print(f"{'':8}{'':28}{'per second':>12}{'of native':>12}{'card busy':>12}{'p50 ms':>10}{'p99 ms':>10}")
     for row in found:
         latencies = "".join(
             f"{value:10.2f}" if value is not None else f"{'-':>10}" for value in (row.p50_ms, row.p99_ms)
         )
-        print(f"{row.work:8}{row.case:18}{row.per_second:12.2f}{100 * row.of_native:11.1f}%{latencies}")
+        figures = f"{row.per_second:12.2f}{100 * row.of_native:11.1f}%{_percent(row.busy_percent):>12}"
+        print(f"{row.work:8}{row.case:28}{figures}{latencies}")
     print("\nthe whole card against native, in turns (T4)")
     for each in whole:
         spread = f"lowest {100 * each.lowest:.2f} %, highest {100 * each.highest:.2f} %"
@@ -189,6 +246,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--memory", type=int, default=8192, metavar="MIB", help="limit of each share (default %(default)s)"
     )
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS, help="which (default: all)")
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny, on the processor, in shares of a simulated card"
     )
@@ -215,17 +273,19 @@ def main(arguments: Sequence[str]) -> int:
                 skipped = str(error)
         if not skipped and python:
             seconds = 1.0 if options.dry_run else 5.0 if options.quick else 20.0
-            bench = Bench(python, words, environment, folder, seconds, client)
+            uuid = None if options.dry_run else found.card.uuid
+            bench = Bench(python, words, environment, folder, seconds, client, uuid)
             begun = time.monotonic()
-            measured = rows(bench, options.memory, begun + (options.within or math.inf))
+            measured = rows(bench, options.works, options.memory, begun + (options.within or math.inf))
             result["rows"] = [dataclasses.asdict(row) for row in measured]
             pairs = 2 if options.dry_run or options.quick else 6
             if options.within is not None:  # a pair takes as long as two rows, for each work
                 took = time.monotonic() - begun
                 pairs = min(
-                    pairs, int((options.within - took) / (took / max(1, len(measured)) * 2 * len(WORKS)))
+                    pairs,
+                    int((options.within - took) / (took / max(1, len(measured)) * 2 * len(options.works))),
                 )
-            whole = whole_card(bench, options.memory, pairs) if pairs > 0 else []
+            whole = whole_card(bench, options.works, options.memory, pairs) if pairs > 0 else []
             result["whole_card"] = [dataclasses.asdict(each) for each in whole]
             result["dry_run"] = options.dry_run
     print(_machine.line(result["machine"]))
