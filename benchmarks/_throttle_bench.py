@@ -95,6 +95,7 @@ class Bench:
         self.program = compile_c(HERE / "throttle_load.c", folder / "throttle_load")
         self.card = card or _card.choose(driver, folder, self.program)
         self.made = 0
+        self.charged: list[float] = []  # to each load of the latest run, in points of the card
 
     def share(self, load: Load, shared: bool, driver: Path | None = None) -> tuple[Path, dict[str, str]]:
         """Make a container's folder; returns it and the environment in which a program uses it."""
@@ -156,20 +157,31 @@ class Bench:
         """All loads at once, with an arbiter: the part of the card of each per sample, and what each process said."""
         for load in loads:
             self.card.prepare(load.options)
+        processes: list[list[subprocess.Popen[str]]] = []
+        folders: list[Path] = []
         with Arbiter() as arbiter:
-            processes = []
-            for load in loads:
-                folder, environment = self.share(load, shared)
-                arbiter.add(folder.name, folder / "vcuda")
-                options = {**load.options, "seconds": WARM_SECONDS + seconds + 1.5}
-                processes.append([self.start(environment, options) for _ in range(load.processes)])
-            time.sleep(WARM_SECONDS)
-            everyone = [process for mine in processes for process in mine]
-            each = iter(self.sample([process.pid for process in everyone], seconds))
-            samples = [
-                [sum(parts) for parts in zip(*(next(each) for _ in mine), strict=True)] for mine in processes
-            ]
-            return samples, [answer_of(process) for process in everyone]
+            try:
+                for load in loads:
+                    folder, environment = self.share(load, shared)
+                    arbiter.add(folder.name, folder / "vcuda")
+                    folders.append(folder / "vcuda")
+                    options = {**load.options, "seconds": WARM_SECONDS + seconds + 1.5}
+                    processes.append([self.start(environment, options) for _ in range(load.processes)])
+                time.sleep(WARM_SECONDS)
+                everyone = [process for mine in processes for process in mine]
+                began, before = time.monotonic(), charges(folders)
+                each = iter(self.sample([process.pid for process in everyone], seconds))
+                took = time.monotonic() - began
+                paid = zip(charges(folders), before, strict=True)
+                self.charged = [100 * (now - then) / took for now, then in paid]
+                samples = [
+                    [sum(parts) for parts in zip(*(next(each) for _ in mine), strict=True)]
+                    for mine in processes
+                ]
+                return samples, [answer_of(process) for process in everyone]
+            finally:  # it may have been stopped in between
+                for process in (process for mine in processes for process in mine):
+                    process.kill()
 
     def idle_arbiter(self, tenants: int, seconds: float) -> float:
         """What part of a processor an arbiter takes while so many tenants of one card do nothing, in percent."""
@@ -233,6 +245,11 @@ def about_machine(card: _card.Card) -> dict[str, Any]:
         "driver": card.library.resolve().name,
         "load_average": os.getloadavg()[0],
     }
+
+
+def charges(folders: Sequence[Path]) -> list[float]:
+    """GPU seconds that each container was charged."""
+    return [region.read_usage(folder).cards[0].gpu_time_ns / 1e9 for folder in folders]
 
 
 def compile_c(source: Path, output: Path, *flags: str) -> Path:

@@ -26,6 +26,8 @@ NEIGHBOUR: Options = {"kernel": "spin_100us", "seconds": SECONDS + 2}
 # What the code assumes; vcuda/src/gate/gate.h and docs/compute.md say where.
 ASSUMED = {
     "launch_gap_ns": "what the launch took the host, at most 4,000 (VC_LAUNCH_GAP_NS)",
+    "begin_beside_ns": "as alone: an event is reached when its context has the card, not before",
+    "event_cost_ns": "little: one is recorded for each millisecond of work",
     "event_step_ns": "well below 50,000",
     "slice_ns": "2,000,000 (leases are longer)",
     "switch_ns": "75,000",
@@ -72,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     late = futex_wake_ns()
     rows = {
         "launch_gap_ns": alone["launch_gap_ns"],
+        "begin_beside_ns": beside["launch_gap_ns"],
+        "event_cost_ns": alone["event_cost_ns"],
         "event_step_ns": alone["event_step_ns"],
         "slice_ns": beside["slice_ns"],
         "switch_ns": max(0.0, beside["pause_ns"] - beside["slice_ns"]) / 2,  # there and back

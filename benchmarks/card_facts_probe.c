@@ -8,7 +8,7 @@
 #include <string.h>
 
 typedef void *handle;
-enum { KERNELS = 4000, SAMPLES = 200, MANY = 11 };
+enum { KERNELS = 4000, SHORT_KERNELS = 3000, SAMPLES = 200, MANY = 11 };
 
 static const char image[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
                             ".visible .entry spin_100us(.param .u64 rounds)\n{\n"
@@ -98,6 +98,30 @@ static double around(unsigned kernels)
     return median(samples, SAMPLES);
 }
 
+/* How much longer short kernels take each, when an event is recorded behind every one of them. */
+static double cost_of_events(void)
+{
+    double took[2];
+    handle from = make_event(), between = make_event(), to = make_event();
+    unsigned long long long_rounds = rounds;
+    rounds = rounds / 10 + 1;
+    for (unsigned with = 0; with < 2; with++) {
+        wait_for_card();
+        for (unsigned k = 0; k < SHORT_KERNELS; k++) {
+            launch();
+            if (k == SHORT_KERNELS / 10)
+                record(from);
+            if (with)
+                record(between);
+        }
+        record(to);
+        wait_for_card();
+        took[with] = elapsed_ns(from, to);
+    }
+    rounds = long_rounds;
+    return (took[1] - took[0]) / (SHORT_KERNELS * 0.9);
+}
+
 /* The smallest difference between the ends of kernels that are not equally long. */
 static double smallest_step(const double *ends)
 {
@@ -130,7 +154,7 @@ int main(void)
     if (one > 0)
         rounds = (unsigned long long)((double)rounds * 100000 / one) + 1; /* about 100 us on a real card */
     one = around(1);
-    double more = around(MANY), kernel = (more - one) / (MANY - 1);
+    double event_cost = cost_of_events(), more = around(MANY), kernel = (more - one) / (MANY - 1);
 
     static handle events[KERNELS];
     static double ends[KERNELS], slices[KERNELS], pauses[KERNELS];
@@ -156,7 +180,7 @@ int main(void)
         last = ends[i];
     }
     printf("{\"launch_gap_ns\": %.1f, \"event_step_ns\": %.3f, \"kernel_ns\": %.0f, \"pauses\": %u, \"slice_ns\": %.0f, "
-           "\"pause_ns\": %.0f}\n",
-           one - kernel, smallest_step(ends), kernel, count, median(slices, count), median(pauses, count));
+           "\"pause_ns\": %.0f, \"event_cost_ns\": %.0f}\n",
+           one - kernel, smallest_step(ends), kernel, count, median(slices, count), median(pauses, count), event_cost);
     return 0;
 }

@@ -2,7 +2,8 @@
 
 The truth is the simulated card's own books, or the kernels that ended on a real one, never our accounting. Figures of the
 simulated card say how well the rules hold in real processes; they say nothing about a real card. Run it alone on an idle machine, from the
-repository's root: `python -m benchmarks.throttle [--driver auto|real|simulated] [--json FILE] [--plots FOLDER] [--quick]`.
+repository's root: `python -m benchmarks.throttle [--driver auto|real|simulated] [--json FILE] [--plots FOLDER] [--quick] [--rows TEXT …]`.
+Every row is said and written as soon as it is known; SIGTERM ends it with what there is.
 Targets: T1, T2, T5 to T10 of docs/compute.md.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from benchmarks.launch_cost import launch_cost
 from vcuda import region
 from vcuda.arbiter import Arbiter
 from vcuda.runs.errors import RunError
+from vcuda.sim import cards
 
 CAPS = (5, 10, 30, 50, 90)
 KERNELS: dict[str, Options] = {
@@ -44,6 +47,7 @@ KERNELS: dict[str, Options] = {
 IDLE_TENANTS = (64, 200)
 SPLITS = ((30, 70), (10, 20, 30, 40))
 LONG_KERNEL = "spin_100ms"
+GREEDY: Options = {"kernel": "spin_1000us"}
 # Longer than a slice of the card: reported.
 LONG_KERNELS: dict[str, Options] = {
     "kernels of 5 ms": {"kernel": "spin_5ms"},
@@ -55,19 +59,21 @@ LONG_SECONDS = 10.0
 # What a load's start, warm-up and end take.
 AROUND_SECONDS = 3.5
 WHOLE_KERNELS = ("spin_10us", "spin_1000us", "spin_20ms")
+TIMINGS = {"default": {}, "second": cards.SECOND_TIMING, "h100": cards.H100_TIMING}
 # By kind of kernel and cap: the share in each sample.
 Samples = dict[str, dict[int, list[float]]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity in points of the card: mean absolute errors over long windows (1 s) and over 100 ms."""
+    """One measured quantity in points of the card: mean absolute errors over long windows (1 s) and over 100 ms; what was charged for it."""
 
     what: str
     target: float
     achieved: float
     error_1s: float
     error_100ms: float | None
+    charged: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,86 +84,156 @@ class Settled:
     milliseconds: float | None
 
 
-def row_of(what: str, target: float, samples: Sequence[float]) -> Row:
+def row_of(what: str, target: float, samples: Sequence[float], charged: float | None = None) -> Row:
     seconds = [statistics.fmean(samples[at : at + 10]) for at in range(0, len(samples) - 9, 10)]
-    return told(
-        Row(
-            what,
-            target,
-            statistics.fmean(samples),
-            statistics.fmean(abs(value - target) for value in seconds or samples),
-            statistics.fmean(abs(value - target) for value in samples),
-        )
+    return Row(
+        what,
+        target,
+        statistics.fmean(samples),
+        statistics.fmean(abs(value - target) for value in seconds or samples),
+        statistics.fmean(abs(value - target) for value in samples),
+        charged,
     )
 
 
-def told(row: Row) -> Row:
-    """The row, said at once: a lent card may be taken back before the table is whole."""
-    print(f"  {row.what}: {row.achieved:.2f} of {row.target:.0f}", file=sys.stderr, flush=True)
-    return row
+class Stopped(BaseException):
+    """SIGTERM came: what was found so far is all there is."""
 
 
-def caps(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], Samples]:
-    rows = []
-    over_time: Samples = {title: {} for title in KERNELS}
+@dataclass
+class Run:
+    """What is measured, on what, and what was found so far."""
+
+    bench: Bench
+    seconds: float
+    quick: bool
+    rows: Sequence[str]  # only what has one of these in its name; none: all
+    json: Path | None
+    result: dict[str, Any]
+    over_time: Samples = field(default_factory=dict)
+    traces: dict[str, tuple[Trace, dict[str, list[float]]]] = field(default_factory=dict)
+
+    def wants(self, name: str) -> bool:
+        return not self.rows or any(text in name for text in self.rows)
+
+    def add(self, row: Row, key: str = "shares") -> None:
+        """Say and write a row at once: a lent card may be taken back before the table is whole."""
+        charged = "" if row.charged is None else f" (charged {row.charged:.2f})"
+        print(
+            f"  {row.what}: {row.achieved:.2f} of {row.target:.0f}{charged}",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.result.setdefault(key, []).append(dataclasses.asdict(row))
+        self.save()
+
+    def save(self) -> None:
+        if self.json:
+            self.json.write_text(json.dumps(self.result, indent=1) + "\n")
+
+
+def caps(run: Run) -> None:
+    run.over_time = {title: {} for title in KERNELS}
     for title, options in KERNELS.items():
-        for cap in CAPS[2:3] if quick and "graph" in options else CAPS:
-            samples, _ = bench.run([Load(cap, options)], seconds, shared=False)
-            rows.append(row_of(f"cap alone, {title}", cap, samples[0]))
-            over_time[title][cap] = samples[0]
-    for cap in CAPS[2:3] if quick else CAPS:
-        samples, _ = bench.run([Load(cap, {"kernel": LONG_KERNEL})], LONG_SECONDS, shared=False)
-        got = statistics.fmean(samples[0])
-        rows.append(told(Row("cap alone, kernels of 100 ms (over 10 s)", cap, got, abs(got - cap), None)))
-    return rows, over_time
+        name = f"cap alone, {title}"
+        for cap in CAPS[2:3] if run.quick and "graph" in options else CAPS:
+            if run.wants(name):
+                samples, _ = run.bench.run([Load(cap, options)], run.seconds, shared=False)
+                run.add(row_of(name, cap, samples[0], run.bench.charged[0]))
+                run.over_time[title][cap] = samples[0]
+    for cap in CAPS[2:3] if run.quick else CAPS:
+        name = "cap alone, kernels of 100 ms (over 10 s)"
+        if run.wants(name):
+            samples, _ = run.bench.run([Load(cap, {"kernel": LONG_KERNEL})], LONG_SECONDS, shared=False)
+            got = statistics.fmean(samples[0])
+            run.add(Row(name, cap, got, abs(got - cap), None, run.bench.charged[0]))
 
 
-def one_by_one(bench: Bench, seconds: float) -> list[Row]:
+def one_by_one(run: Run) -> None:
     """Every launch waited for, so that the card is idle before each: what it is charged shows the launch gap."""
-    rows = []
-    for cap in CAPS[1:3]:
-        samples, _ = bench.run([Load(cap, {"kernel": "spin_10us", "sync": 1})], seconds, shared=False)
-        rows.append(row_of("each launch waited for, kernels of 10 us", cap, samples[0]))
-    return rows
+    name = "each launch waited for, kernels of 10 us"
+    for cap in CAPS[1:3] if run.wants(name) else ():
+        load = Load(cap, {"kernel": "spin_10us", "sync": 1})
+        samples, _ = run.bench.run([load], run.seconds, shared=False)
+        run.add(row_of(name, cap, samples[0], run.bench.charged[0]))
 
 
-def splits(bench: Bench, seconds: float, quick: bool) -> tuple[list[Row], dict[str, float]]:
+def splits(run: Run) -> None:
     """Greedy tenants side by side; and what the same programs had together without any share, in the same minute."""
-    rows, native = [], {}
     cases = [(shares, title, options, 1) for shares in SPLITS for title, options in list(KERNELS.items())[:2]]
-    if not quick:
+    if not run.quick:
         cases += [(SPLITS[0], title, options, 2) for title, options in list(KERNELS.items())[:2]]
         cases += [(shares, title, options, 1) for shares in SPLITS for title, options in LONG_KERNELS.items()]
+    native = run.result.setdefault("native_sums", {})
     for shares, title, options, processes in cases:
-        bench.card.prepare(options)
-        lasts = LONG_SECONDS if options["kernel"] == LONG_KERNEL else seconds
-        loads = [Load(cores, options, processes=processes) for cores in shares]
-        samples, _ = bench.run(loads, lasts, shared=True)
         many = "" if processes == 1 else f", {processes} processes each"
         name = f"{'/'.join(map(str, shares))} greedy, {title}{many}"
-        rows += [row_of(name, cores, mine) for cores, mine in zip(shares, samples, strict=True)]
+        if not run.wants(name):
+            continue
+        run.bench.card.prepare(options)
+        lasts = LONG_SECONDS if options["kernel"] == LONG_KERNEL else run.seconds
+        loads = [Load(cores, options, processes=processes) for cores in shares]
+        samples, _ = run.bench.run(loads, lasts, shared=True)
+        charged = run.bench.charged
+        for cores, mine, paid in zip(shares, samples, charged, strict=True):
+            run.add(row_of(name, cores, mine, paid))
         together = [sum(parts) for parts in zip(*samples, strict=True)]
-        rows.append(row_of(f"{name}: sum", 100, together))
-        native[name] = bench.native_share([options] * len(shares) * processes, lasts)
-    return rows, native
+        run.add(row_of(f"{name}: sum", 100, together, sum(charged)))
+        native[name] = run.bench.native_share([options] * len(shares) * processes, lasts)
+        print(f"  {name}: without a share {native[name]:.2f}", file=sys.stderr, flush=True)
 
 
-def uncut(folder: Path, seconds: float) -> tuple[list[Row], dict[str, float]]:
+def launch_bound(run: Run) -> None:
+    """Programs that need half of the card because their host launches no faster, as PyTorch's training of a small model: part of native."""
+    options: Options = {"kernel": "spin_10us", "host_us": 17, "sync": 16000}
+    cases = {
+        "50 alone": ([50], options),
+        "of 30/70": ([30, 70], options),
+        "beside greedy": ([70, 30], GREEDY),
+    }
+    if not run.wants("launch-bound"):
+        return
+    timed = {**options, "seconds": run.seconds}
+    native = per_second(run.bench.native(timed))
+    found = run.result.setdefault("launch_bound", {})
+    for title, (shares, other) in cases.items():
+        loads = [
+            Load(cores, options if at == 0 or title == "of 30/70" else other)
+            for at, cores in enumerate(shares)
+        ]
+        _, answers = run.bench.run(loads, run.seconds, shared=len(loads) > 1)
+        for load, answer in zip(loads, answers, strict=True):
+            if load.options is options:
+                name = f"{load.cores} {title}" if len(loads) > 1 else title
+                found[name] = per_second(answer) / native
+                print(f"  launch-bound, {name}: {100 * found[name]:.1f} % of native", file=sys.stderr)
+
+
+def per_second(answer: dict[str, Any]) -> float:
+    return float(answer["launches"]) / float(answer["seconds"])
+
+
+def uncut(run: Run) -> None:
     """A cap, a split and short requests on a simulated card that cuts no kernel: one that has begun keeps all others out."""
+    if not isinstance(run.bench.card, SimulatedCard):
+        return
+    folder = Path(run.bench.folder, "uncut")
     folder.mkdir()
     bench = Bench(folder, card=SimulatedCard(folder, run_to_completion=True))
-    rows = []
     for kernel in WHOLE_KERNELS:
-        samples, _ = bench.run([Load(30, {"kernel": kernel})], seconds, shared=False)
-        rows.append(row_of(f"cap alone, {kernel}", 30, samples[0]))
-        samples, _ = bench.run([Load(cores, {"kernel": kernel}) for cores in SPLITS[0]], seconds, shared=True)
-        rows += [
-            row_of(f"30/70 greedy, {kernel}", cores, mine)
-            for cores, mine in zip(SPLITS[0], samples, strict=True)
-        ]
+        if not run.wants(kernel):
+            continue
+        samples, _ = bench.run([Load(30, {"kernel": kernel})], run.seconds, shared=False)
+        run.add(row_of(f"cap alone, {kernel}", 30, samples[0], bench.charged[0]), "uncut_shares")
+        samples, _ = bench.run(
+            [Load(cores, {"kernel": kernel}) for cores in SPLITS[0]], run.seconds, shared=True
+        )
+        for cores, mine, paid in zip(SPLITS[0], samples, bench.charged, strict=True):
+            run.add(row_of(f"30/70 greedy, {kernel}", cores, mine, paid), "uncut_shares")
         together = [sum(parts) for parts in zip(*samples, strict=True)]
-        rows.append(row_of(f"30/70 greedy, {kernel}: sum", 100, together))
-    return rows, inference(bench, 2 * seconds)
+        run.add(row_of(f"30/70 greedy, {kernel}: sum", 100, together), "uncut_shares")
+    if not run.rows:
+        run.result["uncut_p99_ms"] = inference(bench, 2 * run.seconds)
 
 
 def below_the_cap(bench: Bench, seconds: float) -> dict[str, float]:
@@ -172,8 +248,7 @@ def below_the_cap(bench: Bench, seconds: float) -> dict[str, float]:
         native = bench.native(timed)
         _, environment = bench.share(Load(90), False)
         limited = answer_of(bench.start(environment, timed))
-        rates = [float(answer["launches"]) / float(answer["seconds"]) for answer in (limited, native)]
-        found[title] = rates[0] / rates[1]
+        found[title] = per_second(limited) / per_second(native)
     return found
 
 
@@ -226,9 +301,12 @@ def steps(bench: Bench) -> tuple[list[Settled], dict[str, tuple[Trace, dict[str,
     return settled, traces
 
 
-def lending(bench: Bench, seconds: float) -> list[Row]:
-    samples, _ = bench.run([Load(30, {"kernel": "spin_1000us"}, core_limit=50)], seconds, shared=True)
-    return [row_of("30 up to 50, alone on a shared card", 50, samples[0])]
+def lending(run: Run) -> None:
+    name = "30 up to 50, alone on a shared card"
+    if run.wants(name):
+        load = Load(30, {"kernel": "spin_1000us"}, core_limit=50)
+        samples, _ = run.bench.run([load], run.seconds, shared=True)
+        run.add(row_of(name, 50, samples[0], run.bench.charged[0]))
 
 
 def inference(bench: Bench, seconds: float) -> dict[str, float]:
@@ -242,31 +320,6 @@ def inference(bench: Bench, seconds: float) -> dict[str, float]:
         found[title] = answers[0]["burst_p99_ns"] / 1e6
         print(f"  inference {title}: p99 {found[title]:.2f} ms", file=sys.stderr, flush=True)
     return found
-
-
-@dataclass
-class Run:
-    """What is measured, on what, and what was found so far."""
-
-    bench: Bench
-    seconds: float
-    quick: bool
-    result: dict[str, Any]
-    over_time: Samples = field(default_factory=dict)
-    traces: dict[str, tuple[Trace, dict[str, list[float]]]] = field(default_factory=dict)
-
-    def add(self, rows: Sequence[Row], key: str = "shares") -> None:
-        self.result.setdefault(key, []).extend(dataclasses.asdict(row) for row in rows)
-
-
-def _caps(run: Run) -> None:
-    rows, run.over_time = caps(run.bench, run.seconds, run.quick)
-    run.add(rows)
-
-
-def _splits(run: Run) -> None:
-    rows, run.result["native_sums"] = splits(run.bench, run.seconds, run.quick)
-    run.add(rows)
 
 
 def _inference(run: Run) -> None:
@@ -290,25 +343,22 @@ def _arbiter(run: Run) -> None:
     run.result["arbiter_percent"] = {tenants: run.bench.idle_arbiter(tenants, 3) for tenants in IDLE_TENANTS}
 
 
-def _uncut(run: Run) -> None:
-    if isinstance(run.bench.card, SimulatedCard):
-        rows, run.result["uncut_p99_ms"] = uncut(Path(run.bench.folder, "uncut"), run.seconds)
-        run.add(rows, "uncut_shares")
-
-
 # In the order of their worth, with how many loads each runs in turn.
 PARTS: dict[str, tuple[Callable[[Run], None], int]] = {
-    "caps": (_caps, 18),
-    "splits": (_splits, 10),
+    "caps": (caps, 18),
+    "splits": (splits, 10),
+    "launch-bound": (launch_bound, 4),
     "steps": (_steps, 3),
     "inference": (_inference, 6),
-    "lending": (lambda run: run.add(lending(run.bench, run.seconds)), 1),
-    "one by one": (lambda run: run.add(one_by_one(run.bench, run.seconds)), 2),
+    "lending": (lending, 1),
+    "one by one": (one_by_one, 2),
     "launch": (_launch, 2),
     "below the cap": (_below_the_cap, 4),
     "arbiter": (_arbiter, 2),
-    "uncut": (_uncut, 16),
+    "uncut": (uncut, 16),
 }
+# Parts that choose among their rows by themselves; the others are rows by their title.
+CHOOSE = (caps, splits, launch_bound, lending, one_by_one, uncut)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -316,21 +366,30 @@ def show(result: dict[str, Any]) -> None:
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     if about["load_average"] > 0.5:
         print("The machine was not idle: these figures are worse than they would be.")
-    print(f"\n{'':52}{'target':>8}{'got':>8}{'|err| 1 s':>11}{'100 ms':>8}   points of the card")
+    print(
+        f"\n{'':52}{'target':>8}{'got':>8}{'|err| 1 s':>11}{'100 ms':>8}{'charged':>9}   points of the card"
+    )
     for row in result["shares"]:
         short = f"{row['error_100ms']:8.2f}" if row["error_100ms"] is not None else f"{'-':>8}"
-        print(f"{row['what']:52}{row['target']:8.0f}{row['achieved']:8.2f}{row['error_1s']:11.2f}{short}")
+        paid = f"{row['charged']:9.2f}" if row["charged"] is not None else ""
+        print(
+            f"{row['what']:52}{row['target']:8.0f}{row['achieved']:8.2f}{row['error_1s']:11.2f}{short}{paid}"
+        )
     if "native_sums" in result:
         print("\nthe same programs without any share: sum in points; ours as part of it")
         sums = {row["what"].removesuffix(": sum"): row["achieved"] for row in result["shares"]}
         for title, value in result["native_sums"].items():
             print(f"  {title:50}{value:8.2f}{100 * sums[title] / value:8.1f} %")
+    if "launch_bound" in result:
+        print("\nprograms whose host launches no faster than half of the card needs, part of native")
+        for title, value in result["launch_bound"].items():
+            print(f"  {title:20}{100 * value:8.1f} %")
     if "uncut_shares" in result:
         print("\na simulated card that runs every kernel to its end: points of the card")
         for row in result["uncut_shares"]:
             short = f"{row['error_1s']:11.2f}{row['error_100ms']:8.2f}"
             print(f"  {row['what']:50}{row['target']:8.0f}{row['achieved']:8.2f}{short}")
-        for title, value in result["uncut_p99_ms"].items():
+        for title, value in result.get("uncut_p99_ms", {}).items():
             times = value / result["uncut_p99_ms"]["native"]
             print(f"  5 ms of kernels every 50 ms, p99 {title:19}{value:8.2f} ms  {times:.2f} x native")
     if "below_cap" in result:
@@ -352,6 +411,8 @@ def show(result: dict[str, Any]) -> None:
             print(f"  {tenants:>4} tenants{percent:12.2f}")
     if "launch_ns" in result:
         show_launch(result["launch_ns"])
+    if result.get("stopped"):
+        print("\nstopped before the end")
     if "left_out" in result:
         print(f"\nleft out for want of time: {', '.join(result['left_out'])}")
 
@@ -385,6 +446,17 @@ def main(arguments: Sequence[str]) -> int:
         "--plots", type=Path, metavar="FOLDER", help="draw the steps there as PNG (needs matplotlib)"
     )
     parser.add_argument("--quick", action="store_true", help="2 s per figure instead of 5: for a first look")
+    parser.add_argument(
+        "--rows",
+        action="append",
+        metavar="TEXT",
+        help=f"only rows with TEXT in their name, or parts ({', '.join(PARTS)}); may be given again",
+    )
+    parser.add_argument(
+        "--timing",
+        choices=TIMINGS,
+        help="on a simulated card of this timing model (docs/simulated-driver.md)",
+    )
     parser.add_argument("--driver", choices=("auto", "real", "simulated"), default="auto")
     parser.add_argument(
         "--within",
@@ -396,32 +468,43 @@ def main(arguments: Sequence[str]) -> int:
     seconds = 2.0 if options.quick else 5.0
     with tempfile.TemporaryDirectory(prefix="vcuda-throttle-") as folder:
         try:
-            bench = Bench(Path(folder), options.driver)
+            card = SimulatedCard(Path(folder), knobs=TIMINGS[options.timing]) if options.timing else None
+            bench = Bench(Path(folder), options.driver, card)
         except RunError as error:
             print(f"throttle: {error}", file=sys.stderr)
             return 1
-        run = Run(bench, seconds, options.quick, {"machine": about_machine(bench.card), "shares": []})
+        result: dict[str, Any] = {"machine": about_machine(bench.card), "shares": []}
+        run = Run(bench, seconds, options.quick, options.rows or (), options.json, result)
+        signal.signal(signal.SIGTERM, _stop)
         begun = time.monotonic()
-        for title, (part, loads) in PARTS.items():
-            took = time.monotonic() - begun
-            if options.within is not None and took + loads * (seconds + AROUND_SECONDS) > options.within:
-                run.result.setdefault("left_out", []).append(title)
-                continue
-            part(run)
-            if options.json:  # at once: a lent card may be gone before the next part
-                options.json.write_text(json.dumps(run.result, indent=1) + "\n")
+        try:
+            for title, (part, loads) in PARTS.items():
+                took = time.monotonic() - begun
+                if part not in CHOOSE and not run.wants(title):
+                    continue
+                if options.within is not None and took + loads * (seconds + AROUND_SECONDS) > options.within:
+                    run.result.setdefault("left_out", []).append(title)
+                    continue
+                part(run)
+                run.save()
+        except Stopped:
+            run.result["stopped"] = True
+        run.save()
     show(run.result)
     for name, (trace, targets) in run.traces.items():
         show_trace(name, trace, list(targets))
-    if options.plots:
+    if options.plots and run.over_time:
         print(plot_caps(options.plots, run.over_time, bench.card.name))
         for name, (trace, targets) in run.traces.items():
             print(plot(options.plots, name, trace, targets))
     else:
         print("\nno plots: give --plots FOLDER")
-    if options.json:
-        options.json.write_text(json.dumps(run.result, indent=1) + "\n")
     return 0
+
+
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
 
 
 if __name__ == "__main__":

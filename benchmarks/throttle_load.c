@@ -1,9 +1,10 @@
 /* A CUDA driver-API program that puts work on the card: what benchmarks/throttle.py and the throttle's tests run in a share.
  *
  * throttle_load kernel=NAME seconds=S [sync=N] [pause_us=U] [streams=N] [graph=N] [cost=N] [threads=N] [wait=1]
- *               [rounds=N] [progress=FILE]
+ *               [rounds=N] [progress=FILE] [host_us=U]
  *
- * Launches kernel NAME for S seconds, waits for the card after every N launches (0: never) and then U us; with graph=N one
+ * Launches kernel NAME for S seconds, waits for the card after every N launches (0: never) and then U us; with host_us=U the
+ * host is busy for U us between two launches; with graph=N one
  * launch is a graph of N captured kernels; with cost=N it measures N single launches instead, and as many
  * in groups of 16 by the processor's tick counter. wait=1: starts at a line on stdin. A kernel takes `rounds` turns of a loop on
  * a real card; on the simulated one its name says how long it takes.
@@ -66,7 +67,7 @@ struct options {
     char kernel[128], progress[512];
     double seconds;
     unsigned long long rounds;
-    unsigned sync, pause_us, streams, graph, cost, threads, wait;
+    unsigned sync, pause_us, streams, graph, cost, threads, wait, host_us;
 };
 
 static struct options options = {.kernel = "spin_1000us", .seconds = 1, .streams = 1, .threads = 1};
@@ -97,6 +98,12 @@ static void pause_for(unsigned us)
     struct timespec pause = {us / 1000000, (long)(us % 1000000) * 1000};
     if (us)
         nanosleep(&pause, NULL);
+}
+
+static void work_for(unsigned us)
+{
+    for (uint64_t end = now_ns() + us * 1000ull; us && now_ns() < end;)
+        ;
 }
 
 static void load_functions(const struct entry *entries, size_t count)
@@ -212,6 +219,7 @@ static void *work(void *argument)
         else
             launch(stream);
         outcome->launches++;
+        work_for(options.host_us);
         if (!options.sync || outcome->launches % options.sync)
             continue;
         check(cuCtxSynchronize(), "cuCtxSynchronize");
@@ -318,7 +326,7 @@ static void read_options(int count, char **arguments)
         unsigned *value;
     } numbers[] = {{"sync", &options.sync},       {"pause_us", &options.pause_us}, {"streams", &options.streams},
                    {"graph", &options.graph},     {"cost", &options.cost},         {"threads", &options.threads},
-                   {"wait", &options.wait}};
+                   {"wait", &options.wait},       {"host_us", &options.host_us}};
     for (int i = 1; i < count; i++) {
         char *value = strchr(arguments[i], '=');
         size_t length = value ? (size_t)(value - arguments[i]) : 0;

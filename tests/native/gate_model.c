@@ -7,12 +7,20 @@
 #include "base/atomic.h"
 
 enum { MODEL_BINS = 100000, MODEL_BURSTS = 4096 }; /* bins of 100 us: 10 s */
-static const uint64_t STEP = 1000, SLICE = 2000000, SWITCH = 75000, SEE = 60000, WAKE = 30000, LAUNCH = 4000;
+static const uint64_t STEP = 1000;
+
+const struct model_timing MODEL_TIMING = {
+    .slice_ns = 2000000, .switch_ns = 75000, .see_ns = 60000, .wake_ns = 30000, .launch_ns = 4000};
+/* `python -m benchmarks.card_facts` on an H100 80GB HBM3, driver 580: launch gap, slice, switch, wake-up of a sleeping thread. */
+const struct model_timing MODEL_H100 = {
+    .slice_ns = 2130000, .switch_ns = 137000, .see_ns = 100000, .wake_ns = 63000, .late_ns = 60000, .launch_ns = 4000, .reach_ns = 6000, .mark_ns = 2000};
 
 extern uint64_t vc_test_ticks;
 
 struct kernel {
     uint64_t left_ns;
+    uint64_t reaches_ns; /* the card knows of it from then on */
+
     bool begun;
     int start_mark, end_mark; /* -1: none */
 };
@@ -40,6 +48,7 @@ struct process {
     struct vc_slot_card *slot;
     struct kernel queue[MODEL_QUEUE];
     unsigned head, count;
+    uint64_t held_until_ns; /* by a mark, on the card */
     struct mark marks[MODEL_MARKS];
     int open;
     struct expected expected[MODEL_MARKS];
@@ -74,6 +83,7 @@ struct model {
     struct vc_tenant plan_tenants[MODEL_TENANTS];
     struct vc_card_plan plan;
     uint64_t decide_at;
+    struct model_timing timing;
     int on_card; /* process whose context is on the card */
     bool run_to_completion;
     uint64_t slice_end, switched_at;
@@ -92,9 +102,15 @@ struct model *model_new(unsigned seed, bool arbiter)
     model->arbiter = arbiter;
     model->now = 1000000000;
     model->on_card = -1;
+    model->timing = MODEL_TIMING;
     vc_plan_init(&model->plan);
     model->plan.tenants = model->plan_tenants;
     return model;
+}
+
+void model_set_timing(struct model *model, const struct model_timing *timing)
+{
+    model->timing = *timing;
 }
 
 void model_free(struct model *model)
@@ -144,21 +160,27 @@ static void finish_kernel(struct model *model, struct process *process)
         process->marks[kernel->end_mark].reached_ns = model->now;
         process->marks[kernel->end_mark].others = vc_gate_others(&process->gate);
         process->marks[kernel->end_mark].noticed = true; /* where it also begins an interval */
+        process->held_until_ns = model->now + model->timing.mark_ns;
     }
     process->head = (process->head + 1) % MODEL_QUEUE;
     process->count--;
+}
+
+static bool has_work(const struct model *model, const struct process *process)
+{
+    return process->count != 0 && process->queue[process->head].reaches_ns <= model->now;
 }
 
 static void choose(struct model *model)
 {
     for (unsigned i = 1; i <= model->process_count; i++) {
         unsigned next = (unsigned)(model->on_card + (int)i + (int)model->process_count) % model->process_count;
-        if (model->processes[next].count == 0)
+        if (!has_work(model, &model->processes[next]))
             continue;
         if ((int)next != model->on_card)
-            model->switched_at = model->now + SWITCH;
+            model->switched_at = model->now + model->timing.switch_ns;
         model->on_card = (int)next;
-        model->slice_end = model->now + SLICE;
+        model->slice_end = model->now + model->timing.slice_ns;
         return;
     }
 }
@@ -168,16 +190,19 @@ static void card_step(struct model *model)
     struct process *process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
     bool may_switch = model->now >= model->slice_end &&
                       !(model->run_to_completion && process && process->count && process->queue[process->head].begun);
-    if (!process || process->count == 0 || may_switch) {
+    if (!process || !has_work(model, process) || may_switch) {
         choose(model);
         process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
     }
-    if (!process || process->count == 0 || model->now < model->switched_at)
+    if (!process || !has_work(model, process) || model->now < model->switched_at || model->now < process->held_until_ns)
         return;
     struct kernel *kernel = &process->queue[process->head];
     if (kernel->start_mark >= 0) {
         process->marks[kernel->start_mark].reached_ns = model->now;
         kernel->start_mark = -1;
+        process->held_until_ns = model->now + model->timing.mark_ns;
+        if (model->timing.mark_ns != 0)
+            return;
     }
     uint64_t bin = (model->now - 1000000000) / 100000;
     if (bin < MODEL_BINS)
@@ -208,7 +233,7 @@ static void push_kernel(struct model *model, struct process *process, int start,
 {
     unsigned slot = (process->head + process->count++) % MODEL_QUEUE;
     double noise = 0.9 + 0.2 * uniform(model);
-    process->queue[slot] = (struct kernel){(uint64_t)((double)process->load.kernel_ns * noise), false, start, end};
+    process->queue[slot] = (struct kernel){(uint64_t)((double)process->load.kernel_ns * noise), model->now + model->timing.reach_ns, false, start, end};
 }
 
 static void call_siblings(struct model *model, const struct process *caller)
@@ -216,8 +241,8 @@ static void call_siblings(struct model *model, const struct process *caller)
     for (unsigned i = 0; i < model->process_count; i++) {
         struct process *process = &model->processes[i];
         if (process != caller && process->tenant == caller->tenant && process->blocked &&
-            process->why != VC_GATE_OUTSTANDING && process->ready_ns > model->now + WAKE)
-            process->ready_ns = model->now + WAKE;
+            process->why != VC_GATE_OUTSTANDING && process->ready_ns > model->now + model->timing.wake_ns)
+            process->ready_ns = model->now + model->timing.wake_ns;
     }
 }
 
@@ -227,14 +252,14 @@ static void blocked(struct model *model, struct process *process, const struct v
     uint64_t until = answer->until_ns > model->now + VC_RECHECK_NS ? model->now + VC_RECHECK_NS : answer->until_ns;
     process->blocked = true;
     process->why = answer->reason;
-    process->ready_ns = (until > model->now ? until : model->now) + WAKE;
+    process->ready_ns = (until > model->now ? until : model->now) + model->timing.wake_ns;
     if (answer->reason != VC_GATE_TURN)
         tenant->usage->refill_ns = answer->refill_ns;
     tenant->usage->waiting_until_ns = process->slot->waiting_until_ns = model->now + 2 * VC_RECHECK_NS;
     if (answer->call_next)
         call_siblings(model, process);
-    if (answer->reason != VC_GATE_OUTSTANDING && answer->reason != VC_GATE_TURN && model->decide_at > model->now + WAKE)
-        model->decide_at = model->now + WAKE;
+    if (answer->reason != VC_GATE_OUTSTANDING && answer->reason != VC_GATE_TURN && model->decide_at > model->now + model->timing.wake_ns)
+        model->decide_at = model->now + model->timing.wake_ns;
 }
 
 static void launch(struct model *model, struct process *process)
@@ -267,7 +292,7 @@ static void launch(struct model *model, struct process *process)
         push_kernel(model, process, start, end);
     }
     process->since_sync++;
-    process->ready_ns = model->now + LAUNCH;
+    process->ready_ns = model->now + model->timing.launch_ns;
 }
 
 static void note_burst(struct model *model, struct process *process)
@@ -308,14 +333,14 @@ static void helper_step(struct model *model, struct process *process)
         struct expected *next = &process->expected[process->expected_head];
         struct mark *to = &process->marks[next->to];
         struct mark *begin = next->from >= 0 ? &process->marks[next->from] : NULL;
-        if (begin && !begin->noticed && begin->reached_ns != 0 && model->now >= begin->reached_ns + SEE) {
+        if (begin && !begin->noticed && begin->reached_ns != 0 && model->now >= begin->reached_ns + model->timing.see_ns) {
             begin->noticed = true;
             begin->others = vc_gate_others(&process->gate);
             vc_gate_began(&process->gate, begin->reached_ns);
         }
         if (begin && !begin->noticed)
             vc_gate_began(&process->gate, VC_NOT_BEGUN);
-        if (to->reached_ns == 0 || model->now < to->reached_ns + SEE)
+        if (to->reached_ns == 0 || model->now < to->reached_ns + model->timing.see_ns)
             break;
         struct vc_interval interval = next->step.interval;
         interval.to_ns = to->reached_ns;
@@ -328,8 +353,8 @@ static void helper_step(struct model *model, struct process *process)
         vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);
         process->expected_head = (process->expected_head + 1) % MODEL_MARKS;
         process->expected_count--;
-        if (process->blocked && process->why == VC_GATE_OUTSTANDING && process->ready_ns > model->now + WAKE)
-            process->ready_ns = model->now + WAKE;
+        if (process->blocked && process->why == VC_GATE_OUTSTANDING && process->ready_ns > model->now + model->timing.wake_ns)
+            process->ready_ns = model->now + model->timing.wake_ns;
     }
     if (process->expected_count != 0 && model->now % 100000 == 0 && process->gate.finish_ns < model->now)
         vc_gate_overdue(&process->gate, model->now, process->gate.finish_ns);
@@ -351,7 +376,7 @@ static void arbiter_step(struct model *model)
             (struct vc_observation){usage->gpu_ns,    usage->credit_ns,        usage->credit_updated_ns,
                                     usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns, usage->began_ns, false};
     }
-    model->decide_at = vc_plan_decide(&model->plan, model->now);
+    model->decide_at = vc_plan_decide(&model->plan, model->now) + model->timing.late_ns;
     for (unsigned i = 0; i < model->tenant_count; i++) {
         struct vc_card_limit *limit = &model->limits.cards[i];
         const struct vc_tenant *plan = &model->plan_tenants[i];
@@ -365,8 +390,8 @@ static void arbiter_step(struct model *model)
         for (unsigned p = 0; plan->wake && p < model->process_count; p++) {
             struct process *process = &model->processes[p];
             if (process->tenant == i && process->blocked && process->why != VC_GATE_OUTSTANDING &&
-                process->ready_ns > model->now + WAKE)
-                process->ready_ns = model->now + WAKE;
+                process->ready_ns > model->now + model->timing.wake_ns)
+                process->ready_ns = model->now + model->timing.wake_ns;
         }
     }
 }

@@ -23,10 +23,19 @@ struct model_load {
     uint64_t from_ns, until_ns;
 };
 
+/* How the card and the host behave: slices and what a switch costs; how late the helper sees an event and a woken thread runs; what
+ * a launch takes the host, how much later the card has it, and for how long a mark keeps the card from the next kernel. */
+struct model_timing {
+    uint64_t slice_ns, switch_ns, see_ns, wake_ns, late_ns, launch_ns, reach_ns, mark_ns;
+};
+extern const struct model_timing MODEL_TIMING, MODEL_H100;
+
 struct model;
 
 struct model *model_new(unsigned seed, bool arbiter);
 void model_free(struct model *model);
+/* Another card than MODEL_TIMING; before it runs. */
+void model_set_timing(struct model *model, const struct model_timing *timing);
 /* A container on the card; returns its index. */
 unsigned model_tenant(struct model *model, uint32_t cores, uint32_t core_limit, bool shared);
 void model_process(struct model *model, unsigned tenant, struct model_load load);
