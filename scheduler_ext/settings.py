@@ -61,7 +61,7 @@ class Settings:
         "file to log in with; without it the pod's service account is used",
         metavar="FILE",
     )
-    bind_address: str = option("0.0.0.0", text, "address to listen on")
+    bind_address: str = option("0.0.0.0", reading.host, "address to listen on")
     port: int = option(3456, reading.port, "port to listen on, 0 for a free one")
     resource_domain: str = option(DEFAULT_DOMAIN, domain, "domain of all resource and annotation names")
     policy: Policy = option(Policy.FGD, _policy, "default policy; a pod's annotation overrides it")

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from vcuda import addresses
 
 T = TypeVar("T")
 _DOMAIN = r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"  # RFC 1123, as Kubernetes' names
@@ -28,12 +31,17 @@ def option(
     *,
     metavar: str = "VALUE",
     repeated: bool = False,
+    separated: bool = False,
     secret: bool = False,
     live: bool = False,
 ) -> Any:
-    """A field. `repeated`: the flag may be given several times; `secret`: its values are not printed; `live`: it may change while running."""
+    """A field. `repeated`: the flag may be given several times; `separated`: it takes several values with commas between.
+
+    `secret`: its values are not printed; `live`: it may change while running.
+    """
     metadata = {
-        "parse": parse, "help": text, "metavar": metavar, "repeated": repeated, "secret": secret, "live": live,
+        "parse": parse, "help": text, "metavar": metavar, "repeated": repeated, "separated": separated,
+        "secret": secret, "live": live,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -96,26 +104,39 @@ def read(
 
 
 def _value(field: dataclasses.Field[Any], origin: str, raw: Any) -> Any:
-    parse_one = field.metadata["parse"]
+    how = field.metadata
+    several = raw if isinstance(raw, list) else raw.splitlines() if how["repeated"] and isinstance(raw, str) else [raw]
     try:
-        if field.metadata["repeated"]:
-            several = raw.splitlines() if isinstance(raw, str) else raw
-            return tuple(
-                parse_one(str(item)) for item in (several if isinstance(several, list) else [several])
-            )
-        if isinstance(raw, list):
-            raw = ",".join(map(str, raw))
-        return parse_one(str(raw))
+        if isinstance(raw, list) and not (how["repeated"] or how["separated"]):
+            raise ValueError("a list; write one value")
+        if any(isinstance(item, dict | list) for item in several):
+            raise ValueError("it is nested; write plain values")
+        if how["repeated"]:
+            return tuple(how["parse"](str(item)) for item in several)
+        return how["parse"](",".join(map(str, several)))
     except ValueError as error:
-        shown = " ".join(map(str, raw)) if isinstance(raw, list) else str(raw)
+        shown = " ".join(map(str, several))
         raise InvalidSettings(f"{origin}: {shown!r:.80} is not valid ({error})") from None
 
 
 def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Of two lines for one setting YAML would take the last, and nobody would know."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                name = str(getattr(key, "value", "")).replace("-", "_")
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise InvalidSettings(f"line {line} of {path} sets {flag_of(name)} again; keep one of them")
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506  (it is a SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"cannot read the settings file {path}: {error}") from None
     except yaml.YAMLError as error:
@@ -192,6 +213,16 @@ def optional_name(value: str) -> str:
     return value
 
 
+def host(value: str) -> str:
+    """An address to listen on; empty: all."""
+    if value:
+        try:
+            addresses.bracketed(value)
+        except ValueError:
+            raise ValueError("write an IP address, or a name of this machine") from None
+    return value
+
+
 def choice(*allowed: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value not in allowed:
@@ -212,7 +243,7 @@ def number(least: int, most: int) -> Callable[[str], int]:
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
     def parse(value: str) -> float:
-        found = float(value.removesuffix("s"))
+        found = float(value.removesuffix("s")) if re.fullmatch(r"[0-9.e]+s?", value, re.ASCII) else math.nan
         if not least <= found <= most:
             raise ValueError(f"give seconds between {least:g} and {most:g}")
         return found

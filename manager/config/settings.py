@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.config import values
-from vcuda.settings import choice, domain, option, optional_name, optional_path, port, switch, text
+from vcuda.settings import choice, domain, host, number, option, optional_name, optional_path, port, switch, text
 from vcuda.spec.names import DEFAULT_DOMAIN
 
 ENV_PREFIX = "GPU_MANAGER_"
@@ -36,7 +36,7 @@ class Settings:
         None, optional_path, "kubeconfig file; in-cluster configuration without it"
     )
     node_labels: tuple[tuple[str, str], ...] = option(
-        (), values.labels, "labels to set on the node: a=b,c=d", live=True
+        (), values.labels, "labels to set on the node: a=b,c=d", separated=True, live=True
     )
     device_plugin_path: Path = option(
         Path("/var/lib/kubelet/device-plugins"), values.directory, "kubelet's device plugin directory"
@@ -90,6 +90,7 @@ class Settings:
         frozenset({"device-specs"}),
         values.strategies,
         "how the runtime is told of the cards, beside device-specs, which is always done: cdi-cri, cdi-annotations",
+        separated=True,
     )
     cdi_root: Path = option(
         Path("/var/run/cdi"), values.directory, "where the CDI specification of this node is written"
@@ -111,13 +112,13 @@ class Settings:
     )
     smallest_memory: int = option(
         1,
-        values.blocks,
+        number(1, 2**31),
         "vcuda-memory that a share must ask at least: a CUDA context alone takes one or two",
         live=True,
     )
     oversell_limit: int = option(
         0,
-        values.times,
+        number(0, 2**31),
         "blocks that a share may hold in all by vcuda-oversell, per block of its own; 1: none beyond its own, 0: as many as it asks",
         live=True,
     )
@@ -135,6 +136,7 @@ class Settings:
         frozenset({13, 31, 43, 45, 68, 109}),
         values.xids,
         "Xid errors that are the application's, not the card's",
+        separated=True,
         live=True,
     )
     dead_card_policy: str = option(
@@ -152,14 +154,14 @@ class Settings:
     )
     audit_tolerance: int = option(
         512,
-        values.mebibytes,
+        number(0, 2**31),
         "MiB that a container may hold beyond its ledger, for modules and the like",
         live=True,
     )
     # The drift alarm
     drift_tolerance: int = option(
         20,
-        values.points,
+        number(1, 100),
         "hundredths of a card by which a container's charged GPU time may differ from what NVML saw; 100: never told",
         live=True,
     )
@@ -195,7 +197,7 @@ class Settings:
         live=True,
     )
     # Surface
-    query_addr: str = option("localhost", text, "address of the HTTP server")
+    query_addr: str = option("localhost", host, "address of the HTTP server")
     query_port: int = option(5678, port, "port of the HTTP server; 0: any free one, see the log")
     query_auth: str = option(
         "none",
@@ -205,7 +207,7 @@ class Settings:
     sample_period: float = option(
         1.0, values.seconds, "seconds for which a reading of cards and regions is reused", live=True
     )
-    v: int = option(0, values.level, "verbosity: 4 and above logs every call", live=True)
+    v: int = option(0, number(0, 99), "verbosity: 4 and above logs every call", live=True)
     log_format: str = option(
         "text",
         choice("text", "json"),

@@ -20,40 +20,8 @@ class ContainerMount:
 seconds = settings.seconds(0.05, 86400)
 
 
-def mebibytes(value: str) -> int:
-    number = int(value)
-    if number < 0:
-        raise ValueError("give MiB, 0 or more")
-    return number
-
-
-def points(value: str) -> int:
-    number = int(value)
-    if not 1 <= number <= 100:
-        raise ValueError("give hundredths of a card, 1 to 100")
-    return number
-
-
-def blocks(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise ValueError("give blocks of 256 MiB, 1 or more")
-    return number
-
-
-def times(value: str) -> int:
-    number = int(value)
-    if number < 0:
-        raise ValueError("give a whole number, 0 or more")
-    return number
-
-
 def seconds_or_never(value: str) -> float:
     return 0.0 if value in ("0", "0s") else seconds(value)
-
-
-def level(value: str) -> int:
-    return int(value)
 
 
 def directory(value: str) -> Path:
@@ -92,7 +60,10 @@ def mount(value: str) -> ContainerMount:
 
 
 def xids(value: str) -> frozenset[int]:
-    return frozenset(int(item) for item in value.replace(",", " ").split())
+    items = value.replace(",", " ").split()
+    if not all(item.isascii() and item.isdigit() for item in items):
+        raise ValueError("write numbers with commas between")
+    return frozenset(map(int, items))
 
 
 def labels(value: str) -> tuple[tuple[str, str], ...]:

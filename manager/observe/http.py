@@ -80,7 +80,7 @@ def listen(address: str, port: int) -> socket.socket:
     try:
         return addresses.listen(address, port, 128)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else error
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise StartError(
             f"cannot listen on {addresses.with_port(address, port)} ({why}); free the port or set --query-addr and --query-port"
         ) from None

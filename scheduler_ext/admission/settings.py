@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler_ext.admission.rules import Rules
 from vcuda import settings as reading
-from vcuda.settings import InvalidSettings, choice, domain, number, option, optional_path, optional_text, text
+from vcuda.settings import InvalidSettings, choice, domain, host, number, option, optional_path, optional_text
 from vcuda.spec.names import DEFAULT_DOMAIN, Names
 from vcuda.spec.request import Policy, Priority
 from vcuda.spec.units import CORES_PER_CARD
@@ -38,7 +38,7 @@ class Settings:
     config: Path | None = option(
         None, optional_path, "YAML file with any of these settings, flag names as keys", metavar="FILE"
     )
-    bind_address: str = option("0.0.0.0", text, "address to listen on")
+    bind_address: str = option("0.0.0.0", reading.host, "address to listen on")
     port: int = option(8443, reading.port, "port to listen on, 0 for a free one")
     probe_port: int | None = option(
         None, reading.port, "port of its own, plain HTTP, for /healthz, /readyz, /metrics and /version"
@@ -55,12 +55,14 @@ class Settings:
         frozenset(),
         _words,
         "users that may write placements, comma-separated; others' are undone",
+        separated=True,
         metavar="USERS",
     )
     exempt_namespaces: frozenset[str] = option(
         frozenset({"kube-system"}),
         _words,
         "namespaces whose pods pass as they are, comma-separated",
+        separated=True,
         metavar="NAMESPACES",
     )
     default_cores: int = option(

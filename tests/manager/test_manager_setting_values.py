@@ -15,18 +15,20 @@ from manager import daemon, main
 from manager.config.reader import parse
 from manager.config.settings import ENV_PREFIX, Settings
 from manager.errors import StartError
+from manager.observe import http
 from manager.process import logs
 
 WRONG = [
     ("health-check-interval", "0", "give seconds between 0.05 and 86400"),
     ("health-check-interval", "100000", "give seconds between 0.05 and 86400"),
-    ("health-check-interval", "soon", "could not convert string to float"),
+    ("health-check-interval", "soon", "give seconds between 0.05 and 86400"),
+    ("health-check-interval", "nan", "give seconds between 0.05 and 86400"),
     ("failed-admission-grace", "0.01", "give seconds between 0.05 and 86400"),
     ("query-port", "65536", "a port is 0 to 65535"),
     ("query-port", "-1", "a port is 0 to 65535"),
-    ("smallest-memory", "0", "give blocks of 256 MiB, 1 or more"),
-    ("audit-tolerance", "-1", "give MiB, 0 or more"),
-    ("drift-tolerance", "101", "give hundredths of a card, 1 to 100"),
+    ("smallest-memory", "0", "give a whole number from 1"),
+    ("audit-tolerance", "-1", "give a whole number from 0"),
+    ("drift-tolerance", "101", "give a whole number from 1 to 100"),
     ("driver-root", "relative/path", "give an absolute path"),
     ("usage-storage", "disk", "choose one of auto, tmpfs, directory"),
     ("device-list-strategy", "envvar", "choose device-specs, cdi-cri or cdi-annotations"),
@@ -37,9 +39,11 @@ WRONG = [
     ("container-mount", "/a:/b:rx", "write HOST:CONTAINER or HOST:CONTAINER:ro"),
     ("container-mount", "a:/b", "both paths must be absolute"),
     ("container-mount", "/a:b", "both paths must be absolute"),
-    ("health-ignore-xids", "13,x", "invalid literal for int"),
+    ("health-ignore-xids", "13,x", "write numbers with commas between"),
     ("node-labels", "rack", "write NAME=VALUE"),
-    ("v", "loud", "invalid literal for int"),
+    ("v", "loud", "give a whole number from 0 to 99"),
+    ("query-addr", "not a host", "write an IP address, or a name of this machine"),
+    ("query-addr", "a" * 64, "write an IP address, or a name of this machine"),
 ]
 
 
@@ -60,6 +64,47 @@ def test_a_wrong_value_is_named_with_its_place_and_what_to_write(
         parse(arguments, environment)
     assert str(error.value).startswith(f"{place}: {value!r} is not valid (")
     assert instead in str(error.value)
+
+
+UNREADABLE = [
+    ("query-port: [1, 2]", "query-port: '1 2' is not valid (a list; write one value)"),
+    ("query-port: {a: 1}", "query-port: \"{'a': 1}\" is not valid (it is nested; write plain values)"),
+    ("container-env: {A: B}", "container-env: \"{'A': 'B'}\" is not valid (it is nested; write plain values)"),
+    ("health-ignore-xids: [[13]]", "health-ignore-xids: '[13]' is not valid (it is nested; write plain values)"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), UNREADABLE)
+def test_a_list_or_a_table_where_one_value_is_wanted_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text(text)
+    with pytest.raises(StartError) as error:
+        parse([f"--config={config}"], {})
+    assert str(error.value) == f"{config}: {said}"
+
+
+@pytest.mark.parametrize("again", ["query-port: 2", "query_port: 2"])
+def test_a_setting_that_a_file_sets_twice_is_refused_not_the_last_one_taken(tmp_path: Path, again: str) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text(f"query-port: 1\nv: 0\n{again}\n")
+    with pytest.raises(StartError) as error:
+        parse([f"--config={config}"], {})
+    assert str(error.value) == f"line 3 of {config} sets query-port again; keep one of them"
+
+
+def test_what_takes_several_values_takes_a_list_of_yaml(tmp_path: Path) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text("health-ignore-xids: [13, 31]\nnode-labels: [a=b, c=d]\ncontainer-env: [A=1, B=2]\n")
+    parsed = parse([f"--config={config}"], {})
+    assert parsed is not None
+    found = parsed.settings
+    assert (found.health_ignore_xids, found.node_labels) == (frozenset({13, 31}), (("a", "b"), ("c", "d")))
+    assert found.container_env == (("A", "1"), ("B", "2"))
+
+
+def test_an_address_that_is_not_this_machines_is_one_line_with_the_reason() -> None:
+    with pytest.raises(StartError, match=r"cannot listen on no-such-host\.invalid:0 \(.*(not known|resolution).*\); "):
+        http.listen("no-such-host.invalid", 0)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "query-port:\n"])
