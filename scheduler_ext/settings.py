@@ -22,7 +22,6 @@ from vcuda.settings import (
     optional_text,
     seconds,
     switch,
-    text,
 )  # fmt: skip
 from vcuda.spec.names import DEFAULT_DOMAIN
 from vcuda.spec.request import Policy

@@ -136,7 +136,7 @@ def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
             return super().construct_mapping(node, deep)
 
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506  (it is a SafeLoader)
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"cannot read the settings file {path}: {error}") from None
     except yaml.YAMLError as error:

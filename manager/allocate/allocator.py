@@ -181,7 +181,7 @@ class Allocator:
                     if not is_static(
                         candidate.pod
                     ):  # those are told by their object's own UID, when the watch shows it
-                        self.reconcile(candidate.pod)
+                        self._reconcile(candidate.pod, self._allocations.of_pod(candidate.uid))
                     return answer
                 late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
                 if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
@@ -302,8 +302,12 @@ class Allocator:
         """
         uid = uid_of(pod)
         mine = [item for item in self.allocations if item.pod_uid == uid]
+        if mine:
+            self._reconcile(pod, mine)
+
+    def _reconcile(self, pod: Pod, mine: Sequence[Allocation]) -> None:
         holdings = {item.key: frozenset(item.held) for item in mine}
-        if not mine or Facts.of(pod, self._names).next_container(holdings) is not None:
+        if Facts.of(pod, self._names).next_container(holdings) is not None:
             return
         metadata = pod["metadata"]
         annotations = metadata.get("annotations") or {}

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.config import values
-from vcuda.settings import choice, domain, host, number, option, optional_name, optional_path, port, switch, text
+from vcuda.settings import (
+    choice,
+    domain,
+    host,
+    number,
+    option,
+    optional_name,
+    optional_path,
+    port,
+    switch,
+    text,
+)
 from vcuda.spec.names import DEFAULT_DOMAIN
 
 ENV_PREFIX = "GPU_MANAGER_"

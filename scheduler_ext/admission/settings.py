@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler_ext.admission.rules import Rules
 from vcuda import settings as reading
-from vcuda.settings import InvalidSettings, choice, domain, host, number, option, optional_path, optional_text
+from vcuda.settings import InvalidSettings, choice, domain, number, option, optional_path, optional_text
 from vcuda.spec.names import DEFAULT_DOMAIN, Names
 from vcuda.spec.request import Policy, Priority
 from vcuda.spec.units import CORES_PER_CARD

@@ -10,12 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
+import grpc
 import pytest
 
 from manager.allocations import state_file
 from manager.kubelet.records import CHECKPOINT_FILE
+from manager.proto import podresources_pb2 as resources_api
+from manager.proto import podresources_pb2_grpc
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
@@ -130,6 +134,35 @@ def kubelet_restarted_20_times(node: Node, _: Patch) -> Iterator[str]:
     yield ""
 
 
+class _Silent(podresources_pb2_grpc.PodResourcesListerServicer):
+    """Takes every question, and answers none while the test runs."""
+
+    def __init__(self) -> None:
+        self.asked, self.ended = 0, threading.Event()
+
+    def List(self, *_: object) -> resources_api.ListPodResourcesResponse:
+        self.asked += 1
+        self.ended.wait(60)
+        return resources_api.ListPodResourcesResponse()
+
+
+@contextlib.contextmanager
+def pod_resources_silent(node: Node, _: Patch) -> Iterator[str]:
+    """Also while we start, and when a restarted kubelet's records are wanted for every call."""
+    silent, server = _Silent(), grpc.server(futures.ThreadPoolExecutor(8))
+    podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(silent, server)
+    server.add_insecure_port(f"unix:{node.directory}/none.sock")
+    server.start()
+    try:
+        _restarted(node, checkpoint_gone=False, state_gone=False)
+        yield ""
+        assert silent.asked
+    finally:
+        silent.ended.set()
+        server.stop(0).wait()
+        (node.directory / "none.sock").unlink(missing_ok=True)
+
+
 OUTAGES: dict[str, Outage] = {
     "API server away 10 min": api_server_away,
     "kubelet's checkpoint gone": kubelets_checkpoint_gone,
@@ -137,6 +170,7 @@ OUTAGES: dict[str, Outage] = {
     "both gone": both_gone,
     "disk full": disk_full,
     "disk slow": disk_slow,
+    "PodResources silent": pod_resources_silent,
     "clock 1 h ahead": _clock(3600.0),
     "clock 1 h back": _clock(-3600.0),
     "kubelet restarted 20 times": kubelet_restarted_20_times,
@@ -205,27 +239,37 @@ class Tenants:
         eventually(lambda: not any(regions.iterdir()), "the end of all regions")
 
 
-@pytest.mark.parametrize("name", OUTAGES)
-def test_an_outage_doubles_loses_and_leaks_nothing(
-    make_node: Callable[..., Node], machine: Machine, monkeypatch: Patch, name: str
-) -> None:
+@pytest.fixture
+def tenants(make_node: Callable[..., Node], machine: Machine) -> Tenants:
+    """Three kinds of pods on a node of their own."""
     node = make_node(machine.root, with_api=True)
     node.kubelet.start()
     node.start(wait=CORES)
-    tenants, card_blocks = Tenants(node), machine.cards[0].memory_bytes // units.BLOCK_BYTES
-    tenants.admit(pod("plain", container("c", 30, 4)))
-    tenants.admit(pod("prepared", container("c", 20, 4), init=[container("i", 20, 2)]))
-    tenants.admit(pod("whole", container("c", 100)))
+    made = Tenants(node)
+    made.admit(pod("plain", container("c", 30, 4)))
+    made.admit(pod("prepared", container("c", 20, 4), init=[container("i", 20, 2)]))
+    made.admit(pod("whole", container("c", 100)))
+    return made
+
+
+def refuse_too_much(tenants: Tenants, machine: Machine) -> None:
+    with pytest.raises(Rejected, match="InsufficientMemory"):
+        tenants.admit(pod("too-much", container("c", 10, machine.cards[0].memory_bytes // units.BLOCK_BYTES)))
+
+
+@pytest.mark.parametrize("name", OUTAGES)
+def test_an_outage_doubles_loses_and_leaks_nothing(
+    tenants: Tenants, machine: Machine, monkeypatch: Patch, name: str
+) -> None:
     tenants.check()
-    with OUTAGES[name](node, monkeypatch) as refusal:
+    with OUTAGES[name](tenants.node, monkeypatch) as refusal:
         tenants.check()
         if refusal:
             with pytest.raises(Rejected, match=refusal):
                 tenants.admit(pod("during", container("c", 10, 1)))
         else:
             tenants.admit(pod("during", container("c", 10, 1)))
-        with pytest.raises(Rejected, match="InsufficientMemory"):
-            tenants.admit(pod("too-much", container("c", 10, card_blocks)))
+        refuse_too_much(tenants, machine)
         tenants.check()
     tenants.admit(pod("after", container("c", 10, 1)))
     tenants.check()
@@ -234,20 +278,12 @@ def test_an_outage_doubles_loses_and_leaks_nothing(
 
 @pytest.mark.parametrize("name", ["kubelet's checkpoint gone", "our state gone", "both gone"])
 def test_what_owners_edit_on_running_pods_costs_them_nothing_in_an_outage(
-    make_node: Callable[..., Node], machine: Machine, monkeypatch: Patch, name: str
+    tenants: Tenants, machine: Machine, monkeypatch: Patch, name: str
 ) -> None:
-    node = make_node(machine.root, with_api=True)
-    node.kubelet.start()
-    node.start(wait=CORES)
-    tenants, card_blocks = Tenants(node), machine.cards[0].memory_bytes // units.BLOCK_BYTES
-    tenants.admit(pod("plain", container("c", 30, 4)))
-    tenants.admit(pod("prepared", container("c", 20, 4), init=[container("i", 20, 2)]))
-    tenants.admit(pod("whole", container("c", 100)))
     tenants.edit({NAMES.core_limit: "banana"})
-    with OUTAGES[name](node, monkeypatch):
+    with OUTAGES[name](tenants.node, monkeypatch):
         tenants.check()
-        with pytest.raises(Rejected, match="InsufficientMemory"):
-            tenants.admit(pod("too-much", container("c", 10, card_blocks)))
+        refuse_too_much(tenants, machine)
         tenants.admit(pod("during", container("c", 50, 1)))
     tenants.check()
     tenants.end()

@@ -50,7 +50,7 @@ def test_what_can_change_does_and_what_is_wrong_does_not(
     assert "hunter2" not in caplog.text
     rewrite(file, "audit-tolerance: -1\n")
     assert reloader.poll() is None
-    assert "the settings stay as they were" in caplog.text and "give MiB, 0 or more" in caplog.text
+    assert "the settings stay as they were" in caplog.text and "give a whole number from 0" in caplog.text
     assert reloader.poll() is None
     file.unlink()
     assert reloader.poll() is None

@@ -131,8 +131,16 @@ def test_settings_that_cannot_work_end_with_one_clear_line(
                 "203.0.113.7",
             ),
             (
-                ["--kubeconfig", config, "--bind-address", "not an address", "--port", "0", "--allow-anyone"],
-                "not an address",
+                [
+                    "--kubeconfig",
+                    config,
+                    "--bind-address",
+                    "no-such.invalid",
+                    "--port",
+                    "0",
+                    "--allow-anyone",
+                ],
+                "no-such.invalid",
             ),
             (["--kubeconfig", str(tmp_path / "none"), *here], "none"),
             (["--kubeconfig", str(garbage), *here], "garbage"),
