@@ -105,7 +105,13 @@ def read(
 
 def _value(field: dataclasses.Field[Any], origin: str, raw: Any) -> Any:
     how = field.metadata
-    several = raw if isinstance(raw, list) else raw.splitlines() if how["repeated"] and isinstance(raw, str) else [raw]
+    several = (
+        raw
+        if isinstance(raw, list)
+        else raw.splitlines()
+        if how["repeated"] and isinstance(raw, str)
+        else [raw]
+    )
     try:
         if isinstance(raw, list) and not (how["repeated"] or how["separated"]):
             raise ValueError("a list; write one value")
@@ -131,7 +137,9 @@ def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
                 name = str(getattr(key, "value", "")).replace("-", "_")
                 if name in seen:
                     line = key.start_mark.line + 1
-                    raise InvalidSettings(f"line {line} of {path} sets {flag_of(name)} again; keep one of them")
+                    raise InvalidSettings(
+                        f"line {line} of {path} sets {flag_of(name)} again; keep one of them"
+                    )
                 seen.add(name)
             return super().construct_mapping(node, deep)
 
