@@ -1,6 +1,7 @@
 /* The model's clockwork; see gate_model.h. */
 #include "gate_model.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,7 +45,8 @@ struct process {
     struct model_load load;
     struct vc_gate gate;
     struct vc_lane lane;
-    struct vc_estimate estimate;
+    struct vc_estimate estimates[MODEL_KINDS];
+    unsigned kind;
     struct vc_slot_card *slot;
     struct kernel queue[MODEL_QUEUE];
     unsigned head, count;
@@ -232,8 +234,10 @@ static void expect_end(struct process *process, int from, int to, const struct v
 static void push_kernel(struct model *model, struct process *process, int start, int end)
 {
     unsigned slot = (process->head + process->count++) % MODEL_QUEUE;
-    double noise = 0.9 + 0.2 * uniform(model);
-    process->queue[slot] = (struct kernel){(uint64_t)((double)process->load.kernel_ns * noise), model->now + model->timing.reach_ns, false, start, end};
+    double noise = 0.9 + 0.2 * uniform(model), ns = (double)process->load.kernel_ns;
+    if (process->load.longest_ns)
+        ns *= pow((double)process->load.longest_ns / ns, (double)(process->kind * 29 % MODEL_KINDS) / (MODEL_KINDS - 1));
+    process->queue[slot] = (struct kernel){(uint64_t)(ns * noise), model->now + model->timing.reach_ns, false, start, end};
 }
 
 static void call_siblings(struct model *model, const struct process *caller)
@@ -266,7 +270,8 @@ static void launch(struct model *model, struct process *process)
 {
     vc_test_ticks = model->now;
     int start = -1, end = -1;
-    if (vc_lane_pass(&process->lane, &process->estimate)) {
+    struct vc_estimate *estimate = &process->estimates[process->kind];
+    if (vc_lane_pass(&process->lane, estimate)) {
         push_kernel(model, process, -1, -1);
     } else {
         struct vc_gate_answer answer;
@@ -274,7 +279,7 @@ static void launch(struct model *model, struct process *process)
         if (process->blocked)
             model->tenants[process->tenant].usage->waiting_until_ns = process->slot->waiting_until_ns = 0;
         process->blocked = false;
-        vc_lane_ask(&process->lane, &process->estimate, model->now, model->now, &answer, &step);
+        vc_lane_ask(&process->lane, estimate, model->now, model->now, &answer, &step);
         if (answer.reason != VC_GATE_GO) {
             blocked(model, process, &answer);
             return;
@@ -283,7 +288,7 @@ static void launch(struct model *model, struct process *process)
             process->open = start = take_mark(process, step.from_idle);
             vc_lane_opened(&process->lane, true);
         }
-        vc_lane_launched(&process->lane, &process->estimate, &answer, &step);
+        vc_lane_launched(&process->lane, estimate, &answer, &step);
         if (step.mark_after) {
             end = take_mark(process, false);
             expect_end(process, !step.interval.loose ? process->open : -1, end, &step);
@@ -292,7 +297,8 @@ static void launch(struct model *model, struct process *process)
         push_kernel(model, process, start, end);
     }
     process->since_sync++;
-    process->ready_ns = model->now + model->timing.launch_ns;
+    process->kind = process->load.longest_ns ? (process->kind + 1) % MODEL_KINDS : 0;
+    process->ready_ns = model->now + model->timing.launch_ns + process->load.host_ns;
 }
 
 static void note_burst(struct model *model, struct process *process)

@@ -12,12 +12,13 @@
 #include "arbiter/plan.h"
 #include "gate/lane.h"
 
-enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 16, MODEL_QUEUE = 4096, MODEL_MARKS = 1024 };
+enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 16, MODEL_QUEUE = 4096, MODEL_MARKS = 1024, MODEL_KINDS = 64 };
 
 /* What a process does: kernels of `kernel_ns` (+-10 %), `sync_every` of them and then a wait for the card (0: never),
- * then `pause_ns` on the processor; active from `from_ns` to `until_ns`. */
+ * then `pause_ns` on the processor; active from `from_ns` to `until_ns`. With `longest_ns` they are of MODEL_KINDS kinds, of times between
+ * the two, always in the same order; `host_ns` more than a launch takes the host passes between two of them. */
 struct model_load {
-    uint64_t kernel_ns;
+    uint64_t kernel_ns, longest_ns, host_ns;
     unsigned sync_every;
     uint64_t pause_ns;
     uint64_t from_ns, until_ns;

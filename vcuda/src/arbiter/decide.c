@@ -243,7 +243,7 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns)
         return;
     end_lease(plan, now_ns);
     if (preempting < 0) {
-        bool may_stay = holder->waiting && holder->in_credit && !idle;
+        bool may_stay = holder->in_credit && !idle; /* whether it waits at this moment or its host is at work */
         preempting = least_served(plan, may_stay ? old : -1, old);
     }
     grant(plan, preempting, old, now_ns);
