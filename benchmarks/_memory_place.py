@@ -9,6 +9,7 @@ from typing import Protocol
 import pynvml
 
 from benchmarks import _usable
+from vcuda.driver import context_cost
 from vcuda.sim import Machine, SimCard
 
 MIB = 1 << 20
@@ -57,13 +58,16 @@ class RealPlace:
     """A real card; in use is what NVML says beyond what was so before the first program: contexts cost what the driver takes for them."""
 
     exact_books = False
-    told_context_bytes = 0
 
     def __init__(self, found: _usable.Usable) -> None:
         self._found = found
         self.uuid, self.minor = found.card.uuid, found.card.minor
         self.library = found.driver.cuda
         self.context_bytes = found.context_bytes
+        # As gpu-manager and `vcuda run` measure it.
+        self.told_context_bytes = context_cost.measure(
+            found.driver.cuda, found.driver.nvml, self.uuid, self.environment()
+        )
         pynvml.nvmlInit()
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
         self._before = 0

@@ -59,6 +59,7 @@ class Stress:
     """16 processes at a time, every allocator, random frees and SIGKILLs; bytes by the card's own books, sampled.
 
     `allocators`: how many each granted and refused; `unsupported`: the CUresult of those that the card does not have.
+    `told_context_bytes`: what the share was told that a context costs; 0: the first process measured it.
     `kills_by_tenth`: SIGKILLs in each tenth of the operations. Without `exact_books` the card's bytes hold what the driver takes for itself.
     """
 
@@ -72,6 +73,7 @@ class Stress:
     kills_by_tenth: list[int]
     samples: int
     limit_bytes: int
+    told_context_bytes: int
     peak_bytes: int
     peak_in_ledger_bytes: int
     left_bytes: int
@@ -244,6 +246,7 @@ class Bench:
             kills,
             samples,
             limit,
+            self.place.told_context_bytes,
             peak,
             usage.memory_peak_bytes,
             self.left_bytes(),

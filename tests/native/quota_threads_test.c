@@ -66,6 +66,18 @@ int main(void)
     CHECK(!vc_quota_reserve(region, 0, UINT64_MAX));
     CHECK(vc_quota_reserve(region, 0, LIMIT));
     CHECK(!vc_quota_reserve(region, 0, 1));
+    /* Who asks for too much reserves it until he is refused: no peak, when another one charges what the driver has taken already. */
+    vc_quota_commit(region, 0, LIMIT, VC_QUOTA_PLAIN);
+    region->usage->slot_high_water = 6;
+    region->usage->slots[5].cards[0].reserved_bytes = 600;
+    vc_quota_charge(region, 0, 10, VC_QUOTA_PLAIN);
+    CHECK(region->usage->cards[0].memory_peak_bytes == LIMIT + 10);
+    region->usage->slots[5].cards[0].reserved_bytes = 0;
+    vc_quota_release(region, 0, LIMIT + 10, VC_QUOTA_PLAIN);
+    /* All that is left, for what nobody knows the size of. */
+    CHECK(vc_quota_reserve(region, 0, LIMIT / 4));
+    CHECK(vc_quota_reserve_rest(region, 0) == LIMIT - LIMIT / 4);
+    CHECK(vc_quota_reserve_rest(region, 0) == 0);
     vc_quota_rollback(region, 0, LIMIT);
     remove_region(folder);
     return broken != 0;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,27 @@ def test_what_the_drivers_list_leaves_out_of_a_context_is_measured_too(tmp_path:
     machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"unlisted_kib": 3072})])
     share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=1024 * MIB)])
     assert share.run("begin(); answer((info()[1] - info()[0]) >> 20)") == 64
+
+
+def test_processes_that_begin_at_once_never_make_contexts_beside_what_the_first_takes(tmp_path: Path) -> None:
+    """A card makes contexts one after another, 100 ms and more each: whoever is first fills the share while the others wait for theirs."""
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"context_ms": 200})])
+    share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=512 * MIB)])
+    code = """
+        sys.stdin.readline(); ok("cuInit", 0)
+        made = call("cuCtxCreate_v2", C.byref(C.c_void_p()), 0, 0)
+        answer([made, len(fill(16 * MIB)[1]) if made == 0 else 0]); sys.stdin.readline()
+    """
+    tenants = [share.start(code) for _ in range(4)]
+    peak, answers = 0, []
+    for tenant in tenants:
+        assert tenant.stdin
+        tenant.stdin.write("\n"), tenant.stdin.flush()
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        peak = max(peak, machine.report().cards[0].used_bytes)
+    for tenant in tenants:
+        answers.append(json.loads(tenant.communicate("\n", timeout=60)[0]))
+    print(f"peak {peak / MIB} MiB, contexts and 16 MiB taken: {answers}")
+    assert peak <= 512 * MIB
+    assert sum(64 * (made == 0) + 16 * taken for made, taken in answers) == 512

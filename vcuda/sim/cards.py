@@ -23,8 +23,8 @@ _CAP_FIRST, _CAP_PER_INSTANCE, _CAP_INSTANCES = 3, 9, 15
 
 # Numbers, but for `pools`. The grammar and the meaning are in vcuda/sim/src/core/sim_config.h.
 KNOBS = (
-    "pools", "pool_seed", "unlisted_kib", "stream_kib", "texels", "slice_us", "slice_spread_us", "switch_us", "switch_spread_us",
-    "cold_us", "cold_ppm", "drag_ppm", "gap_ns", "gap_spread_ns", "call_ns", "reach_ns", "event_step_ns", "event_jitter_ns",
+    "pools", "pool_seed", "context_ms", "unlisted_kib", "stream_kib", "texels", "slice_us", "slice_spread_us", "switch_us",
+    "switch_spread_us", "cold_us", "cold_ppm", "drag_ppm", "gap_ns", "gap_spread_ns", "call_ns", "reach_ns", "event_step_ns", "event_jitter_ns",
     "kernel_jitter_ppm", "timing_seed",
 )  # fmt: skip
 # A card whose time goes otherwise than the default one's in all that a client might lean on (docs/simulated-driver.md).

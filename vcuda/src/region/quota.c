@@ -201,7 +201,8 @@ static void give_back(struct vc_region *region, uint32_t card, uint64_t bytes)
         vc_witness_lower(region, card);
 }
 
-static bool reserve(struct vc_region *region, uint32_t card, uint64_t bytes, bool managed)
+/* `peak` (NULL: nobody asks): what all hold with it. */
+static bool reserve(struct vc_region *region, uint32_t card, uint64_t bytes, bool managed, uint64_t *peak)
 {
     struct vc_slot *own = vc_region_slot(region);
     if (!own || vc_load_relaxed(&region->damaged))
@@ -231,18 +232,35 @@ static bool reserve(struct vc_region *region, uint32_t card, uint64_t bytes, boo
         vc_sub(&own->cards[card].reserved_bytes, bytes);
         return false;
     }
-    vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum);
+    if (peak)
+        vc_raise_to(peak, sum);
     return true;
 }
 
 bool vc_quota_reserve(struct vc_region *region, uint32_t card, uint64_t bytes)
 {
-    return reserve(region, card, bytes, false);
+    return reserve(region, card, bytes, false, &region->usage->cards[card].memory_peak_bytes);
+}
+
+uint64_t vc_quota_reserve_rest(struct vc_region *region, uint32_t card)
+{
+    uint64_t before = UINT64_MAX;
+    for (int attempt = 0; attempt < VC__ATTEMPTS; attempt++) {
+        uint64_t all = bounds_of(region, card, false).all, sum = sum_reserved(region, card);
+        if (all == UINT64_MAX || sum == before) /* as much was there and could not be had: the account is damaged */
+            return 0;
+        if (sum >= all && vc_slots_reap(region) == 0)
+            return 0;
+        if (sum < all && reserve(region, card, all - sum, false, NULL))
+            return all - sum;
+        before = sum < all ? sum : UINT64_MAX;
+    }
+    return 0;
 }
 
 bool vc_quota_reserve_managed(struct vc_region *region, uint32_t card, uint64_t bytes)
 {
-    return reserve(region, card, bytes, true);
+    return reserve(region, card, bytes, true, &region->usage->cards[card].memory_peak_bytes);
 }
 
 bool vc_quota_oversells(const struct vc_region *region, uint32_t card)
@@ -322,6 +340,10 @@ void vc_quota_charge(struct vc_region *region, uint32_t card, uint64_t bytes, en
     uint64_t held = vc_add(&region->held_bytes[card], bytes);
     if (region->state == VC_REGION_ENFORCED && limited && held > vc_load_relaxed(&region->witness.bytes[card]))
         vc_witness_raise(region, card, &why);
-    if (limited)
-        vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum_reserved(region, card));
+    if (!limited)
+        return;
+    /* Beyond the limit counts what was granted: others' reservations may be refused yet. */
+    uint64_t all = bounds_of(region, card, false).all, sum = sum_reserved(region, card), granted = sum_committed(region, card);
+    sum = sum < all ? sum : all;
+    vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum > granted ? sum : granted);
 }

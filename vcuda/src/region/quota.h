@@ -30,6 +30,10 @@ bool vc_quota_reserve(struct vc_region *region, uint32_t card, uint64_t bytes);
  * is looked at, while vc_quota_reserve also keeps what is not managed within physical_bytes. */
 bool vc_quota_reserve_managed(struct vc_region *region, uint32_t card, uint64_t bytes);
 
+/* Reserve all that is left, for what nobody can tell the size of before it is there; returns how much. Of a whole card: nothing. It counts
+ * as no peak: what is not needed goes back at once. */
+uint64_t vc_quota_reserve_rest(struct vc_region *region, uint32_t card);
+
 /* Whether the share is oversold: then memory that was refused may be had as managed memory. */
 bool vc_quota_oversells(const struct vc_region *region, uint32_t card);
 

@@ -11,8 +11,10 @@
 #include "region/descriptor.h"
 
 #define VC__CLAIM_INTERVAL_NS 10000000u
+#define VC__TURN_NS UINT64_C(20000000000) /* a process that is stopped in its turn must not stop all others for ever */
+#define VC__TURN_PAUSE_NS 1000000u
 
-/* Beyond the data: a lock needs no bytes of the file. First who holds each slot, then who keeps it. */
+/* Beyond the data: a lock needs no bytes of the file. First who holds each slot, then who keeps it, then whose turn it is. */
 static struct flock lock_of(uint32_t index, short type)
 {
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES + index, .l_len = 1};
@@ -148,6 +150,27 @@ void vc_slot_unkeep(struct vc_region *region, uint32_t index)
     pthread_mutex_lock(&region->slow_mutex);
     if (--region->kept[index] == 0)
         unlock(usage_descriptor(region), VC_MAX_SLOTS + index);
+    pthread_mutex_unlock(&region->slow_mutex);
+}
+
+bool vc_slots_take_turn(struct vc_region *region, uint32_t card)
+{
+    uint64_t deadline = vc_now_ns() + VC__TURN_NS;
+    for (;;) {
+        pthread_mutex_lock(&region->slow_mutex);
+        int descriptor = usage_descriptor(region);
+        bool ours = descriptor >= 0 && try_lock(descriptor, 2 * VC_MAX_SLOTS + card);
+        pthread_mutex_unlock(&region->slow_mutex);
+        if (ours || descriptor < 0 || vc_now_ns() > deadline)
+            return ours;
+        vc_sleep_ns(VC__TURN_PAUSE_NS);
+    }
+}
+
+void vc_slots_end_turn(struct vc_region *region, uint32_t card)
+{
+    pthread_mutex_lock(&region->slow_mutex);
+    unlock(usage_descriptor(region), 2 * VC_MAX_SLOTS + card);
     pthread_mutex_unlock(&region->slow_mutex);
 }
 

@@ -41,6 +41,11 @@ void vc_slot_unkeep(struct vc_region *region, uint32_t index);
 /* Whether a process other than the descriptor's keeps it. */
 bool vc_slot_kept(int descriptor, uint32_t index);
 
+/* One process of the container at a time: it measures what a context takes of the card. False: nobody else has ended his turn in 20 s, or
+ * the account can't be reached. One thread of a process at a time. */
+bool vc_slots_take_turn(struct vc_region *region, uint32_t card);
+void vc_slots_end_turn(struct vc_region *region, uint32_t card);
+
 /* Free the slots of dead processes but for what is kept; return of how many something was freed. */
 uint32_t vc_slots_reap(struct vc_region *region);
 

@@ -139,6 +139,7 @@ static int set_key(sim_card_config *card, int index, const char *key, const char
         {"pool_seed", offsetof(sim_card_config, pool_seed), 1},
         {"memory", offsetof(sim_card_config, memory_bytes), 1},
         {"context", offsetof(sim_card_config, context_bytes), 1},
+        {"context_ms", offsetof(sim_card_config, context_ns), 1000000},
         {"unlisted_kib", offsetof(sim_card_config, unlisted_bytes), 1024},
         {"stream_kib", offsetof(sim_card_config, stream_bytes), 1024},
         {"slice_us", offsetof(sim_card_config, slice_ns), 1000},

@@ -6,7 +6,7 @@
  *   driver version=550.163.01 cuda=12040 pid_namespace=4026531836
  *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
  *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0 \
- *        unlisted_kib=0 stream_kib=0 texels=0 \
+ *        context_ms=0 unlisted_kib=0 stream_kib=0 texels=0 \
  *        slice_spread_us=0 switch_spread_us=0 cold_us=0 cold_ppm=0 drag_ppm=0 gap_ns=0 gap_spread_ns=0 call_ns=0 reach_ns=0 \
  *        event_step_ns=1 event_jitter_ns=0 kernel_jitter_ppm=0 timing_seed=0
  *   card index=1 parent=0 profile=1g.5gb caps=3,4 uuid=MIG-… minor=0 memory=… …
@@ -39,6 +39,7 @@ typedef struct {
     uint64_t pool_seed;
     uint64_t memory_bytes;
     uint64_t context_bytes; /* what one context costs */
+    uint64_t context_ns; /* how long making one takes: one at a time, the memory comes half way */
     uint64_t unlisted_bytes; /* of that, what NVML's list of processes leaves out */
     uint64_t stream_bytes;  /* what one more stream takes, in chunks */
     uint64_t slice_ns;      /* time slice of a context while others wait */

@@ -176,6 +176,7 @@ typedef struct {
     char driver_version[32];
     int32_t cuda_version;
     _Atomic uint32_t injections; /* faults injected ever; a futex: who waits for events of a card sleeps on it */
+    pthread_mutex_t making_mutex; /* of contexts, where that takes time; no other is held with it */
     pthread_mutex_t process_mutex; /* claims and frees process slots; taken after a card's mutex, never before */
     sim_process processes[SIM_MAX_PROCESSES];
     sim_card cards[];

@@ -62,6 +62,7 @@ static void fill(sim_shared *shared, const sim_config *config)
     shared->cuda_version = config->cuda_version;
     memcpy(shared->driver_version, config->driver_version, sizeof shared->driver_version);
     make_mutex(&shared->process_mutex);
+    make_mutex(&shared->making_mutex);
     for (int i = 0; i < config->card_count; i++) {
         sim_card *card = &shared->cards[i];
         make_mutex(&card->mutex);

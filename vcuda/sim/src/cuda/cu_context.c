@@ -1,8 +1,10 @@
 /* Contexts: each thread's stack of them, created ones and the devices' primary ones. */
 #include "cu_context.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cu_memory.h"
 
@@ -43,24 +45,49 @@ CUresult cu_lost(CUcontext ctx)
     return CUDA_ERROR_UNKNOWN;
 }
 
+static void wait_for(uint64_t ns)
+{
+    nanosleep(&(struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)}, NULL);
+}
+
+/* Its place on the card; negative: there is no room. */
+static CUresult take_place(sim_state *state, int on, int32_t *index)
+{
+    sim_card *card = sim_card_at(state, on);
+    const uint64_t bytes = card->config.context_bytes;
+    sim_card_lock(state, on);
+    const int lost = card->faults.lost;
+    if (!lost && (*index = sim_context_create(state, card, bytes)) < 0) {
+        sim_reap(state, on); /* the newest deaths may have freed what is missing */
+        *index = sim_context_create(state, card, bytes);
+    }
+    sim_card_unlock(state, on);
+    return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : *index < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* Where that takes time, contexts are made one after another, whichever process asks; the memory is taken half way. */
+static CUresult take_turn(sim_state *state, int on, int32_t *index)
+{
+    const uint64_t half = sim_card_at(state, on)->config.context_ns / 2;
+    if (!half)
+        return take_place(state, on, index);
+    if (pthread_mutex_lock(&state->shared->making_mutex) == EOWNERDEAD)
+        pthread_mutex_consistent(&state->shared->making_mutex);
+    wait_for(half);
+    const CUresult result = take_place(state, on, index);
+    wait_for(half);
+    pthread_mutex_unlock(&state->shared->making_mutex);
+    return result;
+}
+
 static CUresult revive(CUcontext ctx, unsigned flags)
 {
     sim_state *state = cu_process.state;
-    sim_card *card = sim_card_at(state, ctx->card);
+    int32_t index;
     sim_slow_call(state, ctx->card);
-    sim_card_lock(state, ctx->card);
-    if (card->faults.lost) {
-        sim_card_unlock(state, ctx->card);
-        return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    }
-    int32_t index = sim_context_create(state, card, card->config.context_bytes);
-    if (index < 0) { /* the newest deaths may have freed what is missing */
-        sim_reap(state, ctx->card);
-        index = sim_context_create(state, card, card->config.context_bytes);
-    }
-    sim_card_unlock(state, ctx->card);
-    if (index < 0)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult bad = take_turn(state, ctx->card, &index);
+    if (bad)
+        return bad;
     ctx->index = index;
     ctx->flags = flags;
     ctx->error = 0;
@@ -74,7 +101,7 @@ static CUresult revive(CUcontext ctx, unsigned flags)
     ctx->cache_config = 0;
     ctx->shared_config = 1;
     ctx->alive = 1;
-    const CUresult bad = cu_stream_new(ctx, 0, 0, 1, &ctx->legacy);
+    bad = cu_stream_new(ctx, 0, 0, 1, &ctx->legacy);
     if (bad)
         cu_context_end(ctx);
     return bad;

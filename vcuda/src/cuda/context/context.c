@@ -27,7 +27,8 @@ static struct primary {
 } primaries[VC__MAX_DEVICES];
 
 /* One measurement at a time: two would each see both contexts. Held across the creation of the first context of a card only, in places
- * where nobody has told us what one costs. */
+ * where nobody has told us what one costs; other processes of the container wait for their turn (region/slot.h). Till then it may take all
+ * that is left, so that is charged. */
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
 
 static void forget(void)
@@ -42,13 +43,22 @@ struct creation {
     struct vc_charge charge;
     struct vc_measure measure;
     uint64_t ledger; /* of this process on the card when the measurement began */
-    bool measuring;
+    uint32_t card; /* that is measured */
+    bool measuring, turn;
 };
 
 static uint64_t own_ledger(struct vc_region *region, uint32_t card)
 {
     struct vc_slot *own = vc_region_slot(region);
     return own ? vc_load(&own->cards[card].committed_bytes) : 0;
+}
+
+static void end_measuring(struct creation *creation)
+{
+    if (creation->turn)
+        vc_slots_end_turn(creation->charge.region, creation->card);
+    creation->measuring = creation->turn = false;
+    pthread_mutex_unlock(&measuring);
 }
 
 /* What a context on the card costs, as far as anybody knows. */
@@ -58,48 +68,74 @@ static uint64_t known_cost(struct vc_region *region, int card)
     return told ? told : vc_load_relaxed(&region->usage->cards[card].learnt_context_bytes);
 }
 
+/* Returns the cost where another one measured it meanwhile. */
+static uint64_t begin_measuring(struct creation *creation, struct vc_region *region, uint32_t card)
+{
+    pthread_mutex_lock(&measuring);
+    creation->card = card;
+    creation->turn = vc_slots_take_turn(region, card);
+    creation->measuring = true;
+    uint64_t cost = known_cost(region, (int)card);
+    if (cost > 0)
+        end_measuring(creation);
+    return cost;
+}
+
+/* False: nothing is left. Of a whole card nothing is reserved. */
+static bool reserve_rest(struct vc_charge *charge, uint32_t card)
+{
+    for (int attempt = 0; attempt < 2 && charge->reserved == 0; attempt++) {
+        if (attempt > 0)
+            vc_account_make_room(charge->region, charge->cards);
+        charge->reserved = vc_quota_reserve_rest(charge->region, card);
+    }
+    if (charge->reserved > 0 || vc_quota_limit(charge->region, card) == UINT64_MAX)
+        return true;
+    vc_quota_refused(charge->region, card);
+    return false;
+}
+
 static CUresult begin_creation(struct creation *creation, CUdevice device)
 {
     struct vc_region *region = vc_region_get();
-    creation->measuring = false;
+    creation->measuring = creation->turn = false;
     creation->charge = (struct vc_charge){.region = region};
     if (region->state == VC_REGION_DAMAGED)
         return CUDA_SUCCESS; /* computing is allowed then, allocating is not */
     int card = vc_card_of_device(region, device);
-    uint64_t expected = 0;
-    if (card >= 0 && (expected = known_cost(region, card)) == 0) {
-        pthread_mutex_lock(&measuring);
-        expected = known_cost(region, card);
-        creation->measuring = expected == 0;
-        if (!creation->measuring)
-            pthread_mutex_unlock(&measuring);
-    }
+    uint64_t expected = card >= 0 ? known_cost(region, card) : 0;
+    if (card >= 0 && expected == 0)
+        expected = begin_measuring(creation, region, (uint32_t)card);
     CUresult result = vc_charge_device(&creation->charge, device, expected);
-    if (creation->measuring && result == CUDA_SUCCESS) {
-        vc_measure_begin(&creation->measure, region->limits->cards[card].uuid);
-        creation->ledger = own_ledger(region, (uint32_t)card);
-    } else if (creation->measuring) {
-        pthread_mutex_unlock(&measuring);
+    if (!creation->measuring)
+        return result;
+    if (result == CUDA_SUCCESS && !reserve_rest(&creation->charge, (uint32_t)card))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS) {
+        end_measuring(creation);
+        return result;
     }
+    vc_measure_begin(&creation->measure, region->limits->cards[card].uuid);
+    creation->ledger = own_ledger(region, (uint32_t)card);
     return result;
 }
 
 /* It was not made, or there is one already. */
-static void drop(const struct creation *creation)
+static void drop(struct creation *creation)
 {
-    if (creation->measuring)
-        pthread_mutex_unlock(&measuring);
     vc_charge_drop(&creation->charge);
+    if (creation->measuring)
+        end_measuring(creation);
 }
 
 /* What the card's use grew by, without what other threads of this process allocated meanwhile. */
-static uint64_t measured_cost(const struct creation *creation, uint32_t card)
+static uint64_t measured_cost(const struct creation *creation)
 {
+    uint32_t card = creation->card;
     uint64_t grown = vc_measure_end(&creation->measure), ledger = own_ledger(creation->charge.region, card);
     uint64_t beside = ledger > creation->ledger ? ledger - creation->ledger : 0;
     uint64_t cost = grown > beside ? grown - beside : 0;
     vc_raise_to(&creation->charge.region->usage->cards[card].learnt_context_bytes, cost);
-    pthread_mutex_unlock(&measuring);
     return cost;
 }
 
@@ -110,16 +146,10 @@ static bool hold_cost(struct creation *creation)
     if (!charge->cards)
         return true;
     uint32_t card = (uint32_t)__builtin_ctz(charge->cards);
-    if (creation->measuring) {
-        uint64_t cost = measured_cost(creation, card);
-        if (cost > 0 && !vc_quota_reserve(charge->region, card, cost)) {
-            vc_quota_refused(charge->region, card);
-            return false;
-        }
-        charge->reserved = cost;
-    }
-    vc_quota_commit(charge->region, card, charge->reserved, VC_QUOTA_CONTEXT);
-    return true;
+    bool fits = !creation->measuring || vc_charge_resize(charge, measured_cost(creation));
+    if (fits)
+        vc_quota_commit(charge->region, card, charge->reserved, VC_QUOTA_CONTEXT);
+    return fits;
 }
 
 static struct cost cost_of(const struct creation *creation, CUcontext context)
@@ -142,8 +172,11 @@ static CUresult end_creation(struct creation *creation, CUresult result, CUconte
     if (!hold_cost(creation)) {
         vc_real.cuCtxDestroy_v2(*context);
         *context = NULL;
+        drop(creation);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    if (creation->measuring)
+        end_measuring(creation);
     struct cost cost = cost_of(creation, *context);
     if (creation->charge.cards && !vc_table_put(&contexts, &cost)) {
         vc_real.cuCtxDestroy_v2(*context);
@@ -263,10 +296,13 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
     }
     if (!hold_cost(&creation)) {
         keeper->undo(keeper->argument, device);
+        drop(&creation);
         *context = NULL;
         vc_store_release(&primary->charged, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    if (creation.measuring)
+        end_measuring(&creation);
     primary->context = *context;
     primary->cost = cost_of(&creation, *context);
     vc_frames_forget();
