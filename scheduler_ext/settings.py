@@ -16,6 +16,7 @@ from vcuda.settings import (
     InvalidSettings,
     choice,
     domain,
+    member_of,
     number,
     option,
     optional_path,
@@ -30,10 +31,6 @@ MIB = 2**20
 ENV_PREFIX = "GPU_SCHEDULER_EXTENDER_"
 _TIME = seconds(0.001, 1e6)
 _PLACE = "NAMESPACE/NAME"
-
-
-def _policy(value: str) -> Policy:
-    return Policy(choice(*Policy)(value))
 
 
 def _place(value: str) -> str | None:
@@ -63,7 +60,7 @@ class Settings:
     bind_address: str = option("0.0.0.0", reading.host, "address to listen on")
     port: int = option(3456, reading.port, "port to listen on, 0 for a free one")
     resource_domain: str = option(DEFAULT_DOMAIN, domain, "domain of all resource and annotation names")
-    policy: Policy = option(Policy.FGD, _policy, "default policy; a pod's annotation overrides it")
+    policy: Policy = option(Policy.FGD, member_of(Policy), "default policy; a pod's annotation overrides it")
     tls_cert: str | None = option(
         None,
         optional_text,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from vcuda import addresses
 
 T = TypeVar("T")
+Member = TypeVar("Member", bound=enum.StrEnum)
 _DOMAIN = r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"  # RFC 1123, as Kubernetes' names
 
 
@@ -236,6 +238,13 @@ def choice(*allowed: str) -> Callable[[str], str]:
         if value not in allowed:
             raise ValueError(f"choose one of {', '.join(allowed)}")
         return value
+
+    return parse
+
+
+def member_of(kind: type[Member]) -> Callable[[str], Member]:
+    def parse(value: str) -> Member:
+        return kind(choice(*kind)(value))
 
     return parse
 

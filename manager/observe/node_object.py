@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -15,9 +14,6 @@ from manager.kube.writer import ApiWriter
 from vcuda.spec import bookings, inventory
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
-
-_LABEL_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
-_LABEL_LENGTH = 63
 
 
 class NodeObject:
@@ -70,5 +66,4 @@ def labels(cards: Sequence[Card], names: Names, extra: Sequence[tuple[str, str]]
     """The commonest model, as a label value; None removes the label of a node whose cards are gone."""
     models = Counter(card.model for card in cards)
     model = min(models, key=lambda name: (-models[name], name)) if models else ""
-    value = _LABEL_CHARACTERS.sub("-", model)[:_LABEL_LENGTH].strip("-_.")
-    return {names.model_label: value or None, **dict(extra)}
+    return {names.model_label: inventory.label_value(model) or None, **dict(extra)}

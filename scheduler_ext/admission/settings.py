@@ -10,7 +10,16 @@ from typing import Any
 
 from scheduler_ext.admission.rules import Rules
 from vcuda import settings as reading
-from vcuda.settings import InvalidSettings, choice, domain, number, option, optional_path, optional_text
+from vcuda.settings import (
+    InvalidSettings,
+    choice,
+    domain,
+    member_of,
+    number,
+    option,
+    optional_path,
+    optional_text,
+)
 from vcuda.spec.names import DEFAULT_DOMAIN, Names
 from vcuda.spec.request import Policy, Priority
 from vcuda.spec.units import CORES_PER_CARD
@@ -21,14 +30,6 @@ _MOST_BLOCKS = 2**20
 
 def _words(value: str) -> frozenset[str]:
     return frozenset(word.strip() for word in value.split(",") if word.strip())
-
-
-def _policy(value: str) -> Policy:
-    return Policy(choice(*Policy)(value))
-
-
-def _priority(value: str) -> Priority:
-    return Priority(choice(*Priority)(value))
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Settings:
         0, number(0, CORES_PER_CARD), "elastic limit in cores of pods that say none; 0: none is written"
     )
     default_priority: Priority | None = option(
-        None, _priority, "priority of pods that say none: low, normal or high"
+        None, member_of(Priority), "priority of pods that say none: low, normal or high"
     )
-    default_policy: Policy | None = option(None, _policy, "placement policy of pods that say none")
+    default_policy: Policy | None = option(None, member_of(Policy), "placement policy of pods that say none")
     log_level: str = option("info", choice("debug", "info", "warning", "error"), "what is logged")
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ class Chooser:
         usage = Usage(placement.peak_use(asked, chosen), shape.cpu_milli, shape.memory_bytes)
         record = Record(
             asked.uid, asked.namespace, asked.name, self._cache.cluster.names[row], usage, State.ASSUMED,
-            self._cache.clock(), asked, chosen, self._cache.wall_clock(), priority=priority,
+            self._cache.clock(), asked, chosen, self._cache.wall_clock(), priority=priority, shape=shape,
         )  # fmt: skip
         self._cache.pods.put(record)
         return record

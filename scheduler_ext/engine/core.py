@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from scheduler_ext.engine import simulation
 from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
@@ -16,6 +17,7 @@ from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption
+from scheduler_ext.engine.simulation import Simulation
 from scheduler_ext.planning import evidence
 from scheduler_ext.planning.evidence import Evidence
 from scheduler_ext.planning.snapshot import Snapshot
@@ -45,6 +47,7 @@ class Engine:
         self._filter = Filter(cache, chooser, self._gangs)
         self._bindings = Bindings(cache, chooser, self._filter)
         self._preemption = Preemption(cache, chooser, self._gangs)
+        self._simulation = Simulation(cache, chooser)
         self._comparison = Comparison(cache)
         self._intake = Intake(cache, self._gangs, self._preemption)
         self.metrics.watch_figures(self.figures)
@@ -93,6 +96,24 @@ class Engine:
         ways = self._preemption.search(search)
         with self._lock:
             return self._preemption.agree(search, ways)
+
+    def simulate(
+        self, pod: Mapping[str, Any], names: Sequence[str], nodes: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, str]:
+        """Per name why a pod does not fit there, "" where it does. Of names that are unknown the objects in `nodes` count, as new nodes.
+
+        Decides and books nothing.
+        """
+        try:
+            self._score_ahead(self.cache.asked(pod)[1])
+            with self._lock:
+                found, ground = self._simulation.here(pod, names)
+        except InvalidRequest as error:
+            return dict.fromkeys(names, str(error))
+        found |= self._simulation.beyond(
+            ground, {name: one for name, one in nodes.items() if name not in found}
+        )
+        return {name: found.get(name, simulation.UNKNOWN) for name in names}
 
     # --- Bind, as far as it needs no I/O ---
 

@@ -148,21 +148,25 @@ class Intake:
                 old.annotation = text
                 return
         if old is not None and old.written is not None and (old.node, old.written) == (node, text):
-            asked, usage, source = old.request, old.usage, Source.BIND  # our own write comes back
+            asked, usage, shape, source = (
+                old.request,
+                old.usage,
+                old.shape,
+                Source.BIND,
+            )  # our own write comes back
         else:
             asked, usage, source = self._bound_use(old, pod, node)
-        shape = None
+            shape = None
+        movable = asked is not None and asked.gang is None and objects.movable(pod, cache.names)
         if asked is not None:
-            shape = shared(shape_of(asked, cache.policy, usage.cpu_milli, usage.memory_bytes))
+            shape = shape or shared(shape_of(asked, cache.policy, usage.cpu_milli, usage.memory_bytes))
             cache.count_demand(uid, shape)
-            if asked.gang is not None or not objects.movable(pod, cache.names):
-                shape = None
         metadata = pod["metadata"]
         cache.pods.put(
             Record(
                 uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
                 State.CONFIRMED, cache.clock(), annotation=text, priority=objects.priority(pod),
-                leaving=leaving, shape=shape, source=source, known_as=uid_of(pod),
+                leaving=leaving, shape=shape, movable=movable, source=source, known_as=uid_of(pod),
             )
         )  # fmt: skip
         if source is not Source.BIND and "pods" not in cache.unsynced:

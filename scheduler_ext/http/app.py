@@ -101,6 +101,13 @@ class Extender:
         found = await asyncio.to_thread(self._engine.preempt, args.pod, args.victims)
         return extender_v1.preemption_answer(found)
 
+    async def simulate(self, body: bytes) -> bytes:
+        args = extender_v1.read_args(body)
+        if not self._asks(args.pod):
+            return extender_v1.untouched(args)
+        found = await asyncio.to_thread(self._engine.simulate, args.pod, args.names, args.nodes or {})
+        return extender_v1.simulated(args, found)
+
     async def bind(self, body: bytes) -> bytes:
         args = extender_v1.read_binding(body)
         self._require_ready()
@@ -168,6 +175,7 @@ class App(Probes):
             "/scheduler/prioritize": ("prioritize", extender.prioritize),
             "/scheduler/cpu/prioritize": ("cpu-prioritize", extender.prioritize_cpu_only),
             "/scheduler/preempt": ("preempt", extender.preempt),
+            "/scheduler/simulate": ("simulate", extender.simulate),
             "/scheduler/bind": ("bind", extender.bind),
         }
         for path, (name, verb) in verbs.items():

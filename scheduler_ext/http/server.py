@@ -28,6 +28,7 @@ _HEAD_SECONDS = 10.0  # that a request's head may take once it has begun
 _SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each costs a descriptor
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HEAD_BYTES = 64 * 1024
+_READ_BYTES = 256 * 1024
 _IDLE_SECONDS = 75.0  # between two requests: kube-scheduler keeps its connections
 _ROOM_SECONDS = 5.0  # that a body may wait for room
 _AT_ONCE = 4  # bodies of the largest size in memory at once
@@ -125,8 +126,13 @@ class _Room:
                 self._left -= wanted
 
 
-class Connection(asyncio.Protocol):
-    """One connection. One request is answered at a time, in the order in which they came."""
+class Connection(asyncio.BufferedProtocol):
+    """One connection. One request is answered at a time, in the order in which they came.
+
+    Buffered: else uvloop makes 256 KiB for each TLS record, which the kernel maps, clears and takes away again.
+    """
+
+    _buffer = memoryview(bytearray(_READ_BYTES))  # all connections': what is read is parsed at once
 
     def __init__(self, server: Server, application: Application, room: _Room) -> None:
         self._server, self._application, self._room = server, application, room
@@ -156,12 +162,15 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size is enough for all
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._closed:
             return
-        self._head_bytes += len(data)
+        self._head_bytes += nbytes
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._buffer[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
             self._end(error(400, f"this is not an HTTP/1.1 request: {problem}"[:200], close=True))
             return

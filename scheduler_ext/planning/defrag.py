@@ -240,6 +240,7 @@ def _movable(record: Record) -> bool:
     """Whether a pod runs, may be moved, and has shares only."""
     return (
         record.state is State.CONFIRMED
+        and record.movable
         and record.shape is not None
         and not record.leaving
         and not any(step.whole for step in record.shape.steps)

@@ -240,6 +240,12 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
     return _result(args, [] if verdict.chosen is None else [verdict.chosen], failed, hopeless)
 
 
+def simulated(args: ExtenderArgs, reasons: Mapping[str, str]) -> bytes:
+    """ExtenderFilterResult with all nodes that fit: those without a reason."""
+    failed = {name: reason for name, reason in reasons.items() if reason}
+    return _result(args, [name for name in args.names if name not in failed], failed, {})
+
+
 def untouched(args: ExtenderArgs) -> bytes:
     """The answer for a pod that is none of our business: all nodes pass."""
     return _result(args, list(args.names), {}, {})

@@ -123,6 +123,14 @@ def plan_rows(
     _place(shape, cluster, _of_cluster(cluster), allowed, typical, rows, plan, at_rows=True)
 
 
+def refresh(shape: Shape, cluster: Cluster, typical: Typical, planned: Ints, plan: Plan) -> None:
+    """Plan the rows that have changed since they were `planned` (at the cluster's clock), for a shape of one step without filters."""
+    nodes, now, plans = _of_cluster(cluster).pointer, cluster.clock, [_pointer(array) for array in plan]
+    wish, pods, changed = _wish(shape).pointer, _typical(typical).pointer, _pointer(cluster.changed)
+    if lib.vc_refresh(nodes, pods, wish, _CODES, changed, _pointer(planned), len(cluster), now, plans):
+        raise MemoryError("no memory to plan in")
+
+
 def _place(
     shape: Shape, arrays: Cluster | View, nodes: _Struct, allowed: Bools | None, typical: Typical, rows: Ints, plan: Plan,
     *, at_rows: bool,

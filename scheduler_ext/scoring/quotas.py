@@ -120,6 +120,16 @@ class Quotas:
         other._quotas, other._labels = self._quotas, dict(self._labels)
         return other
 
+    def elsewhere(
+        self, namespace: str, pods: PodCache, cluster: Cluster, labels: dict[str, Mapping[str, str]]
+    ) -> Quotas:
+        """A namespace's quotas with what it holds now, for the nodes of another cluster."""
+        other = Quotas(cluster)
+        other._quotas, other._labels = self._quotas, labels
+        for position, quota in enumerate(self._quotas.get(namespace, ())):
+            other._sums[namespace, position] = self._used(quota, position, pods).copy()
+        return other
+
     def forget_node(self, node: str) -> None:
         self._labels.pop(node, None)
         self._sums.clear()

@@ -43,6 +43,7 @@ class Table:
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
         self._typical_version = -1
         self._reads_workload = placing.reads_workload(shape)
+        self._plain = len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
 
     @property
     def cost(self) -> Floats:
@@ -76,6 +77,9 @@ class Table:
             for array, before in zip((*self.plan, self._at), (*old, at), strict=True):
                 array[:known] = before
         self._typical_version = typical.version
+        if self._plain and most is None:
+            placing.refresh(self.shape, cluster, typical, self._at, self.plan)
+            return True
         stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
         now = stale[:most]
         for start in range(0, len(now), _CHUNK):

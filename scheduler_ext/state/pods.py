@@ -39,8 +39,8 @@ class Record:
     `request` and `placement` are ours only until the watch confirms the pod. `written`: the placement annotation of the last
     write that was begun for it. `attempted`: a write for it failed.
     `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
-    Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape` of a pod that the watch has shown with a share, if it may be
-    moved (its owner has not forbidden it, it is in no gang). `known_as`: the UID by which kubelet and the node's manager know it.
+    Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape`: its class, where it has a share; `movable`: its owner has not
+    forbidden to move it, and it is in no gang. `known_as`: the UID by which kubelet and the node's manager know it.
     """
 
     uid: str
@@ -59,6 +59,7 @@ class Record:
     priority: int = 0
     leaving: bool = False
     shape: Shape | None = None
+    movable: bool = False
     source: Source = Source.BIND
     known_as: str = ""
 

@@ -268,7 +268,7 @@ def test_cached_scores_equal_fresh_ones_after_any_changes() -> None:
         wanted = dice.choice(shapes)
         typical = workload.typical(cluster, float(step))
         cached, fresh = scores.table(wanted, cluster, typical), Table(wanted)
-        fresh.refresh(cluster, typical)
+        fresh.refresh(cluster, typical, most=len(cluster))  # in pieces, as ahead of a request
         count = len(cluster)
         assert np.array_equal(cached.cost[:count], fresh.cost[:count])
         assert np.array_equal(cached.code[:count], fresh.code[:count])
@@ -285,20 +285,25 @@ def test_a_class_is_scored_before_it_is_asked_for_a_few_rows_at_a_time(
         engine.synced("nodes")
         engine.synced("pods")
     computed: list[int] = []
-    compute = scores.Table._compute
+    refresh = scores.Table.refresh
 
-    def counted(self: scores.Table, cluster: Any, typical: Any, rows: Any) -> None:
-        computed.append(len(rows))
-        compute(self, cluster, typical, rows)
+    def counted(self: scores.Table, *how: Any) -> bool:
+        before = self._at.copy()
+        done = refresh(self, *how)
+        after = self._at
+        computed.append(
+            int((after > np.pad(before, (0, len(after) - len(before)), constant_values=-1)).sum())
+        )
+        return done
 
-    monkeypatch.setattr(scores.Table, "_compute", counted)
+    monkeypatch.setattr(scores.Table, "refresh", counted)
     warm.see_pod(pod("early"))
     assert computed == [256, 256, 88]
     warm.see_pod(pod("again"))
     computed.clear()
     first, second = pod("p"), pod("q")
     assert warm.filter(first, names).chosen == cold.filter(first, names).chosen
-    assert computed == [256, 256, 88], "only the cold one had anything to compute"
+    assert computed == [0, 600], "only the cold one had anything to compute"
     computed.clear()
     assert warm.filter(second, names).chosen == cold.filter(second, names).chosen
     assert computed == [1, 1]

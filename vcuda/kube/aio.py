@@ -21,11 +21,14 @@ from vcuda.kube.errors import ApiError, ApiUnreachable
 _UNAUTHORIZED = 401
 _IDLE_SECONDS = 60.0  # that a connection is kept; API servers close theirs after 90 s or later
 _LOGIN_SECONDS = 10.0  # that request headers are used again: to renew a token may take a file or a program
+_READ_BYTES = 64 * 1024
 _MOST_ANSWER = 1 << 20  # bytes; a Status has hundreds
 
 
-class _Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+class _Connection(asyncio.BufferedProtocol):
+    """One connection, one request at a time. Buffered: else uvloop makes 256 KiB for each TLS record."""
+
+    _buffer = memoryview(bytearray(_READ_BYTES))  # all connections': what is read is parsed at once
 
     def __init__(self) -> None:
         self.idle_since = 0.0
@@ -62,12 +65,15 @@ class _Connection(asyncio.Protocol):
         self.usable = False
         self._transport.close()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size is enough for all
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._answer is None:  # nobody asked
             self.close()
             return
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._buffer[:nbytes])
         except httptools.HttpParserError as error:
             self._fail(f"this is not an HTTP answer: {error}")
 

@@ -25,6 +25,7 @@ from vcuda.kube.errors import ApiError, ApiUnreachable, NoConfiguration
 MAX_BODY_BYTES = 256 * 1024 * 1024
 _MOST_EXCERPT = 200
 _UNAUTHORIZED = 401
+_LATER = 1.01  # a deadline may be missed by so much of the time that was left
 _REPEATABLE = ("GET", "PATCH")
 _STALE = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
 # A peer whose machine is gone is noticed after 15 + 3 × 5 s, also when nothing is being sent.
@@ -65,12 +66,17 @@ class _Within(io.RawIOBase):
 
     def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: float) -> None:
         self._raw, self.connection, self.deadline = raw, connection, deadline
+        self._set = 0.0  # seconds
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self.connection.settimeout(_remaining(self.deadline))
+        left = _remaining(self.deadline)
+        # To set it lets go of Python's lock: for each event of a busy watch that is a change of threads for nothing.
+        if not left <= self._set <= left * _LATER:
+            self.connection.settimeout(left)
+            self._set = left
         return self._raw.readinto(buffer)
 
     def close(self) -> None:

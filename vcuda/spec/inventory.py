@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from vcuda.spec.errors import InvalidInventory, Reason
 from vcuda.spec.units import blocks_on_card
 
 VERSION = 1
+_NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
+_LONGEST_LABEL = 63
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class Card:
     @property
     def memory_blocks(self) -> int:
         return blocks_on_card(self.memory_bytes)
+
+
+def label_value(model: str) -> str:
+    """A card model as the value of a label, which may have no space and 63 characters."""
+    return _NO_LABEL.sub("-", model)[:_LONGEST_LABEL].strip("-_.")
 
 
 def encode(cards: tuple[Card, ...]) -> str:

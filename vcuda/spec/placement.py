@@ -17,6 +17,7 @@ from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, ContainerRequest, Kind, 
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 VERSION = 1
+_JSON = json.JSONEncoder(separators=(",", ":"))
 MOST_BLOCKS = 2**63 // BLOCK_BYTES - 1  # a limit in bytes must fit a signed 64-bit number
 
 
@@ -57,7 +58,7 @@ def encode(placement: Placement) -> str:
         name: [[share.uuid, share.cores, share.memory_blocks] for share in shares]
         for name, shares in placement.containers.items()
     }
-    return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))
+    return _JSON.encode({"version": VERSION, "containers": containers})
 
 
 def _share(row: Any) -> CardShare:

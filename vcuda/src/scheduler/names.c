@@ -9,18 +9,21 @@
 #define FIRST_PLACES 1024
 #define KEY "nodenames" /* encoding/json reads keys in any case */
 
+/* One behind the other: thousands are looked up at a time, and lie in as few cache lines as can be. */
 struct entry {
-    char *name; /* NULL: free, or dropped if `row` is DROPPED */
-    size_t bytes;
-    uint64_t hash;
     int64_t row;
+    uint32_t hash, bytes;
+    char name[];
 };
 
-#define DROPPED (-2)
+#define UNIT 8 /* bytes; entries begin at multiples of it */
+enum { FREE, DROPPED, FIRST };
 
 struct vc_names {
-    struct entry *entries; /* open addressing, each place after the other; never more than half full */
-    size_t places, used;   /* a power of two; dropped ones count as used */
+    uint32_t *at; /* where in `entries`, in units; open addressing, each place after the other; never more than half full */
+    size_t places, used, live; /* a power of two; dropped ones count as used */
+    char *entries;
+    size_t end, room; /* units */
 };
 
 struct vc_names *vc_names_new(void)
@@ -30,8 +33,9 @@ struct vc_names *vc_names_new(void)
     if (names == NULL)
         return NULL;
     names->places = FIRST_PLACES;
-    names->entries = calloc(names->places, sizeof *names->entries);
-    if (names->entries == NULL) {
+    names->at = calloc(names->places, sizeof *names->at);
+    names->end = FIRST;
+    if (names->at == NULL) {
         free(names);
         return NULL;
     }
@@ -40,10 +44,14 @@ struct vc_names *vc_names_new(void)
 
 void vc_names_free(struct vc_names *names)
 {
-    for (size_t at = 0; at < names->places; at++)
-        free(names->entries[at].name);
+    free(names->at);
     free(names->entries);
     free(names);
+}
+
+static struct entry *entry_at(const struct vc_names *names, uint32_t at)
+{
+    return (struct entry *)(void *)(names->entries + (size_t)at * UNIT);
 }
 
 static uint64_t mixed(uint64_t hash, uint64_t more)
@@ -80,42 +88,79 @@ static size_t measured(const char *text, const char *end, uint64_t *hash)
     }
 }
 
-/* The entry of a name, or the free place where it would be. */
-static struct entry *find(const struct vc_names *names, const char *name, size_t bytes, uint64_t hash)
+/* The place of a name, or the free one where it would be. */
+static size_t find(const struct vc_names *names, const char *name, size_t bytes, uint64_t hash)
 {
-    for (size_t at = hash & (names->places - 1);; at = (at + 1) & (names->places - 1)) {
-        struct entry *entry = names->entries + at;
+    for (size_t place = hash & (names->places - 1);; place = (place + 1) & (names->places - 1)) {
+        uint32_t at = names->at[place];
 
-        if (entry->name == NULL && entry->row != DROPPED)
-            return entry;
-        if (entry->name != NULL && entry->hash == hash && entry->bytes == bytes && memcmp(entry->name, name, bytes) == 0)
-            return entry;
+        if (at == FREE)
+            return place;
+        if (at == DROPPED)
+            continue;
+        const struct entry *entry = entry_at(names, at);
+
+        if (entry->hash == (uint32_t)hash && entry->bytes == bytes && memcmp(entry->name, name, bytes) == 0)
+            return place;
     }
+}
+
+static size_t units(size_t bytes)
+{
+    return (sizeof(struct entry) + bytes + UNIT - 1) / UNIT;
+}
+
+/* Append an entry for a name that is not there. */
+static int add(struct vc_names *names, const char *name, size_t bytes, uint64_t hash, int64_t row)
+{
+    size_t end = names->end + units(bytes);
+
+    if (end > UINT32_MAX)
+        return -1;
+    if (end > names->room) {
+        char *larger = realloc(names->entries, 2 * end * UNIT);
+
+        if (larger == NULL)
+            return -1;
+        names->entries = larger;
+        names->room = 2 * end;
+    }
+    struct entry *entry = entry_at(names, (uint32_t)names->end);
+
+    entry->row = row;
+    entry->hash = (uint32_t)hash;
+    entry->bytes = (uint32_t)bytes;
+    memcpy(entry->name, name, bytes);
+    names->at[find(names, name, bytes, hash)] = (uint32_t)names->end;
+    names->end = end;
+    names->used++;
+    names->live++;
+    return 0;
 }
 
 /* Make room, by forgetting what was dropped or, if that is little, with more places. */
 static int more_places(struct vc_names *names)
 {
-    size_t live = 0;
+    size_t places = 4 * names->live > names->places ? 2 * names->places : names->places;
+    struct vc_names fresh = {calloc(places, sizeof *names->at), places, 0, 0, NULL, FIRST, 0};
+    int problem = fresh.at == NULL ? -1 : 0;
 
-    for (size_t at = 0; at < names->places; at++)
-        live += names->entries[at].name != NULL;
-    size_t places = 4 * live > names->places ? 2 * names->places : names->places;
-    struct vc_names larger = {calloc(places, sizeof *names->entries), places, 0};
-
-    if (larger.entries == NULL)
-        return -1;
-    for (size_t at = 0; at < names->places; at++) {
-        const struct entry *old = names->entries + at;
-
-        if (old->name == NULL)
+    for (size_t place = 0; !problem && place < names->places; place++) {
+        if (names->at[place] < FIRST)
             continue;
-        *find(&larger, old->name, old->bytes, old->hash) = *old;
-        larger.used++;
+        const struct entry *old = entry_at(names, names->at[place]);
+        uint64_t hash;
+
+        measured(old->name, old->name + old->bytes, &hash);
+        problem = add(&fresh, old->name, old->bytes, hash, old->row);
     }
-    free(names->entries);
-    *names = larger;
-    return 0;
+    struct vc_names *gone = problem ? &fresh : names;
+
+    free(gone->at);
+    free(gone->entries);
+    if (!problem)
+        *names = fresh;
+    return problem;
 }
 
 int vc_names_put(struct vc_names *names, const char *name, size_t bytes, int64_t row)
@@ -126,18 +171,11 @@ int vc_names_put(struct vc_names *names, const char *name, size_t bytes, int64_t
 
     if (measured(name, name + bytes, &hash) != bytes)
         return 0; /* with a quote in it; in JSON that is escaped, and never read here */
-    struct entry *entry = find(names, name, bytes, hash);
+    uint32_t at = names->at[find(names, name, bytes, hash)];
 
-    if (entry->name == NULL) {
-        char *copy = malloc(bytes + 1);
-
-        if (copy == NULL)
-            return -1;
-        memcpy(copy, name, bytes);
-        *entry = (struct entry){copy, bytes, hash, row};
-        names->used++;
-    }
-    entry->row = row;
+    if (at == FREE)
+        return add(names, name, bytes, hash, row);
+    entry_at(names, at)->row = row;
     return 0;
 }
 
@@ -146,12 +184,12 @@ void vc_names_drop(struct vc_names *names, const char *name, size_t bytes)
     uint64_t hash;
 
     measured(name, name + bytes, &hash);
-    struct entry *entry = find(names, name, bytes, hash);
+    size_t place = find(names, name, bytes, hash);
 
-    if (entry->name == NULL)
+    if (names->at[place] == FREE)
         return;
-    free(entry->name);
-    *entry = (struct entry){NULL, 0, 0, DROPPED};
+    names->at[place] = DROPPED;
+    names->live--;
 }
 
 static const char *after_space(const char *at, const char *end)
@@ -212,16 +250,17 @@ struct word {
 /* Look up some names, whose places have been fetched meanwhile; -1 if one would have to be decoded. */
 static int look_up(const struct vc_names *names, const struct word *words, size_t count, int64_t *rows)
 {
-    /* Most are where they belong: fetch all of their texts before the first is compared. */
-    for (size_t at = 0; at < count; at++)
-        __builtin_prefetch(names->entries[words[at].hash & (names->places - 1)].name);
-    for (size_t at = 0; at < count; at++) {
-        const struct entry *entry = find(names, words[at].text, words[at].bytes, words[at].hash);
+    /* Most are where they belong: fetch all of their entries before the first is compared. */
+    for (size_t each = 0; names->live && each < count; each++)
+        __builtin_prefetch(entry_at(names, names->at[words[each].hash & (names->places - 1)]));
+    for (size_t each = 0; each < count; each++) {
+        const struct word *word = words + each;
+        uint32_t at = names->at[find(names, word->text, word->bytes, word->hash)];
 
         /* A known name is one that nothing is wrong with. */
-        if (entry->name == NULL && !is_plain(words[at].text, words[at].bytes))
+        if (at == FREE && !is_plain(word->text, word->bytes))
             return -1;
-        rows[at] = entry->name == NULL ? -1 : entry->row;
+        rows[each] = at == FREE ? -1 : entry_at(names, at)->row;
     }
     return 0;
 }
@@ -250,7 +289,7 @@ static int64_t read_names(const struct vc_names *names, const char **at, const c
         next += word->bytes + 1;
         if (next >= end)
             return -1;
-        __builtin_prefetch(names->entries + (word->hash & (names->places - 1)));
+        __builtin_prefetch(names->at + (word->hash & (names->places - 1)));
         char behind = *next++;
 
         if (waiting == AT_ONCE || behind == ']') {

@@ -271,36 +271,76 @@ static void take_free(const struct plan *plan, const struct vc_nodes *nodes, int
     }
 }
 
+/* What the planning of some nodes works with. */
+struct planner {
+    const struct vc_nodes *nodes;
+    const struct vc_typical *typical;
+    const struct vc_wish *wish;
+    const struct vc_codes *codes;
+    struct vc_plans plans;
+    struct plan *plan;
+    struct vc_work *work;
+};
+
+static bool get_ready(struct planner *planner)
+{
+    planner->plan = plan_new(planner->nodes->columns, planner->wish->count);
+    planner->work = vc_work_new(planner->nodes->columns, planner->typical->count);
+    return planner->plan != NULL && planner->work != NULL;
+}
+
+static int finish(struct planner *planner, int status)
+{
+    free(planner->plan);
+    vc_work_free(planner->work);
+    return status;
+}
+
+static void plan_node(const struct planner *planner, int64_t row, const uint8_t *allowed, int64_t out)
+{
+    const struct vc_nodes *nodes = planner->nodes;
+    int64_t code = nodes->code == NULL ? 0 : nodes->code[row];
+    struct vc_node node = node_at(nodes, planner->typical, planner->work, row);
+
+    planner->plans.cost[out] = INFINITY;
+    if (!code) {
+        for (int64_t card = 0; card < nodes->columns; card++)
+            planner->plan->usable[card] = node.usable[card] && (allowed == NULL || allowed[card]);
+        take_free(planner->plan, nodes, row);
+        code = place(planner->plan, &node, planner->wish, planner->codes, nodes->free_cpu[row], nodes->free_memory[row],
+                     planner->plans.cost + out, planner->plans.picks + out * planner->wish->columns);
+    }
+    planner->plans.code[out] = code;
+}
+
 int vc_place(const struct vc_nodes *nodes, const struct vc_typical *typical, const struct vc_wish *wish,
              const struct vc_codes *codes, const uint8_t *allowed, const int64_t *rows, int64_t count, int at_rows,
              struct vc_plans plans)
 {
-    int64_t columns = nodes->columns;
-    struct plan *plan = plan_new(columns, wish->count);
-    struct vc_work *work = vc_work_new(columns, typical->count);
+    struct planner planner = {nodes, typical, wish, codes, plans, NULL, NULL};
 
-    if (plan == NULL || work == NULL) {
-        free(plan);
-        vc_work_free(work);
-        return -1;
-    }
-    for (int64_t at = 0; at < count; at++) {
-        int64_t row = rows[at], out = at_rows ? row : at, code = nodes->code == NULL ? 0 : nodes->code[row];
-        struct vc_node node = node_at(nodes, typical, work, row);
+    if (!get_ready(&planner))
+        return finish(&planner, -1);
+    for (int64_t at = 0; at < count; at++)
+        plan_node(&planner, rows[at], allowed == NULL ? NULL : allowed + at * nodes->columns, at_rows ? rows[at] : at);
+    return finish(&planner, 0);
+}
 
-        plans.cost[out] = INFINITY;
-        if (!code) {
-            for (int64_t card = 0; card < columns; card++)
-                plan->usable[card] = node.usable[card] && (allowed == NULL || allowed[at * columns + card]);
-            take_free(plan, nodes, row);
-            code = place(plan, &node, wish, codes, nodes->free_cpu[row], nodes->free_memory[row], plans.cost + out,
-                         plans.picks + out * wish->columns);
-        }
-        plans.code[out] = code;
+int vc_refresh(const struct vc_nodes *nodes, const struct vc_typical *typical, const struct vc_wish *wish,
+               const struct vc_codes *codes, const int64_t *changed, int64_t *planned, int64_t count, int64_t now,
+               struct vc_plans plans)
+{
+    struct planner planner = {nodes, typical, wish, codes, plans, NULL, NULL};
+
+    for (int64_t row = 0; row < count; row++) {
+        if (changed[row] <= planned[row])
+            continue;
+        if (planner.plan == NULL && !get_ready(&planner))
+            return finish(&planner, -1);
+        plan_node(&planner, row, NULL, row);
+        planned[row] = now;
     }
-    free(plan);
-    vc_work_free(work);
-    return 0;
+    return finish(&planner, 0);
 }
 
 double vc_cost_of(const struct vc_nodes *nodes, const struct vc_typical *typical, const struct vc_wish *wish, int64_t row,

@@ -1,0 +1,93 @@
+"""Where a pod would fit, on nodes that exist and on such as an autoscaler could add; nothing is decided and nothing stays booked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scheduler_ext.engine.cache import SchedulerCache
+from scheduler_ext.engine.choose import Chooser
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, ExtenderReason
+from scheduler_ext.scoring.quotas import Quotas
+from scheduler_ext.scoring.scores import Table
+from scheduler_ext.scoring.typical_pods import Typical
+from scheduler_ext.state import objects, templates
+from scheduler_ext.state.cluster import Cluster, Ints
+from scheduler_ext.state.shape import Shape
+from vcuda.spec.names import Names
+from vcuda.spec.request import PodRequest
+
+UNKNOWN = f"{ExtenderReason.UNKNOWN_NODE}: no such node is known, and no object of it was sent (nodeCacheCapable: false sends them)"
+_QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
+
+
+class Ground(NamedTuple):
+    """What is needed to judge nodes that do not exist. Nothing in it changes any more."""
+
+    asked: PodRequest
+    shape: Shape
+    names: Names
+    models: list[str]
+    typical: Typical
+    cluster: Cluster  # of such nodes; none yet
+    quotas: Quotas  # for them, with what is held on those that exist
+    labels: dict[str, Mapping[str, str]]  # the quotas look here
+
+
+class Simulation:
+    """Answers simulate."""
+
+    def __init__(self, cache: SchedulerCache, chooser: Chooser) -> None:
+        self._cache, self._chooser = cache, chooser
+
+    def here(self, pod: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, str], Ground]:
+        """Per node that exists why the pod does not fit there, "" where it does; and what judges others. Raises InvalidRequest."""
+        cache = self._cache
+        asked, shape = cache.asked(pod)
+        aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
+        try:
+            known = [name for name in names if name in cache.cluster.index]
+            found = _reasons(
+                known, cache.rows(known), cache.table(shape), asked.namespace, cache.quotas, cache
+            )
+        finally:
+            for record in aside:
+                cache.pods.put(record)
+        own = cache.pods.get(asked.uid)
+        if own is not None and own.node in found:
+            found[own.node] = ""  # it has its place there
+        cluster, labels = Cluster(), dict[str, Mapping[str, str]]()
+        for model in cache.cluster.models:
+            cluster.model_id(model)  # the numbers that `typical` knows them by
+        quotas = cache.quotas.elsewhere(asked.namespace, cache.pods, cluster, labels)
+        return found, Ground(
+            asked, shape, cache.names, list(cluster.models), cache.typical(), cluster, quotas, labels
+        )
+
+    def beyond(self, ground: Ground, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """The same for nodes that do not exist. Holds up nobody."""
+        found: dict[str, str] = {}
+        for name, data in nodes.items():
+            read = templates.read(data, ground.names, ground.models, ground.shape.models)
+            if read.problem is not None:
+                found[name] = read.problem
+                continue
+            ground.labels[name] = read.labels
+            ground.cluster.set_node(name, read.cards, read.cpu_milli, read.memory_bytes)
+        names, table = ground.cluster.names, Table(ground.shape)
+        table.refresh(ground.cluster, ground.typical)
+        rows = np.arange(len(names))
+        return found | _reasons(names, rows, table, ground.asked.namespace, ground.quotas, self._cache)
+
+
+def _reasons(
+    names: Sequence[str], rows: Ints, table: Table, namespace: str, quotas: Quotas, cache: SchedulerCache
+) -> dict[str, str]:
+    closed, quota = quotas.closed(namespace, cache.pods, table, rows)
+    codes = np.where(closed, _QUOTA, table.code[rows]).tolist()
+    said = [str(reason) for reason in ROW_CODES]
+    said[FITS] = ""
+    said[_QUOTA] += f": {quota}"
+    return {name: said[code] for name, code in zip(names, codes, strict=True)}
