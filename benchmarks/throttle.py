@@ -201,12 +201,13 @@ def launch_bound(run: Run) -> None:
             Load(cores, options if at == 0 or title == "of 30/70" else other)
             for at, cores in enumerate(shares)
         ]
-        _, answers = run.bench.run(loads, run.seconds, shared=len(loads) > 1)
-        for load, answer in zip(loads, answers, strict=True):
+        samples, answers = run.bench.run(loads, run.seconds, shared=len(loads) > 1)
+        for load, answer, got, paid in zip(loads, answers, samples, run.bench.charged, strict=True):
             if load.options is options:
                 name = f"{load.cores} {title}" if len(loads) > 1 else title
                 found[name] = per_second(answer) / native
-                print(f"  launch-bound, {name}: {100 * found[name]:.1f} % of native", file=sys.stderr)
+                said = f"{100 * found[name]:.1f} % of native, {statistics.fmean(got):.1f} points (charged {paid:.1f})"
+                print(f"  launch-bound, {name}: {said}", file=sys.stderr, flush=True)
 
 
 def per_second(answer: dict[str, Any]) -> float:

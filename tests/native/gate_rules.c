@@ -253,6 +253,37 @@ static void test_few_pass_until_an_estimate_is_proven_or_when_it_is_refuted(void
     CHECK(launched > 100 && launched < 1000); /* within 1 ms one is marked, and 1 ms later that is overdue */
 }
 
+/* The stream is idle between any two launches, and nothing is measured: asking each time would cost the host what the launches take. */
+static void test_a_host_that_launches_slowly_asks_for_permits_not_for_launches(void)
+{
+    start(90, 90, 0);
+    struct vc_lane lane;
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x52, 1, 1));
+    vc_lane_init(&lane, &gate);
+    vc_estimate_set(estimate, 5 * US);
+    for (unsigned i = 0; i < VC_PROVEN_TIMES; i++)
+        vc_estimate_learn(estimate, 5 * US, 5 * US, 5 * US, VC_EVIDENCE_CLEAN);
+    unsigned asked = 0;
+    for (uint64_t now = T + 200 * MS; now < T + 220 * MS; now += 40 * US) {
+        struct vc_lane_step step;
+        vc_test_ticks = now;
+        if (vc_lane_pass(&lane, estimate))
+            continue;
+        asked++;
+        vc_lane_ask(&lane, estimate, now, now, &answer, &step);
+        CHECK(answer.reason == VC_GATE_GO);
+        if (step.mark_before)
+            vc_lane_opened(&lane, true);
+        vc_lane_launched(&lane, estimate, &answer, &step);
+        if (step.mark_after) {
+            step.interval.from_ns = now;
+            step.interval.to_ns = now + 5 * US;
+            vc_gate_seen(&gate, now + 10 * US, &step.interval);
+        }
+    }
+    CHECK(asked >= 15 && asked < 60); /* of 500: one for each millisecond, some more around a measurement */
+}
+
 static void test_overlapped_work_is_charged_fairly(void)
 {
     start(30, 30, VC_CARD_SHARED);
@@ -546,6 +577,7 @@ int main(void)
     test_a_permit_is_paid_for_and_the_rest_comes_back();
     test_the_difference_to_the_estimate_is_settled();
     test_few_pass_until_an_estimate_is_proven_or_when_it_is_refuted();
+    test_a_host_that_launches_slowly_asks_for_permits_not_for_launches();
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();
     test_streams_side_by_side_pay_common_time_once();

@@ -148,7 +148,7 @@ static void test_processes_of_a_container_take_turns_in_its_leases(void)
             double sum = 0;
             for (unsigned tenant = 0; tenant < 2; tenant++) {
                 double got = share(model, tenant, S, 5 * S);
-                CHECK_NEAR(100 * got, 100.0 * cores[tenant], 160);
+                CHECK_NEAR(100 * got, 100.0 * cores[tenant], 150);
                 sum += got;
                 for (unsigned i = 0; i < count; i++) {
                     double mine = 100.0 * (double)model_process_ns(model, tenant * count + i) / (double)(5 * S);

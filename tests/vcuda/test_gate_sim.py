@@ -225,6 +225,19 @@ def test_a_cap_holds_short_kernels_that_are_waited_for_one_by_one(bench: Bench) 
     bench.expect_between(process, 2, 18, 30 + TOLERANCE_POINTS)
 
 
+def test_waiting_for_every_launch_wakes_no_helper_where_nothing_is_measured(bench: Bench) -> None:
+    """Its wake-ups took longer than the kernels: 29 of 50 points at most, on a card that gave 49 without a share."""
+    process = bench.start(bench.share("a", 50), kernel="spin_10us", sync=1, seconds=3)
+    time.sleep(2.5)
+    launches = region.read_usage(bench.folder / "a" / "vcuda").cards[0].launches
+    tasks = Path(f"/proc/{process.pid}/task")
+    [helper] = [task for task in tasks.iterdir() if (task / "comm").read_text() == "vcuda-helper\n"]
+    status = dict(line.split(":", 1) for line in (helper / "status").read_text().splitlines())
+    assert launches > 1000
+    assert int(status["voluntary_ctxt_switches"]) < launches / 4
+    process.communicate()
+
+
 def test_an_unlimited_share_is_not_touched(bench: Bench) -> None:
     whole = bench.share("whole", 100, whole=True)
     alone = bench.share("alone", 30, 100)

@@ -259,7 +259,7 @@ static void write_grants(struct vc_card_plan *plan)
         uint64_t end = !holds ? 0 : plan->contended ? plan->lease_end_ns : UINT64_MAX;
         uint64_t sequence = holds ? plan->sequence : tenant->lease_sequence ? tenant->lease_sequence : 1;
         tenant->granted_ppm = tenant->core_limit * VC_PPM_PER_CORE;
-        tenant->wake = end > tenant->lease_end_ns && tenant->waiting;
+        tenant->wake = end > tenant->lease_end_ns;
         tenant->lease_end_ns = end;
         tenant->lease_sequence = sequence;
         if (holds) {

@@ -74,14 +74,17 @@ static void forget_interval(struct vc_lane *lane)
     lane->last = NULL;
 }
 
-static bool due(const struct vc_estimate *estimate, uint64_t cost_ns)
+static bool due(const struct vc_estimate *estimate, uint64_t cost_ns, uint64_t unmeasured_ns)
 {
     return cost_ns == 0 || cost_ns >= VC_MARK_NS || vc_estimate_risk(estimate) != 0 ||
-           vc_load_relaxed(&estimate->unmeasured_ns) + cost_ns >= VC_MARK_NS;
+           vc_load_relaxed(&estimate->unmeasured_ns) + cost_ns >= unmeasured_ns;
 }
 
 /* A stream that is idle for so short between operations is as good as busy: the gate need not be asked. */
 static const uint64_t SHORT_GAP_NS = 20000;
+/* A process whose permit was used up so long ago, by what was predicted, may ask for the next one: the arbiter does not think it idle yet. */
+static const uint64_t IDLE_GAP_NS = 100000;
+static const uint64_t NEVER = UINT64_MAX / 2;
 
 static void issue_permit(struct vc_lane *lane, const struct vc_gate_answer *answer, uint64_t now_ns, uint64_t now_ticks)
 {
@@ -94,6 +97,8 @@ static void issue_permit(struct vc_lane *lane, const struct vc_gate_answer *answ
     /* Whatever the estimates say: what was launched a mark's time ago gets one with the next launch. */
     uint64_t good_for = answer->permit_until_ns > now_ns ? answer->permit_until_ns - now_ns : 0;
     good_for = good_for < VC_MARK_NS ? good_for : VC_MARK_NS;
+    uint64_t predicted = busy_for + answer->allowance_ns + IDLE_GAP_NS;
+    good_for = good_for < predicted ? good_for : predicted;
     lane->limit_ticks = now_ticks + vc_ticks_of_ns(good_for, now_ns, now_ticks);
 }
 
@@ -126,7 +131,9 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     step->closing = answer->closing;
     bool beside = runs_beside(lane, now_ns, answer);
     step->concurrent = idle && beside && cost >= VC_CONCURRENT_NS;
-    step->mark_before = !lane->open && (due(estimate, cost) || beside || vc_lane_beside(lane, now_ns));
+    /* A stream that idles in between asks once in a millisecond, whatever it launched meanwhile. */
+    step->due = due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
+    step->mark_before = !lane->open && (step->due || beside || vc_lane_beside(lane, now_ns));
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
     issue_permit(lane, answer, now_ns, now_ticks);
 }
@@ -175,7 +182,7 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
                       struct vc_lane_step *step)
 {
     uint64_t cost = step->cost_ns;
-    bool own_mark = due(estimate, cost) || step->closing || step->concurrent || step->late || step->risk_ns != 0;
+    bool own_mark = step->due || step->closing || step->concurrent || step->late || step->risk_ns != 0;
     vc_lane__note(lane, estimate, cost);
     lane->estimate_ns += cost;
     lane->operations++;
@@ -183,8 +190,12 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     publish_launches(lane);
     /* A busy lane without an interval opens one behind this operation: the mark begins the next and proves the end of this. */
     step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS : !step->mark_before && (own_mark || !answer->from_idle);
-    if (!step->mark_after)
+    if (!step->mark_after) {
+        /* Where nothing is measured it does not matter that the stream is idle in between, because its host launches slowly. */
+        if (!lane->open && lane->busy_until_ticks != 0)
+            lane->busy_until_ticks = NEVER;
         return;
+    }
     take_interval(lane, step, cost == 0);
     lane->open = true;
     lane->sequence = answer->sequence;

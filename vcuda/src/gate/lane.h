@@ -55,6 +55,7 @@ struct vc_lane_step {
     bool from_idle;   /* the card had nothing of this process, or of this stream, to do when it was launched */
     bool closing;     /* the gate shuts behind it */
     bool late;        /* operations before it wait for a mark for too long */
+    bool due;         /* it is to be measured */
     bool concurrent;  /* it starts beside work of another stream: only its own interval tells what it adds */
     struct vc_interval interval; /* without its times */
     unsigned distinct;

@@ -178,17 +178,6 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     vc_mark_release(to);
 }
 
-static void unlink_entry(struct vc_tracker *tracker, struct vc_under_way **link)
-{
-    pthread_mutex_lock(&tracker->mutex);
-    struct vc_under_way *entry = *link;
-    *link = entry->next;
-    if (!entry->next)
-        tracker->last = link;
-    tracker->under_way_count--;
-    pthread_mutex_unlock(&tracker->mutex);
-}
-
 /* Whether an earlier entry of the queue is of the same stream: then this one can't have been reached before it. */
 static bool behind_another(const struct vc_under_way *first, const struct vc_under_way *entry)
 {
@@ -277,7 +266,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
             break;
         bool behind = behind_another(tracker->first, entry);
         if (!behind && reached(entry->to->event)) {
-            unlink_entry(tracker, link);
+            vc_mark_unlink(tracker, link);
             settle(tracker, entry, vc_now_ns());
             free(entry);
             continue;

@@ -19,6 +19,7 @@ static pthread_cond_t trackers_idle = PTHREAD_COND_INITIALIZER;
 static struct vc_tracker *trackers;
 static struct vc_tracker *in_use; /* the helper works on it right now */
 static uint64_t trackers_changes;
+static uint32_t on_their_way; /* intervals of all trackers */
 
 /* --- the bell --- */
 
@@ -44,7 +45,7 @@ void vc_bell_expect(uint64_t expected_ns)
 
 void vc_bell_kick(void)
 {
-    if (vc_load(&awake_at_ns) != UINT64_MAX)
+    if (vc_load(&on_their_way) != 0)
         wake();
 }
 
@@ -288,12 +289,25 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
     uint64_t now = vc_now_ns();
     uint64_t expected = vc_load_relaxed(&tracker->gate->finish_ns);
     entry->expected_ns = expected > now ? expected : now;
+    vc_add(&on_their_way, 1);
     pthread_mutex_lock(&tracker->mutex);
     *tracker->last = entry;
     tracker->last = &entry->next;
     tracker->under_way_count++;
     pthread_mutex_unlock(&tracker->mutex);
     vc_bell_expect(entry->expected_ns);
+}
+
+void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    struct vc_under_way *entry = *link;
+    *link = entry->next;
+    if (!entry->next)
+        tracker->last = link;
+    tracker->under_way_count--;
+    pthread_mutex_unlock(&tracker->mutex);
+    vc_sub(&on_their_way, 1);
 }
 
 /* --- the end of a context, and of everything in a forked child --- */
@@ -313,6 +327,7 @@ static void drop_under_way(struct vc_tracker *tracker)
         vc_mark_release(entry->from);
         vc_mark_release(entry->to);
         free(entry);
+        vc_sub(&on_their_way, 1);
         entry = next;
     }
     tracker->first = NULL;
@@ -401,4 +416,5 @@ void vc_trackers_forked(void)
     trackers = NULL; /* the parent's; its memory here is left alone */
     in_use = NULL;
     vc_store_relaxed(&awake_at_ns, 0);
+    vc_store_relaxed(&on_their_way, 0);
 }

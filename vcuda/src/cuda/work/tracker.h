@@ -93,6 +93,9 @@ bool vc_mark_make(struct vc_tracker *tracker);
 /* Have the helper look out for `to` and settle the interval from `from` (NULL: none was measured) when it is reached. */
 void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, const struct vc_lane_step *step);
 
+/* The helper's: take the entry that `*link` points to out of the queue. */
+void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link);
+
 /* The context may be about to be destroyed: what has ended is settled first; after this returns the helper does not touch it. NULL:
  * nothing is tracked. */
 struct vc_tracker *vc_tracker_suspend(CUcontext context);
@@ -111,7 +114,7 @@ uint64_t vc_trackers_round(uint64_t (*look)(struct vc_tracker *));
 
 /* Something will be reached at about `expected_ns`: be awake then. */
 void vc_bell_expect(uint64_t expected_ns);
-/* The application has just waited for the card: look now, if there is anything to be seen. */
+/* The application has just waited for the card: look now, if a mark is on its way. */
 void vc_bell_kick(void);
 /* The helper's: it is awake from now on; returns what to pass to the sleep. */
 uint32_t vc_bell_awake(void);
