@@ -142,6 +142,8 @@ class _Program:
                 entries += [(size_rows[size], column, -float(number)) for size, number in pattern.items()]
                 gains.append(0.0)
                 column += 1
+        if not entries:
+            return 0.0, []  # nobody fits anywhere
         rows, columns, values = zip(*entries, strict=True)
         matrix = coo_matrix((values, (rows, columns)), shape=(len(upper), column))
         found = linprog(gains, A_ub=matrix.tocsr(), b_ub=upper, bounds=(0, None), method="highs")

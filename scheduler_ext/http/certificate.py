@@ -30,6 +30,9 @@ class ServerCertificate:
     def _fresh(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.num_tickets = (
+            0  # Go's clients here resume no session: two tickets for each connection would be for nothing
+        )
         self._load(context)
         return context
 

@@ -39,7 +39,9 @@ def clean(system: System, second: SecondNode) -> Iterator[None]:
     system.delete_all()
     total = f"vcuda_extender_free_cores {100 * (CARDS + CARDS_THERE)}.0"
     eventually(
-        "the extender has all cores back", lambda: total in system.get(system.extender_port, "/metrics"), 90
+        "the extender has all cores back",
+        lambda: total in system.get(system.extender_probe_port, "/metrics"),
+        90,
     )
 
 

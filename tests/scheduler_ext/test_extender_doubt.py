@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -12,7 +13,7 @@ import pytest
 
 from scheduler_ext.engine.bindings import Refused, Write
 from scheduler_ext.engine.core import Engine
-from scheduler_ext.protocol.extender_v1 import BindingArgs
+from scheduler_ext.protocol.extender_v1 import BindingArgs, filter_answer, read_args
 from scheduler_ext.state.pods import State
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
@@ -176,3 +177,54 @@ def test_a_bind_of_a_pod_that_is_there_already_succeeds_without_a_write() -> Non
     api = Api(bound(one, write))
     assert bind(fresh, api) is None
     assert api.written == [] and free(fresh) == 70 and state(fresh) is State.CONFIRMED
+
+
+@pytest.mark.parametrize("then", [State.BINDING, State.UNCERTAIN])
+def test_while_a_write_is_in_doubt_other_nodes_are_refused_without_hope_of_preemption(then: State) -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)))
+    one = pod("p", uid="p")
+    engine.filter(one, ["a"])
+    engine.begin_bind("p", "a")
+    if then is State.UNCERTAIN:
+        engine.end_bind("p", then)
+    args = read_args(json.dumps({"Pod": one, "NodeNames": ["b"]}).encode())
+    answer = json.loads(filter_answer(args, engine.filter(one, ["b"])))
+    assert answer["NodeNames"] == [] and answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"]
+    assert answer["FailedNodes"]["b"] == f"BindUncertain: the pod is {then.value} on node a"
+    assert free(engine) == 170 and state(engine) is then
+
+
+def test_a_write_that_turns_out_to_have_had_no_effect_is_made_again_by_the_next_bind() -> None:
+    engine, one, _ = uncertain()
+    api = Api(one)
+    assert "BindUncertain" in str(bind(engine, api))
+    with ThreadPoolExecutor(1) as executor:
+        Binder(cast(ApiServer, api), engine, executor, writer=cast(Any, api)).settle()
+    assert bind(engine, api) is None and api.written == [("p", "a")]
+    assert state(engine) is State.BOUND and free(engine) == 70
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "bound"])
+def test_a_pod_that_changes_while_its_forgotten_bind_is_decided_again_is_not_written(
+    meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    one = pod("p", uid="p")
+    api, decide = Api(one), engine.decide_for
+
+    def decide_and_change(seen: Any, where: str) -> Refused | None:
+        refused = decide(seen, where)
+        if meanwhile == "deleted":
+            engine.lose_pod("p")
+        else:
+            write = engine.begin_bind("p", where)
+            assert isinstance(write, Write)
+            engine.see_pod(bound(one, write))
+        return refused
+
+    monkeypatch.setattr(engine, "decide_for", decide_and_change)
+    refused = bind(engine, api)
+    assert refused is not None and "BindUncertain: the pod changed while it was being bound; retry" in str(
+        refused
+    )
+    assert api.written == [] and free(engine) == (100 if meanwhile == "deleted" else 70)

@@ -18,6 +18,7 @@ from typing import Any
 from kubelab import KubeLab, eventually
 
 import vcuda
+from localcluster import certificates
 from vcuda.sim import Machine, SimCard
 
 GIB = 1024**3
@@ -59,7 +60,10 @@ class System:
         self.native_folder = Path(vcuda.__file__).parent / "lib"
         self.machine = Machine.create(folder / "machine", [SimCard(memory_bytes=80 * GIB)] * CARDS)
         self.manager_port = free_port()
-        self.extender_port = free_port()
+        self.extender_port, self.extender_probe_port = free_port(), free_port()
+        made = certificates.make(folder)
+        assert made is not None, "openssl is needed, for the extender's certificate"
+        self.certificate = made
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -68,7 +72,9 @@ class System:
         extenders = self.folder / "extenders.yaml"
         extenders.write_text(
             f"""extenders:
-- urlPrefix: http://127.0.0.1:{self.extender_port}/scheduler
+- urlPrefix: https://127.0.0.1:{self.extender_port}/scheduler
+  enableHTTPS: true
+  tlsConfig: {json.dumps(self.extender_tls)}
   filterVerb: filter
   prioritizeVerb: prioritize
   preemptVerb: preempt
@@ -83,6 +89,12 @@ class System:
         )
         self.lab.call("restart-scheduler", EXTENDER_YAML=str(extenders))
         self.wait_offered()
+
+    @property
+    def extender_tls(self) -> dict[str, str]:
+        """kube-scheduler's tlsConfig: as in the chart both sides show a certificate."""
+        certificate, key = str(self.certificate.certificate), str(self.certificate.key)
+        return {"caFile": certificate, "certFile": certificate, "keyFile": key}
 
     def node(self) -> dict[str, Any]:
         return self.lab.get("node", self.lab.environment["NODE_NAME"])
@@ -145,8 +157,18 @@ class System:
 
     def start_extender(self) -> None:
         arguments = ["--kubeconfig", self.lab.environment["KUBECONFIG"], "--bind-address", "127.0.0.1"]
-        self._spawn("extender", ["-m", "scheduler_ext.main", *arguments, "--port", str(self.extender_port)])
-        self._ready("extender", self.extender_port)
+        arguments += ["--port", str(self.extender_port), "--probe-port", str(self.extender_probe_port)]
+        tls = self.extender_tls
+        arguments += [
+            "--tls-cert",
+            tls["certFile"],
+            "--tls-key",
+            tls["keyFile"],
+            "--client-ca",
+            tls["caFile"],
+        ]
+        self._spawn("extender", ["-m", "scheduler_ext.main", *arguments])
+        self._ready("extender", self.extender_probe_port)
 
     def kill(self, name: str) -> None:
         """kill -9, as a crash would."""

@@ -35,10 +35,12 @@ class _Connection(asyncio.BufferedProtocol):
         self.usable = True  # for another request
         self._transport: Any = None
         self._parser: Any = None
+        self._ended = select.poll()
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._ended.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
         """Send a request; its answer's status and body. Fails with OSError."""
@@ -55,11 +57,11 @@ class _Connection(asyncio.BufferedProtocol):
 
     def ended(self) -> bool:
         """Whether the server has closed it, or sent what nobody asked for: also what the loop has not come to yet."""
-        if not self.usable:
-            return True
-        found = select.poll()
-        found.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(found.poll(0))
+        return not self.usable or bool(self._ended.poll(0))
+
+    def late(self) -> None:
+        """There is no time left for the answer."""
+        self._fail(TimeoutError())
 
     def close(self) -> None:
         self.usable = False
@@ -75,7 +77,7 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except httptools.HttpParserError as error:
-            self._fail(f"this is not an HTTP answer: {error}")
+            self._fail(ConnectionError(f"this is not an HTTP answer: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
@@ -83,7 +85,7 @@ class _Connection(asyncio.BufferedProtocol):
             if exc is None and self._head_is_there and not self._has_end:
                 self.on_message_complete()
             else:
-                self._fail(str(exc or "the connection ended before the answer did"))
+                self._fail(exc or ConnectionError("the connection ended before the answer did"))
 
     def on_header(self, name: bytes, _value: bytes) -> None:
         self._has_end |= name.lower() in (b"content-length", b"transfer-encoding")
@@ -94,7 +96,7 @@ class _Connection(asyncio.BufferedProtocol):
     def on_body(self, body: bytes) -> None:
         self._body += body
         if len(self._body) > _MOST_ANSWER:
-            self._fail("the answer is too long")
+            self._fail(ConnectionError("the answer is too long"))
 
     def on_message_complete(self) -> None:
         answer, self._answer = self._answer, None
@@ -103,10 +105,10 @@ class _Connection(asyncio.BufferedProtocol):
         self.usable = self.usable and self._parser.should_keep_alive()
         answer.set_result((self._parser.get_status_code(), bytes(self._body)))
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: Exception) -> None:
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
-            answer.set_exception(ConnectionError(why))
+            answer.set_exception(why)
         self.close()
 
 
@@ -128,15 +130,22 @@ class AsyncClient:
 
     async def post(self, path: str, body: bytes) -> None:
         """Create an object from JSON."""
-        connection = None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        connection, timer = None, None
         try:
-            async with asyncio.timeout(self._timeout):
-                head = await self._head()
-                connection = self._kept() or await self._connect()
-                request = b"POST %b%b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (
-                    self._prefix.encode(), path.encode(), head, len(body), body,
-                )  # fmt: skip
-                status, answer = await connection.ask(request)
+            if loop.time() < self._headers_until:
+                connection = self._kept()
+            if connection is None:
+                async with asyncio.timeout_at(deadline):
+                    await self._log_in()
+                    connection = self._kept() or await self._connect()
+            request = b"POST %b%b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (
+                self._prefix.encode(), path.encode(), self._headers, len(body), body,
+            )  # fmt: skip
+            coming = connection.ask(request)
+            timer = loop.call_at(deadline, connection.late)
+            status, answer = await coming
         except (TimeoutError, OSError, http.client.HTTPException) as error:
             if isinstance(error, ssl.SSLError):
                 self._forget()
@@ -144,6 +153,8 @@ class AsyncClient:
                 f"no answer from {self._endpoint.url}: {str(error) or type(error).__name__:.200}"
             ) from error
         finally:
+            if timer is not None:
+                timer.cancel()
             if connection is not None:
                 self._keep(connection)
         if status == _UNAUTHORIZED:
@@ -151,14 +162,13 @@ class AsyncClient:
         if status >= 300:
             raise ApiError(status, excerpt(answer))
 
-    async def _head(self) -> bytes:
+    async def _log_in(self) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._headers_until:
             headers = await asyncio.to_thread(self._endpoint.headers, "application/json")
             lines = {"Host": self._host} | headers
             self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode("latin-1")
             self._headers_until = now + _LOGIN_SECONDS
-        return self._headers
 
     def _kept(self) -> _Connection | None:
         """A connection that the server has not closed meanwhile."""

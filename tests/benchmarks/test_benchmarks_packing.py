@@ -1,0 +1,119 @@
+"""The packing benchmark: its bound is what an exact search finds on small clusters, no packing exceeds it, and its rows are the simulator's."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import packing
+from scheduler_ext.lab import simulate, trace
+from vcuda.spec.request import Policy
+
+ROOT = Path(__file__).parents[2]
+
+
+def files(
+    folder: Path, nodes: list[tuple[int, int, str]], pods: list[tuple[int, int, int]]
+) -> tuple[Any, Any]:
+    """`nodes`: cpu, cards, model; `pods`: cpu, cards, thousandths of a card."""
+    with (folder / "openb_node_list_gpu_node.csv").open("w", newline="") as file:
+        rows = [("sn", "cpu_milli", "memory_mib", "gpu", "model")]
+        rows += [(f"n{at}", cpu, 262144, gpu, model) for at, (cpu, gpu, model) in enumerate(nodes)]
+        csv.writer(file).writerows(rows)
+    header = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "qos", "pod_phase", "creation_time",
+              "deletion_time", "scheduled_time")  # fmt: skip
+    with (folder / "openb_pod_list_default.csv").open("w", newline="") as file:
+        rows = [
+            (f"p{at}", cpu, 1024, gpu, milli, "", "LS", "Running", at, at + 1, at)
+            for at, (cpu, gpu, milli) in enumerate(pods)
+        ]
+        csv.writer(file).writerows([header, *rows])
+    return trace.read_nodes(folder / "openb_node_list_gpu_node.csv"), trace.read_pods(
+        folder / "openb_pod_list_default.csv"
+    )
+
+
+def bound(nodes: Any, pods: Any) -> float:
+    return packing._Program(nodes, pods).bound()
+
+
+def test_the_bound_is_exact_where_pods_are_cut_into_nothing(tmp_path: Path) -> None:
+    """One card and shares of 60, 60 and 30 hundredths: two of 60 are too many, 60 + 30 is the best; a sum would say 100."""
+    nodes, pods = files(tmp_path, [(64000, 1, "T4")], [(1000, 1, 600), (1000, 1, 600), (1000, 1, 300)])
+    best = max(
+        sum(some)
+        for count in range(4)
+        for some in itertools.combinations((60, 60, 30), count)
+        if sum(some) <= 100
+    )
+    assert bound(nodes, pods) == pytest.approx(best / 100)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pods", "most"),
+    [
+        ([(4000, 2, "T4")], [(4000, 1, 1000), (4000, 1, 1000)], 1.0),
+        ([(64000, 2, "T4")], [(1000, 4, 1000)], 0.0),
+        ([(64000, 4, "T4")] * 2, [(1000, 2, 1000)] * 9, 8.0),
+        ([(64000, 1, "T4")] * 3, [(1000, 1, 810)] * 9, 2.43),
+    ],
+    ids=["cpu", "no node has so many cards", "whole cards", "a fifth of each card is left"],
+)
+def test_what_no_packing_exceeds(nodes: Any, pods: Any, most: float, tmp_path: Path) -> None:
+    assert bound(*files(tmp_path, nodes, pods)) == pytest.approx(most)
+
+
+def test_no_policy_exceeds_the_bound_and_a_row_is_what_was_simulated(tmp_path: Path) -> None:
+    nodes, pods = files(
+        tmp_path, [(32000, 4, "T4"), (64000, 8, "V100M32"), (16000, 2, "T4")], [(2000, 1, 250), (2000, 1, 700), (4000, 1, 1000), (8000, 2, 1000)] * 6
+    )  # fmt: skip
+    row = packing.measure(nodes, pods, "default", [1, 2, 3])
+    for policy, seed in itertools.product(Policy, (1, 2, 3)):
+        reached = simulate.run(nodes, pods, policy, seed).allocated
+        assert reached <= bound(nodes, trace.drawn(pods, 14, seed)) / 14 + 1e-9, policy
+    learnt = [100 * simulate.run(nodes, pods, Policy.FGD, seed, learnt=True).allocated for seed in (1, 2, 3)]
+    assert row.learnt == pytest.approx(sum(learnt) / 3) and (row.least, row.most) == (
+        min(learnt),
+        max(learnt),
+    )
+    assert row.learnt <= row.bound and row.beyond == pytest.approx(row.learnt - row.published)
+
+
+def test_the_program_writes_its_rows_and_says_where_a_trace_is_missing(tmp_path: Path) -> None:
+    files(tmp_path, [(32000, 2, "T4")], [(1000, 1, 500), (1000, 1, 1000)])
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.packing",
+        "--seeds",
+        "7",
+        "--json",
+        str(tmp_path / "out.json"),
+    ]
+    done = subprocess.run(
+        [*command, "--trace", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    (row,) = json.loads((tmp_path / "out.json").read_text())
+    assert row["variant"] == "default" and row["seeds"] == 1 and 0 < row["learnt"] <= row["bound"] <= 100
+    assert "default" in done.stdout
+    nowhere = subprocess.run(
+        [*command, "--trace", str(tmp_path / "no")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "skipped, the public trace is not in no" in nowhere.stderr
