@@ -14,6 +14,7 @@ import vcuda
 from manager.allocate import rebuild
 from manager.allocate.allocator import Allocator
 from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
+from manager.allocate.resizer import Resizer
 from manager.allocations.record import Allocation
 from manager.allocations.state_file import StateDamaged, StateError, StateFile
 from manager.audit.consequences import Consequences
@@ -163,6 +164,13 @@ class Daemon:
             api_writer=self.api_writer,
             cdi=self.cdi,
         )
+        self._resizer = Resizer(
+            settings=self._settings,
+            names=self._names,
+            allocator=self.allocator,
+            api_writer=self.api_writer,
+            done=self._audit_soon,
+        )
         self._node_object = NodeObject(
             settings=self._settings,
             names=self._names,
@@ -260,13 +268,13 @@ class Daemon:
         self._housekeeping = Housekeeper(
             self._settings,
             self.allocator,
-            [self._reread, cards.look, audits.look],
+            [self._reread, cards.look, audits.look, lambda: self._resizer.look(self._known_pods() or ())],
             collection.collect,
             self._node_object.look,
         )
         stack.callback(self._housekeeping.stop)
         if kube is not None:
-            self._pods = NodePods(kube, self._housekeeping.wake, self.allocator.reconcile)
+            self._pods = NodePods(kube, self._housekeeping.wake, self._seen)
             stack.callback(self._pods.informer.stop)
 
     def _make_pages(self, kube: Kube | None, listener: socket.socket) -> None:
@@ -384,6 +392,10 @@ class Daemon:
             return device_nodes.numbers(self._root, cards)
         except NodeProblem:
             return {}
+
+    def _seen(self, pod: Pod) -> None:
+        self.allocator.reconcile(pod)
+        self._resizer.see(pod)
 
     def _known_pods(self) -> list[Pod] | None:
         return self._pods.known if self._pods is not None else None

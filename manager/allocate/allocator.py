@@ -13,7 +13,7 @@ from pathlib import Path
 from manager.allocate.decide import Decider, told_of_visible_devices
 from manager.allocate.find_pod import BUDGET_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
-from manager.allocations.accounting import AllocationIndex
+from manager.allocations.accounting import AllocationIndex, pod_use
 from manager.allocations.record import Allocation, Held
 from manager.allocations.state_file import StateError, StateFile
 from manager.cards.device_nodes import DeviceNode, NodeProblem
@@ -36,6 +36,7 @@ from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod, parse_spec
+from vcuda.spec.units import CORES_PER_CARD
 
 # Two other calls that take their whole time; kubelet waits for us without a limit, and what we refuse it gives up.
 LOCK_TIMEOUT_S = 4.0
@@ -417,6 +418,61 @@ class Allocator:
             log.debug("no preference for %d devices for %s: %s", size, resource, error)
         rest = [device_id for device_id in available if device_id not in set(must_include)]
         return [*must_include, *rest][:size]
+
+    # Resize.
+
+    def resize(self, before: Allocation, after: Allocation) -> int:
+        """Put one allocation in place of another, live. Returns 0, or the bytes that its memory still uses beyond the new limit.
+
+        Nothing changes while it uses more, nor where a Refusal is raised. First the limits in force, then the state: a start after a kill
+        in between writes what the state says, and the resize is asked for again.
+        """
+        with self._locked():
+            if self._allocations.get(before.key) != before:
+                raise Refusal(Reason.BUSY, f"{before.name} has changed meanwhile")
+            self._require_room(after)
+            shared = self._neighbours(after).shared(after)
+            beyond = self._beyond(after)
+            if beyond:
+                return beyond
+            self._regions.change(after, shared)
+            try:
+                beyond = self._beyond(after)  # what was allocated meanwhile
+                if not beyond:
+                    self._allocations[after.key] = after
+                    self._save([after])
+            except Refusal:
+                self._allocations[before.key] = before
+                self._regions.share(before, shared)
+                raise
+            if beyond:
+                self._regions.share(before, shared)
+            return beyond
+
+    def _beyond(self, after: Allocation) -> int:
+        usage = self._regions.usage(after)
+        if usage is None:
+            raise Refusal(Reason.REGION_UNAVAILABLE, f"what {after.name} uses can't be read")
+        used = {card.uuid: max(card.memory_used_bytes, card.reserved_bytes) for card in usage.cards}
+        return max(0, *(used.get(card.uuid, 0) - card.memory_bytes for card in self._regions.limits(after)))
+
+    def _require_room(self, after: Allocation) -> None:
+        """Beside the others' shares; what is placed here for pods to come, the extender has counted."""
+        mine = [after if item.key == after.key else item for item in self._allocations.of_pod(after.pod_uid)]
+        others, own = self._allocations.booked_by_others(after.pod_uid), pod_use(mine)
+        for item in self._cards_of(after):
+            uuid, blocks = item.card.uuid, item.card.memory_blocks
+            held, needed = others.get(uuid, (0, 0)), own.get(uuid, (0, 0))
+            if held[0] + needed[0] > CORES_PER_CARD:
+                raise Refusal(
+                    errors.Reason.INSUFFICIENT_CORES,
+                    f"card {uuid} has {CORES_PER_CARD - held[0]} cores beside other pods, and {after.pod_name} would need {needed[0]}",
+                )
+            if held[1] + needed[1] > blocks:
+                raise Refusal(
+                    errors.Reason.INSUFFICIENT_MEMORY,
+                    f"card {uuid} has {blocks - held[1]} blocks beside other pods, and {after.pod_name} would need {needed[1]}",
+                )
 
     # Garbage.
 

@@ -20,7 +20,7 @@ from manager.kubelet.records import Entry
 from manager.regions import regions
 from vcuda import region
 from vcuda.kube.objects import ended, name_of, uid_of, uids_by_name
-from vcuda.spec import placement
+from vcuda.spec import placement, resize
 from vcuda.spec.errors import SpecError
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -130,10 +130,11 @@ def _rebuild(
     blocks = held["memory"].count if "memory" in held else 0
     request = _request(pod, container, names)
     shares = _from_limits(limits)
-    if not _agree(shares, cores, blocks):
+    resized = _granted(pod, container, names)
+    if not _agree(shares, cores, blocks, resized):
         limits = ()
         shares = _from_answer(group, names, cards) or _from_annotation(pod, container, names)
-        shares = shares if _agree(shares, cores, blocks) else ()
+        shares = shares if _agree(shares, cores, blocks, resized) else ()
     minors = {card.uuid: card.minor for card in limits} or _answered_minors(group, shares, cards)
     if not cores or not shares or any(share.uuid not in minors for share in shares):
         return None
@@ -191,11 +192,23 @@ def _request(pod: Pod | None, container: str, names: Names) -> ContainerRequest 
         return None
 
 
-def _agree(shares: Sequence[CardShare], cores: int, blocks: int) -> bool:
-    """Whether shares are what a container holds that has this many devices. Whole cards may ask any number of blocks."""
+def _agree(shares: Sequence[CardShare], cores: int, blocks: int, resized: Sequence[CardShare]) -> bool:
+    """Whether shares are what a container holds that has this many devices. Whole cards may ask any number of blocks.
+
+    Of a share that was `resized` kubelet knows the old amounts alone.
+    """
+    if shares and shares == resized:
+        return True
     if not shares or sum(share.cores for share in shares) != cores:
         return False
     return not blocks or cores >= CORES_PER_CARD or sum(share.memory_blocks for share in shares) == blocks
+
+
+def _granted(pod: Pod | None, container: str, names: Names) -> tuple[CardShare, ...]:
+    """What the extender granted last, in the pod's status, which its owner can't write."""
+    answer = resize.read(pod or {}, names)
+    target = answer.granted.get(container) if answer is not None else None
+    return () if target is None else (target.share,)
 
 
 def _from_answer(group: Sequence[Entry], names: Names, cards: Mapping[str, Card]) -> tuple[CardShare, ...]:

@@ -33,6 +33,10 @@ def essential(pod: Mapping[str, Any]) -> Pod:
                 kept[name] = [_container(item) if isinstance(item, dict) else item for item in kept[name]]
     if isinstance(status, dict):
         found["status"] = kept = _only(status, _STATUS)
+        conditions = status.get("conditions")
+        if isinstance(conditions, list):
+            ours = [one for one in conditions if isinstance(one, dict) and "/" in str(one.get("type"))]
+            kept |= {"conditions": ours} if ours else {}  # Kubernetes' own have no domain
         for name in STATUSES:
             if isinstance(status.get(name), list):
                 kept[name] = [_only(item, ("state",)) for item in status[name] if isinstance(item, dict)]

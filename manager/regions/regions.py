@@ -93,7 +93,8 @@ class Regions:
                 raise Refusal(Reason.REGION_UNAVAILABLE, f"{name!r:.80} can't name a region's folder")
         return self.base / pod_uid / container
 
-    def _limits(self, allocation: Allocation, shared: Collection[str]) -> tuple[region.CardLimit, ...]:
+    def limits(self, allocation: Allocation, shared: Collection[str] = ()) -> tuple[region.CardLimit, ...]:
+        """What its region is to say; `shared`: UUIDs of the cards on which it has neighbours."""
         return tuple(
             region.CardLimit(
                 uuid=share.uuid,
@@ -119,7 +120,7 @@ class Regions:
         self._forget(allocation)
         try:
             self._storage.make(directory)
-            limits = self._limits(allocation, shared)
+            limits = self.limits(allocation, shared)
             region.create(directory, limits)
             selinux.label((directory, directory / "limits", directory / "usage"))
         except (OSError, region.RegionError) as error:
@@ -158,14 +159,22 @@ class Regions:
 
     def share(self, allocation: Allocation, shared: frozenset[str]) -> None:
         """Tell a running container, live, on which of its cards it has neighbours, and what a context takes."""
-        limits = self._limits(allocation, shared)
+        try:
+            self.change(allocation, shared)
+        except Refusal as refusal:
+            log.warning("%s", refusal.message)
+
+    def change(self, allocation: Allocation, shared: frozenset[str]) -> None:
+        """Write a running container's limits as the allocation says them now. Raises Refusal; then they are as they were."""
+        limits = self.limits(allocation, shared)
         if self._written.get(allocation.key) == limits:
             return
         try:
             region.update(Path(allocation.region), limits)
         except (OSError, region.RegionError) as error:
-            log.warning("cannot update the region of %s: %s", allocation.name, error)
-            return
+            raise Refusal(
+                Reason.REGION_UNAVAILABLE, f"cannot update the region of {allocation.name}: {error}"
+            ) from error
         self._shared[allocation.key], self._written[allocation.key] = shared, limits
 
     def reshare(self, allocations: AllocationIndex, changed: Collection[str]) -> None:

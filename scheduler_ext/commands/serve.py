@@ -16,11 +16,12 @@ from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.server import Server
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
-from scheduler_ext.sync import events, feed
+from scheduler_ext.sync import events, feed, resizes
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from vcuda import addresses
+from vcuda.kube.errors import KubeError
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
@@ -29,6 +30,7 @@ _READ_THREADS = 8
 _BACKLOG = 512
 _LONGEST_SWEEP = 5.0
 _TOLD_EVERY = 2.0
+_ANSWERED_EVERY = 0.5
 _ON_THE_WAY = 1.0  # seconds in which a request that was sent has reached the API server
 
 
@@ -152,7 +154,19 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("events").inc,
             pause=_TOLD_EVERY,
         )
-        self._workers = [self._sweeper, self._teller, *(informer.worker for informer in self._informers)]
+        self._answerer = Worker(
+            "resizes",
+            self._answer,
+            failed=engine.metrics.worker_failures.labels("resizes").inc,
+            pause=_ANSWERED_EVERY,
+            expected=KubeError,
+        )
+        self._workers = [
+            self._sweeper,
+            self._teller,
+            self._answerer,
+            *(informer.worker for informer in self._informers),
+        ]
         if recorder is not None:
             self._workers.append(recorder.worker)
         if self._election is not None:
@@ -173,6 +187,10 @@ class _Replica:
     def _tell(self) -> None:
         self._engine.compare()
         events.send(self._api, self._engine)
+
+    def _answer(self) -> None:
+        if self._standby_reason() is None:
+            resizes.send(self._api, self._engine)
 
     def _standby_reason(self) -> str | None:
         return self._election.standby_reason() if self._election is not None else None
@@ -198,6 +216,7 @@ class _Replica:
         signal.signal(signal.SIGTERM, self._end)  # until the server catches it
         self._sweeper.start()
         self._teller.start()
+        self._answerer.start()
         if self._election is None:
             self._engine.expect_late_writes(self._settings.api_timeout_seconds + _ON_THE_WAY)
             self._follow()
@@ -222,6 +241,7 @@ class _Replica:
                 informer.stop()
             self._sweeper.stop()
             self._teller.stop()
+            self._answerer.stop()
             if self._election is not None:
                 self._election.stop()
             self._reads.shutdown()

@@ -74,6 +74,7 @@ class SchedulerCache:
         # By node: what its manager gave each pod, and where that has differed from the bookings here.
         self.reports: dict[str, Mapping[str, Use]] = {}
         self.differences: dict[str, dict[str, Difference]] = {}
+        self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it
         self.notices: collections.deque[Notice] = collections.deque(maxlen=_MOST_NOTICES)
         # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.
         self.inherited: set[str] = set()

@@ -63,7 +63,7 @@ class Comparison:
         found: dict[str, Difference] = {}
         for uid, use in report.items():
             record = booked.get(uid)
-            if record is not None and dict(record.usage.cards) == use:
+            if record is not None and (record.uid in cache.resizing or dict(record.usage.cards) == use):
                 continue
             said = f"gpu-manager of node {node} reports {_said(use)}"
             text = (

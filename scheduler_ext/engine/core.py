@@ -1,4 +1,4 @@
-"""The extender's one decision maker: five parts over one cache, and the one lock around them."""
+"""The extender's one decision maker: six parts over one cache, and the one lock around them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption
+from scheduler_ext.engine.resizes import Resizes, Unanswered
 from scheduler_ext.engine.simulation import Simulation
 from scheduler_ext.planning import evidence
 from scheduler_ext.planning.evidence import Evidence
@@ -49,7 +50,8 @@ class Engine:
         self._preemption = Preemption(cache, chooser, self._gangs)
         self._simulation = Simulation(cache, chooser)
         self._comparison = Comparison(cache)
-        self._intake = Intake(cache, self._gangs, self._preemption)
+        self._resizes = Resizes(cache)
+        self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
         self.metrics.watch_figures(self.figures)
 
     # --- kube-scheduler's verbs ---
@@ -247,6 +249,16 @@ class Engine:
             found = list(self.cache.notices)
             self.cache.notices.clear()
             return found
+
+    def unanswered(self) -> list[Unanswered]:
+        """Answers to resizes that the API server does not have yet."""
+        with self._lock:
+            return self._resizes.unwritten()
+
+    def answered(self, one: Unanswered) -> None:
+        """The API server has one of them, or never will."""
+        with self._lock:
+            self._resizes.written(one)
 
     # --- what can be asked about it ---
 

@@ -11,6 +11,7 @@ from typing import Any
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.preemption import Preemption
+from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.scoring import quotas
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
@@ -18,7 +19,7 @@ from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pods import Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended, uid_of
-from vcuda.spec import request
+from vcuda.spec import request, resize
 from vcuda.spec.bookings import Use
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
@@ -31,8 +32,10 @@ _log = logging.getLogger(__name__)
 class Intake:
     """What the watches feed."""
 
-    def __init__(self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption) -> None:
-        self._cache, self._gangs, self._preemption = cache, gangs, preemption
+    def __init__(
+        self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption, resizes: Resizes
+    ) -> None:
+        self._cache, self._gangs, self._preemption, self._resizes = cache, gangs, preemption, resizes
         self._frozen = False
 
     def synced(self, kind: str) -> None:
@@ -69,10 +72,12 @@ class Intake:
             record = pods.get(uid)
             if record is None or record.node != node or record.source is not Source.ANNOTATION:
                 continue
-            if record.usage.cards != use:
+            cards = resize.most(use, self._cache.resizing.get(uid, {}))
+            if record.usage.cards != cards:
                 self._distrust(record)
-            usage = replace(record.usage, cards=use, unplaced=False)
+            usage = replace(record.usage, cards=cards, unplaced=False)
             pods.put(replace(record, usage=usage, source=Source.MANAGER))
+        self._resizes.report(node, given)
 
     def _distrust(self, record: Record) -> None:
         self._cache.metrics.distrusted.inc()
@@ -115,6 +120,7 @@ class Intake:
             self.lose_pod(uid)
         elif node:
             self._see_bound(uid, pod, node)
+            self._resizes.see(uid, pod)
         elif request.asks_for_share(pod, self._cache.names):
             return uid, self._see_waiting(uid, pod)
         return uid, None
@@ -144,7 +150,8 @@ class Intake:
                 return
             if old.usage.cards:
                 # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves its booking.
-                self._distrust(old)
+                if not self._resizes.explains(old, pod):
+                    self._distrust(old)
                 old.annotation = text
                 return
         if old is not None and old.written is not None and (old.node, old.written) == (node, text):
@@ -217,6 +224,7 @@ class Intake:
         self._cache.pods.release(uid)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)
+        self._resizes.forget(uid)
         self._gangs.lose_member(uid)
         self._preemption.make_room(uid)
         self._gone(uid, DELETED)

@@ -85,7 +85,10 @@ def slim_pod(pod: Mapping[str, Any], names: Names) -> Event:
     for key in ("initContainers", "containers"):
         if spec.get(key):
             slim[key] = [_slim_container(one, names) for one in spec[key]]
-    return {"metadata": kept, "spec": slim}
+    slimmed: Event = {"metadata": kept, "spec": slim}
+    conditions = _mapping(pod.get("status")).get("conditions")
+    ours = [one for one in conditions or () if isinstance(one, dict) and one.get("type") == names.resize]
+    return {**slimmed, "status": {"conditions": ours}} if ours else slimmed
 
 
 class Recorder:

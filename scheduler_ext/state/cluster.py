@@ -261,6 +261,14 @@ class Cluster:
             else:
                 self._touch(row)
 
+    def free(self, node: str, uuid: str) -> tuple[int, int]:
+        """Cores and blocks that nobody has booked of a card, below 0 if too much is; nothing of one that is unknown or unhealthy."""
+        row = self.index.get(node)
+        column = None if row is None else self._columns[row].get(uuid)
+        if row is None or column is None or not self.usable[row, column]:
+            return 0, 0
+        return int(self.free_cores[row, column]), int(self.free_blocks[row, column])
+
     def overbooked(self, node: str, uuids: Collection[str]) -> list[str]:
         """Which of some cards of a node have less than nothing free."""
         row = self.index.get(node)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 # Reasons of events.
 BOOKING_DIFFERS = "BookingDiffers"
 CARD_OVERBOOKED = "CardOverbooked"
-REASONS = (BOOKING_DIFFERS, CARD_OVERBOOKED)
+RESIZE_REFUSED = "ResizeRefused"
+REASONS = (BOOKING_DIFFERS, CARD_OVERBOOKED, RESIZE_REFUSED)
 
 
 class Notice(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state.cluster import Usage
-from vcuda.spec import bookings, inventory, placement, request
+from vcuda.spec import bookings, inventory, placement, request, resize
 from vcuda.spec.bookings import Use
 from vcuda.spec.errors import InvalidInventory, InvalidPlacement, InvalidRequest, Reason
 from vcuda.spec.inventory import Card
@@ -128,9 +128,14 @@ def uid(pod: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else ""
 
 
-def annotation(pod: Mapping[str, Any], names: Names) -> str | None:
-    text = _mapping(_mapping(pod.get("metadata")).get("annotations")).get(names.placement)
+def named(pod: Mapping[str, Any], name: str) -> str | None:
+    """An annotation's value, if it is a text."""
+    text = _mapping(_mapping(pod.get("metadata")).get("annotations")).get(name)
     return text if isinstance(text, str) else None
+
+
+def annotation(pod: Mapping[str, Any], names: Names) -> str | None:
+    return named(pod, names.placement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,8 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
     """What a bound pod books on its node.
 
     A placement that contradicts the pod's own request books nothing: the manager refuses such a pod. A share
-    without any placement was bound past us: its cards are unknown until the manager or its owner names them.
+    without any placement was bound past us: its cards are unknown until the manager or its owner names them. Of a pod that was
+    resized the annotation may say the old amounts or the new ones, and the larger are booked.
     """
     cpu, memory = pod_requests(pod)
     try:
@@ -159,14 +165,15 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
     if text is None:
         return SeenUse(Usage({}, cpu, memory, unplaced=True), asked)
     try:
-        chosen = placement.decode(text)
-        placement.check(chosen, asked)
+        chosen, answer = placement.decode(text), resize.read(pod, names)
+        granted = answer.granted if answer is not None else {}
+        placement.check(resize.as_asked(chosen, asked, granted), asked)
     except InvalidPlacement as error:
         return SeenUse(Usage({}, cpu, memory), asked, str(error))
-    use = {
-        card: (min(cores, _MOST), min(blocks, _MOST))
-        for card, (cores, blocks) in placement.peak_use(asked, chosen).items()
-    }
+    booked = placement.peak_use(asked, chosen)
+    if granted:
+        booked = resize.most(booked, placement.peak_use(asked, resize.applied(chosen, granted)))
+    use = {card: (min(cores, _MOST), min(blocks, _MOST)) for card, (cores, blocks) in booked.items()}
     return SeenUse(Usage(use, cpu, memory), asked)
 
 

@@ -82,6 +82,11 @@ class Names:
         """Annotation: "false" keeps a pod out of defragmentation plans."""
         return f"{self.domain}/vcuda-movable"
 
+    @cached_property
+    def resize(self) -> str:
+        """Annotation on a running pod: the amounts that it is to have from now on. Condition of the pod: what the extender answered."""
+        return f"{self.domain}/vcuda-resize"
+
     # --- what the extender writes at bind; untrusted and replaced on a new pod ---
     @cached_property
     def placement(self) -> str:

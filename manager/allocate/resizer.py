@@ -1,0 +1,126 @@
+"""Live resize: what the extender granted a running container is put into its limits, now or as soon as its memory allows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+from manager.allocate.allocator import Allocator
+from manager.allocations.record import Allocation
+from manager.config.settings import Settings
+from manager.errors import Reason, Refusal
+from manager.kube.api import Pod
+from manager.kube.writer import ApiWriter
+from vcuda.kube.objects import uid_of
+from vcuda.spec import resize
+from vcuda.spec.names import Names
+from vcuda.spec.request import Kind
+from vcuda.spec.resize import Target
+
+log = logging.getLogger(__name__)
+
+
+class Resizer:
+    """Compares what each pod was granted with what it has. Each outcome is told once, as an event on the pod."""
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Settings],
+        names: Names,
+        allocator: Allocator,
+        api_writer: ApiWriter,
+        done: Callable[[], None],
+    ) -> None:
+        """`done`: called after a change, so that it is reported soon."""
+        self._settings, self._names = settings, names
+        self._allocator, self._api_writer, self._done = allocator, api_writer, done
+        self._told: dict[tuple[str, str], tuple[Target, str]] = {}
+
+    def look(self, pods: Sequence[Pod]) -> None:
+        """All pods again: those whose memory had to shrink first, and those that had no share yet."""
+        known = {item.key for item in self._allocator.allocations}
+        self._told = {key: told for key, told in self._told.items() if key in known}
+        for pod in pods:
+            self.see(pod)
+
+    def see(self, pod: Pod) -> None:
+        """One pod as the API server shows it."""
+        answer = resize.read(pod, self._names)
+        if answer is None or not answer.granted:
+            return
+        for item in self._allocator.allocations:
+            target = answer.granted.get(item.container) if item.pod_uid == uid_of(pod) else None
+            if target is not None:
+                self._resize(item, target, pod)
+
+    def _resize(self, before: Allocation, target: Target, pod: Pod) -> None:
+        after = _after(before, target)
+        if after == before:
+            return
+        try:
+            self._require_sense(before, target)
+            beyond = self._allocator.resize(before, after)
+        except Refusal as refusal:
+            if refusal.reason != Reason.BUSY:  # else it is looked at again, and nothing has been decided
+                self._tell(before, target, pod, "ResizeRefused", refusal.message)
+            return
+        if beyond:
+            self._tell(
+                before,
+                target,
+                pod,
+                "ResizeWaits",
+                f"container {before.container} uses {-(-beyond // 2**20)} MiB more than its new limit; it is resized when it has freed them",
+            )
+            return
+        self._tell(
+            before, target, pod, "Resized", f"container {before.container}: {_said(before)} → {_said(after)}"
+        )
+        self._told.pop(before.key, None)
+        self._allocator.reconcile(pod)
+        self._done()
+
+    def _require_sense(self, before: Allocation, target: Target) -> None:
+        """What no extender of ours grants."""
+        least = self._settings().smallest_memory
+        if (
+            before.whole
+            or before.kind is Kind.INIT
+            or [share.uuid for share in before.shares] != [target.share.uuid]
+        ):
+            why = "it has not one share of that card"
+        elif target.share.memory_blocks < least:
+            why = f"a share has at least {least} blocks here (--smallest-memory)"
+        else:
+            return
+        raise Refusal(Reason.SHARE_TOO_SMALL, f"container {before.container} can't be resized: {why}")
+
+    def _tell(self, item: Allocation, target: Target, pod: Pod, reason: str, message: str) -> None:
+        if self._told.get(item.key) == (target, reason):
+            return
+        self._told[item.key] = target, reason
+        log.info("%s: %s: %s", item.name, reason, message)
+        metadata = pod["metadata"]
+        about = {
+            "kind": "Pod",
+            "namespace": item.namespace,
+            "name": item.pod_name,
+            "uid": str(metadata.get("uid", "")),
+        }
+        self._api_writer.event(about, "Normal" if reason == "Resized" else "Warning", reason, message)
+
+
+def _after(before: Allocation, target: Target) -> Allocation:
+    """With the amounts that were granted. An elastic limit that is not named stays, and so does having none."""
+    elastic = before.core_limit > before.shares[0].cores
+    cores = target.share.cores
+    limit = target.core_limit or (max(before.core_limit, cores) if elastic else cores)
+    return dataclasses.replace(before, shares=(target.share,), core_limit=limit)
+
+
+def _said(item: Allocation) -> str:
+    (share,) = item.shares
+    up_to = f" (up to {item.core_limit})" if item.core_limit > share.cores else ""
+    return f"{share.cores} cores{up_to}, {share.memory_blocks} blocks"

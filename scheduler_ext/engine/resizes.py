@@ -1,0 +1,199 @@
+"""Live resize: what owners ask for their running pods is booked and granted, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from scheduler_ext.engine.cache import SchedulerCache
+from scheduler_ext.protocol.reasons import AnyReason, ExtenderReason
+from scheduler_ext.state import objects
+from scheduler_ext.state.notices import RESIZE_REFUSED, Notice
+from scheduler_ext.state.pods import Record, Source
+from vcuda.spec import placement, request, resize
+from vcuda.spec.errors import InvalidRequest, Reason, SpecError
+from vcuda.spec.placement import Placement
+from vcuda.spec.request import PodRequest
+from vcuda.spec.resize import Answer, Use
+
+
+class Unanswered(NamedTuple):
+    """An answer that the API server does not have yet, and whose it is."""
+
+    namespace: str
+    name: str
+    uid: str
+    answer: Answer
+
+
+class _Refused(Exception):
+    """Why a resize can't be; the message says what to do."""
+
+    def __init__(self, reason: AnyReason, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+
+
+class Resizes:
+    """Until the node's manager reports what was granted, the larger of old and new is booked (`cache.resizing`)."""
+
+    def __init__(self, cache: SchedulerCache) -> None:
+        self._cache = cache
+        self._answers: dict[
+            str, Answer
+        ] = {}  # the last for each pod; what its status says counts only after a restart
+        self._unwritten: dict[str, Unanswered] = {}
+        self._held: dict[str, Use] = {}  # by pods in `cache.resizing`, before
+        self._early: dict[str, Mapping[str, Any]] = {}  # seen before all nodes, pods and quotas were known
+
+    # --- what the watches show ---
+
+    def see(self, uid: str, pod: Mapping[str, Any]) -> None:
+        """A pod that is on its node: book what was granted to it, and answer what its owner asks, once."""
+        names, record = self._cache.names, self._cache.pods.get(uid)
+        text, shown = objects.named(pod, names.resize), resize.read(pod, names)
+        if record is None or (text is None and shown is None):
+            return
+        answer = self._answers.get(uid)
+        if answer is None and shown is not None:
+            answer = self._answers[uid] = shown
+            self._follow(record, pod, answer)
+        elif answer is not None and answer != shown:
+            self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, answer)
+        if self._cache.unsynced:
+            self._early[uid] = pod
+            return
+        if text is None or record.leaving or (answer is not None and answer.request == resize.known_as(text)):
+            return
+        granted = answer.granted if answer is not None else {}
+        try:
+            new = self._decide(self._cache.pods.get(uid) or record, pod, text, granted)
+        except (_Refused, SpecError) as error:
+            new = Answer(resize.known_as(text), granted, str(error))
+            about = record.namespace, record.name, record.uid
+            self._cache.notices.append(
+                Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}")
+            )
+        self._answers[uid] = new
+        self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, new)
+        self._cache.note("pod", at_ns=self._cache.wall_clock(), pod=pod)
+
+    def report(self, node: str, given: Mapping[str, Use]) -> None:
+        """What a node's manager gave each pod: what was granted and is there now is booked alone."""
+        for uid, goal in list(self._cache.resizing.items()):
+            record = self._cache.pods.get(uid)
+            if record is not None and record.node == node and given.get(record.known_as) == goal:
+                self._book(record, goal, None)
+
+    def explains(self, record: Record, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod's placement annotation says what a resize made of it."""
+        chosen, asked = self._chosen(pod)
+        use = placement.peak_use(asked, chosen) if chosen is not None and asked is not None else {}
+        return bool(use) and use in (self._cache.resizing.get(record.uid), dict(record.usage.cards))
+
+    def forget(self, uid: str) -> None:
+        for known in (self._answers, self._unwritten, self._held, self._early, self._cache.resizing):
+            known.pop(uid, None)
+
+    # --- what is to be written ---
+
+    def unwritten(self) -> list[Unanswered]:
+        if self._early and not self._cache.unsynced:
+            early, self._early = self._early, {}
+            for uid, pod in early.items():
+                self.see(uid, pod)
+        return list(self._unwritten.values())
+
+    def written(self, one: Unanswered) -> None:
+        """The API server has it, or never will."""
+        if self._unwritten.get(one.uid) == one:
+            del self._unwritten[one.uid]
+
+    # --- deciding ---
+
+    def _chosen(self, pod: Mapping[str, Any]) -> tuple[Placement | None, PodRequest | None]:
+        text = objects.annotation(pod, self._cache.names)
+        try:
+            asked = request.parse_spec(pod, self._cache.names)
+            return (placement.decode(text) if text is not None else None), asked
+        except SpecError:
+            return None, None
+
+    def _follow(self, record: Record, pod: Mapping[str, Any], answer: Answer) -> None:
+        """After a restart: what was granted is booked until the manager says that it is so."""
+        chosen, asked = self._chosen(pod)
+        if not answer.granted or chosen is None or asked is None:
+            return
+        goal = placement.peak_use(asked, resize.applied(chosen, answer.granted))
+        if goal.keys() == record.usage.cards.keys() and (
+            goal != record.usage.cards or record.source is Source.ANNOTATION
+        ):
+            self._book(record, resize.most(record.usage.cards, goal), goal)
+            self._cache.resizing[record.uid] = goal
+
+    def _book(self, record: Record, use: Use, goal: Use | None) -> None:
+        """`goal`: what is expected from now on; None: it has come."""
+        source = record.source if goal is not None else Source.MANAGER
+        self._cache.pods.put(replace(record, usage=replace(record.usage, cards=use), source=source))
+        if goal is None or goal == use == record.usage.cards:
+            self._cache.resizing.pop(record.uid, None)
+            self._held.pop(record.uid, None)
+        else:
+            self._held.setdefault(record.uid, dict(record.usage.cards))
+            self._cache.resizing[record.uid] = goal
+
+    def _decide(
+        self, record: Record, pod: Mapping[str, Any], text: str, granted: Mapping[str, resize.Target]
+    ) -> Answer:
+        """Book what is asked for. Raises _Refused, InvalidRequest; then the book is as it was."""
+        names = self._cache.names
+        asked = request.parse_spec(pod, names)
+        wishes = resize.parse(text, asked, names)
+        chosen, _ = self._chosen(pod)
+        has = placement.peak_use(asked, chosen) if chosen is not None else {}
+        if chosen is None or not self._trusted(record, has):
+            raise _Refused(
+                Reason.INVALID_PLACEMENT,
+                "the placement annotation does not say what the pod holds; gpu-manager writes it again: ask again then",
+            )
+        new = dict(granted)
+        for name, amounts in wishes.items():
+            shares = chosen.containers.get(name, ())
+            if len(shares) != 1:
+                raise InvalidRequest(
+                    Reason.INVALID_PLACEMENT, f"container {name!r:.60} has no share of one card"
+                )
+            new[name] = resize.target(amounts, shares[0], granted.get(name), names)
+        goal = placement.peak_use(asked, resize.applied(chosen, new))
+        use = resize.most(has, goal)
+        self._require_room(record, use)
+        if use != has and self._cache.quotas.over(
+            record.namespace, self._cache.pods, [record.uid], record.node, use
+        ):
+            raise _Refused(
+                ExtenderReason.QUOTA_EXCEEDED,
+                "its namespace may not hold so much; free some, or raise its quota",
+            )
+        self._book(record, resize.most(record.usage.cards, goal), goal)
+        return Answer(resize.known_as(text), new)
+
+    def _trusted(self, record: Record, use: Use) -> bool:
+        """Whether a pod holds this by somebody else's word than its owner's: while a resize is under way two things may be true."""
+        uid = record.uid
+        reported = self._cache.reports.get(record.node, {}).get(record.known_as)
+        return use in (reported, dict(record.usage.cards), self._held.get(uid), self._cache.resizing.get(uid))
+
+    def _require_room(self, record: Record, use: Use) -> None:
+        for uuid, (cores, blocks) in use.items():
+            free = self._cache.cluster.free(record.node, uuid)
+            held = record.usage.cards.get(uuid, (0, 0))
+            for reason, wanted, booked, left, what in (
+                (Reason.INSUFFICIENT_CORES, cores, held[0], free[0], "cores"),
+                (Reason.INSUFFICIENT_MEMORY, blocks, held[1], free[1], "blocks"),
+            ):
+                if wanted - booked > max(0, left):
+                    raise _Refused(
+                        reason,
+                        f"card {uuid} has {max(0, left)} {what} left beside the {booked} of this pod, which would need {wanted}; "
+                        "ask for less, or move a neighbour",
+                    )

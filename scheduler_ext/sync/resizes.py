@@ -1,0 +1,37 @@
+"""Writes the answers to resizes into the status of their pods."""
+
+from __future__ import annotations
+
+import time
+
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.sync.api import ApiServer
+from vcuda.kube.client import STRATEGIC_MERGE
+from vcuda.kube.errors import ApiError, BadName
+from vcuda.kube.objects import path
+from vcuda.spec import resize
+
+# The pod is gone, or is another one of that name.
+_GONE = (404, 409)
+
+
+def send(api: ApiServer, engine: Engine) -> None:
+    """All that wait, once. Raises KubeError for the first that the server did not take, after the others: it is tried again."""
+    failures = []
+    for one in engine.unanswered():
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        said = resize.condition(one.answer, engine.names, now)
+        # With its UID in the patch a namesake is refused (409); the strategic merge leaves other conditions alone.
+        body = {"metadata": {"uid": one.uid}, "status": {"conditions": [said]}}
+        try:
+            where = path("pods", one.namespace, one.name, "status")
+            api.client.call("PATCH", where, body, content_type=STRATEGIC_MERGE)
+        except BadName:
+            pass
+        except ApiError as error:
+            if error.status not in _GONE:
+                failures.append(error)
+                continue
+        engine.answered(one)
+    if failures:
+        raise failures[0]

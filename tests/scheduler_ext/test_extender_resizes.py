@@ -1,0 +1,301 @@
+"""Live resize in the extender: what is booked, granted and refused; edits, reports and restarts in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localcluster.apiserver.faults import Fault, Request
+from scheduler_ext.engine.bindings import Write
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.lab.recording import slim_pod
+from scheduler_ext.state.pods import State
+from scheduler_ext.sync import resizes
+from scheduler_ext.sync.api import ApiServer
+from tests.scheduler_ext.extender_engine import bound, engine_with
+from tests.scheduler_ext.extender_support import (
+    NAMES,
+    FakeApi,
+    Served,
+    cards,
+    container,
+    eventually,
+    node,
+    pod,
+)
+from vcuda.kube.errors import KubeError
+from vcuda.spec import bookings, placement, resize
+from vcuda.spec.placement import CardShare, Placement
+
+CARD = "GPU-a-0"
+
+
+def placed(engine: Engine, one: dict[str, Any]) -> dict[str, Any]:
+    uid = one["metadata"]["uid"]
+    assert engine.filter(one, ["a"]).chosen == "a"
+    write = engine.begin_bind(uid, "a")
+    assert isinstance(write, Write)
+    engine.end_bind(uid, State.BOUND)
+    shown = bound(one, write)
+    engine.see_pod(shown)
+    return shown
+
+
+def annotated(shown: dict[str, Any], **annotations: str | None) -> dict[str, Any]:
+    """`resize`, `placement`: what its owner, or the node's manager, wrote; None: removed."""
+    names = {"resize": NAMES.resize, "placement": NAMES.placement}
+    new = {**shown["metadata"]["annotations"], **{names[key]: text for key, text in annotations.items()}}
+    new = {key: text for key, text in new.items() if text is not None}
+    return shown | {"metadata": shown["metadata"] | {"annotations": new}}
+
+
+def answered(engine: Engine, shown: dict[str, Any]) -> dict[str, Any]:
+    """The pod with what the engine answered in its status."""
+    (one,) = engine.unanswered()
+    engine.answered(one)
+    said = resize.condition(one.answer, NAMES, "2026-01-01T00:00:00Z")
+    return shown | {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}, said]}}
+
+
+def reporting(given: dict[str, dict[str, tuple[int, int]]], count: int = 1) -> dict[str, Any]:
+    described = node("a", cards("a", count))
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given)
+    return described
+
+
+def written(cores: int, blocks: int) -> str:
+    return placement.encode(Placement({"main": (CardShare(CARD, cores, blocks),)}))
+
+
+def booked(engine: Engine, uid: str = "p") -> tuple[int, int]:
+    record = engine.cache.pods.get(uid)
+    assert record is not None
+    return record.usage.cards[CARD]
+
+
+def refused(engine: Engine) -> str:
+    (one,) = engine.unanswered()
+    engine.answered(one)
+    assert [notice.reason for notice in engine.notices()] == ["ResizeRefused"]
+    return one.answer.refused
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return engine_with(node("a", cards("a", 1)))[0]
+
+
+def test_what_grows_is_booked_at_once_and_granted(engine: Engine) -> None:
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    asked = annotated(shown, resize="core=50,memory=12,core-limit=80")
+    engine.see_pod(asked)
+    assert booked(engine) == (50, 12), "before anybody is told"
+    (one,) = engine.unanswered()
+    assert one.answer.granted == {"main": resize.Target(CardShare(CARD, 50, 12), 80)}
+    assert engine.filter(pod("q", 51, 1, uid="q"), ["a"]).chosen is None
+    engine.see_pod(answered(engine, asked))
+    assert engine.unanswered() == []
+    engine.see_pod(asked)
+    assert engine.unanswered() == [one], "a status without the answer gets the same one again"
+
+
+def test_what_shrinks_stays_booked_until_the_nodes_manager_reports_it(engine: Engine) -> None:
+    asked = annotated(placed(engine, pod("p", 60, 8, uid="p")), resize="core=20,memory=2")
+    engine.see_pod(asked)
+    asked = answered(engine, asked)
+    engine.see_pod(asked)
+    assert booked(engine) == (60, 8)
+    engine.see_node(reporting({"p": {CARD: (60, 8)}}))
+    assert booked(engine) == (60, 8)
+    engine.see_node(reporting({"p": {CARD: (20, 2)}}))
+    assert booked(engine) == (20, 2)
+    engine.see_pod(annotated(asked, placement=written(20, 2)))
+    assert engine.metrics.distrusted._value.get() == 0, "the manager wrote it again: nobody cheated"
+    assert engine.filter(pod("q", 80, 1, uid="q"), ["a"]).chosen == "a"
+
+
+def test_the_comparison_waits_for_a_resize_and_no_longer() -> None:
+    engine, clock = engine_with(node("a", cards("a", 1)))
+    asked = annotated(placed(engine, pod("p", 60, 8, uid="p")), resize="memory=2")
+    engine.see_pod(asked)
+    engine.see_node(reporting({"p": {CARD: (60, 7)}}))
+    for _ in range(2):
+        engine.compare()
+        clock.now += 61
+    assert engine.notices() == []
+    engine.see_node(reporting({"p": {CARD: (60, 2)}}))
+    engine.see_node(reporting({"p": {CARD: (60, 7)}}))
+    for _ in range(2):
+        engine.compare()
+        clock.now += 61
+    assert [one.reason for one in engine.notices()] == ["BookingDiffers"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "core=51",
+            "InsufficientCores: card GPU-a-0 has 20 cores left beside the 30 of this pod, which would need 51",
+        ),
+        ("memory=321", "InsufficientMemory: card GPU-a-0 has"),
+        ("banana", "InvalidAnnotation: annotation tencent.com/vcuda-resize is 'banana'"),
+        ("core=1" * 1000, "InvalidAnnotation"),
+        ("other:core=1", "no container 'other' of the pod has a share"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason_and_books_nothing(
+    engine: Engine, text: str, why: str
+) -> None:
+    placed(engine, pod("q", 50, 4, uid="q"))
+    asked = annotated(placed(engine, pod("p", 30, 4, uid="p")), resize=text)
+    engine.see_pod(asked)
+    assert why in refused(engine) and booked(engine) == (30, 4)
+    engine.see_pod(asked)
+    assert [why in one.answer.refused for one in engine.unanswered()] == [True]
+    assert engine.notices() == [], "told once"
+    engine.see_pod(annotated(asked, resize="core=50"))
+    assert booked(engine) == (50, 4)
+
+
+def test_a_quota_holds_for_what_grows_and_lets_shrink() -> None:
+    engine, _ = engine_with(node("a", cards("a", 1)))
+    shown = placed(engine, pod("p", 60, 4, uid="p"))
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 50}]"}})
+    engine.see_pod(annotated(shown, resize="core=61"))
+    assert "QuotaExceeded" in refused(engine) and booked(engine) == (60, 4)
+    engine.see_pod(annotated(shown, resize="core=40"))
+    (one,) = engine.unanswered()
+    assert one.answer.refused == ""
+
+
+def test_an_edited_placement_gets_no_grant(engine: Engine) -> None:
+    """Else a pod could have what it never had moved to a card of its choice."""
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    engine.see_pod(annotated(shown, resize="core=50", placement=written(10, 4)))
+    assert "InvalidPlacement" in refused(engine) and booked(engine) == (30, 4)
+
+
+@pytest.mark.parametrize("place", ["status of another version", "annotation"])
+def test_a_grant_that_is_not_ours_books_nothing(engine: Engine, place: str) -> None:
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    forged = resize.condition(resize.Answer("x", {"main": resize.Target(CardShare(CARD, 90, 90))}), NAMES, "")
+    if place == "annotation":
+        engine.see_pod(annotated(shown, placement=forged["message"]))
+    else:
+        forged["message"] = forged["message"].replace('"version":1', '"version":9')
+        engine.see_pod(shown | {"status": {"conditions": [forged]}})
+    assert booked(engine) == (30, 4)
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize("nodes_first", [False, True])
+@pytest.mark.parametrize("amounts", [(50, 12), (10, 2), (50, 2)])
+def test_after_a_restart_the_book_says_what_was_promised(
+    engine: Engine, amounts: tuple[int, int], nodes_first: bool, reported: bool, done: bool
+) -> None:
+    cores, blocks = amounts
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    asked = annotated(shown, resize=f"core={cores},memory={blocks}")
+    engine.see_pod(asked)
+    asked = answered(engine, asked)
+    if done:
+        asked = annotated(asked, placement=written(cores, blocks))
+    again, _ = engine_with()
+    described = reporting({"p": {CARD: amounts if done else (30, 4)}} if reported else {})
+    for see in (again.see_node, again.see_pod) if nodes_first else (again.see_pod, again.see_node):
+        see(described if see == again.see_node else asked)
+    wanted = amounts if done else (max(30, cores), max(4, blocks))
+    assert booked(again) == wanted
+    assert again.unanswered() == [], "it was answered before"
+    again.see_node(reporting({"p": {CARD: amounts}}))
+    assert booked(again) == amounts
+    record = again.cache.pods.get("p")
+    assert record is not None and again.cache.resizing == {}
+
+
+def test_a_second_request_builds_on_the_first_one_for_another_container(engine: Engine) -> None:
+    one = pod("p", uid="p", containers=[container("x", 20, 4), container("y", 20, 4)])
+    shown = placed(engine, one)
+    asked = annotated(shown, resize="x:core=30")
+    engine.see_pod(asked)
+    asked = answered(engine, asked)
+    engine.see_pod(annotated(asked, resize="y:memory=9"))
+    (one_more,) = engine.unanswered()
+    assert one_more.answer.granted == {
+        "x": resize.Target(CardShare(CARD, 30, 4)),
+        "y": resize.Target(CardShare(CARD, 20, 9)),
+    }
+    assert booked(engine) == (50, 13)
+
+
+def test_nothing_of_it_is_left_when_the_pod_goes(engine: Engine) -> None:
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    engine.see_pod(annotated(shown, resize="core=50,memory=2"))
+    engine.lose_pod("p")
+    assert engine.unanswered() == [] and engine.cache.resizing == {}
+    assert engine.filter(pod("q", 99, 40, uid="q"), ["a"]).chosen == "a"
+
+
+def test_a_recording_keeps_what_was_asked_and_granted(engine: Engine) -> None:
+    asked = annotated(placed(engine, pod("p", 30, 4, uid="p")), resize="core=50")
+    engine.see_pod(asked)
+    full = answered(engine, asked)
+    slim = slim_pod(full, NAMES)
+    assert resize.read(slim, NAMES) == resize.read(full, NAMES) is not None
+    assert slim["metadata"]["annotations"][NAMES.resize] == "core=50"
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    made = FakeApi()
+    made.put("nodes", node("a", cards("a", 1)))
+    yield made
+    made.stop()
+
+
+def test_an_answer_is_written_until_it_arrives_beside_the_other_conditions(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    faults = [500, 500]
+
+    def fail(request: Request) -> Fault | None:
+        return Fault(faults.pop()) if faults and request.method == "PATCH" else None
+
+    asked = annotated(
+        pod("p", 30, 4, node="a", annotations={NAMES.placement: written(30, 4)}), resize="core=50"
+    )
+    ready = {"type": "Ready", "status": "True"}
+    api.put("pods", asked | {"status": {"phase": "Running", "conditions": [ready]}})
+    api.hook = fail
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path))
+    try:
+        answer = eventually(lambda: resize.read(api.find("pods", "default/p"), NAMES))
+    finally:
+        assert served.stop() == 0
+    assert answer.granted == {"main": resize.Target(CardShare(CARD, 50, 4))} and not faults
+    assert ready in api.find("pods", "default/p")["status"]["conditions"]
+
+
+def test_an_answer_is_for_that_pod_alone(api: FakeApi, tmp_path: Path, engine: Engine) -> None:
+    engine.see_pod(annotated(placed(engine, pod("p", 30, 4, uid="p")), resize="core=50"))
+    api.put("pods", pod("p", 30, 4, uid="namesake"))
+    server = ApiServer.connect(api.kubeconfig(tmp_path))
+    resizes.send(server, engine)
+    assert resize.read(api.find("pods", "default/p"), NAMES) is None and engine.unanswered() == []
+
+
+def test_one_that_is_not_taken_holds_up_no_other(api: FakeApi, tmp_path: Path, engine: Engine) -> None:
+    for name in ("p", "q"):
+        engine.see_pod(annotated(placed(engine, pod(name, 30, 4, uid=name)), resize="core=31"))
+        api.put("pods", pod(name, 30, 4, uid=name))
+    api.hook = lambda request: Fault(422) if request.method == "PATCH" and "/p/" in request.path else None
+    server = ApiServer.connect(api.kubeconfig(tmp_path))
+    with pytest.raises(KubeError):
+        resizes.send(server, engine)
+    assert [one.uid for one in engine.unanswered()] == ["p"]
+    assert resize.read(api.find("pods", "default/q"), NAMES) is not None
