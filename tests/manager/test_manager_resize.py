@@ -1,0 +1,228 @@
+"""Live resize on the node: what was granted is in force, in the state and in the reports, now or when memory allows; forged, impossible, killed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from manager.allocations.record import Allocation
+from manager.allocations.state_file import StateError, StateFile
+from manager.kubelet.records import CHECKPOINT_FILE
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
+from vcuda import region
+from vcuda.sim import Machine
+from vcuda.spec import bookings, placement, resize
+from vcuda.spec.placement import CardShare
+from vcuda.spec.units import BLOCK_BYTES
+
+MIB = 2**20
+
+
+@pytest.fixture
+def node(make_node: Callable[..., Node], machine: Machine) -> Node:
+    made = make_node(machine.root, with_api=True)
+    made.kubelet.start()
+    made.start(wait=200)
+    return made
+
+
+def admitted(node: Node, item: dict[str, Any]) -> dict[str, Any]:
+    assert node.api is not None
+    node.api.put("pods", item)
+    node.kubelet.admit(item)
+    node.kubelet.start_containers(item)
+    return item
+
+
+def grant(node: Node, item: dict[str, Any], name: str = "c", **amounts: Any) -> str:
+    """The extender's answer in the pod's status; returns the card. `card`, `limit` may be others than its own."""
+    assert node.api is not None
+    card = amounts.get("card") or node.kubelet.cards(item, name)[0]
+    share = CardShare(card, amounts["cores"], amounts["blocks"])
+    answer = resize.Answer("…", {name: resize.Target(share, amounts.get("limit"))})
+    said = resize.condition(answer, NAMES, "2026-01-01T00:00:00Z")
+    thing = node.api.find("pods", f"default/{item['metadata']['name']}")
+    item["status"] = {**thing.get("status", {}), "conditions": [said]}
+    node.api.put("pods", {**thing, "status": item["status"]})
+    return card
+
+
+def limits(node: Node, item: dict[str, Any], name: str = "c") -> tuple[int, int, int]:
+    (card,) = region.read_limits(node.region(item, name))
+    return card.cores, card.memory_bytes // BLOCK_BYTES, card.core_limit
+
+
+def said(node: Node, reason: str) -> list[str]:
+    assert node.api is not None
+    return [event["message"] for event in node.api.events if event.get("reason") == reason]
+
+
+def use(node: Node, monkeypatch: pytest.MonkeyPatch, used: list[int]) -> None:
+    """What the container's processes hold, as the list says, look by look; its last word stays."""
+    assert node.daemon is not None
+    regions = node.daemon.allocator._regions
+
+    def look(item: Allocation) -> region.Usage:
+        held = used.pop(0) if len(used) > 1 else used[0]
+        return region.Usage((region.CardUsage(uuid=item.shares[0].uuid, memory_used_bytes=held),), ())
+
+    monkeypatch.setattr(regions, "usage", look)
+
+
+def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
+    item = admitted(node, pod("p", container("c", 30, 4)))
+    before = (node.region(item, "c") / "limits").stat().st_ino
+    card = grant(node, item, cores=50, blocks=12, limit=80)
+    eventually(lambda: limits(node, item) == (50, 12, 80), "the new limits")
+    assert (node.region(item, "c") / "limits").stat().st_ino == before, (
+        "in place: its processes have it mapped"
+    )
+    (saved,) = StateFile(node.directory / "checkpoint").read().values()
+    assert (saved.shares, saved.core_limit, saved.cores) == ((CardShare(card, 50, 12),), 80, 30)
+    assert eventually(lambda: said(node, "Resized"), "the event") == [
+        "container c: 30 cores, 4 blocks → 50 cores (up to 80), 12 blocks"
+    ]
+    assert node.booked()[card] == (50, 12 * BLOCK_BYTES)
+    assert node.api is not None
+    uid = item["metadata"]["uid"]
+    eventually(
+        lambda: bookings.decode(node.api.node()["annotations"][NAMES.bookings]).get(uid) == {card: (50, 12)},
+        "the report",
+    )
+
+    def written() -> bool:
+        annotations = node.api.find("pods", "default/p")["metadata"]["annotations"]
+        return placement.decode(annotations[NAMES.placement]).containers == {"c": saved.shares}
+
+    eventually(written, "the placement")
+
+
+def test_memory_in_use_is_waited_for_and_nothing_changes_meanwhile(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = admitted(node, pod("p", container("c", 30, 8)))
+    used = [5 * BLOCK_BYTES]
+    use(node, monkeypatch, used)
+    grant(node, item, cores=10, blocks=2)
+    (message,) = eventually(lambda: said(node, "ResizeWaits"), "the event")
+    assert message == "container c uses 768 MiB more than its new limit; it is resized when it has freed them"
+    assert limits(node, item) == (30, 8, 30)
+    used[0] = 2 * BLOCK_BYTES
+    eventually(lambda: limits(node, item) == (10, 2, 10), "the smaller share")
+    assert len(said(node, "ResizeWaits")) == 1 and len(said(node, "Resized")) == 1
+
+
+def test_what_is_allocated_while_the_limit_shrinks_takes_it_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the use and the new limit: else more would be held than is booked."""
+    item = admitted(node, pod("p", container("c", 30, 8)))
+    used = [BLOCK_BYTES, 5 * BLOCK_BYTES, 5 * BLOCK_BYTES]
+    use(node, monkeypatch, used)
+    grant(node, item, cores=30, blocks=2)
+    eventually(lambda: said(node, "ResizeWaits"), "the event")
+    assert limits(node, item) == (30, 8, 30)
+    (saved,) = StateFile(node.directory / "checkpoint").read().values()
+    assert saved.shares[0].memory_blocks == 8
+
+
+def test_an_elastic_share_stays_elastic_and_another_one_is_as_hard_as_before(node: Node) -> None:
+    soft = admitted(node, pod("soft", container("c", 20, 4), annotations={NAMES.core_limit: "60"}))
+    hard = admitted(node, pod("hard", container("c", 20, 4)))
+    for item in (soft, hard):
+        grant(node, item, cores=30, blocks=4)
+    eventually(lambda: limits(node, soft) == (30, 4, 60) and limits(node, hard) == (30, 4, 30), "both")
+    grant(node, soft, cores=40, blocks=4, limit=40)
+    eventually(lambda: limits(node, soft) == (40, 4, 40), "the limit that is named")
+
+
+def test_what_nobody_of_ours_grants_is_refused_and_told_once(node: Node) -> None:
+    """Only who may write pods' status can forge one; even he gets nothing that the card has not."""
+    neighbour = admitted(node, pod("n", container("c", 50, 4)))
+    item = admitted(node, pod("p", container("c", 30, 4), init=[container("i", 10, 1)]))
+    whole = admitted(node, pod("w", container("c", 100)))
+    card = node.kubelet.cards(item, "c")[0]
+    assert card == node.kubelet.cards(neighbour, "c")[0]
+    other = node.kubelet.cards(whole, "c")[0]
+    for name, amounts, why in (
+        ("c", {"cores": 51, "blocks": 4}, "has 50 cores beside other pods, and p would need 51"),
+        ("c", {"cores": 30, "blocks": 10_000}, "blocks beside other pods, and p would need 10000"),
+        ("c", {"cores": 30, "blocks": 4, "card": other}, "it has not one share of that card"),
+        ("i", {"cores": 5, "blocks": 4}, "it has not one share of that card"),
+    ):
+        grant(node, item, name, **({"limit": None} | amounts))
+        eventually(lambda why=why: any(why in text for text in said(node, "ResizeRefused")), why)
+    grant(node, whole, cores=50, blocks=4)
+    eventually(
+        lambda: any("container c can't be resized" in text for text in said(node, "ResizeRefused")), "whole"
+    )
+    assert limits(node, item) == (30, 4, 30) and limits(node, whole)[0] == 100
+    grant(node, neighbour, cores=40, blocks=4)
+    eventually(lambda: limits(node, neighbour) == (40, 4, 40), "another one")
+    assert node.api is not None
+    told = [
+        (event["involvedObject"]["name"], event["message"])
+        for event in node.api.events
+        if event.get("reason") == "ResizeRefused"
+    ]
+    assert len(told) == len(set(told)) == 5
+
+
+def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = admitted(node, pod("p", container("c", 30, 4)))
+
+    def full(*_: object) -> None:
+        raise StateError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "append", full)
+        grant(node, item, cores=50, blocks=12)
+        eventually(lambda: said(node, "ResizeRefused") == ["the disk is full"], "the event")
+        assert limits(node, item) == (30, 4, 30)
+    eventually(lambda: limits(node, item) == (50, 12, 50), "it once there is room")
+
+
+@pytest.mark.parametrize("gone", ["nothing", "state", "checkpoint", "both", "regions", "state and regions"])
+def test_what_was_granted_survives_what_is_lost(node: Node, gone: str) -> None:
+    item = admitted(node, pod("p", container("c", 30, 4)))
+    card = grant(node, item, cores=50, blocks=12, limit=80)
+    eventually(lambda: limits(node, item) == (50, 12, 80), "the new limits")
+    node.kubelet.stop()
+    node.stop()
+    if "state" in gone or gone == "both":
+        shutil.rmtree(node.directory / "checkpoint")
+    if gone in ("checkpoint", "both"):
+        (node.kubelet.directory / CHECKPOINT_FILE).unlink()
+    if "regions" in gone:
+        for name in ("limits", "usage"):
+            (node.region(item, "c") / name).unlink()
+    node.start()
+    node.kubelet.start()
+    node.kubelet.wait_devices(200)
+    if gone in ("checkpoint", "both"):
+        node.kubelet.admit(item)
+    node.kubelet.start_containers(item)
+    eventually(lambda: limits(node, item) == (50, 12, 80), "the promise")
+    eventually(lambda: node.booked()[card] == (50, 12 * BLOCK_BYTES), "the books")
+    with pytest.raises(Rejected, match="Insufficient"):
+        node.kubelet.admit(pod("too-much", container("c", 51, 1), annotations={NAMES.card_uuid: card}))
+
+
+def test_a_kill_between_limits_and_state_ends_in_what_was_granted(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = admitted(node, pod("p", container("c", 30, 4)))
+    node.stop()
+    (old,) = region.read_limits(node.region(item, "c"))
+    region.update(node.region(item, "c"), [region.CardLimit(old.uuid, old.minor, 12 * BLOCK_BYTES, 50, 50)])
+    node.start(wait=200)
+    eventually(lambda: limits(node, item) == (30, 4, 30), "what the state says")
+    grant(node, item, cores=50, blocks=12)
+    eventually(lambda: limits(node, item) == (50, 12, 50), "what was granted")
