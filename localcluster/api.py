@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 
 JsonObject = dict[str, Any]
-MERGE_PATCH = "application/merge-patch+json"
+PATCH = (
+    "application/strategic-merge-patch+json"  # as kubelet and kubectl: what others wrote into a list stays
+)
 
 
 class ApiFailure(Exception):
@@ -84,7 +86,7 @@ class Api:
         return result
 
     def patch(self, path: str, body: JsonObject) -> JsonObject:
-        return self.call("PATCH", path, body, MERGE_PATCH)
+        return self.call("PATCH", path, body, PATCH)
 
     def watch(self, path: str, version: str, seconds: int = 60) -> Iterator[JsonObject]:
         """Events after `version` for at most `seconds`. Raises ApiFailure, with code 410 if `version` is too old."""

@@ -76,7 +76,11 @@ class Resizer:
             )
             return
         self._tell(
-            before, target, pod, "Resized", f"container {before.container}: {_said(before)} → {_said(after)}"
+            before,
+            target,
+            pod,
+            "ResizeCompleted",
+            f"container {before.container}: {_said(before)} → {_said(after)}",
         )
         self._told.pop(before.key, None)
         self._allocator.reconcile(pod)
@@ -109,7 +113,7 @@ class Resizer:
             "name": item.pod_name,
             "uid": str(metadata.get("uid", "")),
         }
-        self._api_writer.event(about, "Normal" if reason == "Resized" else "Warning", reason, message)
+        self._api_writer.event(about, "Normal" if reason == "ResizeCompleted" else "Warning", reason, message)
 
 
 def _after(before: Allocation, target: Target) -> Allocation:

@@ -82,6 +82,18 @@ class Lab:
                 f"{error}: {pod_state(pod)} {pod['status']}\n{self.cluster.manager.tail()}"
             ) from error
 
+    def resize(self, name: str, text: str) -> None:
+        self.cluster.api.patch(f"{PODS}/{name}", {"metadata": {"annotations": {Names().resize: text}}})
+
+    def told(self, name: str, reason: str) -> list[str]:
+        """The messages of the events on a pod."""
+        items = self.cluster.api.call("GET", "/api/v1/namespaces/default/events")["items"]
+        return [
+            one["message"]
+            for one in items
+            if (one["involvedObject"]["name"], one["reason"]) == (name, reason)
+        ]
+
     def delete_all(self) -> None:
         for pod in self.cluster.api.call("GET", PODS)["items"]:
             with contextlib.suppress(apis.ApiFailure):
@@ -157,6 +169,37 @@ def test_the_daemon_may_die_and_kubelet_restart_under_running_pods(lab: Lab) -> 
     lab.works("before")
     status = lab.pod("before")["status"]["containerStatuses"][0]
     assert status["restartCount"] == 0 and status["ready"]
+
+
+def test_a_running_share_is_resized_under_load(lab: Lab) -> None:
+    lab.create("hog", 20, 4, ["python", "workloads/memory_hog.py"])
+    lab.create("works", 30, 4, trainer())
+    lab.works("works")
+    wait_for(lambda: checks.OUT_OF_MEMORY in lab.log("hog"), "the refusal")
+    lab.resize("hog", "memory=8")
+    lab.resize("works", "core=60")
+    half = 4 * units.BLOCK_BYTES
+    wait_for(lambda: lab.meter.sample().truth["hog"].peak_bytes > half, "more memory")
+    wait_for(lambda: lab.told("works", "ResizeCompleted"), "the event")
+    first = lab.meter.sample()
+    time.sleep(4)
+    period = checks.Period(first, first, lab.meter.sample())
+    assert 34 < period.share("works") <= 64, f"{period.share('works'):.1f} of 60"
+    lab.resize("works", "core=81")
+    (message,) = wait_for(lambda: lab.told("works", "ResizeRefused"), "the refusal")
+    assert "InsufficientCores" in message and "has 20 cores left beside the 60 of this pod" in message
+    lab.resize("hog", "memory=2,core=10")
+    wait_for(lambda: lab.told("hog", "ResizeWaits"), "the word that it waits")
+    lab.resize("works", "core=70")
+    wait_for(lambda: len(lab.told("works", "ResizeCompleted")) == 2, "the room that was left")
+    lab.cluster.manager.kill()
+    lab.cluster.manager.start()
+    lab.cluster.wait_resources()
+    lab.create("too-much", 11, 4, trainer())  # 70 + 20: what waits has not been given back
+    assert "InsufficientCores" in wait_for(lambda: checks.refusal_of(lab.pod("too-much")), "the refusal")
+    assert lab.meter.sample().truth["hog"].peak_bytes <= 2 * half
+    status = [lab.pod(name)["status"]["containerStatuses"][0] for name in ("hog", "works")]
+    assert all(one["restartCount"] == 0 and one["ready"] for one in status)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
     )
     (saved,) = StateFile(node.directory / "checkpoint").read().values()
     assert (saved.shares, saved.core_limit, saved.cores) == ((CardShare(card, 50, 12),), 80, 30)
-    assert eventually(lambda: said(node, "Resized"), "the event") == [
+    assert eventually(lambda: said(node, "ResizeCompleted"), "the event") == [
         "container c: 30 cores, 4 blocks → 50 cores (up to 80), 12 blocks"
     ]
     assert node.booked()[card] == (50, 12 * BLOCK_BYTES)
@@ -114,7 +114,7 @@ def test_memory_in_use_is_waited_for_and_nothing_changes_meanwhile(
     assert limits(node, item) == (30, 8, 30)
     used[0] = 2 * BLOCK_BYTES
     eventually(lambda: limits(node, item) == (10, 2, 10), "the smaller share")
-    assert len(said(node, "ResizeWaits")) == 1 and len(said(node, "Resized")) == 1
+    assert len(said(node, "ResizeWaits")) == 1 and len(said(node, "ResizeCompleted")) == 1
 
 
 def test_what_is_allocated_while_the_limit_shrinks_takes_it_back(
