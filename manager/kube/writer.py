@@ -63,11 +63,6 @@ class ApiWriter:
         self._pause = _FIRST_PAUSE_S
         self.worker = Worker("api_writer", self._turn)
 
-    @property
-    def reachable(self) -> bool | None:
-        """Whether the last message arrived; None without an API server."""
-        return None if self._kube is None else not self._conditions.active()
-
     def start(self) -> None:
         if self._kube is None:
             log.info("no API server is configured: no events, no annotations on node and pods")

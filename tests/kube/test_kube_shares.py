@@ -119,6 +119,43 @@ def test_an_impossible_request_is_refused_with_a_readable_event(
     )
 
 
+def test_a_running_share_is_resized(system: System, client_image: str, pods: Any, evidence: Any) -> None:
+    """Up, over a restart of kubelet, down below what it uses, and too far: the client's own view, events, books."""
+    name = pods(share_pod("resized", client_image, 30, 4, command=["/bin/hog", "again"]))
+    system.wait_phase(name, "Running")
+    system.wait_log(name, "round=")
+
+    def ask(text: str) -> None:
+        system.lab.kubectl("annotate", "--overwrite", "pod", name, f"tencent.com/vcuda-resize={text}")
+
+    def sees(blocks: int) -> bool:
+        seen = figures(system.lab.kubectl("logs", "--tail=1", name))
+        return seen["total"] == blocks * BLOCK and seen["taken"] <= blocks * BLOCK
+
+    def booked() -> list[int]:
+        (share,) = json.loads(system.pod(name)["metadata"]["annotations"]["tencent.com/vcuda-placement"])[
+            "containers"
+        ]["main"]
+        return list(share[1:])
+
+    ask("core=50,memory=12,core-limit=80")
+    eventually("the client sees 12 blocks", lambda: sees(12), 60)
+    eventually("the placement says so", lambda: booked() == [50, 12], 30)
+    system.lab.call("restart-kubelet")
+    system.wait_offered()
+    assert sees(12)
+    ask("memory=2")
+    eventually("the client sees 2 blocks", lambda: sees(2), 60)
+    eventually("the placement says so", lambda: booked() == [50, 2], 30)
+    ask("core=60,memory=100000")
+    eventually("the refusal", lambda: "InsufficientMemory" in system.lab.kubectl("describe", "pod", name), 30)
+    assert sees(2) and system.pod(name)["status"]["containerStatuses"][0]["restartCount"] == 0
+    described = system.lab.kubectl("describe", "pod", name)
+    for line in described.splitlines():
+        if "Resize" in line:
+            evidence("kubectl describe pod: " + " ".join(line.split()))
+
+
 def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(
     system: System, client_image: str, pods: Any
 ) -> None:

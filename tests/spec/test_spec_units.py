@@ -110,8 +110,6 @@ def test_any_text_is_bytes_or_a_refusal(text: str) -> None:
 def test_blocks_never_promise_more_than_the_card_has(memory_bytes: int) -> None:
     sold = units.blocks_on_card(memory_bytes)
     assert sold * units.BLOCK_BYTES <= memory_bytes < (sold + 1) * units.BLOCK_BYTES
-    needed = units.blocks_for(memory_bytes)
-    assert (needed - 1) * units.BLOCK_BYTES < memory_bytes <= needed * units.BLOCK_BYTES
 
 
 @given(st.integers(0, 2**62))

@@ -30,11 +30,6 @@ def blocks_on_card(memory_bytes: int) -> int:
     return max(0, memory_bytes) // BLOCK_BYTES
 
 
-def blocks_for(memory_bytes: int) -> int:
-    """The fewest blocks that hold `memory_bytes`."""
-    return -(-memory_bytes // BLOCK_BYTES)
-
-
 def parse_quantity(value: object) -> tuple[int, int] | None:
     """Parse a Kubernetes quantity such as 30, "500m", "2Gi" or "3e1" into an exact numerator and denominator; None if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):
