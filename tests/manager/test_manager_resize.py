@@ -82,11 +82,11 @@ def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
     assert (node.region(item, "c") / "limits").stat().st_ino == before, (
         "in place: its processes have it mapped"
     )
-    (saved,) = StateFile(node.directory / "checkpoint").read().values()
-    assert (saved.shares, saved.core_limit, saved.cores) == ((CardShare(card, 50, 12),), 80, 30)
     assert eventually(lambda: said(node, "ResizeCompleted"), "the event") == [
         "container c: 30 cores, 4 blocks → 50 cores (up to 80), 12 blocks"
     ]
+    (saved,) = StateFile(node.directory / "checkpoint").read().values()
+    assert (saved.shares, saved.core_limit, saved.cores) == ((CardShare(card, 50, 12),), 80, 30)
     assert node.booked()[card] == (50, 12 * BLOCK_BYTES)
     assert node.api is not None
     uid = item["metadata"]["uid"]
@@ -114,7 +114,8 @@ def test_memory_in_use_is_waited_for_and_nothing_changes_meanwhile(
     assert limits(node, item) == (30, 8, 30)
     used[0] = 2 * BLOCK_BYTES
     eventually(lambda: limits(node, item) == (10, 2, 10), "the smaller share")
-    assert len(said(node, "ResizeWaits")) == 1 and len(said(node, "ResizeCompleted")) == 1
+    eventually(lambda: said(node, "ResizeCompleted"), "its event")
+    assert len(said(node, "ResizeWaits")) == 1
 
 
 def test_what_is_allocated_while_the_limit_shrinks_takes_it_back(
@@ -143,6 +144,15 @@ def test_an_elastic_share_stays_elastic_and_another_one_is_as_hard_as_before(nod
 
 def test_what_nobody_of_ours_grants_is_refused_and_told_once(node: Node) -> None:
     """Only who may write pods' status can forge one; even he gets nothing that the card has not."""
+
+    def refusals() -> list[tuple[str, str]]:
+        assert node.api is not None
+        return [
+            (event["involvedObject"]["name"], event["message"])
+            for event in node.api.events
+            if event.get("reason") == "ResizeRefused"
+        ]
+
     neighbour = admitted(node, pod("n", container("c", 50, 4)))
     item = admitted(node, pod("p", container("c", 30, 4), init=[container("i", 10, 1)]))
     whole = admitted(node, pod("w", container("c", 100)))
@@ -164,13 +174,7 @@ def test_what_nobody_of_ours_grants_is_refused_and_told_once(node: Node) -> None
     assert limits(node, item) == (30, 4, 30) and limits(node, whole)[0] == 100
     grant(node, neighbour, cores=40, blocks=4)
     eventually(lambda: limits(node, neighbour) == (40, 4, 40), "another one")
-    assert node.api is not None
-    told = [
-        (event["involvedObject"]["name"], event["message"])
-        for event in node.api.events
-        if event.get("reason") == "ResizeRefused"
-    ]
-    assert len(told) == len(set(told)) == 5
+    assert len(refusals()) == len(set(refusals())) == 5
 
 
 def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(
