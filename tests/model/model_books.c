@@ -49,11 +49,20 @@ uint64_t books_of(int card)
     return __atomic_load_n(&machine->cards[card].used_bytes, __ATOMIC_SEQ_CST);
 }
 
-/* Whether somebody holds what the process of this slot has exported (region/slot.h). */
-static bool is_kept(int slot)
+/* Chunks within these places of the usage file that anybody locks: what is held of others' memory (region/shared.h). */
+static uint64_t locked(off_t from, off_t to)
 {
-    struct flock lock = {.l_type = F_WRLCK, .l_start = VC_USAGE_FILE_BYTES + VC_MAX_SLOTS + slot, .l_len = 1};
-    return fcntl(usage_descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    struct flock lock = {.l_type = F_WRLCK, .l_start = from, .l_len = to - from};
+    if (from >= to || fcntl(usage_descriptor, F_OFD_GETLK, &lock) || lock.l_type == F_UNLCK)
+        return 0;
+    const off_t start = lock.l_start > from ? lock.l_start : from, end = lock.l_start + lock.l_len < to ? lock.l_start + lock.l_len : to;
+    return (uint64_t)(end - start) + locked(from, start) + locked(end, to);
+}
+
+static uint64_t held_of(int slot, int card)
+{
+    const off_t from = ((off_t)1 << 56) + ((off_t)(slot * VC_MAX_CARDS + card) << 40);
+    return locked(from, from + ((off_t)1 << 40)) * CHUNK;
 }
 
 /* Of the living, and what others hold of the dead: the dead ones' slots are freed by whoever needs one. */
@@ -67,8 +76,10 @@ uint64_t ledger_of(int card)
         const uint64_t exported = __atomic_load_n(&one->exported_bytes, __ATOMIC_SEQ_CST);
         if (pid > 0 && (!kill(pid, 0) || errno != ESRCH))
             sum += committed;
-        else if (pid > 0 && exported > 0 && is_kept(slot))
-            sum += exported < committed ? exported : committed;
+        else if (pid > 0 && exported > 0) {
+            const uint64_t held = held_of(slot, card);
+            sum += held < committed ? held : committed;
+        }
     }
     return sum;
 }

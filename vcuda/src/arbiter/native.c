@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "region/file.h"
 #include "region/share.h"
+#include "region/extent.h"
 #include "region/overhead.h"
 #include "region/slot.h"
 #include "region/witness.h"
@@ -163,7 +164,7 @@ int vc_native_read_usage(const char *limits_path, const char *usage_path, struct
         if (slot->state == VC_SLOT_FREE)
             continue;
         bool locked = processor_time_ns() > until || vc_slot_locked(descriptor, index);
-        report_slot(slot, index, vc_slot_alive(&self, slot, locked) || vc_slot_kept(descriptor, index), report);
+        report_slot(slot, index, vc_slot_alive(&self, slot, locked) || vc_extent_any(descriptor, index), report);
         for (uint32_t card = 0; locked && card < limits.card_count && processor_time_ns() <= until; card++) {
             uint64_t said = slot->cards[card].reserved_bytes + VC_WITNESS_SLACK + VC_WITNESS_UNIT;
             uint64_t witnessed = vc_witness_read(descriptor, index, card);

@@ -42,6 +42,7 @@ typedef struct CUarray_st *CUarray;
 typedef struct CUmipmappedArray_st *CUmipmappedArray;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUextMemory_st *CUexternalMemory;
+typedef struct { char reserved[64]; } CUipcMemHandle;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 typedef struct {

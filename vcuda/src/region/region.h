@@ -47,7 +47,8 @@ struct vc_region {
     uint32_t seen_slots;               /* at least so many slots are in use, whatever slot_high_water says */
     uint32_t damaged;                  /* our slot was written by somebody else: memory is refused */
     struct vc_witness witness;
-    uint32_t kept[VC_MAX_SLOTS]; /* how often this process keeps what another one has exported; guarded by slow_mutex */
+    struct vc_hold *holds;  /* what this process holds that another one owns (shared.h); guarded by slow_mutex */
+    uint64_t shared_chunks; /* numbers that were given to what it owns and others may hold */
 };
 
 /* What the first look found. It lives in a page that the kernel wipes in a forked child, however it forked: there both

@@ -4,17 +4,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "region/abandoned.h"
 #include "region/descriptor.h"
+#include "region/extent.h"
 
 #define VC__CLAIM_INTERVAL_NS 10000000u
 #define VC__TURN_NS UINT64_C(20000000000) /* a process that is stopped in its turn must not stop all others for ever */
 #define VC__TURN_PAUSE_NS 1000000u
 
-/* Beyond the data: a lock needs no bytes of the file. First who holds each slot, then who keeps it, then whose turn it is. */
+/* Beyond the data: a lock needs no bytes of the file. First who holds each slot, then whose turn it is. */
 static struct flock lock_of(uint32_t index, short type)
 {
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)VC_USAGE_FILE_BYTES + index, .l_len = 1};
@@ -59,13 +61,8 @@ bool vc_slot_alive(const struct vc_identity *self, const struct vc_slot *slot, b
     return presence == VC_PRESENT && !(vc_load_relaxed(&slot->flags) & VC_SLOT_LOCK_MAPPED);
 }
 
-bool vc_slot_kept(int descriptor, uint32_t index)
-{
-    return vc_slot_locked(descriptor, VC_MAX_SLOTS + index);
-}
-
-/* A descriptor of the usage file that is surely still that file, or -1. Where the application closed it, the mapping keeps our lock. */
-static int usage_descriptor(struct vc_region *region)
+/* Where the application closed it, the mapping keeps our locks. */
+int vc_slots_descriptor(struct vc_region *region)
 {
     if (!vc_descriptor_is_usage(&region->file, region->file.descriptor))
         region->file.descriptor = vc_descriptor_open(&region->file);
@@ -98,59 +95,40 @@ static void clear_slot(struct vc_region *region, uint32_t index)
     vc_store(&slot->state, VC_SLOT_FREE);
 }
 
-/* Its process is dead, and others keep what it has exported: the rest is free. Returns whether there was any. */
-static bool leave_exported(struct vc_region *region, uint32_t index)
+/* Its process is dead, and others hold some of what it owned: the rest is free. Returns whether there was any. */
+static bool leave_shared(struct vc_region *region, uint32_t index)
 {
     struct vc_slot *slot = &region->usage->slots[index];
     bool any = false;
+    int descriptor = vc_descriptor_open(&region->file); /* of its own: it sees what we hold, too */
     settle_work(region, index);
     for (uint32_t card = 0; card < VC_MAX_CARDS; card++) {
         struct vc_slot_card *one = &slot->cards[card];
         uint64_t committed = vc_load(&one->committed_bytes), exported = vc_load(&one->exported_bytes);
-        uint64_t left = exported < committed ? exported : committed;
+        uint64_t held = exported == 0 || descriptor < 0 ? exported : vc_extent_bytes(descriptor, index, card);
+        uint64_t left = held < committed ? held : committed;
         any |= committed != left || vc_load(&one->reserved_bytes) != left;
         vc_store(&one->committed_bytes, left);
         vc_store(&one->reserved_bytes, left);
     }
+    if (descriptor >= 0)
+        close(descriptor);
     return any;
 }
 
 /* Pre: region->slow_mutex held. A lock of our own is none that we would see. */
-static bool is_kept(const struct vc_region *region, int descriptor, uint32_t index)
+static bool is_held(const struct vc_region *region, int descriptor, uint32_t index)
 {
-    return region->kept[index] > 0 || vc_slot_kept(descriptor, index);
+    const struct vc_hold *hold = region->holds;
+    while (hold && hold->extent.slot != index)
+        hold = hold->next;
+    return hold || vc_extent_any(descriptor, index);
 }
 
 uint32_t vc_slot_tag(const struct vc_region *region, uint32_t index)
 {
     uint64_t mixed = (region->limits->header.instance ^ vc_load_relaxed(&region->usage->slots[index].claimed_ns)) * UINT64_C(0x9e3779b97f4a7c15);
-    return (uint32_t)(mixed >> 40);
-}
-
-bool vc_slot_keep(struct vc_region *region, uint32_t index, uint32_t tag)
-{
-    if (region->state != VC_REGION_ENFORCED || index >= VC_MAX_SLOTS)
-        return false;
-    const struct vc_slot *slot = &region->usage->slots[index];
-    pthread_mutex_lock(&region->slow_mutex);
-    int descriptor = usage_descriptor(region);
-    bool locked = descriptor >= 0 && slot != region->slot && set_lock(descriptor, VC_MAX_SLOTS + index, F_RDLCK);
-    /* Whoever frees the slot looks for keepers after its process has let go of its own lock: so it is seen, or the process is gone. */
-    bool kept = locked && vc_slot_locked(descriptor, index) && vc_load(&slot->state) == VC_SLOT_CLAIMED && vc_slot_tag(region, index) == tag;
-    if (kept)
-        region->kept[index]++;
-    else if (locked && region->kept[index] == 0)
-        unlock(descriptor, VC_MAX_SLOTS + index);
-    pthread_mutex_unlock(&region->slow_mutex);
-    return kept;
-}
-
-void vc_slot_unkeep(struct vc_region *region, uint32_t index)
-{
-    pthread_mutex_lock(&region->slow_mutex);
-    if (--region->kept[index] == 0)
-        unlock(usage_descriptor(region), VC_MAX_SLOTS + index);
-    pthread_mutex_unlock(&region->slow_mutex);
+    return (uint32_t)(mixed >> (64 - VC_TAG_BITS));
 }
 
 bool vc_slots_take_turn(struct vc_region *region, uint32_t card)
@@ -158,8 +136,8 @@ bool vc_slots_take_turn(struct vc_region *region, uint32_t card)
     uint64_t deadline = vc_now_ns() + VC__TURN_NS;
     for (;;) {
         pthread_mutex_lock(&region->slow_mutex);
-        int descriptor = usage_descriptor(region);
-        bool ours = descriptor >= 0 && try_lock(descriptor, 2 * VC_MAX_SLOTS + card);
+        int descriptor = vc_slots_descriptor(region);
+        bool ours = descriptor >= 0 && try_lock(descriptor, VC_MAX_SLOTS + card);
         pthread_mutex_unlock(&region->slow_mutex);
         if (ours || descriptor < 0 || vc_now_ns() > deadline)
             return ours;
@@ -170,7 +148,7 @@ bool vc_slots_take_turn(struct vc_region *region, uint32_t card)
 void vc_slots_end_turn(struct vc_region *region, uint32_t card)
 {
     pthread_mutex_lock(&region->slow_mutex);
-    unlock(usage_descriptor(region), 2 * VC_MAX_SLOTS + card);
+    unlock(vc_slots_descriptor(region), VC_MAX_SLOTS + card);
     pthread_mutex_unlock(&region->slow_mutex);
 }
 
@@ -187,7 +165,7 @@ static void fill_slot(struct vc_slot *slot, const struct vc_identity *self, uint
 
 struct vc_slot *vc_slot_claim(struct vc_region *region)
 {
-    int descriptor = usage_descriptor(region);
+    int descriptor = vc_slots_descriptor(region);
     if (descriptor < 0)
         return NULL;
     struct vc_identity self;
@@ -196,7 +174,7 @@ struct vc_slot *vc_slot_claim(struct vc_region *region)
         struct vc_slot *slot = &region->usage->slots[index];
         if (!try_lock(descriptor, index))
             continue;
-        if (vc_load(&slot->state) != VC_SLOT_FREE && (vc_slot_alive(&self, slot, false) || is_kept(region, descriptor, index))) {
+        if (vc_load(&slot->state) != VC_SLOT_FREE && (vc_slot_alive(&self, slot, false) || is_held(region, descriptor, index))) {
             unlock(descriptor, index);
             continue;
         }
@@ -221,7 +199,7 @@ uint32_t vc_slots_reap(struct vc_region *region)
         return 0;
     uint32_t reaped = 0;
     pthread_mutex_lock(&region->slow_mutex);
-    int descriptor = usage_descriptor(region);
+    int descriptor = vc_slots_descriptor(region);
     struct vc_identity self = {0};
     for (uint32_t index = 0; descriptor >= 0 && index < vc_region_slots(region); index++) {
         struct vc_slot *slot = &region->usage->slots[index];
@@ -232,9 +210,9 @@ uint32_t vc_slots_reap(struct vc_region *region)
         if (self.pid == 0)
             vc_identify_self(&self);
         if (vc_load(&slot->state) != VC_SLOT_FREE && !vc_slot_alive(&self, slot, false)) {
-            bool kept = is_kept(region, descriptor, index);
-            reaped += kept ? leave_exported(region, index) : 1;
-            if (!kept)
+            bool held = is_held(region, descriptor, index);
+            reaped += held ? leave_shared(region, index) : 1;
+            if (!held)
                 clear_slot(region, index);
         }
         unlock(descriptor, index);
@@ -248,7 +226,7 @@ static bool is_gone(struct vc_region *region, uint32_t index)
 {
     bool gone = false;
     pthread_mutex_lock(&region->slow_mutex);
-    int descriptor = usage_descriptor(region);
+    int descriptor = vc_slots_descriptor(region);
     if (descriptor >= 0 && !vc_slot_locked(descriptor, index)) {
         struct vc_identity self;
         vc_identify_self(&self);

@@ -30,23 +30,19 @@ struct vc_slot *vc_region_slot(struct vc_region *region);
  * Cheap where there is nothing. Pre: card < region->card_count. */
 uint64_t vc_slots_abandoned(struct vc_region *region, uint32_t card, uint64_t now_ns);
 
-/* What a process has exported lives on in those who imported it. Each of them keeps the exporter's slot, by a lock that ends with him: so
- * long what the slot says is exported stays charged there, whatever becomes of the exporter.
- *
- * A number that tells the process that holds a slot now from all others, of this container or another, as far as 24 bits can. */
+/* A number that tells the process that holds a slot now from all others, of this container or another, as far as 20 bits can. */
+#define VC_TAG_BITS 20
 uint32_t vc_slot_tag(const struct vc_region *region, uint32_t index);
-/* Keep the slot of the living process that has this tag; false: it is gone, or of another container. Undone by as many unkeeps. */
-bool vc_slot_keep(struct vc_region *region, uint32_t index, uint32_t tag);
-void vc_slot_unkeep(struct vc_region *region, uint32_t index);
-/* Whether a process other than the descriptor's keeps it. */
-bool vc_slot_kept(int descriptor, uint32_t index);
+
+/* A descriptor of the usage file that is surely still that file, or -1. Pre: region->slow_mutex held. */
+int vc_slots_descriptor(struct vc_region *region);
 
 /* One process of the container at a time: it measures what a context takes of the card. False: nobody else has ended his turn in 20 s, or
  * the account can't be reached. One thread of a process at a time. */
 bool vc_slots_take_turn(struct vc_region *region, uint32_t card);
 void vc_slots_end_turn(struct vc_region *region, uint32_t card);
 
-/* Free the slots of dead processes but for what is kept; return of how many something was freed. */
+/* Free the slots of dead processes but for what others hold (extent.h); return of how many something was freed. */
 uint32_t vc_slots_reap(struct vc_region *region);
 
 #endif

@@ -78,6 +78,15 @@ void vc_cards_refused(struct vc_region *region, vc_cards cards)
         vc_quota_refused(region, card);
 }
 
+void vc_cards_share(struct vc_region *region, vc_cards cards, int64_t bytes)
+{
+    struct vc_slot *own = vc_region_slot(region);
+    VC__EACH_CARD(card, cards) {
+        if (own)
+            vc_add(&own->cards[card].exported_bytes, (uint64_t)bytes);
+    }
+}
+
 void vc_account_make_room(struct vc_region *region, vc_cards cards)
 {
     VC__EACH_CARD(card, cards) {
@@ -331,6 +340,30 @@ static void release(const struct vc_allocation *freed)
     uint64_t kept = is_taken_over(freed, bytes) ? VC_CHUNK : 0;
     if (bytes > kept)
         vc_cards_release(vc_region_get(), freed->cards, bytes - kept, quota_kind(freed->kind));
+}
+
+static enum vc_table_edit adopt(void *record, void *argument)
+{
+    struct vc_allocation *allocation = record;
+    const struct vc_allocation *by = argument;
+    if (!allocation->source) {
+        allocation->source = by->source;
+        allocation->owner = by->owner;
+    }
+    return VC_TABLE_KEEP;
+}
+
+bool vc_account_adopt(uint64_t key, const struct vc_source *source, void *owner)
+{
+    struct vc_allocation by = {.source = source, .owner = owner};
+    return vc_table_edit(&allocations, key, false, adopt, &by);
+}
+
+void vc_account_release(const struct vc_allocation *adopted)
+{
+    struct vc_allocation plain = *adopted;
+    plain.source = NULL;
+    release(&plain);
 }
 
 void vc_charge_freed(const struct vc_allocation *freeing, CUresult result)

@@ -70,6 +70,8 @@ void vc_cards_commit(struct vc_region *region, vc_cards cards, uint64_t bytes, e
 void vc_cards_release(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
 void vc_cards_charge(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
 void vc_cards_refused(struct vc_region *region, vc_cards cards);
+/* So much more (or less) of what is charged has an extent, and may be held by others: region/shared.h. */
+void vc_cards_share(struct vc_region *region, vc_cards cards, int64_t bytes);
 
 /* Ask all sources for what they can spare on these cards. */
 void vc_account_make_room(struct vc_region *region, vc_cards cards);
@@ -112,6 +114,10 @@ bool vc_account_record(const struct vc_allocation *allocation);
 
 /* What is recorded under a key; false: nothing. */
 bool vc_account_get(uint64_t key, struct vc_allocation *allocation);
+
+/* Plain memory is the source's from now on: its `freed` is told of the end, and has it released when that is due. False: there is none. */
+bool vc_account_adopt(uint64_t key, const struct vc_source *source, void *owner);
+void vc_account_release(const struct vc_allocation *adopted);
 
 /* Take out what is recorded under a pointer or handle, before the driver frees it; false: not ours, just forward. */
 bool vc_charge_take(uint64_t key, struct vc_allocation *freeing);

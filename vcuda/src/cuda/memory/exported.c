@@ -1,31 +1,35 @@
 /* Physical memory that was exported to a file descriptor: it stays on the card as long as the descriptor is open anywhere, in any
  * process, and comes back by an import; the driver's figure of the process no longer shows it (H100, driver 580).
  *
- * So its charge stays as long. The open file itself tells: bytes of it are locked (of its open file description, at a random place
- * beyond all data), and another description of the same file sees the lock until the last copy of the descriptor is closed. An
- * imported descriptor through which the lock is not seen is the very one that holds it: then the handle stands for our object.
+ * So its charge stays as long. The open file itself tells: bytes of it are locked (of its open file description, beyond all data), and
+ * another description of the same file sees the lock until the last copy of the descriptor is closed. An imported descriptor through which
+ * the lock is not seen is the very one that holds it: then the handle stands for our object.
  *
- * The lock also tells who imports it how much it is (a byte for each chunk) and whose (slot and tag). As long as the exporter lives he
- * pays, because the importer holds a copy of the descriptor; when he dies his slot does, because the importer keeps it (region/slot.h). An
- * exporter who is gone already, or of another container, does not: then the importer pays. What is exported, of a dead exporter, and
- * imported by nobody is not charged: the descriptor may lie in a socket that nobody reads. */
+ * The lock is the exporter's signature: his slot and its tag, and the object's extent (region/shared.h), a byte for each chunk. Who imports
+ * it holds the extent: as long the exporter pays, or his slot does when he is dead. An exporter who is gone already, of another container,
+ * or not known (the file was opened anew, its lock taken away, no descriptor was free) does not: then the importer pays, what the driver
+ * lets him map of it. What is exported, of a dead exporter, and imported by nobody is not charged: the descriptor may lie in a socket that
+ * nobody reads. */
+#include "cuda/memory/exported.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "cuda/memory/object.h"
 #include "region/descriptor.h"
 #include "region/slot.h"
 
-/* Places of locks: above all data, then slot, tag, a random number. */
+/* Places of locks: above all data, then slot, tag, which of several signatures, chunk. */
 #define VC__FIRST_PLACE ((off_t)1 << 61)
-#define VC__SLOT_SHIFT 54
-#define VC__TAG_SHIFT 30
-#define VC__TAG_MASK UINT64_C(0xffffff)
-#define VC__TRIES 8 /* for a place that no other export overlaps */
+#define VC__COPY_BITS 4
+#define VC__NOTHING ((1u << VC__COPY_BITS) - 1) /* for what is no memory */
+#define VC__COPY_SHIFT VC_EXTENT_BITS
+#define VC__TAG_SHIFT (VC__COPY_SHIFT + VC__COPY_BITS)
+#define VC__SLOT_SHIFT (VC__TAG_SHIFT + VC_TAG_BITS)
+_Static_assert(VC__SLOT_SHIFT + 7 == 61 && VC_MAX_SLOTS <= 1 << 7, "a signature fits into a file offset");
 
 struct probe { /* a description of our own of a file in which exports lie */
     struct probe *next;
@@ -54,16 +58,6 @@ static void forget(void)
     probes = NULL;
 }
 VC_AT_FORK(forget);
-
-/* What a dead process's slot goes on paying, if somebody keeps it. */
-static void count_exported(const struct vc_object *object, uint64_t bytes)
-{
-    struct vc_slot *own = vc_region_slot(vc_region_get());
-    vc_cards cards = vc_object_cards(object);
-    for (uint32_t card = 0; own && cards >> card; card++)
-        if (cards >> card & 1)
-            vc_add(&own->cards[card].exported_bytes, bytes);
-}
 
 static bool sees_lock(int descriptor, off_t place)
 {
@@ -115,7 +109,7 @@ static void sweep(void)
     pthread_mutex_lock(&mutex);
     for (struct export **link = &exports; *link;) {
         struct export *one = *link;
-        if (sees_lock(one->probe->descriptor, one->place)) {
+        if (sees_lock(one->probe->descriptor, one->place) || vc_shared_is_held(vc_region_get(), vc_object_extent(one->object))) {
             link = &one->next;
             continue;
         }
@@ -127,7 +121,6 @@ static void sweep(void)
     pthread_mutex_unlock(&mutex);
     while (gone) {
         struct export *next = gone->next;
-        count_exported(gone->object, -vc_object_bytes(gone->object));
         vc_object_drop(gone->object);
         free(gone);
         gone = next;
@@ -143,17 +136,14 @@ static void make_room(struct vc_region *region, uint32_t card)
 static const struct vc_source exported = {.make_room = make_room, .settle = sweep};
 VC_SOURCE(exported);
 
-/* Lock the descriptor's file where it says whose it is and how much. */
-static bool sign(int descriptor, uint64_t bytes, off_t *place)
+/* Lock the descriptor's file where it says whose it is and how much. One file may hold several exports, also of one object. */
+static bool sign(int descriptor, const struct vc_extent *extent, uint32_t copy, uint32_t copies, off_t *place)
 {
-    static uint64_t made;
-    struct vc_region *region = vc_region_get();
-    const struct vc_slot *own = vc_region_slot(region);
-    uint64_t slot = own ? (uint64_t)(own - region->usage->slots) : 0, tag = own ? vc_slot_tag(region, (uint32_t)slot) : 0;
-    for (int attempt = 0; attempt < VC__TRIES; attempt++) {
-        uint64_t mixed = (vc_now_ns() ^ (uint64_t)getpid() << 40 ^ vc_add_relaxed(&made, 1)) * 0x9e3779b97f4a7c15u;
-        *place = VC__FIRST_PLACE | (off_t)(slot << VC__SLOT_SHIFT | tag << VC__TAG_SHIFT | mixed >> (64 - VC__TAG_SHIFT));
-        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = *place, .l_len = (off_t)(vc_round_up(bytes, VC_CHUNK) / VC_CHUNK)};
+    uint64_t tag = vc_slot_tag(vc_region_get(), extent->slot);
+    for (; copy < copies; copy++) {
+        *place = VC__FIRST_PLACE | (off_t)((uint64_t)extent->slot << VC__SLOT_SHIFT | tag << VC__TAG_SHIFT |
+                                           (uint64_t)copy << VC__COPY_SHIFT | extent->first);
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = *place, .l_len = (off_t)extent->chunks};
         if (!sees_lock(descriptor, *place) && fcntl(descriptor, F_OFD_SETLK, &lock) == 0)
             return true;
     }
@@ -163,13 +153,15 @@ static bool sign(int descriptor, uint64_t bytes, off_t *place)
 /* False: nobody can tell how long the descriptor lives. */
 static bool track(int descriptor, struct vc_object *object)
 {
-    struct export *one = malloc(sizeof *one);
+    const struct vc_extent *extent = vc_object_extent(object);
+    struct export *one = extent ? malloc(sizeof *one) : NULL;
     if (!one)
         return false;
     pthread_mutex_lock(&mutex);
     struct probe *probe = probe_for(descriptor);
     *one = (struct export){exports, object, probe, 0};
-    bool tracked = probe && sign(descriptor, vc_object_bytes(object), &one->place);
+    bool signed_by_us = sign(descriptor, extent, 0, VC__NOTHING, &one->place); /* even if we can't see then when it is closed */
+    bool tracked = probe && signed_by_us;
     if (probe) {
         probe->exports++;
         if (tracked)
@@ -183,6 +175,14 @@ static bool track(int descriptor, struct vc_object *object)
     return tracked;
 }
 
+static void sign_as_nothing(int descriptor)
+{
+    struct vc_extent extent;
+    off_t place;
+    if (vc_shared_new(vc_region_get(), 0, 1, &extent))
+        sign(descriptor, &extent, VC__NOTHING, VC__NOTHING + 1, &place);
+}
+
 CUresult vc_hook_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)
 {
     struct vc_object *object = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? vc_object_hold(handle) : NULL;
@@ -194,10 +194,11 @@ CUresult vc_hook_cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloc
     if (!object)
         return result;
     if (result != CUDA_SUCCESS || !vc_object_is_ours(object)) {
+        if (result == CUDA_SUCCESS)
+            sign_as_nothing(*(int *)shareable);
         vc_object_drop(object);
         return result;
     }
-    count_exported(object, vc_object_bytes(object));
     track(*(int *)shareable, object); /* where that can't be done it stays charged until the process ends */
     return result;
 }
@@ -235,57 +236,98 @@ static bool find_signature(int other, int descriptor, off_t from, off_t to, stru
     return false;
 }
 
-/* What another process's shim says of its descriptor. */
-static bool read_signature(int descriptor, struct flock *signature)
+bool vc_signature_read(int descriptor, struct vc_signature *signature)
 {
     char link[32];
+    struct flock lock;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
     int other = open(link, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    bool found = other >= 0 && find_signature(other, descriptor, VC__FIRST_PLACE, VC__FIRST_PLACE | (VC__FIRST_PLACE - 1), signature);
+    bool found = other >= 0 && find_signature(other, descriptor, VC__FIRST_PLACE, VC__FIRST_PLACE | (VC__FIRST_PLACE - 1), &lock);
     if (other >= 0)
         close(other);
-    return found;
+    if (!found)
+        return false;
+    uint64_t place = (uint64_t)lock.l_start;
+    signature->extent = (struct vc_extent){.slot = place >> VC__SLOT_SHIFT & (VC_MAX_SLOTS - 1),
+                                           .first = place & ((UINT64_C(1) << VC_EXTENT_BITS) - 1), .chunks = (uint64_t)lock.l_len};
+    signature->tag = place >> VC__TAG_SHIFT & ((1u << VC_TAG_BITS) - 1);
+    signature->is_nothing = (place >> VC__COPY_SHIFT & VC__NOTHING) == VC__NOTHING;
+    return true;
 }
 
+/* None: on the host. */
 static vc_cards cards_of(CUmemGenericAllocationHandle handle, CUdevice *device)
 {
     CUmemAllocationProp properties = {0};
     struct vc_region *region = vc_region_get();
     if (!vc_real.cuMemGetAllocationPropertiesFromHandle ||
-        vc_real.cuMemGetAllocationPropertiesFromHandle(&properties, handle) != CUDA_SUCCESS ||
-        properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        vc_real.cuMemGetAllocationPropertiesFromHandle(&properties, handle) != CUDA_SUCCESS)
         return vc_cards_all(region);
+    if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return vc_is_pinned_on_host(&properties) ? 0 : vc_cards_all(region);
     *device = properties.location.id;
     int card = vc_card_of_device(region, *device);
     return card < 0 ? 0 : 1u << card;
 }
 
-static CUresult add_signed(CUmemGenericAllocationHandle handle, int descriptor, const struct flock *signature)
+/* The largest that can be mapped of it, whether a driver maps parts or only the whole; 0: nothing can. */
+static uint64_t size_of(CUmemGenericAllocationHandle handle, uint64_t limit)
 {
-    uint64_t place = (uint64_t)signature->l_start;
-    uint32_t slot = place >> VC__SLOT_SHIFT & (VC_MAX_SLOTS - 1), tag = (uint32_t)(place >> VC__TAG_SHIFT & VC__TAG_MASK);
-    struct vc_import import = {.bytes = (uint64_t)signature->l_len * VC_CHUNK, .payer = VC_NO_PAYER};
+    CUdeviceptr place;
+    uint64_t most = limit / VC_CHUNK * VC_CHUNK + VC_CHUNK, bytes = most;
+    if (!vc_real.cuMemAddressReserve || !vc_real.cuMemAddressFree || vc_real.cuMemAddressReserve(&place, most, 0, 0, 0) != CUDA_SUCCESS)
+        return 0;
+    while (bytes > 0 && vc_real.cuMemMap(place, bytes, 0, handle, 0) != CUDA_SUCCESS)
+        bytes -= VC_CHUNK;
+    if (bytes > 0)
+        vc_real.cuMemUnmap(place, bytes);
+    vc_real.cuMemAddressFree(place, most);
+    return bytes;
+}
+
+static CUresult add_import(CUmemGenericAllocationHandle handle, const struct vc_signature *signature)
+{
+    struct vc_region *region = vc_region_get();
+    struct vc_import import = {0};
+    uint64_t limit = UINT64_MAX;
     import.cards = cards_of(handle, &import.device);
-    import.copy = vc_descriptor_move_high(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
-    if (vc_slot_keep(vc_region_get(), slot, tag))
-        import.payer = (int)slot;
+    for (uint32_t card = 0; import.cards >> card; card++)
+        if ((import.cards >> card & 1) && vc_quota_limit(region, card) < limit)
+            limit = vc_quota_limit(region, card);
+    if (limit == UINT64_MAX) { /* nothing is limited */
+        vc_object_add_foreign(handle);
+        return CUDA_SUCCESS;
+    }
+    if (signature) {
+        import.extent = signature->extent;
+        import.extent.cards = import.cards;
+        import.bytes = signature->extent.chunks * VC_CHUNK;
+        import.held = vc_shared_hold(region, &import.extent, signature->tag);
+    } else {
+        import.bytes = size_of(handle, limit);
+    }
     return vc_object_add_import(handle, &import);
 }
 
 /* An imported multicast object may get memory of ours. */
 CUresult vc_hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
-    struct flock signature;
+    struct vc_signature signature;
     int descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? (int)(intptr_t)shareable : -1;
     struct vc_object *object = descriptor >= 0 ? find(descriptor) : NULL;
     CUresult result = vc_real.cuMemImportFromShareableHandle(handle, shareable, type);
-    if (result != CUDA_SUCCESS && object)
-        vc_object_drop(object);
-    else if (result == CUDA_SUCCESS && object)
+    if (result != CUDA_SUCCESS) {
+        if (object)
+            vc_object_drop(object);
+        return result;
+    }
+    if (object) {
         vc_object_add_handle(*handle, object);
-    else if (result == CUDA_SUCCESS && descriptor >= 0 && read_signature(descriptor, &signature))
-        result = add_signed(*handle, descriptor, &signature);
-    else if (result == CUDA_SUCCESS)
-        vc_object_add_foreign(*handle);
+        return result;
+    }
+    bool is_signed = descriptor >= 0 && vc_signature_read(descriptor, &signature);
+    if (!is_signed || !signature.is_nothing)
+        return add_import(*handle, is_signed ? &signature : NULL);
+    vc_object_add_foreign(*handle);
     return result;
 }

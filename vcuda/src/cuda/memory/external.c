@@ -1,12 +1,18 @@
 /* Memory that another interface made (Vulkan, OpenGL, …), in which no shim stands: charged from its import until neither the object
  * nor anything that was mapped of it is left. */
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "cuda/memory/account.h"
+#include "cuda/memory/exported.h"
+
+#define VC__OPAQUE_FD 1
 
 struct external {
     uint32_t references; /* the object, mapped buffers and arrays */
     uint64_t bytes;
+    struct vc_extent extent;
+    bool held; /* it is of CUDA, and its exporter pays */
 };
 
 static void freed(const struct vc_allocation *allocation)
@@ -15,6 +21,8 @@ static void freed(const struct vc_allocation *allocation)
     if (vc_sub(&external->references, 1) > 0)
         return;
     vc_cards_release(vc_region_get(), allocation->cards, external->bytes, VC_QUOTA_PLAIN);
+    if (external->held)
+        vc_shared_let(vc_region_get(), &external->extent);
     free(external);
 }
 
@@ -33,26 +41,60 @@ static bool record(struct external *external, const struct vc_charge *charge, ui
     return false;
 }
 
-CUresult vc_hook_cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor)
+/* The size that is said is a part's where the object is larger. What CUDA itself has exported is its exporter's, while we hold it. */
+static uint64_t look_at(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, struct external *external)
+{
+    struct vc_signature signature;
+    struct vc_region *region = vc_region_get();
+    struct stat status;
+    uint64_t bytes = descriptor->size;
+    int card = vc_card_of_current(region, NULL);
+    if (descriptor->type != VC__OPAQUE_FD || card < 0)
+        return bytes;
+    if (fstat(descriptor->handle.fd, &status) == 0 && status.st_size > 0 && (uint64_t)status.st_size > bytes)
+        bytes = (uint64_t)status.st_size;
+    if (!vc_signature_read(descriptor->handle.fd, &signature))
+        return bytes;
+    external->extent = signature.extent;
+    external->extent.cards = 1u << card;
+    external->held = vc_shared_hold(region, &external->extent, signature.tag);
+    uint64_t whole = signature.extent.chunks * VC_CHUNK;
+    return external->held ? 0 : whole > bytes ? whole : bytes;
+}
+
+static CUresult import(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, struct external *external)
 {
     struct vc_charge charge;
-    if (!memory || !descriptor)
-        return vc_real.cuImportExternalMemory(memory, descriptor);
-    CUresult result = vc_charge_current(&charge, vc_round_up(descriptor->size, VC_CHUNK));
+    uint64_t bytes = look_at(descriptor, external); /* the driver takes the descriptor */
+    CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
     if (result != CUDA_SUCCESS)
         return result;
-    struct external *external = charge.cards ? calloc(1, sizeof *external) : NULL;
-    result = charge.cards && !external ? CUDA_ERROR_OUT_OF_MEMORY : vc_real.cuImportExternalMemory(memory, descriptor);
-    if (result == CUDA_SUCCESS && external) {
-        external->bytes = charge.reserved;
-        if (record(external, &charge, (uint64_t)(uintptr_t)*memory)) {
-            vc_cards_commit(charge.region, charge.cards, charge.reserved, VC_QUOTA_PLAIN);
-            return result;
-        }
+    result = vc_real.cuImportExternalMemory(memory, descriptor);
+    external->bytes = charge.reserved;
+    if (result == CUDA_SUCCESS && charge.cards && record(external, &charge, (uint64_t)(uintptr_t)*memory)) {
+        vc_cards_commit(charge.region, charge.cards, charge.reserved, VC_QUOTA_PLAIN);
+        return result;
+    }
+    if (result == CUDA_SUCCESS && charge.cards) {
         vc_real.cuDestroyExternalMemory(*memory);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
     vc_charge_drop(&charge);
+    return result;
+}
+
+CUresult vc_hook_cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor)
+{
+    if (!memory || !descriptor)
+        return vc_real.cuImportExternalMemory(memory, descriptor);
+    struct external *external = calloc(1, sizeof *external);
+    if (!external)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = import(memory, descriptor, external);
+    if (external->references > 0)
+        return result;
+    if (external->held)
+        vc_shared_let(vc_region_get(), &external->extent);
     free(external);
     return result;
 }

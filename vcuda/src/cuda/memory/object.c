@@ -5,11 +5,9 @@
 #include "cuda/memory/object.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/table.h"
 #include "cuda/driver/owner.h"
-#include "region/slot.h"
 
 #define VC__GRANULARITY 4096u /* no driver has a smaller one */
 
@@ -18,7 +16,8 @@ struct vc_object {
     vc_cards cards;      /* none: not memory of ours, nothing is charged */
     CUdevice device;
     uint64_t bytes;
-    struct vc_import *import; /* NULL: not imported, or not from a process whose shim says what it is */
+    struct vc_import *import; /* NULL: not imported */
+    struct vc_extent extent;  /* no chunks: it has none */
 };
 
 struct handle {
@@ -58,14 +57,33 @@ static void hold(struct vc_object *object)
     vc_add_relaxed(&object->references, 1);
 }
 
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards what an object is found out to be later: its extent, its size */
+
+static void forget(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+}
+VC_AT_FORK(forget);
+
 static void end_import(struct vc_import *import)
 {
-    if (!import)
-        return;
-    close(import->copy);
-    if (import->payer != VC_NO_PAYER)
-        vc_slot_unkeep(vc_region_get(), (uint32_t)import->payer);
+    if (import && import->held)
+        vc_shared_let(vc_region_get(), &import->extent);
     free(import);
+}
+
+const struct vc_extent *vc_object_extent(struct vc_object *object)
+{
+    pthread_mutex_lock(&mutex);
+    bool has = object->extent.chunks > 0;
+    if (!has && object->cards && vc_shared_new(vc_region_get(), object->cards, object->bytes, &object->extent)) {
+        vc_cards_share(vc_region_get(), object->cards, (int64_t)object->bytes);
+        has = true;
+    } else if (!has) {
+        object->extent = (struct vc_extent){0};
+    }
+    pthread_mutex_unlock(&mutex);
+    return has ? &object->extent : NULL;
 }
 
 void vc_object_drop(struct vc_object *object)
@@ -73,6 +91,8 @@ void vc_object_drop(struct vc_object *object)
     size_t count;
     if (vc_sub(&object->references, 1) > 0)
         return;
+    if (object->extent.chunks > 0)
+        vc_cards_share(vc_region_get(), object->cards, -(int64_t)object->bytes);
     if (object->cards)
         vc_cards_release(vc_region_get(), object->cards, object->bytes, VC_QUOTA_PLAIN);
     struct vc_object **kept = vc_holder_let_go(object, NULL, &count);
@@ -81,16 +101,6 @@ void vc_object_drop(struct vc_object *object)
     free(kept);
     end_import(object->import);
     free(object);
-}
-
-uint64_t vc_object_bytes(const struct vc_object *object)
-{
-    return object->bytes;
-}
-
-vc_cards vc_object_cards(const struct vc_object *object)
-{
-    return object->cards;
 }
 
 CUdevice vc_object_device(const struct vc_object *object)
@@ -191,7 +201,7 @@ CUresult vc_object_add_import(CUmemGenericAllocationHandle value, const struct v
     } else if (object && import) {
         *object = (struct vc_object){.references = 1, .device = made->device, .bytes = made->bytes, .import = import};
     }
-    if (object && import && (known || import->payer != VC_NO_PAYER || vc_object_pay(object)) && add_handle(value, object))
+    if (object && import && (known || import->held || vc_object_pay(object)) && add_handle(value, object))
         return CUDA_SUCCESS;
     if (object)
         vc_object_drop(object);
@@ -199,16 +209,46 @@ CUresult vc_object_add_import(CUmemGenericAllocationHandle value, const struct v
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* So much is mapped of something imported of which nobody can say how large it is. False: that is over the limit. */
+static bool grow(struct vc_object *object, uint64_t bytes)
+{
+    struct vc_charge charge;
+    const struct vc_import *import = object->import;
+    if (!import || import->held || import->bytes > 0 || bytes <= object->bytes)
+        return true;
+    pthread_mutex_lock(&mutex);
+    uint64_t more = bytes > object->bytes ? bytes - object->bytes : 0;
+    pthread_mutex_unlock(&mutex);
+    if (more == 0 || vc_charge_cards(&charge, import->cards, more) != CUDA_SUCCESS)
+        return more == 0;
+    pthread_mutex_lock(&mutex);
+    bool still = bytes - object->bytes == more;
+    if (still)
+        object->bytes = bytes;
+    pthread_mutex_unlock(&mutex);
+    if (!still) { /* another thread has mapped some of it meanwhile */
+        vc_charge_drop(&charge);
+        return grow(object, bytes);
+    }
+    vc_store(&object->cards, import->cards);
+    vc_cards_commit(charge.region, charge.cards, more, VC_QUOTA_PLAIN);
+    return true;
+}
+
+bool vc_is_pinned_on_host(const CUmemAllocationProp *properties)
+{
+    bool on_host = properties->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+                   properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+                   properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    return on_host && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED;
+}
+
 /* Where a handle's memory lies: what is neither on a device nor pinned on the host may come to any card. */
 static CUresult begin_create(struct vc_charge *charge, const CUmemAllocationProp *properties, uint64_t bytes)
 {
     if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         return vc_charge_device(charge, properties->location.id, bytes);
-    bool on_host = properties->location.type == CU_MEM_LOCATION_TYPE_HOST ||
-                   properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
-                   properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-    bool pinned = properties->type == CU_MEM_ALLOCATION_TYPE_PINNED;
-    return vc_charge_cards(charge, on_host && pinned ? 0 : vc_cards_all(vc_region_get()), bytes);
+    return vc_charge_cards(charge, vc_is_pinned_on_host(properties) ? 0 : vc_cards_all(vc_region_get()), bytes);
 }
 
 CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -257,6 +297,10 @@ CUresult vc_hook_cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUme
                           unsigned long long flags)
 {
     struct vc_object *object = vc_object_hold(handle); /* before the driver knows of it: it may be released meanwhile */
+    if (object && !grow(object, bytes)) {
+        vc_object_drop(object);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     CUresult result = vc_real.cuMemMap(address, bytes, offset, handle, flags);
     if (!object)
         return result;

@@ -3,6 +3,7 @@
 #define VC_OBJECT_H
 
 #include "cuda/memory/account.h"
+#include "region/shared.h"
 
 /* What a handle stands for: memory that is charged, a multicast object, or something imported, which are not. */
 struct vc_object;
@@ -13,6 +14,9 @@ struct vc_object *vc_object_hold_at(CUdeviceptr address);
 
 /* The opposite; the last one returns the memory to the quota, and what is bound to the object is dropped with it. */
 void vc_object_drop(struct vc_object *object);
+
+/* Memory of the host that stays there. */
+bool vc_is_pinned_on_host(const CUmemAllocationProp *properties);
 
 /* The device whose memory it is. */
 CUdevice vc_object_device(const struct vc_object *object);
@@ -27,26 +31,24 @@ void vc_object_add_handle(CUmemGenericAllocationHandle value, struct vc_object *
 /* A handle that stands for no memory of this process came into being. Without host memory it is not recorded. */
 void vc_object_add_foreign(CUmemGenericAllocationHandle handle);
 
-/* What another process has exported, as it was imported. Its exporter pays, whose slot is kept; or, if he is gone or of another
- * container, who imports. */
+/* What another process has exported, as it was imported. Its exporter pays as long as we hold its extent; or, if he is gone, of another
+ * container or not known, who imports. */
 struct vc_import {
     vc_cards cards; /* where it lies */
     CUdevice device;
-    uint64_t bytes;
-    int copy;  /* of the descriptor, so that its exporter sees that it is in use */
-    int payer; /* slot, or VC_NO_PAYER: we */
+    uint64_t bytes; /* 0: not known, but no less than what is mapped of it */
+    struct vc_extent extent;
+    bool held;
 };
-#define VC_NO_PAYER (-1)
 
-/* Charge it if we pay, and record it under the handle, which is given back if that fails. Takes over the copy and the keeping of the slot. */
+/* Charge it if we pay, and record it under the handle, which is given back if that fails. Takes over the hold. */
 CUresult vc_object_add_import(CUmemGenericAllocationHandle handle, const struct vc_import *import);
+
+/* The extent by which others hold it, given at the first call; NULL: it can't have one. */
+const struct vc_extent *vc_object_extent(struct vc_object *object);
 
 /* From now on we pay for it, whoever did. False: that is over the limit. */
 bool vc_object_pay(struct vc_object *object);
-
-/* What it takes, and where. */
-uint64_t vc_object_bytes(const struct vc_object *object);
-vc_cards vc_object_cards(const struct vc_object *object);
 
 /* A place in a holder: bytes of a multicast object (by device) or of a mip tail, else a box of a level and layer. */
 struct vc_place {

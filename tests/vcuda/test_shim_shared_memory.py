@@ -1,0 +1,215 @@
+"""Memory that several processes hold: one object is charged once, as long as anybody has it, whoever frees or dies first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import share as shares
+from tests.support.share import Share
+from tests.vcuda.test_shim_descriptors import CLIENT, LIMIT, shown
+from vcuda.sim import Machine, SimCard
+
+IPC = """
+import fcntl, resource, struct
+class Ipc(C.Structure):
+    _fields_ = [("reserved", C.c_char * 64)]
+cu.cuIpcOpenMemHandle_v2.argtypes = [C.c_void_p, Ipc, C.c_uint]
+def give_ipc(there, count):
+    pointer = alloc(count * MIB)[1]
+    handle = Ipc()
+    ok("cuIpcGetMemHandle", C.byref(handle), pointer)
+    there.send(bytes(handle))
+    return pointer
+def open_ipc(here):
+    pointer = u64()
+    return cu.cuIpcOpenMemHandle_v2(C.byref(pointer), Ipc.from_buffer_copy(here.recv(64)), 1), pointer
+MAKER = '''
+begin()
+pointer = give_ipc(there, 300)
+there.recv(1)
+ok("cuMemFree_v2", pointer); there.send(b"f")
+there.recv(1)
+info(); there.send(b"i"); there.recv(1)
+'''
+TWO = "begin(); exported_two(there); there.recv(1)"
+def exported_two(there):
+    made = []
+    for count in (200, 300):
+        handle, shared = u64(), C.c_int()
+        ok("cuMemCreate", C.byref(handle), size(count * MIB), C.byref(Properties(1, 1, Location(1, 0))), u64(0))
+        for _ in range(3 if count == 200 else 1):
+            ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
+        made.append(shared.value)
+    socket.send_fds(there, [b"x"], made[:1])
+def unlock(descriptor):
+    fcntl.fcntl(descriptor, 37, struct.pack("hhqqi4x", fcntl.F_UNLCK, 0, 0, 0, 0))
+"""
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Share:
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=LIMIT)])
+
+
+def test_ipc_memory_that_its_maker_frees_is_charged_while_it_is_open(share: Share) -> None:
+    found = shown(
+        share,
+        IPC
+        + """
+child, here = export(None, MAKER)
+begin()
+result, pointer = open_ipc(here); show(result)
+here.send(b"g"); here.recv(1); show(alloc(700 * MIB)[0])
+ok("cuIpcCloseMemHandle", pointer); here.send(b"g"); here.recv(1); show()
+ended(child, here); show()
+""",
+    )
+    assert found == [[596, 0], [596, 2], [896], [960]]
+
+
+def test_ipc_memory_of_a_killed_maker_is_charged_while_it_is_open(share: Share) -> None:
+    found = shown(
+        share,
+        IPC
+        + """
+child, here = export(None, MAKER)
+begin()
+result, pointer = open_ipc(here); show(result)
+killed(child); show(alloc(700 * MIB)[0])
+ok("cuIpcCloseMemHandle", pointer); show(alloc(700 * MIB)[0])
+""",
+    )
+    assert found == [[596, 0], [660, 2], [260, 0]]
+
+
+def test_ipc_memory_of_another_container_is_charged_to_who_opens_it(share: Share, tmp_path: Path) -> None:
+    assert share.machine
+    other = shares.simulated(
+        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=LIMIT)]
+    )
+    address = str(tmp_path / "s")
+    maker = share.start(
+        CLIENT
+        + IPC
+        + """
+listener = socket.socket(socket.AF_UNIX); listener.bind(os.environ["SOCKET"]); listener.listen()
+answer("ready")
+there = listener.accept()[0]
+exec(MAKER)
+""",
+        SOCKET=address,
+    )
+    assert maker.stdout and maker.stdout.readline() == '"ready"\n'
+    found = other.run(
+        CLIENT
+        + IPC
+        + """
+here = socket.socket(socket.AF_UNIX); here.connect(os.environ["SOCKET"])
+begin()
+result, pointer = open_ipc(here); held = free()
+here.send(b"g"); here.recv(1); freed = free()
+ok("cuIpcCloseMemHandle", pointer); here.send(b"gg")
+answer([result, held, freed, free()])
+""",
+        SOCKET=address,
+    )
+    maker.communicate(timeout=60)
+    assert found == [0, 660, 660, 960]
+
+
+def test_a_dead_exporter_pays_for_what_is_imported_alone_and_once(share: Share) -> None:
+    """It exported one object three times and another one, which nobody imported."""
+    found = shown(
+        share,
+        IPC
+        + """
+child, here = export(None, TWO)
+descriptor = taken(here)
+begin()
+result, handle = imported(descriptor); os.close(descriptor); show(result)
+killed(child); show(alloc(700 * MIB)[0], alloc(60 * MIB)[0], alloc(2 * MIB)[0])
+ok("cuMemRelease", handle); show(alloc(200 * MIB)[0])
+""",
+    )
+    assert found == [[396, 0], [0, 0, 0, 2], [0, 0]]
+
+
+@pytest.mark.parametrize("loses", ["reopened", "unlocked", "no descriptor left"])
+def test_who_imports_what_nothing_says_the_owner_of_pays(share: Share, loses: str) -> None:
+    found = share.run(
+        CLIENT
+        + IPC
+        + f"""
+loses = {loses!r}
+handles = []
+results = []
+for child, here in [export(None, "there.recv(1); exporter(there, 250); there.recv(1)") for _ in range(2)]:
+    here.send(b"g")
+    descriptor = taken(here)
+    if loses == "reopened":
+        other = os.open(f"/proc/self/fd/{{descriptor}}", os.O_RDWR); os.close(descriptor); descriptor = other
+    elif loses == "unlocked":
+        unlock(descriptor)
+    if not handles:
+        begin()
+    if loses == "no descriptor left":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), 4096))
+        taken_up = []
+        while True:
+            try:
+                taken_up.append(os.dup(0))
+            except OSError:
+                break
+        os.close(taken_up.pop())  # the driver's own
+    result, handle = imported(descriptor)
+    if loses == "no descriptor left":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))
+        for one in taken_up: os.close(one)
+    results.append(result); handles.append(handle)
+    os.close(descriptor)
+    killed(child)
+more = len(fill(2 * MIB)[1]) * 2
+answer([results.count(0), more])
+"""
+    )
+    assert found == [2, 460], found
+
+
+def test_external_memory_is_charged_as_much_as_its_object_is_large(share: Share) -> None:
+    found = shown(
+        share,
+        """
+class External(C.Structure):
+    _fields_ = [("type", C.c_int), ("pad", C.c_int), ("fd", C.c_int), ("pad2", C.c_int), ("more", u64), ("size", u64), ("flags", C.c_uint * 17)]
+child, here = export(None, CHILD)
+descriptor = taken(here)
+begin()
+given, memory = External(type=1, fd=descriptor, size=2 * MIB), C.c_void_p()
+show(call("cuImportExternalMemory", C.byref(memory), C.byref(given)))
+killed(child); show(alloc(700 * MIB)[0])
+ok("cuDestroyExternalMemory", memory); show(alloc(700 * MIB)[0])
+""",
+    )
+    assert found == [[596, 0], [660, 2], [260, 0]]
+
+
+def test_a_forked_child_of_the_importer_keeps_nothing_alive(share: Share) -> None:
+    found = shown(
+        share,
+        """
+child, here = export(None, RELEASES)
+descriptor = taken(here)
+begin()
+result, handle = imported(descriptor); os.close(descriptor)
+fork = os.fork()
+if not fork:
+    time.sleep(60); os._exit(0)
+here.send(b"e"); here.recv(1); show(result)
+ok("cuMemRelease", handle); here.send(b"e"); os.waitpid(child, 0); show(alloc(900 * MIB)[0])
+killed(fork)
+""",
+    )
+    assert found == [[596, 0], [60, 0]]

@@ -1,0 +1,277 @@
+/* Memory that another process opens by a name (cuIpc*): it stays on the card until its owner has freed it and all others have closed it,
+ * whoever dies first. So the owner gives it an extent (region/shared.h), published under the handle's bytes, and goes on paying while that
+ * is held; who opens what nobody in the container has published pays himself. */
+#include <stdlib.h>
+
+#include "base/table.h"
+#include "cuda/driver/owner.h"
+#include "cuda/memory/account.h"
+#include "region/shared.h"
+#include "region/slot.h"
+
+#define VC__NAMES 4 /* of one allocation: drivers are free to give it another at each call */
+
+/* Ours, of which others have been told. */
+struct told {
+    struct told *next; /* of those that were freed */
+    struct vc_extent extent;
+    uint64_t names[VC__NAMES], bytes;
+    struct vc_allocation freed;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the list and names; no call of the driver under it */
+static struct told *lingering; /* freed, but held by others */
+
+/* What this process has opened. */
+struct opened {
+    uint64_t key;      /* its address */
+    uint64_t count;    /* how often: the driver counts, too */
+    CUcontext context; /* it is closed with this one */
+    vc_cards cards;    /* on which we pay; none: its owner does, whose extent is held */
+    uint64_t bytes;
+    struct vc_extent extent;
+};
+VC_TABLE(opens, struct opened);
+
+static void forget(void)
+{
+    pthread_mutex_init(&mutex, NULL);
+    lingering = NULL;
+}
+VC_AT_FORK(forget);
+
+static uint64_t name_of(const CUipcMemHandle *handle)
+{
+    uint64_t name = 0xcbf29ce484222325u; /* FNV-1a */
+    for (size_t at = 0; at < sizeof handle->reserved; at++)
+        name = (name ^ (unsigned char)handle->reserved[at]) * 0x100000001b3u;
+    return name ? name : 1;
+}
+
+/* The owner. */
+
+static void end(struct told *told)
+{
+    vc_cards_share(vc_region_get(), told->freed.cards, -(int64_t)told->bytes);
+    vc_account_release(&told->freed);
+    free(told);
+}
+
+static void freed(const struct vc_allocation *allocation)
+{
+    struct told *told = allocation->owner;
+    for (int at = 0; at < VC__NAMES && told->names[at]; at++)
+        vc_shared_withdraw(vc_region_get(), told->names[at], &told->extent); /* first: who finds it holds it, and then looks again */
+    told->freed = *allocation;
+    if (!vc_shared_is_held(vc_region_get(), &told->extent)) {
+        end(told);
+        return;
+    }
+    pthread_mutex_lock(&mutex);
+    told->next = lingering;
+    vc_store_release(&lingering, told);
+    pthread_mutex_unlock(&mutex);
+}
+
+static void sweep(void)
+{
+    struct told *gone = NULL;
+    if (VC_LIKELY(!vc_load_relaxed(&lingering)))
+        return;
+    pthread_mutex_lock(&mutex);
+    for (struct told **link = &lingering; *link;) {
+        struct told *one = *link;
+        if (vc_shared_is_held(vc_region_get(), &one->extent)) {
+            link = &one->next;
+            continue;
+        }
+        *link = one->next;
+        one->next = gone;
+        gone = one;
+    }
+    pthread_mutex_unlock(&mutex);
+    while (gone) {
+        struct told *next = gone->next;
+        end(gone);
+        gone = next;
+    }
+}
+
+static void make_room(struct vc_region *region, uint32_t card)
+{
+    (void)region, (void)card;
+    sweep();
+}
+
+static void context_ended(CUcontext context);
+
+static const struct vc_source ipc = {.make_room = make_room, .settle = sweep, .freed = freed, .context_ended = context_ended};
+VC_SOURCE(ipc);
+
+/* Pre: locked. */
+static void add_name(struct told *told, uint64_t name)
+{
+    for (int at = 0; at < VC__NAMES; at++) {
+        if (told->names[at] == name)
+            return;
+        if (told->names[at] == 0) {
+            if (vc_shared_publish(vc_region_get(), name, &told->extent))
+                told->names[at] = name;
+            return;
+        }
+    }
+}
+
+/* Others may open it now. Where that can't be noted, who opens it pays, too. */
+static void tell(CUdeviceptr pointer, uint64_t name)
+{
+    struct vc_region *region = vc_region_get();
+    struct vc_allocation allocation;
+    CUdeviceptr start = pointer;
+    size_t bytes;
+    if (vc_real.cuMemGetAddressRange_v2)
+        vc_real.cuMemGetAddressRange_v2(&start, &bytes, pointer);
+    pthread_mutex_lock(&mutex);
+    if (vc_account_get(start, &allocation) && !allocation.source) {
+        struct told *told = calloc(1, sizeof *told);
+        uint64_t whole = vc_round_up(allocation.bytes, VC_CHUNK);
+        if (told && vc_shared_new(region, allocation.cards, whole, &told->extent)) {
+            told->bytes = whole;
+            vc_cards_share(region, allocation.cards, (int64_t)whole);
+            if (vc_account_adopt(start, &ipc, told))
+                told = NULL;
+            else /* another thread has freed it */
+                vc_cards_share(region, allocation.cards, -(int64_t)whole);
+        }
+        free(told);
+    }
+    if (vc_account_get(start, &allocation) && allocation.source == &ipc)
+        add_name(allocation.owner, name);
+    pthread_mutex_unlock(&mutex);
+}
+
+CUresult vc_hook_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
+{
+    CUresult result = vc_real.cuIpcGetMemHandle(handle, pointer);
+    if (result == CUDA_SUCCESS && vc_region_get()->state == VC_REGION_ENFORCED)
+        tell(pointer, name_of(handle));
+    return result;
+}
+
+/* The others. */
+
+static bool are_same(const struct vc_extent *a, const struct vc_extent *b)
+{
+    return a->slot == b->slot && a->first == b->first && a->chunks == b->chunks;
+}
+
+/* Hold what somebody has published under that name, before he can be told that it is freed. */
+static bool hold(uint64_t name, struct vc_extent *extent)
+{
+    struct vc_region *region = vc_region_get();
+    struct vc_extent again;
+    if (!vc_shared_find(region, name, extent) || !vc_shared_hold(region, extent, vc_slot_tag(region, extent->slot)))
+        return false;
+    if (vc_shared_find(region, name, &again) && are_same(extent, &again))
+        return true;
+    vc_shared_let(region, extent);
+    return false;
+}
+
+static enum vc_table_edit count_open(void *record, void *argument)
+{
+    (void)argument;
+    ((struct opened *)record)->count++;
+    return VC_TABLE_KEEP;
+}
+
+/* Nobody else is known to pay for it. */
+static CUresult pay(struct opened *opened)
+{
+    struct vc_charge charge;
+    CUdeviceptr start;
+    size_t bytes = 0;
+    if (vc_real.cuMemGetAddressRange_v2)
+        vc_real.cuMemGetAddressRange_v2(&start, &bytes, opened->key);
+    CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
+    if (result != CUDA_SUCCESS)
+        return result;
+    opened->cards = charge.cards;
+    opened->bytes = charge.reserved;
+    vc_cards_commit(charge.region, charge.cards, charge.reserved, VC_QUOTA_PLAIN);
+    return result;
+}
+
+static void close_one(const struct opened *opened)
+{
+    if (opened->cards)
+        vc_cards_release(vc_region_get(), opened->cards, opened->bytes, VC_QUOTA_PLAIN);
+    else
+        vc_shared_let(vc_region_get(), &opened->extent);
+}
+
+static CUresult open_memory(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags,
+                            CUresult (*call)(CUdeviceptr *, CUipcMemHandle, unsigned int))
+{
+    struct opened opened = {.count = 1};
+    if (!pointer || vc_region_get()->state != VC_REGION_ENFORCED)
+        return call(pointer, handle, flags);
+    bool held = hold(name_of(&handle), &opened.extent);
+    CUresult result = call(pointer, handle, flags);
+    opened.key = result == CUDA_SUCCESS ? *pointer : 0;
+    if (result != CUDA_SUCCESS || vc_table_edit(&opens, opened.key, false, count_open, NULL)) {
+        if (held)
+            vc_shared_let(vc_region_get(), &opened.extent);
+        return result;
+    }
+    vc_card_of_current(vc_region_get(), &opened.context);
+    opened.context = vc_context_owner(opened.context);
+    if (!held)
+        result = pay(&opened);
+    if (result == CUDA_SUCCESS && vc_table_put(&opens, &opened))
+        return result;
+    if (result == CUDA_SUCCESS)
+        close_one(&opened);
+    vc_real.cuIpcCloseMemHandle(*pointer);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult vc_hook_cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
+{
+    return open_memory(pointer, handle, flags, vc_real.cuIpcOpenMemHandle);
+}
+
+CUresult vc_hook_cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
+{
+    return open_memory(pointer, handle, flags, vc_real.cuIpcOpenMemHandle_v2);
+}
+
+CUresult vc_hook_cuIpcCloseMemHandle(CUdeviceptr pointer)
+{
+    struct opened opened;
+    vc_region_get();
+    bool known = vc_table_take(&opens, pointer, &opened); /* before the driver, who may give the address again */
+    CUresult result = vc_real.cuIpcCloseMemHandle(pointer);
+    if (!known)
+        return result;
+    if (result == CUDA_SUCCESS && --opened.count == 0)
+        close_one(&opened);
+    else
+        vc_table_put(&opens, &opened);
+    return result;
+}
+
+static bool closes_with(const void *record, const void *context)
+{
+    return ((const struct opened *)record)->context == context;
+}
+
+static void context_ended(CUcontext context)
+{
+    size_t count;
+    struct opened *closed = context ? vc_table_take_all(&opens, closes_with, context, &count) : NULL;
+    for (size_t index = 0; closed && index < count; index++)
+        close_one(&closed[index]);
+    free(closed);
+    sweep();
+}
