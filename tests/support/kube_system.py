@@ -357,7 +357,7 @@ class System:
         eventually("no region is left mounted", lambda: not mounts_below(self.folder), seconds)
         eventually(
             f"the extender says {free}",
-            lambda: free in self.get(self.extender_port, "/metrics"),
+            lambda: free in self.get(self.extender_probe_port, "/metrics"),
             seconds,
         )
 
