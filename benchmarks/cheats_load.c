@@ -373,6 +373,21 @@ static void kernel_times_change_unwaited(struct place *place)
     greedy(place, "ragged", 8);
 }
 
+/* Proven short, then long once: nothing is launched behind it, and nobody waits for it before it is done. */
+static void long_and_left_alone(struct place *place)
+{
+    write_kernel_time(20000);
+    sleep_us(12000); /* the simulated card looks at the file every 10 ms */
+    for (unsigned i = 0; i < 12; i++) {
+        greedy(place, "ragged", 1);
+        CALL(cuStreamSynchronize, place->streams[0]);
+    }
+    write_kernel_time(300000000);
+    sleep_us(12000);
+    greedy(place, "ragged", 1);
+    sleep_us(300000);
+}
+
 static void huge_after_tiny(struct place *place)
 {
     if (place->round == 0)
@@ -763,6 +778,7 @@ static const struct pattern patterns[] = {
     PATTERN(capture_to_graph, 1, 1, 0),
     PATTERN(kernel_times_change, 1, 1, 0),
     PATTERN(kernel_times_change_unwaited, 1, 1, 0),
+    PATTERN(long_and_left_alone, 1, 1, 0),
     PATTERN(huge_after_tiny, 1, 1, 0),
     PATTERN(ever_new_sizes, 1, 1, 0),
     PATTERN(new_streams, 1, 1, 0),

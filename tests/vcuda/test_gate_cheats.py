@@ -46,5 +46,13 @@ def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
     assert got < CAP + TOLERANCE_POINTS
 
 
+def test_a_kernel_that_is_long_for_once_is_charged_though_nobody_waits_or_launches_again(
+    table: Table,
+) -> None:
+    """It was proven short, so no mark is behind it: 49 points of the card were had for a charge of nothing."""
+    got, _, charged = table.beside("long_and_left_alone")
+    assert charged > got / 2
+
+
 def test_the_table_knows_its_rows(table: Table, tmp_path: Path) -> None:
     assert {"steady", "killed_in_mid_kernel"} <= set(table.patterns())

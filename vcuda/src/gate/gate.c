@@ -444,6 +444,24 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     pthread_mutex_unlock(&gate->mutex);
 }
 
+bool vc_gate_should_rest(struct vc_gate *gate, uint64_t now_ns, uint64_t *done_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    bool should = rests(gate, now_ns);
+    *done_ns = gate->finish_ns;
+    pthread_mutex_unlock(&gate->mutex);
+    return should;
+}
+
+void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
+{
+    vc_gate_progress(gate, now_ns, interval);
+    pthread_mutex_lock(&gate->mutex);
+    gate->finish_ns = later(gate->finish_ns, now_ns + OVERDUE_STEP_NS);
+    publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
 {
     struct vc_interval interval = {.from_ns = from_ns};

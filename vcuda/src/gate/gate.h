@@ -166,6 +166,12 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
  * long as this process runs. `others_gpu_ns` as far as it is known now. */
 void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
 
+/* Whether all of this process should have been done for a while by what is predicted; `*done_ns`: when. */
+bool vc_gate_should_rest(struct vc_gate *gate, uint64_t now_ns, uint64_t *done_ns);
+
+/* It is not done: charge what passes from the interval's `from_ns` on, and tell the others that the card is busy. */
+void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
+
 /* The application waited for the card so long, with nothing on it that would be measured. */
 void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns);
 

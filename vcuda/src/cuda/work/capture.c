@@ -4,7 +4,7 @@
 #include <pthread.h>
 
 #include "base/fork.h"
-#include "cuda/work/lanes.h"
+#include "cuda/work/visit.h"
 
 enum { MOST_CAPTURES = 64 };
 
@@ -41,7 +41,9 @@ void vc_capture_begins(CUstream stream)
         captures[count++].context = context;
     }
     pthread_mutex_unlock(&mutex);
-    vc_lanes_captures(1); /* of one that the list can't hold for ever: it costs a question at each launch, nothing else */
+    vc_visit_forbid();    /* a visitor must not be at this stream any more … */
+    vc_visit_change_captures(1); /* … nor come; of one that the list can't hold for ever: it costs a question at each launch, nothing else */
+    vc_visit_allow();
 }
 
 /* Take out the first that matches (`stream` or `context`), or all. */
@@ -60,7 +62,7 @@ static void forget(CUstream stream, CUcontext context, bool all)
     }
     pthread_mutex_unlock(&mutex);
     if (gone)
-        vc_lanes_captures(-gone);
+        vc_visit_change_captures(-gone);
 }
 
 void vc_capture_over(CUstream stream)

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include "base/clock.h"
+#include "cuda/work/capture.h"
 #include "cuda/work/gates.h"
 #include "cuda/work/tracker.h"
 
@@ -241,6 +242,53 @@ static void make_spares(struct vc_tracker *tracker)
             tracker->broken = count == 0;
 }
 
+/* Whether the stream has work, as far as one may ask. */
+static bool stream_is_busy(const struct vc_left_stream *left)
+{
+    bool busy = false;
+    if (!vc_visit_begin())
+        return left->interval.from_ns != 0;
+    if (left->epoch == vc_visit_epoch() && !vc_visit_captures() && !vc_capture_is(left->stream))
+        busy = vc_real.cuStreamQuery(left->stream) == CUDA_ERROR_NOT_READY;
+    vc_visit_end();
+    return busy;
+}
+
+/* What was launched last has no mark behind it until the next launch. Where none comes, and nobody waits: nothing told whether it lasts longer than
+ * such things did before, until the stream is asked. Returns when to look again. */
+static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns)
+{
+    uint64_t done_ns, next = UINT64_MAX;
+    bool rests = vc_gate_should_rest(tracker->gate, now_ns, &done_ns);
+    for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT; i++) {
+        pthread_mutex_lock(&tracker->mutex);
+        struct vc_left_stream left = tracker->left[i];
+        pthread_mutex_unlock(&tracker->mutex);
+        if (!left.stream)
+            continue;
+        uint64_t again = now_ns + VC_MARK_NS;
+        if (left.interval.from_ns == 0 && !rests) {
+            again = done_ns + VC_REST_NS + 1;
+        } else if (!stream_is_busy(&left)) {
+            left.stream = NULL;
+        } else {
+            if (left.interval.from_ns == 0) {
+                left.interval.from_ns = done_ns;
+                left.others = vc_gate_others(tracker->gate);
+            }
+            struct vc_gate_others others = vc_gate_others(tracker->gate);
+            left.interval.others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &left.others, &others);
+            vc_gate_overruns(tracker->gate, now_ns, &left.interval);
+        }
+        pthread_mutex_lock(&tracker->mutex);
+        if (tracker->left[i].stamp == left.stamp) /* nothing was launched meanwhile */
+            tracker->left[i] = left;
+        pthread_mutex_unlock(&tracker->mutex);
+        next = left.stream && again < next ? again : next;
+    }
+    return next;
+}
+
 /* Look at everything under way in one context; returns when to look again. */
 static uint64_t work_off(struct vc_tracker *tracker)
 {
@@ -248,11 +296,13 @@ static uint64_t work_off(struct vc_tracker *tracker)
     pthread_mutex_lock(&tracker->mutex);
     bool empty = !tracker->first;
     pthread_mutex_unlock(&tracker->mutex);
-    if (empty && !tracker->renewing)
-        return UINT64_MAX;
     vc_real.cuCtxSetCurrent(tracker->context);
+    uint64_t next = look_at_left_streams(tracker, vc_now_ns());
+    if (empty && !tracker->renewing)
+        return next;
     bool clock = have_clock(tracker);
-    uint64_t next = tracker->renewing ? vc_now_ns() + POLL_SHORT_NS : UINT64_MAX;
+    uint64_t renewed = vc_now_ns() + POLL_SHORT_NS;
+    next = tracker->renewing && renewed < next ? renewed : next;
     if (!clock && !tracker->broken)
         return next;
     /* Only this thread takes entries out; others append, under the mutex. */

@@ -1,7 +1,6 @@
 /* Making, finding and dropping the lanes of a thread. */
 #include "cuda/work/lanes.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,13 +14,8 @@ enum { CACHE_LINE = 64 };
 _Static_assert(sizeof(struct vc_known_launch) == CACHE_LINE, "a launch that is known is one cache line");
 
 __thread struct vc_known_launch *vc__known_launches __attribute__((tls_model("initial-exec")));
-uint64_t vc__work_state = UINT64_C(1) << VC_EPOCH_SHIFT;
-static const uint64_t CAPTURES = UINT32_MAX;
 static uint32_t generation = 1; /* changes in a forked child, where the lanes' gates do not exist any more */
 static pthread_key_t thread_end;
-static const uint64_t VISIT_NS = 50000000;
-static uint32_t visits; /* threads that touch streams other than that of the call they are in … */
-static uint32_t endings; /* … and threads that destroy one */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 void vc_lanes_new_epoch(void)
@@ -29,24 +23,12 @@ void vc_lanes_new_epoch(void)
     vc_add(&vc__work_state, UINT64_C(1) << VC_EPOCH_SHIFT);
 }
 
-void vc_lanes_captures(int change)
-{
-    vc_add(&vc__work_state, (uint64_t)(int64_t)change);
-}
-
-static uint32_t epoch_now(void)
-{
-    return (uint32_t)(vc_load_acquire(&vc__work_state) >> VC_EPOCH_SHIFT);
-}
-
 static void forked(void)
 {
     vc_gates_forked();
     vc_add(&generation, 1);
-    vc_store(&visits, 0); /* the threads that were counted are the parent's */
-    vc_store(&endings, 0);
     vc_lanes_new_epoch();
-    __atomic_and_fetch(&vc__work_state, ~CAPTURES, __ATOMIC_SEQ_CST);
+    vc_visits_forked();
     vc_trackers_forked();
     vc_helper_forked();
 }
@@ -104,7 +86,7 @@ static struct vc_thread_work *make_thread_work(void)
     struct vc_thread_work *work = make_aligned(sizeof *work);
     if (!work)
         return NULL;
-    work->epoch = epoch_now();
+    work->epoch = vc_visit_epoch();
     work->generation = vc_load_relaxed(&generation);
     pthread_setspecific(thread_end, work);
     vc__known_launches = work->known;
@@ -116,9 +98,9 @@ struct vc_thread_work *vc_lanes_of_thread(void)
     struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches;
     if (VC_UNLIKELY(!work))
         return make_thread_work();
-    if (VC_UNLIKELY(work->epoch != epoch_now())) {
+    if (VC_UNLIKELY(work->epoch != vc_visit_epoch())) {
         drop_lanes(work);
-        work->epoch = epoch_now();
+        work->epoch = vc_visit_epoch();
         work->generation = vc_load_relaxed(&generation);
     }
     return work;
@@ -170,7 +152,7 @@ struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream s
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
 {
     struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches;
-    if (!work || work->epoch != epoch_now())
+    if (!work || work->epoch != vc_visit_epoch())
         return;
     uint64_t now = vc_now_ns();
     for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
@@ -183,26 +165,13 @@ void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
 void vc_lanes_each(CUcontext context, void (*pause)(struct vc_stream_lane *))
 {
     struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches; /* not dropped here: one of them is in use */
-    vc_add(&visits, 1);
-    if (vc_load(&endings) == 0 && work && work->epoch == epoch_now())
+    if (!vc_visit_begin())
+        return;
+    if (work && work->epoch == vc_visit_epoch())
         for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
             struct vc_stream_lane *lane = work->lanes[i];
             if (lane && lane->context == context && lane->stream != CU_STREAM_LEGACY && lane->stream != CU_STREAM_PER_THREAD)
                 pause(lane);
         }
-    vc_sub(&visits, 1);
-}
-
-void vc_lanes_stream_ending(void)
-{
-    vc_add(&endings, 1);
-    uint64_t until = vc_now_ns() + VISIT_NS;
-    while (vc_load(&visits) != 0 && vc_now_ns() < until) /* they record an event, nothing more; one may have been cancelled meanwhile */
-        sched_yield();
-}
-
-void vc_lanes_stream_ended(void)
-{
-    vc_lanes_new_epoch();
-    vc_sub(&endings, 1);
+    vc_visit_end();
 }

@@ -8,6 +8,7 @@
 
 #include "cuda/driver/cards.h"
 #include "cuda/work/tracker.h"
+#include "cuda/work/visit.h"
 #include "gate/lane.h"
 
 struct vc_stream_lane {
@@ -29,7 +30,7 @@ struct vc_known_launch {
     struct vc_estimate *estimate;
 };
 
-enum { VC_KNOWN_LAUNCHES = 64, VC_THREAD_LANES = 32, VC_EPOCH_SHIFT = 32 };
+enum { VC_KNOWN_LAUNCHES = 64, VC_THREAD_LANES = 32 };
 
 /* `known` is in front, so that one pointer leads to all of it. */
 struct vc_thread_work {
@@ -41,8 +42,6 @@ struct vc_thread_work {
 /* Of the calling thread; NULL until it passed the gate once. Only a pointer lives in static TLS, which is scarce in libraries
  * loaded late. */
 extern __thread struct vc_known_launch *vc__known_launches __attribute__((tls_model("initial-exec"), visibility("hidden")));
-/* The epoch above VC_EPOCH_SHIFT; below it the captures that are known to be under way: then even a known launch asks the driver. */
-extern uint64_t vc__work_state __attribute__((visibility("hidden")));
 
 /* The calling thread's, made at its first call; NULL without memory. */
 struct vc_thread_work *vc_lanes_of_thread(void);
@@ -56,13 +55,8 @@ void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns);
 /* Call `pause` for each of the calling thread's lanes in that context, but for the legacy and the per-thread stream; where a stream is
  * being destroyed, for none. */
 void vc_lanes_each(CUcontext context, void (*pause)(struct vc_stream_lane *));
-/* Around the destruction of a stream, by any thread. */
-void vc_lanes_stream_ending(void);
-void vc_lanes_stream_ended(void);
 
 /* Handles may have changed their meaning. */
 void vc_lanes_new_epoch(void);
-/* So many more captures are known to be under way, or fewer. */
-void vc_lanes_captures(int change);
 
 #endif

@@ -298,6 +298,16 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
     vc_bell_expect(entry->expected_ns);
 }
 
+void vc_tracker_left(struct vc_tracker *tracker, CUstream stream)
+{
+    if (!tracker || stream == CU_STREAM_PER_THREAD) /* which is another one in the helper */
+        return;
+    struct vc_left_stream *left = &tracker->left[((uintptr_t)stream * UINT64_C(0x9e3779b97f4a7c15)) >> 59];
+    pthread_mutex_lock(&tracker->mutex);
+    *left = (struct vc_left_stream){.stream = stream, .epoch = vc_visit_epoch(), .stamp = ++tracker->launches};
+    pthread_mutex_unlock(&tracker->mutex);
+}
+
 void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link)
 {
     pthread_mutex_lock(&tracker->mutex);

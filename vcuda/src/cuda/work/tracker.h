@@ -10,12 +10,14 @@
 #include <pthread.h>
 
 #include "cuda/driver/hooks.h"
+#include "cuda/work/visit.h"
 #include "gate/lane.h"
 
 enum {
     VC_SPARE_MARKS_LOW = 8,   /* below so many the helper makes more … */
     VC_SPARE_MARKS_HIGH = 24, /* … up to so many */
     VC_MOST_UNDER_WAY = 512,  /* intervals whose end is not seen; beyond it nothing is marked */
+    VC_STREAMS_LEFT = 32,     /* streams that are looked after once nobody puts work on them any more */
 };
 
 struct vc_tracker;
@@ -46,6 +48,16 @@ struct vc_under_way {
     struct vc_under_way *next;
 };
 
+/* A stream on which something was launched, the last of it perhaps without a mark. */
+struct vc_left_stream {
+    CUstream stream; /* NULL: none */
+    uint32_t epoch;  /* then: its handle may mean something else since */
+    uint64_t stamp;  /* of the latest launch there */
+    /* The helper's: found busy after all should have been done; `from_ns` 0: not yet. */
+    struct vc_interval interval;
+    struct vc_gate_others others;
+};
+
 struct vc_tracker {
     CUcontext context;
     struct vc_gate *gate;
@@ -59,6 +71,8 @@ struct vc_tracker {
     bool broken; /* the driver refused us a clock or an event: nothing is measured */
     struct vc_mark *spare;
     unsigned spare_count;
+    uint64_t launches; /* that were noted in: */
+    struct vc_left_stream left[VC_STREAMS_LEFT]; /* places by the stream's handle; a stream may push another one out */
     uint64_t looks; /* rounds of the helper through the queue */
     struct vc_under_way *first, **last;
     uint32_t under_way_count;
@@ -92,6 +106,9 @@ bool vc_mark_make(struct vc_tracker *tracker);
 
 /* Have the helper look out for `to` and settle the interval from `from` (NULL: none was measured) when it is reached. */
 void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, const struct vc_lane_step *step);
+
+/* Something was launched there, maybe without a mark: the helper sees to it that it does not last for nothing. */
+void vc_tracker_left(struct vc_tracker *tracker, CUstream stream);
 
 /* The helper's: take the entry that `*link` points to out of the queue. */
 void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link);

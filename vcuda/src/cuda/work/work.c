@@ -6,7 +6,6 @@
 #include "cuda/work/capture.h"
 #include "cuda/work/gates.h"
 
-static const uint64_t CAPTURES = UINT32_MAX;
 /* On the legacy or a thread's own stream: good in one context only. As many captures there never are. */
 static const uint64_t OF_CONTEXT = UINT64_C(1) << 31;
 
@@ -19,11 +18,6 @@ bool vc_work_gated(void)
 }
 
 static uint64_t functions_generation; /* changes when handles of functions may have changed their meaning */
-
-static inline bool capture_known(void)
-{
-    return (vc_load_relaxed(&vc__work_state) & CAPTURES) != 0;
-}
 
 static void complain(void)
 {
@@ -116,7 +110,7 @@ static inline __attribute__((always_inline)) bool begin(struct vc_work *work, st
                                                         struct vc_estimate *estimate)
 {
     work->lane = NULL;
-    if (VC_UNLIKELY(capture_known()) && vc_capture_is(stream))
+    if (VC_UNLIKELY(vc_visit_captures()) && vc_capture_is(stream))
         return false;
     work->lane = vc_lane_of_stream(mine, stream);
     if (!work->lane || VC_LIKELY(vc_lane_pass(&work->lane->lane, estimate)))
@@ -149,7 +143,7 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
     uint64_t state = (uint64_t)mine->epoch << VC_EPOCH_SHIFT | (of_context(stream) ? OF_CONTEXT : 0);
     struct vc_known_launch *known = vc__known_launch(mine->known, function, shape, stream);
     bool is_known = known->state == state && known->function == function && known->shape == shape && known->stream == stream;
-    if (is_known && !capture_known() && (!of_context(stream) || context_is(known->context)) &&
+    if (is_known && !vc_visit_captures() && (!of_context(stream) || context_is(known->context)) &&
         VC_LIKELY(vc_lane_pass(known->lane, known->estimate)))
         return false;
     struct vc_estimate *estimate =
@@ -189,6 +183,7 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
         return result;
     }
     vc_lane_launched(&lane->lane, work->estimate, &work->answer, &work->step);
+    vc_tracker_left(lane->tracker, work->stream);
     if (!work->step.mark_after)
         return result;
     struct vc_mark *end = vc_mark_record(lane->tracker, work->stream, false);
@@ -236,13 +231,14 @@ void vc_work_functions_gone(void)
 
 void vc_work_stream_ending(void)
 {
-    vc_lanes_stream_ending();
+    vc_visit_forbid();
 }
 
 void vc_work_stream_gone(CUstream stream)
 {
     vc_capture_stream_gone(stream);
-    vc_lanes_stream_ended();
+    vc_lanes_new_epoch();
+    vc_visit_allow();
 }
 
 struct vc_tracker *vc_work_context_ending(CUcontext context)
