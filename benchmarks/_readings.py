@@ -251,6 +251,11 @@ def pod_cost(figures: Figures) -> list[Reading]:
     return [(f"{row['pod_cpu_ms']:.2f} ms, {row['names']} names", row["pod_cpu_ms"] <= 0.3)]
 
 
+def reviews(figures: Figures) -> list[Reading]:
+    slowest = max(figures["webhook"]["rows"], key=lambda row: row["p99_ms"])
+    return [(f"{slowest['p99_ms']:.1f} ms, {slowest['kind']}", slowest["p99_ms"] <= 10.0)]
+
+
 def writes(figures: Figures) -> list[Reading]:
     rows = figures["extender"]["rows"]
     each = sum(row["writes"] for row in rows) / sum(row["binds"] for row in rows)

@@ -212,6 +212,7 @@ TARGETS = (
         ("extender",),
         _readings.pod_cost,
     ),
+    Target("T38", "a review of the admission webhook, p99", "≤ 10 ms", ("webhook",), _readings.reviews),
     Target("T32", "API writes per scheduled pod", "1", ("extender",), _readings.writes),
     Target(
         "T33",
