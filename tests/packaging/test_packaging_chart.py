@@ -23,6 +23,7 @@ from scheduler_ext.admission import app as webhook_app
 from scheduler_ext.admission import settings as admission_settings
 from scheduler_ext.scoring import quotas
 from vcuda.settings import add_options, flag_of
+from vcuda.spec.names import Names
 
 helm_python = pytest.importorskip(
     "helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine"
@@ -382,6 +383,14 @@ def test_the_webhook_understands_its_flags_and_the_api_server_finds_it() -> None
     assert {"kube-system", "vcuda-system", "infra"} == set(
         hook["namespaceSelector"]["matchExpressions"][0]["values"]
     )
+    exempt = hook["namespaceSelector"]["matchExpressions"][1]
+    assert (exempt["key"], exempt["values"]) == (Names().admission_label, ["ignore"])
+    (condition,) = hook["matchConditions"]  # Helm's own idea of a cluster is younger than 1.28
+    for name in (Names().core, Names().memory):
+        assert f'"{name}"' in condition["expression"]
+    other = objects({**OWN, "resourceDomain": "example.org"})
+    (theirs,) = other["MutatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
+    assert "tencent.com" not in str(theirs) and '"example.org/vcuda-core"' in str(theirs["matchConditions"])
     where = hook["clientConfig"]["service"]
     service = found["Service", where["name"]]
     assert where["path"] == webhook_app.PATH

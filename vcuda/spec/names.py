@@ -133,6 +133,11 @@ class Names:
         """Label on the extender's own pods: "leader" or "standby"; the Service selects the leader."""
         return f"{self.domain}/vcuda-extender-role"
 
+    @cached_property
+    def admission_label(self) -> str:
+        """Label on namespaces: "ignore" exempts their pods from the admission webhook."""
+        return f"{self.domain}/vcuda-admission"
+
     def written_by_us(self, annotation: str) -> bool:
         """Whether a pod annotation is ours to write, hence untrusted on a pod that is not bound yet."""
         fixed = (self.placement, self.predicate_time, self.predicate_node, self.gpu_assigned)
