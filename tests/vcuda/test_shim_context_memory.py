@@ -31,8 +31,10 @@ def free():
 """
 
 
-def share_of(tmp_path: Path, *, memory_bytes: int = LIMIT, cores: int = 50, **knobs: int) -> Share:
-    machine = Machine.create(tmp_path / "machine", [SimCard(knobs=knobs)])
+def share_of(
+    tmp_path: Path, *, memory_bytes: int = LIMIT, cores: int = 50, newer: bool = False, **knobs: int
+) -> Share:
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs=knobs)], newer=newer)
     limits = shares.limit(machine, memory_bytes=memory_bytes, cores=cores, core_limit=cores)
     return shares.simulated(tmp_path / "share", machine, [limits])
 
@@ -65,13 +67,15 @@ def most_held(share: Share, code: str) -> tuple[object, int]:
         "in_body(CHANGE[0], function(16))",
         "in_body(CHANGE[1], function(16))",
         "in_body(CHANGE[2], function(16))",
+        "in_body(ADD[4], function(16))",
+        "in_body(CHANGE[3], function(16))",
     ],
 )
 def test_a_kernel_whose_frame_does_not_fit_is_not_launched(
     tmp_path: Path, launching: str, cores: int
 ) -> None:
     answered, most = most_held(
-        share_of(tmp_path, cores=cores),
+        share_of(tmp_path, cores=cores, newer="ADD[4]" in launching or "CHANGE[3]" in launching),
         f"""
 def graph_of(kernel):  # by a function that the interposer does not know
     graph, driver = made("cuGraphCreate", 0), C.CDLL("libcuda-driver.so.1")
@@ -98,12 +102,14 @@ def begins(kernel):  # the first version of the parameters is a prefix of the se
 ADD = [lambda graph, kernel, node: call("cuGraphAddKernelNode", ref(node), graph, None, size(0), begins(kernel)),
        lambda graph, kernel, node: call("cuGraphAddKernelNode_v2", ref(node), graph, None, size(0), ref(launch_of(kernel))),
        lambda graph, kernel, node: call("cuGraphAddNode", ref(node), graph, None, size(0), ref(any_node(kernel))),
-       lambda graph, kernel, node: call("cuGraphAddNode_v2", ref(node), graph, None, None, size(0), ref(any_node(kernel)))]
+       lambda graph, kernel, node: call("cuGraphAddNode_v2", ref(node), graph, None, None, size(0), ref(any_node(kernel))),
+       lambda graph, kernel, node: call("cuGraphAddNode_v3", ref(node), graph, None, None, size(0), ref(any_node(kernel)))]
 def changed_by(change):
     return lambda graph, kernel, node: ADD[1](graph, function(1), node) or change(node, kernel)
 CHANGE = [changed_by(lambda node, kernel: call("cuGraphKernelNodeSetParams", node, begins(kernel))),
           changed_by(lambda node, kernel: call("cuGraphKernelNodeSetParams_v2", node, ref(launch_of(kernel)))),
-          changed_by(lambda node, kernel: call("cuGraphNodeSetParams", node, ref(any_node(kernel))))]
+          changed_by(lambda node, kernel: call("cuGraphNodeSetParams", node, ref(any_node(kernel)))),
+          changed_by(lambda node, kernel: call("cuGraphNodeSetParams_v2", node, ref(any_node(kernel))))]
 def in_body(put, kernel):
     '''Launch a graph with the kernel in the body of a conditional node: the first error of it.'''
     graph, handle, executable = made("cuGraphCreate", 0), u64(), P()

@@ -271,6 +271,8 @@ def test_a_new_entry_point_fails_the_coverage_check(
 UNDECLARED = {
     "cuda.h": {
         "cuCtxSynchronize_v2",
+        "cuGraphAddNode_v3",
+        "cuGraphNodeSetParams_v2",
         "cuMulticastBindAddr_v2",
         "cuMulticastBindMem_v2",
         "cuMemcpyBatchAsync_v2",

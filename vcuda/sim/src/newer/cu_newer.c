@@ -45,6 +45,23 @@ CU_EXPORT CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream)
     return cuStreamEndCaptureToCig(stream ? stream : CU_STREAM_PER_THREAD);
 }
 
+/* ---- graphs: parameters may say more than before, nothing of which is here ---- */
+
+CU_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, const CUgraphEdgeData *edges,
+                                     size_t count, CUgraphNodeParams *params);
+CU_EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams *params);
+
+CU_EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *from, const CUgraphEdgeData *edges,
+                                     size_t count, CUgraphNodeParams *params)
+{
+    return cuGraphAddNode_v2(node, graph, from, edges, count, params);
+}
+
+CU_EXPORT CUresult cuGraphNodeSetParams_v2(CUgraphNode node, CUgraphNodeParams *params)
+{
+    return cuGraphNodeSetParams(node, params);
+}
+
 /* ---- streams and contexts ---- */
 
 CU_EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)

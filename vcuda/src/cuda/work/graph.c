@@ -84,11 +84,17 @@ VC__TAKES_KERNELS(cuGraphAddNode_v2,
                   (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
                    size_t count, CUgraphNodeParams *parameters),
                   (node, graph, after, edges, count, parameters), pay_any_node(parameters))
+VC__TAKES_KERNELS(cuGraphAddNode_v3,
+                  (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
+                   size_t count, CUgraphNodeParams *parameters),
+                  (node, graph, after, edges, count, parameters), pay_any_node(parameters))
 VC__TAKES_KERNELS(cuGraphKernelNodeSetParams, (CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters),
                   (node, parameters), pay_node_v1(parameters))
 VC__TAKES_KERNELS(cuGraphKernelNodeSetParams_v2, (CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *parameters),
                   (node, parameters), vc_node_pay(parameters))
 VC__TAKES_KERNELS(cuGraphNodeSetParams, (CUgraphNode node, CUgraphNodeParams *parameters), (node, parameters),
+                  pay_any_node(parameters))
+VC__TAKES_KERNELS(cuGraphNodeSetParams_v2, (CUgraphNode node, CUgraphNodeParams *parameters), (node, parameters),
                   pay_any_node(parameters))
 
 VC__CHANGES_KERNELS(cuGraphExecUpdate, (CUgraphExec graph, CUgraph source, CUgraphNode *error_node, int *update_result),
