@@ -120,6 +120,44 @@ answer([result, held, freed, free()])
     assert found == [0, 660, 660, 960]
 
 
+POOL = """
+class Pool(C.Structure):
+    _fields_ = [("type", C.c_int), ("handles", C.c_int), ("location", Location), ("security", C.c_void_p), ("most", size), ("reserved", C.c_ubyte * 56)]
+POOLED = '''
+begin()
+pool, pointer, shared, data = C.c_void_p(), u64(), C.c_int(), Ipc()
+ok("cuMemPoolCreate", C.byref(pool), C.byref(Pool(1, 1, Location(1, 0))))
+ok("cuMemAllocFromPoolAsync", C.byref(pointer), size(300 * MIB), pool, None); ok("cuCtxSynchronize")
+ok("cuMemPoolExportToShareableHandle", C.byref(shared), pool, 1, u64(0))
+ok("cuMemPoolExportPointer", C.byref(data), pointer)
+socket.send_fds(there, [bytes(data)], [shared.value]); there.recv(1)
+'''
+def open_pooled(here):
+    data, descriptors, _, _ = socket.recv_fds(here, 64, 1)
+    pool, pointer = C.c_void_p(), u64()
+    ok("cuMemPoolImportFromShareableHandle", C.byref(pool), C.c_void_p(descriptors[0]), 1, u64(0)); os.close(descriptors[0])
+    return call("cuMemPoolImportPointer", C.byref(pointer), pool, C.byref(Ipc.from_buffer_copy(data))), pointer
+"""
+
+
+@pytest.mark.parametrize("free_by", ["cuMemFree_v2", "cuMemFreeAsync"])
+def test_pool_memory_of_a_killed_maker_is_charged_while_it_is_imported(share: Share, free_by: str) -> None:
+    found = shown(
+        share,
+        IPC
+        + POOL
+        + f"""
+child, here = export(None, POOLED)
+begin()
+result, pointer = open_pooled(here); ok("cuCtxSynchronize"); show(result)
+killed(child); show(alloc(700 * MIB)[0])
+ok({free_by!r}, pointer, None); ok("cuCtxSynchronize"); show(alloc(700 * MIB)[0])
+""",
+    )
+    assert [row[1:] for row in found] == [[0], [2], [0]]
+    assert found[0][0] <= 596 and 640 <= found[1][0] <= 660 and found[2][0] == 260
+
+
 def test_a_dead_exporter_pays_for_what_is_imported_alone_and_once(share: Share) -> None:
     """It exported one object three times and another one, which nobody imported."""
     found = shown(

@@ -1,4 +1,4 @@
-/* Memory that another process opens by a name (cuIpc*): it stays on the card until its owner has freed it and all others have closed it,
+/* Memory that another process opens by a name (cuIpc*, pointers of pools): it stays on the card until its owner has freed it and all others have closed it,
  * whoever dies first. So the owner gives it an extent (region/shared.h), published under the handle's bytes, and goes on paying while that
  * is held; who opens what nobody in the container has published pays himself. */
 #include <stdlib.h>
@@ -40,11 +40,11 @@ static void forget(void)
 }
 VC_AT_FORK(forget);
 
-static uint64_t name_of(const CUipcMemHandle *handle)
+static uint64_t name_of(const void *bytes)
 {
     uint64_t name = 0xcbf29ce484222325u; /* FNV-1a */
-    for (size_t at = 0; at < sizeof handle->reserved; at++)
-        name = (name ^ (unsigned char)handle->reserved[at]) * 0x100000001b3u;
+    for (size_t at = 0; at < 64; at++)
+        name = (name ^ ((const unsigned char *)bytes)[at]) * 0x100000001b3u;
     return name ? name : 1;
 }
 
@@ -154,7 +154,7 @@ CUresult vc_hook_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
     CUresult result = vc_real.cuIpcGetMemHandle(handle, pointer);
     if (result == CUDA_SUCCESS && vc_region_get()->state == VC_REGION_ENFORCED)
-        tell(pointer, name_of(handle));
+        tell(pointer, name_of(handle->reserved));
     return result;
 }
 
@@ -202,11 +202,12 @@ static CUresult pay(struct opened *opened)
     return result;
 }
 
+/* Where nothing is limited it is neither paid nor held. */
 static void close_one(const struct opened *opened)
 {
     if (opened->cards)
         vc_cards_release(vc_region_get(), opened->cards, opened->bytes, VC_QUOTA_PLAIN);
-    else
+    else if (opened->extent.chunks > 0)
         vc_shared_let(vc_region_get(), &opened->extent);
 }
 
@@ -216,7 +217,7 @@ static CUresult open_memory(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     struct opened opened = {.count = 1};
     if (!pointer || vc_region_get()->state != VC_REGION_ENFORCED)
         return call(pointer, handle, flags);
-    bool held = hold(name_of(&handle), &opened.extent);
+    bool held = hold(name_of(handle.reserved), &opened.extent);
     CUresult result = call(pointer, handle, flags);
     opened.key = result == CUDA_SUCCESS ? *pointer : 0;
     if (result != CUDA_SUCCESS || vc_table_edit(&opens, opened.key, false, count_open, NULL)) {
@@ -274,4 +275,79 @@ static void context_ended(CUcontext context)
         close_one(&closed[index]);
     free(closed);
     sweep();
+}
+
+/* Pointers of pools. What the owner frees is his pool's until that gives it back, so an extent is only for who comes after him. */
+
+struct pooled {
+    uint64_t key; /* the pointer */
+    uint64_t name;
+    struct vc_extent extent;
+};
+VC_TABLE(pooled, struct pooled);
+
+static void tell_pooled(CUdeviceptr pointer, uint64_t name)
+{
+    struct vc_region *region = vc_region_get();
+    struct vc_allocation allocation;
+    struct pooled made, known;
+    if (!vc_account_get(pointer, &allocation))
+        return;
+    uint64_t bytes = vc_round_up(allocation.bytes, VC_CHUNK);
+    if (vc_table_take(&pooled, pointer, &known)) {
+        if (known.name == name && known.extent.chunks * VC_CHUNK == bytes) {
+            vc_table_put(&pooled, &known);
+            return;
+        }
+        vc_shared_withdraw(region, known.name, &known.extent); /* of memory that was freed since */
+    }
+    made = (struct pooled){.key = pointer, .name = name};
+    if (!vc_shared_new(region, allocation.cards, bytes, &made.extent) || !vc_shared_publish(region, name, &made.extent))
+        return;
+    vc_cards_share(region, allocation.cards, (int64_t)bytes);
+    vc_table_put(&pooled, &made);
+}
+
+CUresult vc_hook_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
+{
+    CUresult result = vc_real.cuMemPoolExportPointer(data, pointer);
+    if (result == CUDA_SUCCESS && vc_region_get()->state == VC_REGION_ENFORCED)
+        tell_pooled(pointer, name_of(data->reserved));
+    return result;
+}
+
+static void unimported(const struct vc_allocation *allocation)
+{
+    close_one(allocation->owner);
+    free(allocation->owner);
+}
+
+static const struct vc_source imported = {.freed = unimported};
+VC_SOURCE(imported);
+
+CUresult vc_hook_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+    if (!pointer || !data || vc_region_get()->state != VC_REGION_ENFORCED)
+        return vc_real.cuMemPoolImportPointer(pointer, pool, data);
+    struct opened *opened = calloc(1, sizeof *opened);
+    if (!opened)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    bool held = hold(name_of(data->reserved), &opened->extent);
+    CUresult result = vc_real.cuMemPoolImportPointer(pointer, pool, data);
+    if (result == CUDA_SUCCESS) {
+        opened->key = *pointer;
+        result = held ? CUDA_SUCCESS : pay(opened);
+        struct vc_allocation allocation = {.key = *pointer, .owner = opened, .source = &imported, .kind = VC_MEMORY_OPAQUE};
+        if (result == CUDA_SUCCESS && vc_account_record(&allocation))
+            return result;
+        vc_real.cuMemFree_v2(*pointer);
+        if (result == CUDA_SUCCESS)
+            close_one(opened);
+        held = false;
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (held)
+        vc_shared_let(vc_region_get(), &opened->extent);
+    free(opened);
+    return result;
 }
