@@ -196,6 +196,13 @@ def launch_bound(run: Run) -> None:
     timed = {**options, "seconds": run.seconds}
     native = per_second(run.bench.native(timed))
     found = run.result.setdefault("launch_bound", {})
+    alone = run.bench.native_share([options], run.seconds)
+    found["two without shares"] = run.bench.native_share([options, options], run.seconds) / (2 * alone)
+    print(
+        f"  launch-bound, two without shares: {100 * found['two without shares']:.1f} % of native each, alone {alone:.1f} points",
+        file=sys.stderr,
+        flush=True,
+    )
     for title, (shares, other) in cases.items():
         loads = [
             Load(cores, options if at == 0 or title == "of 30/70" else other)

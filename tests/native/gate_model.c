@@ -237,6 +237,8 @@ static void push_kernel(struct model *model, struct process *process, int start,
     double noise = 0.9 + 0.2 * uniform(model), ns = (double)process->load.kernel_ns;
     if (process->load.longest_ns)
         ns *= pow((double)process->load.longest_ns / ns, (double)(process->kind * 29 % MODEL_KINDS) / (MODEL_KINDS - 1));
+    if (process->load.sly_ns && model->limits.cards[process->tenant].lease_sequence & VC_LEASE_TOGETHER)
+        ns = (double)process->load.sly_ns;
     process->queue[slot] = (struct kernel){(uint64_t)(ns * noise), model->now + model->timing.reach_ns, false, start, end};
 }
 
@@ -271,7 +273,7 @@ static void launch(struct model *model, struct process *process)
     vc_test_ticks = model->now;
     int start = -1, end = -1;
     struct vc_estimate *estimate = &process->estimates[process->kind];
-    if (vc_lane_pass(&process->lane, estimate)) {
+    if (process->load.native || vc_lane_pass(&process->lane, estimate)) {
         push_kernel(model, process, -1, -1);
     } else {
         struct vc_gate_answer answer;

@@ -42,6 +42,7 @@ _RULES = (
     "region/share",
     "region/abandoned",
     "arbiter/decide",
+    "arbiter/together",
     "arbiter/observe",
 )
 _TICKS = ("-DVC_TICKS_OF_TEST=1",)

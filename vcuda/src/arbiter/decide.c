@@ -1,9 +1,11 @@
 /* Weighted fair leases on one card: wake up returners, rank by priority, end or keep the lease, grant the next one. */
-#include "arbiter/decide.h"
+#include "arbiter/observe.h"
 
 #include <string.h>
 
+#include "arbiter/together.h"
 #include "gate/bucket.h"
+#include "region/share.h"
 
 /* A lease that occupied the card for longer than its charges say, by more than this part, is charged what it occupied. */
 static const double UNEXPLAINED_PART = 0.04;
@@ -139,6 +141,7 @@ static void start_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t clo
     plan->contended = others_wait(plan, plan->holder);
     plan->occupancy_counts = plan->contended;
     holder->lease_charged_ns = 0;
+    holder->deep = false;
 }
 
 static void grant(struct vc_card_plan *plan, int next, int previous, uint64_t now_ns)
@@ -165,12 +168,13 @@ static void grant(struct vc_card_plan *plan, int next, int previous, uint64_t no
 static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
 {
     struct vc_tenant *holder = &plan->tenants[plan->holder];
-    if (!plan->occupancy_counts)
-        return;
     uint64_t until = holder->finish_ns > now_ns ? holder->finish_ns
                      : holder->was_idle         ? later(now_ns - VC_LEASE_IDLE_NS, holder->finish_ns)
                                                 : now_ns;
     if (until <= plan->lease_clock_ns)
+        return;
+    vc_together_measure(holder, until - plan->lease_clock_ns, holder->lease_charged_ns);
+    if (!plan->occupancy_counts)
         return;
     double occupied = (double)(until - plan->lease_clock_ns);
     double unexplained = occupied - (double)holder->lease_charged_ns;
@@ -215,8 +219,30 @@ static int returner(const struct vc_card_plan *plan)
     return found;
 }
 
-static void move_lease(struct vc_card_plan *plan, uint64_t now_ns)
+/* One at a time again, behind all that they have on the card together. */
+static void part(struct vc_card_plan *plan, uint64_t now_ns)
 {
+    uint64_t clock = now_ns;
+    for (unsigned i = 0; i < plan->count; i++) {
+        clock += later(plan->tenants[i].finish_ns, now_ns) - now_ns + VC_LEASE_LEAD_NS;
+        plan->tenants[i].parted = true;
+    }
+    plan->together = false;
+    plan->sequence++;
+    plan->held_from_ns = clock;
+    if (plan->holder < 0)
+        return;
+    start_lease(plan, now_ns, clock);
+    plan->occupancy_counts = false;
+}
+
+static void move_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elapsed_ns)
+{
+    if (plan->together) {
+        if (vc_together_stays(plan, now_ns, elapsed_ns))
+            return;
+        part(plan, now_ns);
+    }
     if (plan->holder < 0) {
         int next = least_served(plan, -1, -1);
         if (next >= 0)
@@ -236,6 +262,11 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns)
         return;
     }
     plan->contended = true;
+    if (vc_together_begins(plan, now_ns)) {
+        plan->together = true;
+        plan->sequence++;
+        return;
+    }
     int preempting = lease_is_over(plan, now_ns) || idle ? -1 : returner(plan);
     if (idle)
         holder->was_idle = true;
@@ -251,13 +282,24 @@ static void move_lease(struct vc_card_plan *plan, uint64_t now_ns)
 
 /* --- results --- */
 
-static void write_grants(struct vc_card_plan *plan)
+/* Who launches beside others has a lease that is renewed before it ends: it may end soon. */
+static uint64_t rolling_end(const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    bool good = tenant->lease_end_ns > now_ns + VC_LEASE_MAX_NS / 2 && tenant->lease_end_ns != UINT64_MAX;
+    return good ? tenant->lease_end_ns : now_ns + VC_LEASE_MAX_NS;
+}
+
+static void write_grants(struct vc_card_plan *plan, uint64_t now_ns)
 {
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
-        bool holds = (int)i == plan->holder;
-        uint64_t end = !holds ? 0 : plan->contended ? plan->lease_end_ns : UINT64_MAX;
-        uint64_t sequence = holds ? plan->sequence : tenant->lease_sequence ? tenant->lease_sequence : 1;
+        bool holds = plan->together ? vc_together_launches(plan, i) : (int)i == plan->holder;
+        uint64_t end = !holds           ? 0
+                       : plan->together ? rolling_end(tenant, now_ns)
+                       : plan->contended ? plan->lease_end_ns
+                                         : UINT64_MAX;
+        uint64_t lease = plan->sequence | (plan->together ? VC_LEASE_TOGETHER : 0);
+        uint64_t sequence = holds ? lease : tenant->lease_sequence ? tenant->lease_sequence : 1;
         tenant->granted_ppm = tenant->core_limit * VC_PPM_PER_CORE;
         tenant->wake = end > tenant->lease_end_ns;
         tenant->lease_end_ns = end;
@@ -279,7 +321,7 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
         if (tenant->waiting && !tenant->in_credit)
             next = earlier(next, tenant->credit_at_ns);
     }
-    if (plan->holder >= 0) {
+    if (plan->holder >= 0 && !plan->together) {
         uint64_t finish = plan->tenants[plan->holder].finish_ns;
         if (plan->contended) {
             uint64_t lead = later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
@@ -297,10 +339,11 @@ uint64_t vc_plan_decide(struct vc_card_plan *plan, uint64_t now_ns)
 {
     uint64_t elapsed = plan->looked_ns != 0 && now_ns > plan->looked_ns ? now_ns - plan->looked_ns : 0;
     vc_plan_observe(plan, now_ns);
+    vc_together_look(plan, now_ns, elapsed);
     rank(plan, elapsed);
     wake_returners(plan);
-    move_lease(plan, now_ns);
-    write_grants(plan);
+    move_lease(plan, now_ns, elapsed);
+    write_grants(plan, now_ns);
     return next_look(plan, now_ns);
 }
 

@@ -1,5 +1,5 @@
 /* What tenants say, bounded: charges, credit, predicted finishes, and how the card was divided meanwhile. */
-#include "arbiter/decide.h"
+#include "arbiter/observe.h"
 #include "gate/bucket.h"
 
 /* No tenant can have been charged, nor have predicted, more than this between two looks. */
@@ -132,7 +132,8 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         int64_t charged = charge_since_last_look(tenant);
-        tenant->virtual_ns += (double)charged / share(tenant);
+        if (!plan->together) /* what nobody else could have used is not held against anybody */
+            tenant->virtual_ns += (double)charged / share(tenant);
         tenant->lease_charged_ns += charged;
         tenant->look_charged_ns = charged;
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;

@@ -52,6 +52,13 @@ struct vc_tenant {
     uint64_t queued_since_ns; /* its work has not begun since then; 0: it has */
     unsigned queued_behind;   /* the most others that had work on the card meanwhile */
     bool waiting, active, was_idle, returned, in_credit;
+    double fill;          /* what part of its leases it used, as far as it was charged */
+    unsigned shallow;     /* leases in a row in which it never had much outstanding */
+    bool deep;            /* … and in this one it had */
+    bool parted;          /* its next lease is the first after it launched beside others */
+    int64_t period_charged_ns; /* while tenants launch side by side: since the period began … */
+    unsigned period_looks;     /* … at how many looks it was active … */
+    double lag_ns;             /* … and by how much it lags behind what leases would have given it */
     uint64_t credit_at_ns; /* when a waiting tenant in debt will have credit again */
 
     /* What to write into its limits file. */
@@ -74,6 +81,10 @@ struct vc_card_plan {
     uint64_t lease_start_ns, lease_end_ns, lease_clock_ns;
     uint64_t held_from_ns; /* when the holder's work could first run; renewals keep it */
     uint64_t sequence;
+    bool together;           /* all that are known to leave room for each other launch side by side */
+    int favoured;            /* … or only this one, for a while; -1: all */
+    uint64_t together_ns, beside_ns, period_ns, apart_until_ns;
+    unsigned period_looks;
     uint64_t looked_ns;
     uint64_t uncut_until_ns; /* lately somebody waited longer than slices explain: the card runs kernels to their end */
 };

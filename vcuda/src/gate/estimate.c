@@ -103,6 +103,10 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
         vc_estimate_set(estimate, (uint64_t)implied);
         return;
     }
+    if (evidence == VC_EVIDENCE_BESIDE) { /* no cost is known better by it: followed in one direction only, it would drift */
+        vc_add_relaxed(&estimate->measured, ratio < (double)VC_VARIES_FACTOR);
+        return;
+    }
     /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth, and a
      * longer one that others may be inside tells little. What is charged does not depend on either. */
     double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.9 ? 0.15

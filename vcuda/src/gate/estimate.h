@@ -23,6 +23,7 @@ struct vc_estimate {
 enum vc_evidence {
     VC_EVIDENCE_CLEAN,         /* nobody else was on the card */
     VC_EVIDENCE_LONG_OVERLAP,  /* others were, but their part has been taken out */
+    VC_EVIDENCE_BESIDE,        /* others launched all the time: it tells nothing but that it was not much longer */
     VC_EVIDENCE_UPPER_BOUND,   /* others may have been, or the card may have been idle: it is no more than the wall time */
 };
 

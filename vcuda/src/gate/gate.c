@@ -43,6 +43,7 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
         policy.lease_start_ns = vc_load_relaxed(&limit->lease_start_ns);
         policy.lease_clock_ns = vc_load_relaxed(&limit->lease_clock_ns);
         policy.holder = policy.lease_end_ns != 0;
+        policy.together = policy.lease_sequence & VC_LEASE_TOGETHER;
     }
     return policy;
 }
@@ -225,7 +226,7 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
 {
     uint64_t start = now_ns + VC_LAUNCH_GAP_NS;
     /* A new holder's work queues behind what its predecessor left on the card. */
-    if (policy->leased && policy->lease_end_ns != UINT64_MAX)
+    if (policy->leased && policy->lease_end_ns != UINT64_MAX && !policy->together)
         start = later(start, earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
     start = later(start, earlier(policy->queue_end_ns, now_ns + VC_AHEAD_NS));
     if (nothing_outstanding || stalled(gate, now_ns))
@@ -348,6 +349,12 @@ uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const st
     return grown(from->tenants_ns, to->tenants_ns) + (turns ? 0 : grown(from->siblings_ns, to->siblings_ns));
 }
 
+/* Whether other tenants could launch meanwhile. */
+static bool beside(const struct vc_policy *policy, const struct vc_interval *interval)
+{
+    return policy->together || interval->sequence & VC_LEASE_TOGETHER;
+}
+
 /* Whether slices of other tenants, or of other processes of this container, may be inside the interval. */
 static bool overlapped(const struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval)
 {
@@ -356,6 +363,8 @@ static bool overlapped(const struct vc_gate *gate, const struct vc_policy *polic
     if (!policy->shared)
         return false;
     if (!policy->arbitrated)
+        return true;
+    if (beside(policy, interval))
         return true;
     if (policy->leased && policy->holder && policy->lease_sequence == interval->sequence &&
         interval->from_ns >= policy->lease_clock_ns)
@@ -414,12 +423,14 @@ static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy 
         return settlement;
     }
     if (can_be(interval)) {
-        settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
+        settlement.evidence = beside(policy, interval) ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND;
         settlement.charged_ns = earlier(interval->estimate_ns, uncovered);
         return settlement;
     }
-    settlement.evidence = VC_EVIDENCE_LONG_OVERLAP;
     settlement.charged_ns = settlement.measured_ns = without_others(interval);
+    /* Side by side the parts are guessed: only what no part explains tells something. */
+    bool explained = beside(policy, interval) && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
+    settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;
     return settlement;
 }
 
@@ -486,6 +497,10 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     gate->late_since_ns = 0;
     if (interval->measurable) {
         pay_owed(gate, interval);
+        if (interval->loose && beside(&policy, interval)) {
+            struct vc_gate_others now = vc_gate_others(gate);
+            interval->others_gpu_ns = vc_gate_others_ns(gate, now_ns, &interval->others_then, &now);
+        }
         settlement = settle(gate, &policy, interval);
         account(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns));
         if (interval->unknown) { /* it counted nothing when it was launched */

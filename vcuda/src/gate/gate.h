@@ -39,6 +39,7 @@ struct vc_policy {
     bool arbitrated;     /* the arbiter is alive */
     bool leased;         /* … and hands out leases on this card */
     bool holder;         /* … and we hold it */
+    bool together;       /* … beside others */
     uint32_t rate_ppm;   /* GPU ns per million wall ns */
     uint64_t lease_start_ns;
     uint64_t lease_end_ns; /* UINT64_MAX: nobody else waits */
@@ -101,6 +102,12 @@ struct vc_gate {
     uint32_t events_futex; /* private: changes whenever waiting threads should look again */
 };
 
+/* Clocks of what others had of the card, to be read at both ends of an interval: other tenants while we had work on it, as
+ * the arbiter saw it, and what other processes of the container were charged. */
+struct vc_gate_others {
+    uint64_t tenants_ns, siblings_ns;
+};
+
 /* An interval between two events on one stream, as seen by the helper. Times in CLOCK_MONOTONIC ns. */
 struct vc_interval {
     uint64_t from_ns, to_ns;
@@ -108,6 +115,7 @@ struct vc_interval {
     uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
     uint64_t sequence;     /* lease under which it was launched */
     uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
+    struct vc_gate_others others_then; /* loose: when its first operation was launched */
     uint64_t risk_ns;      /* what it may cost at most, where that varies */
     uint64_t covered_until_ns, uncovered_ns; /* so far it has been looked at, and no other interval had that part */
     uint64_t advance_ns;   /* charged beyond its estimate while it lasts */
@@ -145,11 +153,7 @@ void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns, uint64_t risk_ns);
  * returns the value for vc_interval.launched_ns. */
 uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns);
 
-/* Clocks of what others had of the card, to be read at both ends of an interval: other tenants while we had work on it, as
- * the arbiter saw it, and what other processes of the container were charged. */
-struct vc_gate_others {
-    uint64_t tenants_ns, siblings_ns;
-};
+/* What those clocks say now. */
 struct vc_gate_others vc_gate_others(const struct vc_gate *gate);
 
 /* What they had in between. Siblings that take turns are not on the card at the same time: nothing is theirs then. */

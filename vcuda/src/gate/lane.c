@@ -115,8 +115,10 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     bool early = answer->from_idle && lane->finish_ns > now_ns + VC_MARK_NS;
     bool idle = lane->finish_ns <= now_ns || early;
     step->late = !idle && lane->unmarked_since_ns != 0 && now_ns > lane->unmarked_since_ns + VC_MARK_NS;
-    if (idle || lane->unmarked_since_ns == 0)
+    if (idle || lane->unmarked_since_ns == 0) {
         lane->unmarked_since_ns = now_ns;
+        lane->others_then = vc_gate_others(lane->gate);
+    }
     if (idle) { /* an interval must not contain the time in which there was nothing to do */
         lane->open = false;
         lane->finish_ns = now_ns;
@@ -157,6 +159,7 @@ static void take_interval(struct vc_lane *lane, struct vc_lane_step *step, bool 
         .measurable = true,
         .loose = !lane->open,
         .from_ns = lane->open ? 0 : lane->unmarked_since_ns,
+        .others_then = lane->others_then,
     };
     step->distinct = lane->distinct;
     memcpy(step->learners, lane->learners, lane->distinct * sizeof lane->learners[0]);

@@ -34,6 +34,7 @@ struct vc_lane {
     struct vc_gate *gate;
     uint64_t finish_ns;    /* predicted end of what this lane launched */
     uint64_t unmarked_since_ns; /* when the oldest operation without a mark behind it was launched, at most a permit later; 0: none */
+    struct vc_gate_others others_then; /* what others had had of the card by then */
     uint64_t launches;     /* not yet added to the region */
     bool one_of_several;   /* its thread has other lanes, too */
 

@@ -12,6 +12,9 @@ enum {
     VC_PPM_PER_CORE = 10000,
 };
 
+/* In a lease's sequence: other tenants may launch meanwhile. */
+#define VC_LEASE_TOGETHER (UINT64_C(1) << 63)
+
 enum { VC_HEARTBEAT_LIMIT_NS = 50000000 /* an arbiter silent for longer is not obeyed */ };
 
 /* Whether the limits ask for a gate at all; inline, for the launch path of unlimited tenants. */

@@ -1,6 +1,6 @@
-/* What the two halves of the arbiter's rules share: observing tenants, and deciding about them. */
-#ifndef VC_ARBITER_PLAN_H
-#define VC_ARBITER_PLAN_H
+/* Observing tenants: the first half of the rules, and the few words of arithmetic that all of them use. */
+#ifndef VC_ARBITER_OBSERVE_H
+#define VC_ARBITER_OBSERVE_H
 
 #include "arbiter/plan.h"
 
