@@ -132,10 +132,9 @@ class Connection(asyncio.BufferedProtocol):
     Buffered: else uvloop makes 256 KiB for each TLS record, which the kernel maps, clears and takes away again.
     """
 
-    _buffer = memoryview(bytearray(_READ_BYTES))  # all connections': what is read is parsed at once
-
     def __init__(self, server: Server, application: Application, room: _Room) -> None:
         self._server, self._application, self._room = server, application, room
+        self._buffer = server.buffer
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._client: str | None = None
@@ -366,6 +365,8 @@ class Server:
         if probes is not None:
             self._served.append((*probes, None))
         self.connections: set[Connection] = set()
+        # All connections': what is read is parsed at once. Not all servers': to read lets other threads run.
+        self.buffer = memoryview(bytearray(_READ_BYTES))
         self.ending = self.started = False
 
     def stop(self, *_: object) -> None:

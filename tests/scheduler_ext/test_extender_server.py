@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
+import uvloop
+
 from scheduler_ext.http import server as servers
+from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.server import Answer, Request, error
+from tests.scheduler_ext.test_extender_writing import certificate
 
 Work = Callable[[asyncio.StreamReader, asyncio.StreamWriter, servers.Server], Awaitable[None]]
 
@@ -150,3 +157,42 @@ def test_the_end_waits_for_an_answer_under_way() -> None:
         assert (status, body) == (200, b"slow") and b"connection: close" in head
 
     serve(work)
+
+
+def test_servers_of_several_threads_never_read_each_others_bytes(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path, "server")
+    wrong: list[str] = []
+
+    def one(mark: bytes) -> None:
+        async def whole() -> None:
+            application = Application()
+            application.body_bytes = 1 << 20
+            listener = socket.create_server(("127.0.0.1", 0))
+            server = servers.Server(cast(Any, application), listener, ServerCertificate(str(chain), str(key)))
+            task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
+            trusted = ssl.create_default_context(cafile=str(chain))
+            reader, writer = await asyncio.open_connection(
+                *listener.getsockname(), ssl=trusted, server_hostname="127.0.0.1", limit=1 << 20
+            )
+            body = mark * 300_000
+            for _ in range(60):
+                writer.write(post("/x", body))
+                status, found, _ = await answer(reader)
+                if (status, found) != (200, b"/x||" + body):
+                    wrong.append(f"{status} {found[:40]!r}")
+            writer.close()
+            server.stop()
+            await task
+
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(whole())
+        except Exception as problem:  # noqa: BLE001 - told below
+            wrong.append(repr(problem))
+
+    threads = [threading.Thread(target=one, args=(mark,)) for mark in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -28,9 +28,9 @@ _MOST_ANSWER = 1 << 20  # bytes; a Status has hundreds
 class _Connection(asyncio.BufferedProtocol):
     """One connection, one request at a time. Buffered: else uvloop makes 256 KiB for each TLS record."""
 
-    _buffer = memoryview(bytearray(_READ_BYTES))  # all connections': what is read is parsed at once
-
-    def __init__(self) -> None:
+    def __init__(self, buffer: memoryview) -> None:
+        """`buffer`: that of all connections of a loop; what is read is parsed at once."""
+        self._buffer = buffer
         self.idle_since = 0.0
         self.usable = True  # for another request
         self._transport: Any = None
@@ -123,6 +123,7 @@ class AsyncClient:
         parts = urllib.parse.urlsplit(endpoint.url)
         self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
         self._server_name = endpoint.login.server_name or parts.hostname
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._idle: list[_Connection] = []
         self._tls: ssl.SSLContext | None = None
         self._headers = b""
@@ -194,7 +195,7 @@ class AsyncClient:
         plain.setblocking(False)
         loop, name = asyncio.get_running_loop(), self._server_name if self._tls else None
         _, connection = await loop.create_connection(
-            _Connection, sock=plain, ssl=self._tls, server_hostname=name
+            lambda: _Connection(self._buffer), sock=plain, ssl=self._tls, server_hostname=name
         )
         return connection
 
