@@ -328,6 +328,28 @@ void vc_quota_release(struct vc_region *region, uint32_t card, uint64_t bytes, e
     vc_sub(&mine->reserved_bytes, bytes);
 }
 
+static uint64_t sum_generations(const struct vc_region *region, uint32_t card)
+{
+    uint64_t sum = 0;
+    for (uint32_t index = 0, count = vc_region_slots(region); index < count; index++)
+        sum += vc_load(&region->usage->slots[index].cards[card].generation);
+    return sum;
+}
+
+/* What all hold at one moment, if that can be told and is beyond `all`; else `all`. Memory that one gives back while it is added up, and another
+ * one takes, would count twice. */
+static uint64_t granted_beyond(const struct vc_region *region, uint32_t card, uint64_t all)
+{
+    for (int attempt = 0; attempt < VC__ATTEMPTS; attempt++) {
+        uint64_t generations = sum_generations(region, card), sum = sum_committed(region, card);
+        if (sum <= all)
+            return all;
+        if (sum == sum_committed(region, card) && generations == sum_generations(region, card))
+            return sum;
+    }
+    return all;
+}
+
 void vc_quota_charge(struct vc_region *region, uint32_t card, uint64_t bytes, enum vc_quota_kind kind)
 {
     struct vc_slot *own = vc_region_slot(region);
@@ -342,8 +364,7 @@ void vc_quota_charge(struct vc_region *region, uint32_t card, uint64_t bytes, en
         vc_witness_raise(region, card, &why);
     if (!limited)
         return;
+    uint64_t all = bounds_of(region, card, false).all, sum = sum_reserved(region, card);
     /* Beyond the limit counts what was granted: others' reservations may be refused yet. */
-    uint64_t all = bounds_of(region, card, false).all, sum = sum_reserved(region, card), granted = sum_committed(region, card);
-    sum = sum < all ? sum : all;
-    vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum > granted ? sum : granted);
+    vc_raise_to(&region->usage->cards[card].memory_peak_bytes, sum <= all ? sum : granted_beyond(region, card, all));
 }
