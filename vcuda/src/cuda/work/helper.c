@@ -123,9 +123,10 @@ static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uin
 static void set_begin(struct vc_interval *interval, const struct vc_mark *from, uint64_t reached_ns, uint64_t until_ns)
 {
     uint64_t half = (until_ns - reached_ns) / 2;
-    uint64_t behind = from->begins_ns > from->recorded_ns ? from->begins_ns - from->recorded_ns : 0;
+    bool idle = reached_ns <= from->recorded_ns + HOST_BOUND_NS; /* it was thought to be, by estimates that may be too low */
+    uint64_t behind = idle && from->begins_ns > from->recorded_ns ? from->begins_ns - from->recorded_ns : 0;
     interval->from_ns = reached_ns + (behind < half ? behind : half);
-    interval->slack_ns = from->stuck_ns;
+    interval->slack_ns = idle ? from->stuck_ns : 0;
 }
 
 /* How long before `to` the card reached `from`, whatever was learnt meanwhile of where its clock stands; 0: not known. */
