@@ -152,7 +152,7 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
 
     A placement that contradicts the pod's own request books nothing: the manager refuses such a pod. A share
     without any placement was bound past us: its cards are unknown until the manager or its owner names them. Of a pod that was
-    resized the annotation may say the old amounts or the new ones, and the larger are booked.
+    resized the annotation may say the old amounts or the new ones.
     """
     cpu, memory = pod_requests(pod)
     try:
@@ -170,10 +170,10 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
         placement.check(resize.as_asked(chosen, asked, granted), asked)
     except InvalidPlacement as error:
         return SeenUse(Usage({}, cpu, memory), asked, str(error))
-    booked = placement.peak_use(asked, chosen)
-    if granted:
-        booked = resize.most(booked, placement.peak_use(asked, resize.applied(chosen, granted)))
-    use = {card: (min(cores, _MOST), min(blocks, _MOST)) for card, (cores, blocks) in booked.items()}
+    use = {
+        card: (min(cores, _MOST), min(blocks, _MOST))
+        for card, (cores, blocks) in placement.peak_use(asked, chosen).items()
+    }
     return SeenUse(Usage(use, cpu, memory), asked)
 
 

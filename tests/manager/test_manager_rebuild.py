@@ -18,7 +18,7 @@ from manager.proto import deviceplugin_pb2 as api
 from manager.regions import regions
 from tests.manager.manager_pods import NAMES, container, pod
 from vcuda import region
-from vcuda.spec import placement
+from vcuda.spec import placement, resize
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL
 from vcuda.spec.placement import CardShare
@@ -188,6 +188,21 @@ def test_when_state_and_kubelets_records_are_lost_the_regions_of_living_pods_rem
     assert {key: (item.shares, item.held) for key, item in found.items()} == {
         KEY: ((CardShare("GPU-0", 10, 4),), {})
     }  # the one with 90 cores is not what its pod asks
+
+
+@pytest.mark.parametrize("granted", [(30, 9), (31, 9), None])
+def test_a_region_of_other_amounts_than_kubelets_counts_if_they_were_granted(
+    tmp_path: Path, granted: tuple[int, int] | None
+) -> None:
+    """A resized share's region is the newer word; kubelet goes on counting what was asked for at first."""
+    item = pod("p", container("c", 10, 4), uid="u")
+    if granted is not None:
+        grant = resize.Answer("x", {"c": resize.Target(CardShare("GPU-0", *granted))})
+        item["status"] = {"phase": "Running", "conditions": [resize.condition(grant, NAMES, "")]}
+    region_of(tmp_path, "u", "c", 30, 9)
+    found = complete([entry("core", 10), entry("memory", 4)], item, base=tmp_path)
+    wanted = [(CardShare("GPU-0", 30, 9),)] if granted == (30, 9) else []
+    assert [one.shares for one in found.values()] == wanted
 
 
 EDITED: dict[str, dict[str, str]] = {
