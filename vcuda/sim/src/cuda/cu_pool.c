@@ -7,7 +7,7 @@
 
 static CUmemoryPool pools; /* under cu_lock, as all of this */
 
-static CUmemoryPool make_pool(int device, const CUmemPoolProps *props, cu_pool_place place)
+static CUmemoryPool make_pool(int device, const CUmemPoolProps *props, cu_pool_place place, int lazily)
 {
     CUmemoryPool pool = calloc(1, sizeof *pool);
     if (!pool)
@@ -19,7 +19,7 @@ static CUmemoryPool make_pool(int device, const CUmemPoolProps *props, cu_pool_p
     pool->props = *props;
     pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
     pool->shared_fd = -1;
-    cu_space_begin(pool);
+    cu_space_begin(pool, lazily);
     pool->next = pools;
     pools = pool;
     return pool;
@@ -57,7 +57,7 @@ static CUmemoryPool lazily(CUmemoryPool *place, int device)
     const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                   .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     if (!*place)
-        *place = make_pool(device, &props, CU_POOL_ON_CARD);
+        *place = make_pool(device, &props, CU_POOL_ON_CARD, 1);
     return *place;
 }
 
@@ -81,7 +81,7 @@ CUmemoryPool cu_pool_imported(int device, int fd)
     const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                   .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                   .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
-    CUmemoryPool pool = make_pool(device, &props, CU_POOL_ON_HOST); /* what pays is the exporter's */
+    CUmemoryPool pool = make_pool(device, &props, CU_POOL_ON_HOST, 0); /* what pays is the exporter's */
     if (!pool) {
         close(fd);
         return NULL;
@@ -330,7 +330,7 @@ CU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *pro
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
-    *pool = make_pool(device, props, place);
+    *pool = make_pool(device, props, place, 0);
     if (*pool && (int)props->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
         (*pool)->props.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device}; /* as documented for one domain */
     pthread_mutex_unlock(&cu_lock);

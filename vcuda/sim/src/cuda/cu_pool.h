@@ -37,8 +37,9 @@ CUresult cu_pool_of(CUmemoryPool pool);
 /* A pool of another process; takes over the descriptor. cu_lock held. */
 CUmemoryPool cu_pool_imported(int device, int fd);
 
-/* All with cu_lock held. How a pool on `device` manages its space: the card's `pools=`, or $VCUDA_SIM_POOLS. */
-void cu_space_begin(CUmemoryPool pool);
+/* All with cu_lock held. How a pool on `device` manages its space: the card's `pools=`, or $VCUDA_SIM_POOLS.
+ * What is drawn for the device's own pools, made `lazily`, is the same whoever asks for which of them first. */
+void cu_space_begin(CUmemoryPool pool, int lazily);
 /* A place of `bytes` in what the pool has; 0, or -1: it has none. */
 int cu_space_take(CUmemoryPool pool, size_t bytes, cu_extent *extent);
 void cu_space_give(CUmemoryPool pool, const cu_extent *extent);

@@ -32,7 +32,7 @@ static uint64_t draw(CUmemoryPool pool)
     return pool->random;
 }
 
-void cu_space_begin(CUmemoryPool pool)
+void cu_space_begin(CUmemoryPool pool, int lazily)
 {
     static uint64_t pools_made;
     const sim_card_config *config = &cu_process.state->config.cards[cu_process.devices[pool->device].card];
@@ -45,7 +45,7 @@ void cu_space_begin(CUmemoryPool pool)
         pool->ragged = 1;
         seed = named[6] == ':' ? strtoull(named + 7, NULL, 10) : seed;
     }
-    pool->random = (seed + 1) * 0x9e3779b97f4a7c15ull + ++pools_made * 0xbf58476d1ce4e5b9ull;
+    pool->random = (seed + 1) * 0x9e3779b97f4a7c15ull + (lazily ? ~(uint64_t)pool->device : ++pools_made) * 0xbf58476d1ce4e5b9ull;
     pool->random |= 1;
 }
 
