@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import share as shares
-from tests.support.share import Share
+from tests.support.share import MIB, Share
 from tests.vcuda.test_shim_descriptors import CLIENT, LIMIT, shown
 from vcuda.sim import Machine, SimCard
 
@@ -43,6 +44,14 @@ def exported_two(there):
             ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
         made.append(shared.value)
     socket.send_fds(there, [b"x"], made[:1])
+class External(C.Structure):
+    _fields_ = [("type", C.c_int), ("pad", C.c_int), ("fd", C.c_int), ("pad2", C.c_int), ("more", u64), ("size", u64), ("flags", C.c_uint * 17)]
+def external(descriptor):
+    given, memory = External(type=1, fd=descriptor, size=2 * MIB), C.c_void_p()
+    return call("cuImportExternalMemory", C.byref(memory), C.byref(given)), memory
+def reopened(descriptor):
+    other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR); os.close(descriptor)
+    return other
 def unlock(descriptor):
     fcntl.fcntl(descriptor, 37, struct.pack("hhqqi4x", fcntl.F_UNLCK, 0, 0, 0, 0))
 """
@@ -85,38 +94,52 @@ ok("cuIpcCloseMemHandle", pointer); show(alloc(700 * MIB)[0])
     assert found == [[596, 0], [660, 2], [260, 0]]
 
 
-def test_ipc_memory_of_another_container_is_charged_to_who_opens_it(share: Share, tmp_path: Path) -> None:
+def across(share: Share, tmp_path: Path, maker_bytes: int, maker: str, code: str) -> Any:
+    """The answer of `code` in the share; `here` leads to `there`, `maker`'s in a container with such a limit."""
     assert share.machine
     other = shares.simulated(
-        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=LIMIT)]
+        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=maker_bytes)]
     )
     address = str(tmp_path / "s")
-    maker = share.start(
-        CLIENT
-        + IPC
-        + """
+    making = other.start(
+        f"""
+{CLIENT + IPC}
 listener = socket.socket(socket.AF_UNIX); listener.bind(os.environ["SOCKET"]); listener.listen()
 answer("ready")
 there = listener.accept()[0]
-exec(MAKER)
+{maker}
 """,
         SOCKET=address,
     )
-    assert maker.stdout and maker.stdout.readline() == '"ready"\n'
-    found = other.run(
-        CLIENT
-        + IPC
-        + """
+    assert making.stdout and making.stdout.readline() == '"ready"\n'
+    try:
+        return share.run(
+            f"""
+{CLIENT + IPC}
 here = socket.socket(socket.AF_UNIX); here.connect(os.environ["SOCKET"])
+{code}
+""",
+            SOCKET=address,
+        )
+    finally:
+        making.kill()
+        making.communicate(timeout=60)
+
+
+def test_ipc_memory_of_another_container_is_charged_to_who_opens_it(share: Share, tmp_path: Path) -> None:
+    found = across(
+        share,
+        tmp_path,
+        LIMIT,
+        "exec(MAKER)",
+        """
 begin()
 result, pointer = open_ipc(here); held = free()
 here.send(b"g"); here.recv(1); freed = free()
 ok("cuIpcCloseMemHandle", pointer); here.send(b"gg")
 answer([result, held, freed, free()])
 """,
-        SOCKET=address,
     )
-    maker.communicate(timeout=60)
     assert found == [0, 660, 660, 960]
 
 
@@ -188,7 +211,7 @@ for child, here in [export(None, "there.recv(1); exporter(there, 250); there.rec
     here.send(b"g")
     descriptor = taken(here)
     if loses == "reopened":
-        other = os.open(f"/proc/self/fd/{{descriptor}}", os.O_RDWR); os.close(descriptor); descriptor = other
+        descriptor = reopened(descriptor)
     elif loses == "unlocked":
         unlock(descriptor)
     if not handles:
@@ -219,14 +242,12 @@ answer([results.count(0), more])
 def test_external_memory_is_charged_as_much_as_its_object_is_large(share: Share) -> None:
     found = shown(
         share,
-        """
-class External(C.Structure):
-    _fields_ = [("type", C.c_int), ("pad", C.c_int), ("fd", C.c_int), ("pad2", C.c_int), ("more", u64), ("size", u64), ("flags", C.c_uint * 17)]
+        IPC
+        + """
 child, here = export(None, CHILD)
 descriptor = taken(here)
 begin()
-given, memory = External(type=1, fd=descriptor, size=2 * MIB), C.c_void_p()
-show(call("cuImportExternalMemory", C.byref(memory), C.byref(given)))
+result, memory = external(descriptor); show(result)
 killed(child); show(alloc(700 * MIB)[0])
 ok("cuDestroyExternalMemory", memory); show(alloc(700 * MIB)[0])
 """,
@@ -251,3 +272,126 @@ killed(fork)
 """,
     )
     assert found == [[596, 0], [60, 0]]
+
+
+@pytest.mark.parametrize("by", ["imported", "external"])
+def test_an_orphan_whose_slot_was_taken_again_is_charged_to_who_imports_it(share: Share, by: str) -> None:
+    """Its signature says the same slot and the same first chunk as what the slot's new process has exported."""
+    found = shown(
+        share,
+        IPC
+        + f"""
+orphans = []
+for _ in range(3):
+    child, here = export(None, CHILD)
+    orphans.append(taken(here)); killed(child)
+child, here = export(None, "exporter(there, 2); there.recv(1)")
+living = taken(here)
+begin()
+results = [{by}(living)[0]]
+for one in orphans:
+    results.append({by}(one)[0])
+    if {by} == imported or results[-1]:
+        os.close(one)  # who imports external memory takes it
+show(results)
+""",
+    )
+    assert found == [[294, [0, 0, 0, 2]]]
+
+
+def test_what_another_container_exported_is_charged_though_one_of_ours_exported_alike(
+    share: Share, tmp_path: Path
+) -> None:
+    found = across(
+        share,
+        tmp_path,
+        LIMIT,
+        "exporter(there); there.recv(1)",
+        """
+child, ours = export(None, "exporter(there, 2); there.recv(1)")
+descriptors = [taken(ours), taken(here)]
+begin()
+results = [imported(one)[0] for one in descriptors]
+answer([results, free()])
+killed(child)
+""",
+    )
+    assert found == [[0, 0], 594]
+
+
+def test_what_nothing_says_the_owner_of_is_refused_where_it_does_not_fit(
+    share: Share, tmp_path: Path
+) -> None:
+    found = across(
+        share,
+        tmp_path,
+        3 * LIMIT,
+        "exporter(there, 2500); there.recv(1)",
+        "begin(); answer([imported(reopened(taken(here)))[0], free()])",
+    )
+    assert found == [2, 960]
+
+
+def test_what_nobody_can_measure_is_refused(share: Share) -> None:
+    """No address space is left to map it."""
+    found = shown(
+        share,
+        IPC
+        + """
+child, here = export(None, CHILD)
+descriptor = reopened(taken(here))
+begin()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 300 * MIB, resource.RLIM_INFINITY))
+result = imported(descriptor)[0]; os.close(descriptor); killed(child)
+show(result)
+""",
+    )
+    assert found == [[960, 2]]
+
+
+def test_an_orphan_for_which_there_is_no_room_never_reaches_the_driver(share: Share) -> None:
+    assert share.machine
+    process = share.start(
+        CLIENT
+        + """
+child, here = export(None, "exporter(there, 700)")
+descriptor = taken(here)
+os.waitpid(child, 0)
+begin()
+result, held = alloc(400 * MIB)
+answer([imported(descriptor)[0], imported(descriptor)[0]])
+sys.stdin.readline()
+"""
+    )
+    assert process.stdout and process.stdout.readline() == "[2, 2]\n"
+    peak = max(one.peak_bytes for one in share.machine.report().cards[0].processes)
+    shares.end(process)
+    assert peak // MIB == 464
+
+
+def test_an_orphan_on_another_card_than_the_full_one_is_imported(tmp_path: Path) -> None:
+    machine = Machine.create(tmp_path / "machine", [SimCard(), SimCard()])
+    share = shares.simulated(
+        tmp_path / "share", machine, [shares.limit(machine, card, memory_bytes=LIMIT) for card in range(2)]
+    )
+    found = share.run(
+        CLIENT
+        + """
+def second(there):
+    begin(1)
+    handle, shared = u64(), C.c_int()
+    ok("cuMemCreate", C.byref(handle), size(700 * MIB), C.byref(Properties(1, 1, Location(1, 1))), u64(0))
+    ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
+    socket.send_fds(there, [b"x"], [shared.value])
+descriptors = []
+for _ in range(2):
+    child, here = export(None, "second(there)")
+    descriptors.append(taken(here)); os.waitpid(child, 0)
+begin(1); begin(0); results = [alloc(900 * MIB)[0], *(imported(one)[0] for one in descriptors)]
+first = free()
+ok("cuCtxPopCurrent_v2", C.byref(C.c_void_p()))
+answer([results, first, free()])
+"""
+    )
+    assert found == [[0, 0, 2], 60, 260]

@@ -23,6 +23,7 @@ struct vc_extent {
 struct vc_hold {
     struct vc_hold *next;
     struct vc_extent extent;
+    uint32_t tag; /* of the slot, which stays its owner's so long */
     uint64_t count;
 };
 

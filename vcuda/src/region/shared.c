@@ -30,11 +30,12 @@ bool vc_shared_new(struct vc_region *region, uint32_t cards, uint64_t bytes, str
     return (first + chunks) >> VC_EXTENT_BITS == 0;
 }
 
-/* Pre: region->slow_mutex held. What this process holds of the extent, and how often; NULL: it does not. */
+/* Pre: region->slow_mutex held. What this process holds of that slot and some of those chunks; NULL: nothing. */
 static struct vc_hold **hold_of(struct vc_region *region, const struct vc_extent *extent)
 {
     struct vc_hold **link = &region->holds;
-    while (*link && ((*link)->extent.slot != extent->slot || (*link)->extent.first != extent->first))
+    while (*link && ((*link)->extent.slot != extent->slot || (*link)->extent.first >= extent->first + extent->chunks ||
+                     extent->first >= (*link)->extent.first + (*link)->extent.chunks))
         link = &(*link)->next;
     return *link ? link : NULL;
 }
@@ -48,9 +49,10 @@ bool vc_shared_hold(struct vc_region *region, const struct vc_extent *extent, ui
     struct vc_hold **known = hold_of(region, extent), *made = known ? NULL : malloc(sizeof *made);
     const struct vc_slot *slot = &region->usage->slots[extent->slot];
     int descriptor = vc_slots_descriptor(region);
-    if (known) {
-        (*known)->count++;
-        held = true;
+    if (known) { /* the same, or of another container, or of a former owner of the slot's: nobody pays for that here */
+        held = (*known)->tag == tag && (*known)->extent.first == extent->first &&
+               (*known)->extent.chunks == extent->chunks;
+        (*known)->count += held;
     } else if (made && descriptor >= 0 && slot != region->slot && vc_extent_set(descriptor, F_RDLCK, extent)) {
         /* Whoever frees the slot looks for holders after its process has let go of its own lock: so we are seen, or it is gone. */
         held = vc_slot_locked(descriptor, extent->slot) && vc_load(&slot->state) == VC_SLOT_CLAIMED &&
@@ -59,7 +61,7 @@ bool vc_shared_hold(struct vc_region *region, const struct vc_extent *extent, ui
             vc_extent_set(descriptor, F_UNLCK, extent);
     }
     if (held && made) {
-        *made = (struct vc_hold){region->holds, *extent, 1};
+        *made = (struct vc_hold){region->holds, *extent, tag, 1};
         region->holds = made;
     } else {
         free(made);
@@ -76,6 +78,19 @@ void vc_shared_let(struct vc_region *region, const struct vc_extent *extent)
         *known = gone->next;
         vc_extent_set(vc_slots_descriptor(region), F_UNLCK, &gone->extent);
         free(gone);
+    }
+    pthread_mutex_unlock(&region->slow_mutex);
+}
+
+void vc_shared_narrow(struct vc_region *region, const struct vc_extent *extent)
+{
+    pthread_mutex_lock(&region->slow_mutex);
+    struct vc_hold **known = hold_of(region, extent);
+    if (known) {
+        struct vc_extent without = *extent;
+        without.cards = (*known)->extent.cards & ~extent->cards;
+        vc_extent_set(vc_slots_descriptor(region), F_UNLCK, &without);
+        (*known)->extent.cards &= extent->cards;
     }
     pthread_mutex_unlock(&region->slow_mutex);
 }

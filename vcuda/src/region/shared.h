@@ -18,6 +18,9 @@ bool vc_shared_new(struct vc_region *region, uint32_t cards, uint64_t bytes, str
 bool vc_shared_hold(struct vc_region *region, const struct vc_extent *extent, uint32_t tag);
 void vc_shared_let(struct vc_region *region, const struct vc_extent *extent);
 
+/* What was held on more cards than it lies on is held on those of `extent` alone from now on. */
+void vc_shared_narrow(struct vc_region *region, const struct vc_extent *extent);
+
 /* Whether another process holds some of what we own. Errors count as held. */
 bool vc_shared_is_held(struct vc_region *region, const struct vc_extent *extent);
 

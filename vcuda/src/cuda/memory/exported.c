@@ -7,8 +7,8 @@
  *
  * The lock is the exporter's signature: his slot and its tag, and the object's extent (region/shared.h), a byte for each chunk. Who imports
  * it holds the extent: as long the exporter pays, or his slot does when he is dead. An exporter who is gone already, of another container,
- * or not known (the file was opened anew, its lock taken away, no descriptor was free) does not: then the importer pays, what the driver
- * lets him map of it. What is exported, of a dead exporter, and imported by nobody is not charged: the descriptor may lie in a socket that
+ * or not known (the file was opened anew, its lock taken away, no descriptor was free) does not: then the importer pays, by the
+ * signature's size before the driver is called, without one by what the driver lets him map of it. What is exported, of a dead exporter, and imported by nobody is not charged: the descriptor may lie in a socket that
  * nobody reads. */
 #include "cuda/memory/exported.h"
 
@@ -285,49 +285,78 @@ static uint64_t size_of(CUmemGenericAllocationHandle handle, uint64_t limit)
     return bytes;
 }
 
-static CUresult add_import(CUmemGenericAllocationHandle handle, const struct vc_signature *signature)
+/* Before the driver: the exporter pays, or we do. On which card it lies is not known yet, so wherever there is room. */
+static CUresult begin_import(const struct vc_signature *signature, struct vc_import *import)
+{
+    struct vc_charge charge;
+    struct vc_region *region = vc_region_get();
+    vc_cards all = vc_cards_all(region);
+    import->extent = signature->extent;
+    import->extent.cards = all;
+    import->bytes = signature->extent.chunks * VC_CHUNK;
+    import->held = vc_shared_hold(region, &import->extent, signature->tag);
+    for (uint32_t card = 0; all >> card && !import->held; card++)
+        if ((all >> card & 1) && vc_charge_cards(&charge, 1u << card, import->bytes) == CUDA_SUCCESS)
+            import->reserved |= 1u << card;
+    return import->held || import->reserved || !all ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void undo_import(const struct vc_import *import)
+{
+    vc_cards_rollback(vc_region_get(), import->reserved, import->bytes);
+    if (import->held)
+        vc_shared_let(vc_region_get(), &import->extent);
+}
+
+static CUresult end_import(CUmemGenericAllocationHandle handle, struct vc_import *import)
 {
     struct vc_region *region = vc_region_get();
-    struct vc_import import = {0};
     uint64_t limit = UINT64_MAX;
-    import.cards = cards_of(handle, &import.device);
-    for (uint32_t card = 0; import.cards >> card; card++)
-        if ((import.cards >> card & 1) && vc_quota_limit(region, card) < limit)
+    import->cards = cards_of(handle, &import->device);
+    for (uint32_t card = 0; import->cards >> card; card++)
+        if ((import->cards >> card & 1) && vc_quota_limit(region, card) < limit)
             limit = vc_quota_limit(region, card);
     if (limit == UINT64_MAX) { /* nothing is limited */
+        undo_import(import);
         vc_object_add_foreign(handle);
         return CUDA_SUCCESS;
     }
-    if (signature) {
-        import.extent = signature->extent;
-        import.extent.cards = import.cards;
-        import.bytes = signature->extent.chunks * VC_CHUNK;
-        import.held = vc_shared_hold(region, &import.extent, signature->tag);
-    } else {
-        import.bytes = size_of(handle, limit);
+    if (import->held) {
+        import->extent.cards = import->cards;
+        vc_shared_narrow(region, &import->extent);
+    } else if (import->bytes == 0) {
+        import->bytes = size_of(handle, limit);
     }
-    return vc_object_add_import(handle, &import);
+    if (import->bytes > 0)
+        return vc_object_add_import(handle, import);
+    vc_cards_refused(region, import->cards); /* what can't be measured is larger than the limit, or may be */
+    vc_real.cuMemRelease(handle);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* An imported multicast object may get memory of ours. */
 CUresult vc_hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
-    struct vc_signature signature;
+    struct vc_signature signature = {0};
+    struct vc_import import = {0};
     int descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? (int)(intptr_t)shareable : -1;
     struct vc_object *object = descriptor >= 0 ? find(descriptor) : NULL;
-    CUresult result = vc_real.cuMemImportFromShareableHandle(handle, shareable, type);
+    bool is_signed = !object && descriptor >= 0 && vc_signature_read(descriptor, &signature);
+    CUresult result = is_signed && !signature.is_nothing ? begin_import(&signature, &import) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = vc_real.cuMemImportFromShareableHandle(handle, shareable, type);
     if (result != CUDA_SUCCESS) {
         if (object)
             vc_object_drop(object);
+        undo_import(&import);
         return result;
     }
-    if (object) {
+    if (object)
         vc_object_add_handle(*handle, object);
-        return result;
-    }
-    bool is_signed = descriptor >= 0 && vc_signature_read(descriptor, &signature);
-    if (!is_signed || !signature.is_nothing)
-        return add_import(*handle, is_signed ? &signature : NULL);
-    vc_object_add_foreign(*handle);
+    else if (signature.is_nothing)
+        vc_object_add_foreign(*handle);
+    else
+        result = end_import(*handle, &import);
     return result;
 }

@@ -194,45 +194,27 @@ CUresult vc_object_add_import(CUmemGenericAllocationHandle value, const struct v
 {
     struct vc_object *known = vc_object_hold(value), *object = known ? known : calloc(1, sizeof *object);
     struct vc_import *import = malloc(sizeof *import);
+    struct vc_region *region = vc_region_get();
+    vc_cards unused = made->reserved;
     if (import)
         *import = *made;
     if (known) { /* the driver gave one handle for what is imported twice */
         end_import(import);
     } else if (object && import) {
         *object = (struct vc_object){.references = 1, .device = made->device, .bytes = made->bytes, .import = import};
+        if (!made->held && (made->cards & ~made->reserved) == 0) {
+            object->cards = made->cards;
+            vc_cards_commit(region, made->cards, made->bytes, VC_QUOTA_PLAIN);
+            unused &= ~made->cards;
+        }
     }
+    vc_cards_rollback(region, unused, made->bytes);
     if (object && import && (known || import->held || vc_object_pay(object)) && add_handle(value, object))
         return CUDA_SUCCESS;
     if (object)
         vc_object_drop(object);
     vc_real.cuMemRelease(value);
     return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-/* So much is mapped of something imported of which nobody can say how large it is. False: that is over the limit. */
-static bool grow(struct vc_object *object, uint64_t bytes)
-{
-    struct vc_charge charge;
-    const struct vc_import *import = object->import;
-    if (!import || import->held || import->bytes > 0 || bytes <= object->bytes)
-        return true;
-    pthread_mutex_lock(&mutex);
-    uint64_t more = bytes > object->bytes ? bytes - object->bytes : 0;
-    pthread_mutex_unlock(&mutex);
-    if (more == 0 || vc_charge_cards(&charge, import->cards, more) != CUDA_SUCCESS)
-        return more == 0;
-    pthread_mutex_lock(&mutex);
-    bool still = bytes - object->bytes == more;
-    if (still)
-        object->bytes = bytes;
-    pthread_mutex_unlock(&mutex);
-    if (!still) { /* another thread has mapped some of it meanwhile */
-        vc_charge_drop(&charge);
-        return grow(object, bytes);
-    }
-    vc_store(&object->cards, import->cards);
-    vc_cards_commit(charge.region, charge.cards, more, VC_QUOTA_PLAIN);
-    return true;
 }
 
 bool vc_is_pinned_on_host(const CUmemAllocationProp *properties)
@@ -297,10 +279,6 @@ CUresult vc_hook_cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUme
                           unsigned long long flags)
 {
     struct vc_object *object = vc_object_hold(handle); /* before the driver knows of it: it may be released meanwhile */
-    if (object && !grow(object, bytes)) {
-        vc_object_drop(object);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     CUresult result = vc_real.cuMemMap(address, bytes, offset, handle, flags);
     if (!object)
         return result;

@@ -35,13 +35,15 @@ void vc_object_add_foreign(CUmemGenericAllocationHandle handle);
  * container or not known, who imports. */
 struct vc_import {
     vc_cards cards; /* where it lies */
+    vc_cards reserved; /* on these its bytes are reserved for it */
     CUdevice device;
-    uint64_t bytes; /* 0: not known, but no less than what is mapped of it */
+    uint64_t bytes;
     struct vc_extent extent;
     bool held;
 };
 
-/* Charge it if we pay, and record it under the handle, which is given back if that fails. Takes over the hold. */
+/* Charge it if we pay, and record it under the handle, which is given back if that fails. Takes over hold and
+ * reservation. */
 CUresult vc_object_add_import(CUmemGenericAllocationHandle handle, const struct vc_import *import);
 
 /* The extent by which others hold it, given at the first call; NULL: it can't have one. */
