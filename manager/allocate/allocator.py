@@ -453,8 +453,16 @@ class Allocator:
         usage = self._regions.usage(after)
         if usage is None:
             raise Refusal(Reason.REGION_UNAVAILABLE, f"what {after.name} uses can't be read")
-        used = {card.uuid: max(card.memory_used_bytes, card.reserved_bytes) for card in usage.cards}
-        return max(0, *(used.get(card.uuid, 0) - card.memory_bytes for card in self._regions.limits(after)))
+        limits = {card.uuid: card for card in self._regions.limits(after)}
+        beyond = 0
+        for card in usage.cards:
+            if (limit := limits.get(card.uuid)) is None:
+                continue
+            used = max(card.memory_used_bytes, card.reserved_bytes)
+            beyond = max(beyond, used - limit.memory_bytes)
+            if limit.physical_bytes is not None:  # oversold: what is not managed memory has to be on the card
+                beyond = max(beyond, used - card.managed_bytes - limit.physical_bytes)
+        return beyond
 
     def _require_room(self, after: Allocation) -> None:
         """Beside the others' shares; what is placed here for pods to come, the extender has counted."""

@@ -1,8 +1,9 @@
 """Allocations out of what else remembers them, for a state file that is lost, damaged or behind.
 
-In the order in which they are trusted: the container's region, which only we write; kubelet's checkpoint, which keeps what we answered (cards and
-amounts in annotations, the region among the mounts); the pod's own annotation, which whoever may edit the pod writes: it counts only as far as it says
-what the container holds and asks. Nothing else of the pod's metadata is read: no edit of a running pod loses what was promised to it.
+In the order in which they are trusted: the container's region, which only we write and which holds what is in force; kubelet's checkpoint, which keeps what
+we answered at first (cards and amounts in annotations, the region among the mounts), as far as the card has room beside the regions: the share may have been
+resized since; the pod's own annotation, which whoever may edit the pod writes: it counts only as far as it says what the container holds and asks. Nothing
+else of the pod's metadata is read: no edit of a running pod loses what was promised to it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from manager.allocations.accounting import AllocationIndex, Use, booked, pod_use
 from manager.allocations.record import Allocation, Held
 from manager.container import driver_dir
 from manager.kube.api import Pod
@@ -54,6 +56,7 @@ def complete(
         if uid:
             grouped.setdefault((uid, entry.container), []).append(entry)
     found = dict(known)
+    unsure: set[Key] = set()
     for key, group in grouped.items():
         held = {entry.resource: entry.held for entry in group}
         if key[0] in by_uid and ended(by_uid[key[0]]):
@@ -63,7 +66,7 @@ def complete(
             # Kubelet's word counts for the devices: it may have saved a call that we did not live to save.
             found[key] = dataclasses.replace(before, held={**before.held, **held})
             continue
-        allocation = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base, cards)
+        allocation, sure = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base, cards)
         if allocation is None:
             log.warning(
                 "container %s of pod %s holds devices by kubelet's records, but its cards can't be told; recreate the pod",
@@ -73,6 +76,8 @@ def complete(
             continue
         log.warning("%s was not in the state; rebuilt from kubelet's records", allocation.name)
         found[key] = allocation
+        if not sure:
+            unsure.add(key)
     for key in _with_region(regions_base):
         pod = by_uid.get(key[0])
         request = _request(pod, key[1], names)
@@ -82,11 +87,58 @@ def complete(
         held = {"core": Held(request.cores, "")} | (
             {"memory": Held(request.memory_blocks, "")} if request.memory_blocks else {}
         )
-        allocation = _rebuild(key, (), held, pod, names, regions_base, cards)
-        if allocation is not None:
+        allocation, sure = _rebuild(key, (), held, pod, names, regions_base, cards)
+        if allocation is not None and sure:
             log.warning("%s was not in the state; rebuilt from its region", allocation.name)
             found[key] = dataclasses.replace(allocation, held={})
-    return {key: found[key] for key in _in_order(found, by_uid)}
+    order = _in_order(found, by_uid)
+    fitting = _within_cards({key: found[key] for key in order}, unsure, cards)
+    return {key: fitting[key] for key in order if key in fitting}
+
+
+def _within_cards(
+    found: Mapping[Key, Allocation], unsure: Collection[Key], cards: Mapping[str, Card]
+) -> AllocationIndex:
+    """No card holds more than it has: `unsure`, whose amounts may have shrunk since, get what the others leave."""
+    fitting = AllocationIndex(item for key, item in found.items() if key not in unsure)
+    for uuid, (cores, blocks) in booked(fitting.values()).items():
+        if uuid in cards and (cores > CORES_PER_CARD or blocks > cards[uuid].memory_blocks):
+            log.error(
+                "card %s is promised to more than it has (%d cores, %d blocks): %s; it stays so until one of them shrinks or ends",
+                uuid, cores, blocks, ", ".join(item.name for item in fitting.on_cards([uuid])),
+            )  # fmt: skip
+    for key in found:
+        if key not in unsure:
+            continue
+        item = found[key]
+        others = fitting.booked_by_others(item.pod_uid)
+        mine = [*fitting.of_pod(item.pod_uid), item]
+        shares = tuple(_clipped(share, others, pod_use(mine), cards) for share in item.shares)
+        if shares == item.shares:
+            fitting[key] = item
+        elif any(
+            share.cores < (CORES_PER_CARD if item.whole else 1) or share.memory_blocks < 1 for share in shares
+        ):
+            log.error(
+                "%s held what others have of its card by their regions, and there is nothing left: it is not booked; recreate the pod",
+                item.name,
+            )
+        else:
+            log.warning("%s is rebuilt to %s: its card has no more room", item.name, shares)
+            fitting[key] = dataclasses.replace(item, shares=shares, core_limit=shares[0].cores)
+    return fitting
+
+
+def _clipped(share: CardShare, others: Use, own: Use, cards: Mapping[str, Card]) -> CardShare:
+    """Less by what its pod and the others have too much of the card."""
+    if share.uuid not in cards:
+        return share
+    held, needed = others.get(share.uuid, (0, 0)), own[share.uuid]
+    return CardShare(
+        share.uuid,
+        share.cores - max(0, held[0] + needed[0] - CORES_PER_CARD),
+        share.memory_blocks - max(0, held[1] + needed[1] - cards[share.uuid].memory_blocks),
+    )
 
 
 def _in_order(found: Mapping[Key, Allocation], pods: Mapping[str, Pod]) -> list[Key]:
@@ -116,7 +168,8 @@ def _rebuild(
     names: Names,
     regions_base: Path,
     cards: Mapping[str, Card],
-) -> Allocation | None:
+) -> tuple[Allocation | None, bool]:
+    """Also whether its amounts are those in force, by its region."""
     uid, container = key
     mounts = {
         mount.container_path: mount.host_path
@@ -130,16 +183,16 @@ def _rebuild(
     blocks = held["memory"].count if "memory" in held else 0
     request = _request(pod, container, names)
     shares = _from_limits(limits)
-    resized = _granted(pod, container, names)
-    if not _agree(shares, cores, blocks, resized):
+    if not _resizable_to(shares, cores) and not _agree(shares, cores, blocks):
         limits = ()
         shares = _from_answer(group, names, cards) or _from_annotation(pod, container, names)
-        shares = shares if _agree(shares, cores, blocks, resized) else ()
+        if not _agree(shares, cores, blocks) and shares != _granted(pod, container, names):
+            shares = ()
     minors = {card.uuid: card.minor for card in limits} or _answered_minors(group, shares, cards)
     if not cores or not shares or any(share.uuid not in minors for share in shares):
-        return None
+        return None, False
     namespace, name = name_of(pod or {})
-    return Allocation(
+    allocation = Allocation(
         pod_uid=uid,
         namespace=namespace,
         pod_name=name or uid,
@@ -157,6 +210,7 @@ def _rebuild(
         mirror=mounts.get(driver_dir.CONTAINER_PATH, ""),
         held=dict(held),
     )
+    return allocation, bool(limits)
 
 
 def _limits(directory: Path) -> tuple[region.CardLimit, ...]:
@@ -192,16 +246,16 @@ def _request(pod: Pod | None, container: str, names: Names) -> ContainerRequest 
         return None
 
 
-def _agree(shares: Sequence[CardShare], cores: int, blocks: int, resized: Sequence[CardShare]) -> bool:
-    """Whether shares are what a container holds that has this many devices. Whole cards may ask any number of blocks.
-
-    Of a share that was `resized` kubelet knows the old amounts alone.
-    """
-    if shares and shares == resized:
-        return True
+def _agree(shares: Sequence[CardShare], cores: int, blocks: int) -> bool:
+    """Whether shares are what a container holds that has this many devices. Whole cards may ask any number of blocks."""
     if not shares or sum(share.cores for share in shares) != cores:
         return False
     return not blocks or cores >= CORES_PER_CARD or sum(share.memory_blocks for share in shares) == blocks
+
+
+def _resizable_to(shares: Sequence[CardShare], cores: int) -> bool:
+    """Whether a container that has this many devices, which do not change, may have been resized to these shares."""
+    return len(shares) == 1 and shares[0].cores < CORES_PER_CARD and 0 < cores < CORES_PER_CARD
 
 
 def _granted(pod: Pod | None, container: str, names: Names) -> tuple[CardShare, ...]:

@@ -87,16 +87,19 @@ class Resizer:
         self._done()
 
     def _require_sense(self, before: Allocation, target: Target) -> None:
-        """What no extender of ours grants."""
-        least = self._settings().smallest_memory
+        """What no extender of ours grants, or this node's operator does not want."""
+        least, most = self._settings().smallest_memory, self._settings().oversell_limit
+        blocks, oversold = target.share.memory_blocks, before.oversell_blocks
         if (
             before.whole
             or before.kind is Kind.INIT
             or [share.uuid for share in before.shares] != [target.share.uuid]
         ):
             why = "it has not one share of that card"
-        elif target.share.memory_blocks < least:
+        elif blocks < least:
             why = f"a share has at least {least} blocks here (--smallest-memory)"
+        elif most and blocks < before.shares[0].memory_blocks and oversold > most * blocks:
+            why = f"it has {oversold} blocks in all, here at most {most * blocks} for {blocks} (--oversell-limit)"
         else:
             return
         raise Refusal(Reason.SHARE_TOO_SMALL, f"container {before.container} can't be resized: {why}")

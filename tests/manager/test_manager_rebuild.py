@@ -160,10 +160,10 @@ def test_what_is_known_only_learns_of_calls_that_kubelet_saved_and_we_did_not() 
     assert after.shares == before.shares and set(after.held) == {"core", "memory"}
 
 
-def region_of(base: Path, uid: str, name: str, cores: int, blocks: int) -> None:
+def region_of(base: Path, uid: str, name: str, cores: int, blocks: int, limit: int = 0) -> None:
     directory = base / "regions" / uid / name
     directory.mkdir(parents=True)
-    region.create(directory, [region.CardLimit("GPU-0", 4, blocks * BLOCK_BYTES, cores, cores)])
+    region.create(directory, [region.CardLimit("GPU-0", 4, blocks * BLOCK_BYTES, cores, limit or cores)])
 
 
 def test_an_edited_annotation_counts_for_nothing_beside_the_region_and_kubelets_records(
@@ -182,27 +182,70 @@ def test_an_edited_annotation_counts_for_nothing_beside_the_region_and_kubelets_
 def test_when_state_and_kubelets_records_are_lost_the_regions_of_living_pods_remain(tmp_path: Path) -> None:
     living, over, other = (pod(name, container("c", 10, 4), uid=name) for name in ("u", "over", "other"))
     over["status"] = {"phase": "Succeeded"}
-    for uid, cores in (("u", 10), ("over", 10), ("other", 90), ("stranger", 10)):
+    for uid, cores in (("u", 10), ("over", 10), ("other", 100), ("stranger", 10)):
         region_of(tmp_path, uid, "c", cores, 4)
     found = complete([], living, over, other, base=tmp_path)
     assert {key: (item.shares, item.held) for key, item in found.items()} == {
         KEY: ((CardShare("GPU-0", 10, 4),), {})
-    }  # the one with 90 cores is not what its pod asks
+    }  # the one with a whole card is no size of a share
 
 
-@pytest.mark.parametrize("granted", [(30, 9), (31, 9), None])
-def test_a_region_of_other_amounts_than_kubelets_counts_if_they_were_granted(
-    tmp_path: Path, granted: tuple[int, int] | None
-) -> None:
-    """A resized share's region is the newer word; kubelet goes on counting what was asked for at first."""
+@pytest.mark.parametrize("granted", [(30, 9), (31, 9), (60, 20), None])
+def test_a_region_stands_whatever_was_granted_since(tmp_path: Path, granted: tuple[int, int] | None) -> None:
+    """It holds what is in force: kubelet goes on counting what was asked for at first, and the last grant may still wait, or was refused."""
     item = pod("p", container("c", 10, 4), uid="u")
     if granted is not None:
         grant = resize.Answer("x", {"c": resize.Target(CardShare("GPU-0", *granted))})
         item["status"] = {"phase": "Running", "conditions": [resize.condition(grant, NAMES, "")]}
-    region_of(tmp_path, "u", "c", 30, 9)
-    found = complete([entry("core", 10), entry("memory", 4)], item, base=tmp_path)
-    wanted = [(CardShare("GPU-0", 30, 9),)] if granted == (30, 9) else []
-    assert [one.shares for one in found.values()] == wanted
+    region_of(tmp_path, "u", "c", 30, 9, limit=70)
+    (found,) = complete([entry("core", 10), entry("memory", 4)], item, base=tmp_path).values()
+    assert (found.shares, found.core_limit) == ((CardShare("GPU-0", 30, 9),), 70)
+    assert (found.cores, found.memory_blocks) == (10, 4), "what kubelet counts"
+
+
+@pytest.mark.parametrize(("cores", "asked"), [(100, 10), (30, 100)])
+def test_a_region_of_another_kind_of_share_does_not_count(tmp_path: Path, cores: int, asked: int) -> None:
+    """No resize makes a share of a whole card, nor the other way round."""
+    region_of(tmp_path, "u", "c", cores, 4)
+    item = pod("p", container("c", asked, 4), uid="u")
+    assert complete([entry("core", asked), entry("memory", 4)], item, base=tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("beside", "wanted"),
+    [((80, 20), (20, 10)), ((40, 28), (30, 4)), ((70, 22), (30, 10)), ((99, 31), (1, 1)), ((99, 32), None)],
+)
+def test_no_card_is_rebuilt_to_more_than_it_has(
+    beside: tuple[int, int],
+    wanted: tuple[int, int] | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What a region says stands; who has none any more and was shrunk since gets what is left of what kubelet counts."""
+    region_of(tmp_path, "b", "c", *beside)
+    pods = [pod("p", container("c", 30, 10), uid="u"), pod("q", container("c", 10, 4), uid="b")]
+    entries = [entry("core", 30, answer()), entry("memory", 10, answer())]
+    entries += [entry("core", 10, pod_uid="b"), entry("memory", 4, pod_uid="b")]
+    found = complete(entries, *pods, base=tmp_path)
+    assert found[("b", "c")].shares == (CardShare("GPU-0", *beside),)
+    if wanted is None:
+        assert KEY not in found
+        assert "default/p/c" in caplog.text and "recreate the pod" in caplog.text
+    else:
+        assert found[KEY].shares == (CardShare("GPU-0", *wanted),)
+        assert found[KEY].core_limit == wanted[0]
+        assert ("default/p/c" in caplog.text and "has no more room" in caplog.text) == (wanted != (30, 10))
+
+
+def test_regions_that_hold_more_than_their_card_are_named_and_stand(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are in force; to write less would take memory from under a program."""
+    pods = [pod(uid, container("c", 60, 4), uid=uid) for uid in "ab"]
+    for uid in "ab":
+        region_of(tmp_path, uid, "c", 60, 4)
+    assert accounting.booked(complete([], *pods, base=tmp_path).values()) == {"GPU-0": (120, 8)}
+    assert "GPU-0" in caplog.text and "default/b/c" in caplog.text
 
 
 EDITED: dict[str, dict[str, str]] = {

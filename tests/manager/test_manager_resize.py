@@ -62,16 +62,34 @@ def said(node: Node, reason: str) -> list[str]:
     return [event["message"] for event in node.api.events if event.get("reason") == reason]
 
 
-def use(node: Node, monkeypatch: pytest.MonkeyPatch, used: list[int]) -> None:
-    """What the container's processes hold, as the list says, look by look; its last word stays."""
+def use(node: Node, monkeypatch: pytest.MonkeyPatch, used: list[int], managed: int = 0) -> None:
+    """What the container's processes hold, as the list says, look by look; its last word stays. Of it `managed` bytes as managed memory."""
     assert node.daemon is not None
     regions = node.daemon.allocator._regions
 
     def look(item: Allocation) -> region.Usage:
         held = used.pop(0) if len(used) > 1 else used[0]
-        return region.Usage((region.CardUsage(uuid=item.shares[0].uuid, memory_used_bytes=held),), ())
+        card = region.CardUsage(uuid=item.shares[0].uuid, memory_used_bytes=held, managed_bytes=managed)
+        return region.Usage((card,), ())
 
     monkeypatch.setattr(regions, "usage", look)
+
+
+def test_the_cards_of_a_node_that_lost_its_state_hold_no_more_than_they_have(node: Node) -> None:
+    """One region says what was granted before the last grant, which the card has no room for: nobody falls back to the amounts of his spec."""
+    small = admitted(node, pod("small", container("c", 70, 4), annotations={NAMES.core_limit: "90"}))
+    card = grant(node, small, cores=20, blocks=4)
+    eventually(lambda: limits(node, small) == (20, 4, 90), "the smaller share")
+    big = admitted(node, pod("big", container("c", 10, 4), annotations={NAMES.card_uuid: card}))
+    grant(node, big, cores=80, blocks=4)
+    eventually(lambda: limits(node, big) == (80, 4, 80), "the larger share")
+    grant(node, small, cores=21, blocks=4)
+    eventually(lambda: said(node, "ResizeRefused"), "no room")
+    node.stop()
+    shutil.rmtree(node.directory / "checkpoint")
+    node.start(wait=200)
+    assert limits(node, small) == (20, 4, 90) and limits(node, big) == (80, 4, 80)
+    assert node.booked()[card] == (100, 8 * BLOCK_BYTES)
 
 
 def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
@@ -116,6 +134,39 @@ def test_memory_in_use_is_waited_for_and_nothing_changes_meanwhile(
     eventually(lambda: limits(node, item) == (10, 2, 10), "the smaller share")
     eventually(lambda: said(node, "ResizeCompleted"), "its event")
     assert len(said(node, "ResizeWaits")) == 1
+
+
+def test_an_oversold_share_waits_for_what_it_has_on_the_card(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its total stays; what is not managed memory has to fit the smaller share before anybody else gets the rest."""
+    item = admitted(node, pod("p", container("c", 30, 8), annotations={NAMES.oversell: "c=16"}))
+    used = [10 * BLOCK_BYTES]
+    use(node, monkeypatch, used, managed=3 * BLOCK_BYTES)
+    grant(node, item, cores=30, blocks=5)
+    (message,) = eventually(lambda: said(node, "ResizeWaits"), "the event")
+    assert "512 MiB more than its new limit" in message
+
+    def physical() -> int:
+        return (region.read_limits(node.region(item, "c"))[0].physical_bytes or 0) // BLOCK_BYTES
+
+    assert physical() == 8
+    used[0] = 8 * BLOCK_BYTES
+    eventually(lambda: physical() == 5 and limits(node, item) == (30, 16, 30), "the smaller share")
+
+
+def test_a_resize_oversells_no_more_than_the_node_allows(
+    make_node: Callable[..., Node], machine: Machine
+) -> None:
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    node.start("--oversell-limit=2", wait=200)
+    item = admitted(node, pod("p", container("c", 30, 8), annotations={NAMES.oversell: "c=16"}))
+    grant(node, item, cores=30, blocks=7)
+    (message,) = eventually(lambda: said(node, "ResizeRefused"), "the event")
+    assert "16 blocks in all" in message and "--oversell-limit" in message
+    grant(node, item, cores=30, blocks=9)
+    eventually(lambda: limits(node, item) == (30, 16, 30) and said(node, "ResizeCompleted"), "what grows")
 
 
 def test_what_is_allocated_while_the_limit_shrinks_takes_it_back(
