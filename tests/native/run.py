@@ -68,6 +68,7 @@ PROGRAMS = {
     "scheduler_names": Program(("scheduler_names_test.c",), ("scheduler/*",)),
     "slot": Program(("slot_test.c",)),
     "slot_exit": Program(("slot_exit_test.c",)),
+    "shared": Program(("shared_test.c",)),
     "slot_many": Program(("slot_many_test.c",)),
     "kill_steps": Program(("kill_steps_test.c",)),
     "region_damage": Program(("region_damage_test.c",)),

@@ -29,6 +29,7 @@ def _runner() -> ModuleType:
         ("slot", "none"),
         ("slot_exit", "none"),
         ("slot_many", "none"),
+        ("shared", "none"),
         ("kill_steps", "none"),
         ("region_damage", "none"),
         # The rules of GPU time, on a clock of their own.

@@ -10,9 +10,12 @@
 #define VC__SLOT_BITS 7
 #define VC__CARD_BITS 4
 #define VC__NAME_BITS 20
+#define VC__REST_BITS 25 /* more of the name: with the place alone, a tenant of many names soon has a neighbour's */
+#define VC__RESTS ((off_t)1 << 62) /* then slot, chunk, rest */
 
 _Static_assert(VC_MAX_SLOTS <= 1 << VC__SLOT_BITS && VC_MAX_CARDS <= 1 << VC__CARD_BITS, "numbers fit into their bits");
 _Static_assert(VC__NAME_BITS + VC__CARD_BITS + VC__SLOT_BITS + VC_EXTENT_BITS == 61, "names fill the file's upper half");
+_Static_assert(VC__SLOT_BITS + VC_EXTENT_BITS + VC__REST_BITS == 62, "and the rest what is left");
 
 static struct flock range(short type, off_t start, off_t bytes)
 {
@@ -105,10 +108,20 @@ bool vc_shared_is_held(struct vc_region *region, const struct vc_extent *extent)
 
 /* Names. */
 
+static uint64_t mixed(uint64_t name)
+{
+    return (name ^ name >> 32) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
 static off_t beginning_of(uint64_t name)
 {
-    name = (name ^ name >> 32) * UINT64_C(0x9e3779b97f4a7c15) >> (64 - VC__NAME_BITS);
-    return VC__NAMES + ((off_t)name << (VC__CARD_BITS + VC__SLOT_BITS + VC_EXTENT_BITS));
+    return VC__NAMES + ((off_t)(mixed(name) >> (64 - VC__NAME_BITS)) << (VC__CARD_BITS + VC__SLOT_BITS + VC_EXTENT_BITS));
+}
+
+static off_t rest_of(uint64_t name, const struct vc_extent *extent)
+{
+    uint64_t rest = mixed(name) << VC__NAME_BITS >> (64 - VC__REST_BITS);
+    return VC__RESTS + (off_t)(((uint64_t)extent->slot << VC_EXTENT_BITS | extent->first) << VC__REST_BITS | rest);
 }
 
 static bool name(struct vc_region *region, short type, uint64_t name, const struct vc_extent *extent)
@@ -117,8 +130,10 @@ static bool name(struct vc_region *region, short type, uint64_t name, const stru
         return false;
     uint64_t card = (uint64_t)__builtin_ctz(extent->cards), within = (card << VC__SLOT_BITS | extent->slot) << VC_EXTENT_BITS | extent->first;
     struct flock lock = range(type, beginning_of(name) + (off_t)within, (off_t)extent->chunks);
+    struct flock rest = range(type, rest_of(name, extent), 1);
     pthread_mutex_lock(&region->slow_mutex);
-    bool done = fcntl(vc_slots_descriptor(region), F_OFD_SETLK, &lock) == 0;
+    int descriptor = vc_slots_descriptor(region);
+    bool done = fcntl(descriptor, F_OFD_SETLK, &rest) == 0 && fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
     pthread_mutex_unlock(&region->slow_mutex);
     return done;
 }
@@ -133,6 +148,13 @@ void vc_shared_withdraw(struct vc_region *region, uint64_t of, const struct vc_e
     name(region, F_UNLCK, of, extent);
 }
 
+static struct vc_extent extent_of(off_t within, off_t chunks)
+{
+    return (struct vc_extent){.slot = (uint64_t)within >> VC_EXTENT_BITS & (VC_MAX_SLOTS - 1),
+                              .cards = 1u << ((uint64_t)within >> (VC_EXTENT_BITS + VC__SLOT_BITS)),
+                              .first = (uint64_t)within & ((UINT64_C(1) << VC_EXTENT_BITS) - 1), .chunks = (uint64_t)chunks};
+}
+
 bool vc_shared_find(struct vc_region *region, uint64_t of, struct vc_extent *extent)
 {
     off_t start = beginning_of(of), end = start + ((off_t)1 << (VC__CARD_BITS + VC__SLOT_BITS + VC_EXTENT_BITS));
@@ -142,12 +164,11 @@ bool vc_shared_find(struct vc_region *region, uint64_t of, struct vc_extent *ext
     bool one = descriptor >= 0 && vc_extent_find(descriptor, start, end, &found) &&
                (found.l_start == start || !vc_extent_find(descriptor, start, found.l_start, &other)) &&
                (found.l_start + found.l_len >= end || !vc_extent_find(descriptor, found.l_start + found.l_len, end, &other));
+    if (one) {
+        *extent = extent_of(found.l_start - start, found.l_len);
+        off_t rest = rest_of(of, extent);
+        one = vc_extent_find(descriptor, rest, rest + 1, &other);
+    }
     pthread_mutex_unlock(&region->slow_mutex);
-    if (!one)
-        return false;
-    uint64_t within = (uint64_t)(found.l_start - start);
-    *extent = (struct vc_extent){.slot = within >> VC_EXTENT_BITS & (VC_MAX_SLOTS - 1),
-                                 .cards = 1u << (within >> (VC_EXTENT_BITS + VC__SLOT_BITS)),
-                                 .first = within & ((UINT64_C(1) << VC_EXTENT_BITS) - 1), .chunks = (uint64_t)found.l_len};
-    return true;
+    return one;
 }
