@@ -242,18 +242,28 @@ bool vc_quota_reserve(struct vc_region *region, uint32_t card, uint64_t bytes)
     return reserve(region, card, bytes, false, &region->usage->cards[card].memory_peak_bytes);
 }
 
+/* What of both bounds nobody has reserved. */
+static uint64_t rest_of(const struct vc_region *region, uint32_t card, struct bounds bounds)
+{
+    struct sums sums = sum_slots(region, card);
+    uint64_t all = bounds.all > sums.reserved ? bounds.all - sums.reserved : 0;
+    uint64_t pinned = bounds.pinned > sums.pinned_reserved ? bounds.pinned - sums.pinned_reserved : 0;
+    return all < pinned ? all : pinned;
+}
+
 uint64_t vc_quota_reserve_rest(struct vc_region *region, uint32_t card)
 {
-    uint64_t before = UINT64_MAX;
+    uint64_t before = 0;
     for (int attempt = 0; attempt < VC__ATTEMPTS; attempt++) {
-        uint64_t all = bounds_of(region, card, false).all, sum = sum_reserved(region, card);
-        if (all == UINT64_MAX || sum == before) /* as much was there and could not be had: the account is damaged */
+        struct bounds bounds = bounds_of(region, card, false);
+        uint64_t rest = rest_of(region, card, bounds);
+        if (bounds.all == UINT64_MAX || (rest != 0 && rest == before)) /* so much was there and could not be had: the account is damaged */
             return 0;
-        if (sum >= all && vc_slots_reap(region) == 0)
+        if (rest == 0 && vc_slots_reap(region) == 0)
             return 0;
-        if (sum < all && reserve(region, card, all - sum, false, NULL))
-            return all - sum;
-        before = sum < all ? sum : UINT64_MAX;
+        if (rest != 0 && reserve(region, card, rest, false, NULL))
+            return rest;
+        before = rest;
     }
     return 0;
 }
