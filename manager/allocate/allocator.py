@@ -421,33 +421,42 @@ class Allocator:
 
     # Resize.
 
-    def resize(self, before: Allocation, after: Allocation) -> int:
-        """Put one allocation in place of another, live. Returns 0, or the bytes that its memory still uses beyond the new limit.
+    def resize(self, changes: Sequence[tuple[Allocation, Allocation]]) -> tuple[str, int] | None:
+        """Put allocations of one pod in place of others, live, all of them or none. Returns None when that is done.
 
-        Nothing changes while it uses more, nor where a Refusal is raised. First the limits in force, then the state: a start after a kill
-        in between writes what the state says, and the resize is asked for again.
+        Else the container that waits, and the bytes that it still uses beyond its new limit. Nothing changes then, nor where a Refusal is
+        raised. First the limits in force, then the state: a start after a kill in between writes what the state says, and the resize is asked
+        for again.
         """
+        # Who grows has its memory only once who shrinks can't take it any more.
+        in_order = sorted(changes, key=lambda change: _growth(*change))
         with self._locked():
-            if self._allocations.get(before.key) != before:
-                raise Refusal(Reason.BUSY, f"{before.name} has changed meanwhile")
-            self._require_room(after)
-            shared = self._neighbours(after).shared(after)
-            beyond = self._beyond(after)
-            if beyond:
-                return beyond
-            self._regions.change(after, shared)
+            for before, _ in changes:
+                if self._allocations.get(before.key) != before:
+                    raise Refusal(Reason.BUSY, f"{before.name} has changed meanwhile")
+            self._require_room([after for _, after in changes])
+            for _, after in in_order:
+                if beyond := self._beyond(after):
+                    return after.container, beyond
+            written: list[Allocation] = []
+            done = False
             try:
-                beyond = self._beyond(after)  # what was allocated meanwhile
-                if not beyond:
+                for before, after in in_order:
+                    self._regions.change(after, self._neighbours(after).shared(after))
+                    written.append(before)
+                    if beyond := self._beyond(after):  # what was allocated meanwhile
+                        return after.container, beyond
+                for _, after in changes:
                     self._allocations[after.key] = after
-                    self._save([after])
-            except Refusal:
-                self._allocations[before.key] = before
-                self._regions.share(before, shared)
-                raise
-            if beyond:
-                self._regions.share(before, shared)
-            return beyond
+                self._save([after for _, after in changes])
+                done = True
+            finally:
+                if not done:
+                    for before, _ in changes:
+                        self._allocations[before.key] = before
+                    for before in reversed(written):
+                        self._regions.share(before, self._neighbours(before).shared(before))
+        return None
 
     def _beyond(self, after: Allocation) -> int:
         usage = self._regions.usage(after)
@@ -464,22 +473,23 @@ class Allocator:
                 beyond = max(beyond, used - card.managed_bytes - limit.physical_bytes)
         return beyond
 
-    def _require_room(self, after: Allocation) -> None:
-        """Beside the others' shares; what is placed here for pods to come, the extender has counted."""
-        mine = [after if item.key == after.key else item for item in self._allocations.of_pod(after.pod_uid)]
-        others, own = self._allocations.booked_by_others(after.pod_uid), pod_use(mine)
-        for item in self._cards_of(after):
+    def _require_room(self, changed: Sequence[Allocation]) -> None:
+        """Of one pod, beside the others' shares; what is placed here for pods to come, the extender has counted."""
+        by_key, uid, name = {item.key: item for item in changed}, changed[0].pod_uid, changed[0].pod_name
+        others = self._allocations.booked_by_others(uid)
+        own = pod_use([by_key.get(item.key, item) for item in self._allocations.of_pod(uid)])
+        for item in {item.card.uuid: item for after in changed for item in self._cards_of(after)}.values():
             uuid, blocks = item.card.uuid, item.card.memory_blocks
             held, needed = others.get(uuid, (0, 0)), own.get(uuid, (0, 0))
             if held[0] + needed[0] > CORES_PER_CARD:
                 raise Refusal(
                     errors.Reason.INSUFFICIENT_CORES,
-                    f"card {uuid} has {CORES_PER_CARD - held[0]} cores beside other pods, and {after.pod_name} would need {needed[0]}",
+                    f"card {uuid} has {CORES_PER_CARD - held[0]} cores beside other pods, and {name} would need {needed[0]}",
                 )
             if held[1] + needed[1] > blocks:
                 raise Refusal(
                     errors.Reason.INSUFFICIENT_MEMORY,
-                    f"card {uuid} has {blocks - held[1]} blocks beside other pods, and {after.pod_name} would need {needed[1]}",
+                    f"card {uuid} has {blocks - held[1]} blocks beside other pods, and {name} would need {needed[1]}",
                 )
 
     # Garbage.
@@ -522,6 +532,13 @@ class Allocator:
         with self._lock:
             self._regions.reshare(self._allocations, {share.uuid for item in gone for share in item.shares})
         return gone
+
+
+def _growth(before: Allocation, after: Allocation) -> int:
+    """Blocks, negative for a share that shrinks."""
+    return sum(share.memory_blocks for share in after.shares) - sum(
+        share.memory_blocks for share in before.shares
+    )
 
 
 def _says(written: object, chosen: Mapping[str, tuple[CardShare, ...]]) -> bool:

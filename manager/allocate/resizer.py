@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
 from manager.allocate.allocator import Allocator
+from manager.allocations.accounting import pod_use
 from manager.allocations.record import Allocation
 from manager.config.settings import Settings
 from manager.errors import Reason, Refusal
@@ -16,7 +18,7 @@ from vcuda.kube.objects import uid_of
 from vcuda.spec import resize
 from vcuda.spec.names import Names
 from vcuda.spec.request import Kind
-from vcuda.spec.resize import Target
+from vcuda.spec.resize import Answer, Target
 
 log = logging.getLogger(__name__)
 
@@ -36,53 +38,55 @@ class Resizer:
         """`done`: called after a change, so that it is reported soon."""
         self._settings, self._names = settings, names
         self._allocator, self._api_writer, self._done = allocator, api_writer, done
-        self._told: dict[tuple[str, str], tuple[Target, str]] = {}
+        self._told: dict[str, tuple[Answer, str]] = {}  # by pod
+        self._lock = threading.Lock()  # the watch and the housekeeping come at the same time
 
     def look(self, pods: Sequence[Pod]) -> None:
         """All pods again: those whose memory had to shrink first, and those that had no share yet."""
-        known = {item.key for item in self._allocator.allocations}
-        self._told = {key: told for key, told in self._told.items() if key in known}
+        known = {item.pod_uid for item in self._allocator.allocations}
+        with self._lock:
+            self._told = {uid: told for uid, told in self._told.items() if uid in known}
         for pod in pods:
             self.see(pod)
 
     def see(self, pod: Pod) -> None:
         """One pod as the API server shows it."""
         answer = resize.read(pod, self._names)
-        if answer is None or not answer.granted:
-            return
-        for item in self._allocator.allocations:
-            target = answer.granted.get(item.container) if item.pod_uid == uid_of(pod) else None
-            if target is not None:
-                self._resize(item, target, pod)
+        if answer is not None and answer.granted:
+            with self._lock:
+                self._resize(pod, answer)
 
-    def _resize(self, before: Allocation, target: Target, pod: Pod) -> None:
-        after = _after(before, target)
-        if after == before:
+    def _resize(self, pod: Pod, answer: Answer) -> None:
+        """All that a pod was granted, or nothing of it: what grows may have what shrinks."""
+        mine = [item for item in self._allocator.allocations if item.pod_uid == uid_of(pod)]
+        wanted = {item.key: _after(item, answer.granted.get(item.container)) for item in mine}
+        changes = [(item, wanted[item.key]) for item in mine if wanted[item.key] != item]
+        if not changes:
             return
         try:
-            self._require_sense(before, target)
-            beyond = self._allocator.resize(before, after)
+            for before, _ in changes:
+                self._require_sense(before, answer.granted[before.container])
+            _require_goal([wanted[item.key] for item in mine], answer)
+            waits = self._allocator.resize(changes)
         except Refusal as refusal:
             if refusal.reason != Reason.BUSY:  # else it is looked at again, and nothing has been decided
-                self._tell(before, target, pod, "ResizeRefused", refusal.message)
+                self._tell(changes[0][0], answer, pod, "ResizeRefused", refusal.message)
             return
-        if beyond:
+        if waits is not None:
+            container, beyond = waits
             self._tell(
-                before,
-                target,
+                changes[0][0],
+                answer,
                 pod,
                 "ResizeWaits",
-                f"container {before.container} uses {-(-beyond // 2**20)} MiB more than its new limit; it is resized when it has freed them",
+                f"container {container} uses {-(-beyond // 2**20)} MiB more than its new limit; it is resized when it has freed them",
             )
             return
-        self._tell(
-            before,
-            target,
-            pod,
-            "ResizeCompleted",
-            f"container {before.container}: {_said(before)} → {_said(after)}",
+        done = (
+            f"container {before.container}: {_said(before)} → {_said(after)}" for before, after in changes
         )
-        self._told.pop(before.key, None)
+        self._tell(changes[0][0], answer, pod, "ResizeCompleted", "; ".join(done))
+        self._told.pop(uid_of(pod), None)
         self._allocator.reconcile(pod)
         self._done()
 
@@ -104,10 +108,10 @@ class Resizer:
             return
         raise Refusal(Reason.SHARE_TOO_SMALL, f"container {before.container} can't be resized: {why}")
 
-    def _tell(self, item: Allocation, target: Target, pod: Pod, reason: str, message: str) -> None:
-        if self._told.get(item.key) == (target, reason):
+    def _tell(self, item: Allocation, answer: Answer, pod: Pod, reason: str, message: str) -> None:
+        if self._told.get(item.pod_uid) == (answer, reason):
             return
-        self._told[item.key] = target, reason
+        self._told[item.pod_uid] = answer, reason
         log.info("%s: %s: %s", item.name, reason, message)
         metadata = pod["metadata"]
         about = {
@@ -119,8 +123,23 @@ class Resizer:
         self._api_writer.event(about, "Normal" if reason == "ResizeCompleted" else "Warning", reason, message)
 
 
-def _after(before: Allocation, target: Target) -> Allocation:
+def _require_goal(pod: Sequence[Allocation], answer: Answer) -> None:
+    """Raise Refusal where a pod would have more than was granted to it in all: the grant took it for smaller."""
+    cards, use = {target.share.uuid for target in answer.granted.values()}, pod_use(pod)
+    for uuid in sorted(cards & use.keys()):
+        (cores, blocks), (most_cores, most_blocks) = use[uuid], answer.goal.get(uuid, (0, 0))
+        if cores > most_cores or blocks > most_blocks:
+            raise Refusal(
+                Reason.CALLS_DISAGREE,
+                f"the pod was granted {most_cores} cores, {most_blocks} blocks of card {uuid} in all and would have {cores} cores, {blocks} blocks; "
+                "ask again",
+            )
+
+
+def _after(before: Allocation, target: Target | None) -> Allocation:
     """With the amounts that were granted. An elastic limit that is not named stays, and so does having none."""
+    if target is None:
+        return before
     elastic = before.core_limit > before.shares[0].cores
     cores = target.share.cores
     limit = target.core_limit or (max(before.core_limit, cores) if elastic else cores)

@@ -69,7 +69,9 @@ class Resizes:
         try:
             new = self._decide(self._cache.pods.get(uid) or record, pod, text, granted)
         except (_Refused, SpecError) as error:
-            new = Answer(resize.known_as(text), granted, str(error))
+            new = Answer(
+                resize.known_as(text), granted, str(error), answer.goal if answer is not None else {}
+            )
             about = record.namespace, record.name, record.uid
             self._cache.notices.append(
                 Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}")
@@ -124,7 +126,7 @@ class Resizes:
         chosen, asked = self._chosen(pod)
         if not answer.granted or chosen is None or asked is None:
             return
-        goal = placement.peak_use(asked, resize.applied(chosen, answer.granted))
+        goal = placement.peak_use(asked, resize.promised(chosen, asked, answer.granted))
         if goal.keys() == record.usage.cards.keys() and (
             goal != record.usage.cards or record.source is Source.ANNOTATION
         ):
@@ -151,20 +153,22 @@ class Resizes:
         wishes = resize.parse(text, asked, names)
         chosen, _ = self._chosen(pod)
         has = placement.peak_use(asked, chosen) if chosen is not None else {}
-        if chosen is None or not self._trusted(record, has):
+        # Its sum is not enough: amounts, and cards, may have been swapped between containers.
+        before = resize.promised(chosen, asked, granted) if chosen is not None else Placement()
+        if not all(self._trusted(record, use) for use in (has, placement.peak_use(asked, before))):
             raise _Refused(
                 Reason.INVALID_PLACEMENT,
                 "the placement annotation does not say what the pod holds; gpu-manager writes it again: ask again then",
             )
         new = dict(granted)
         for name, amounts in wishes.items():
-            shares = chosen.containers.get(name, ())
+            shares = before.containers.get(name, ())
             if len(shares) != 1:
                 raise InvalidRequest(
                     Reason.INVALID_PLACEMENT, f"container {name!r:.60} has no share of one card"
                 )
             new[name] = resize.target(amounts, shares[0], granted.get(name), names)
-        goal = placement.peak_use(asked, resize.applied(chosen, new))
+        goal = placement.peak_use(asked, resize.applied(before, new))
         use = resize.most(has, goal)
         self._require_room(record, use)
         if use != has and self._cache.quotas.over(
@@ -175,7 +179,7 @@ class Resizes:
                 "its namespace may not hold so much; free some, or raise its quota",
             )
         self._book(record, resize.most(record.usage.cards, goal), goal)
-        return Answer(resize.known_as(text), new)
+        return Answer(resize.known_as(text), new, goal=goal)
 
     def _trusted(self, record: Record, use: Use) -> bool:
         """Whether a pod holds this by somebody else's word than its owner's: while a resize is under way two things may be true."""

@@ -41,15 +41,25 @@ def admitted(node: Node, item: dict[str, Any]) -> dict[str, Any]:
 
 def grant(node: Node, item: dict[str, Any], name: str = "c", **amounts: Any) -> str:
     """The extender's answer in the pod's status; returns the card. `card`, `limit` may be others than its own."""
+    card = str(amounts.get("card") or node.kubelet.cards(item, name)[0])
+    target = resize.Target(CardShare(card, amounts["cores"], amounts["blocks"]), amounts.get("limit"))
+    grant_all(node, item, {name: target})
+    return card
+
+
+def grant_all(
+    node: Node,
+    item: dict[str, Any],
+    granted: dict[str, resize.Target],
+    goal: tuple[int, int] = (100, 10_000),
+) -> None:
+    """`goal`: what the pod is to have of each card in all."""
     assert node.api is not None
-    card = amounts.get("card") or node.kubelet.cards(item, name)[0]
-    share = CardShare(card, amounts["cores"], amounts["blocks"])
-    answer = resize.Answer("…", {name: resize.Target(share, amounts.get("limit"))})
+    answer = resize.Answer("…", granted, goal={target.share.uuid: goal for target in granted.values()})
     said = resize.condition(answer, NAMES, "2026-01-01T00:00:00Z")
     thing = node.api.find("pods", f"default/{item['metadata']['name']}")
     item["status"] = {**thing.get("status", {}), "conditions": [said]}
     node.api.put("pods", {**thing, "status": item["status"]})
-    return card
 
 
 def limits(node: Node, item: dict[str, Any], name: str = "c") -> tuple[int, int, int]:
@@ -281,3 +291,73 @@ def test_a_kill_between_limits_and_state_ends_in_what_was_granted(
     eventually(lambda: limits(node, item) == (30, 4, 30), "what the state says")
     grant(node, item, cores=50, blocks=12)
     eventually(lambda: limits(node, item) == (50, 12, 50), "what was granted")
+
+
+def test_of_one_request_nothing_is_carried_out_before_all_of_it_can_be(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that grows has the memory of the one that shrinks, which still uses it; and the card has no room for both."""
+    item = admitted(node, pod("p", container("grows", 50, 4), container("shrinks", 50, 20)))
+    (card,) = {node.kubelet.cards(item, name)[0] for name in ("grows", "shrinks")}
+    used = {"grows": BLOCK_BYTES, "shrinks": 9 * BLOCK_BYTES}
+    assert node.daemon is not None
+
+    def look(one: Allocation) -> region.Usage:
+        return region.Usage((region.CardUsage(uuid=card, memory_used_bytes=used[one.container]),), ())
+
+    def both() -> tuple[tuple[int, int, int], ...]:
+        return limits(node, item, "grows"), limits(node, item, "shrinks")
+
+    monkeypatch.setattr(node.daemon.allocator._regions, "usage", look)
+    granted = {
+        "grows": resize.Target(CardShare(card, 70, 16)),
+        "shrinks": resize.Target(CardShare(card, 30, 8)),
+    }
+    grant_all(node, item, granted, (100, 24))
+    (message,) = eventually(lambda: said(node, "ResizeWaits"), "the event")
+    assert message.startswith("container shrinks uses 256 MiB more than its new limit")
+    assert both() == ((50, 4, 50), (50, 20, 50))
+    used["shrinks"] = BLOCK_BYTES
+    eventually(lambda: both() == ((70, 16, 70), (30, 8, 30)), "all of it")
+    assert eventually(lambda: said(node, "ResizeCompleted"), "its event") == [
+        "container grows: 50 cores, 4 blocks → 70 cores, 16 blocks; container shrinks: 50 cores, 20 blocks → 30 cores, 8 blocks"
+    ]
+    assert said(node, "ResizeRefused") == [], "what grows was not tried alone"
+    saved = {one.container: one.shares for one in StateFile(node.directory / "checkpoint").read().values()}
+    assert saved == {name: (target.share,) for name, target in granted.items()}
+
+
+def test_what_is_allocated_while_the_limits_of_a_request_change_takes_all_of_them_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = admitted(node, pod("p", container("one", 40, 8), container("other", 40, 20)))
+    (card,) = {node.kubelet.cards(item, name)[0] for name in ("one", "other")}
+    assert node.daemon is not None
+    looks = iter([1, 1, 1])
+
+    def look(_: Allocation) -> region.Usage:
+        return region.Usage(
+            (region.CardUsage(uuid=card, memory_used_bytes=next(looks, 5) * BLOCK_BYTES),), ()
+        )
+
+    monkeypatch.setattr(node.daemon.allocator._regions, "usage", look)
+    grant_all(node, item, {name: resize.Target(CardShare(card, 20, 4)) for name in ("one", "other")})
+    eventually(lambda: said(node, "ResizeWaits"), "the event")
+    assert limits(node, item, "one") == (40, 8, 40) and limits(node, item, "other") == (40, 20, 40)
+    saved = {one.container: one.shares[0].memory_blocks for one in node.daemon.allocator.allocations}
+    assert saved == {"one": 8, "other": 20}
+
+
+def test_a_pod_gets_no_more_in_all_than_its_grant_says(node: Node) -> None:
+    """The grant knew other amounts of the container that it does not name, as whoever edits a placement would have it."""
+    item = admitted(node, pod("p", container("x", 10, 1), container("y", 80, 8)))
+    (card,) = {node.kubelet.cards(item, name)[0] for name in "xy"}
+    granted = {"x": resize.Target(CardShare(card, 20, 9))}
+    grant_all(node, item, granted, (30, 10))
+    (message,) = eventually(lambda: said(node, "ResizeRefused"), "the event")
+    assert (
+        f"card {card}" in message and "30 cores, 10 blocks" in message and "100 cores, 17 blocks" in message
+    )
+    assert limits(node, item, "x") == (10, 1, 10)
+    grant_all(node, item, granted, (100, 17))
+    eventually(lambda: limits(node, item, "x") == (20, 9, 20), "what was granted in all")

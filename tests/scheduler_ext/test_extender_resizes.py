@@ -179,6 +179,39 @@ def test_an_edited_placement_gets_no_grant(engine: Engine) -> None:
     assert "InvalidPlacement" in refused(engine) and booked(engine) == (30, 4)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_amounts_that_an_owner_swaps_between_containers_are_not_granted(
+    engine: Engine, restarted: bool
+) -> None:
+    """Their sum is that of the booking; the amounts are those of the spec and of earlier grants."""
+    one = pod("p", uid="p", containers=[container("x", 10, 1), container("y", 80, 8)])
+    swapped = Placement({"x": (CardShare(CARD, 80, 8),), "y": (CardShare(CARD, 10, 1),)})
+    asked = annotated(placed(engine, one), placement=placement.encode(swapped), resize="x:memory=2")
+    if restarted:
+        engine, _ = engine_with(reporting({"p": {CARD: (90, 9)}}))
+    engine.see_pod(asked)
+    (given,) = engine.unanswered()
+    assert given.answer.granted == {"x": resize.Target(CardShare(CARD, 10, 2))}
+    assert given.answer.goal == {CARD: (90, 10)} and booked(engine) == (90, 10)
+    asked = answered(engine, asked)
+    again, _ = engine_with(reporting({"p": {CARD: (90, 9)}}))
+    again.see_pod(annotated(asked, resize="y:core=70"))
+    (given,) = again.unanswered()
+    assert given.answer.granted["y"] == resize.Target(CardShare(CARD, 70, 8))
+    assert given.answer.goal == {CARD: (80, 10)} and booked(again)[0] == 90
+
+
+def test_cards_that_an_owner_swaps_between_containers_get_no_grant() -> None:
+    engine, _ = engine_with(node("a", cards("a", 2)))
+    one = pod("p", uid="p", containers=[container("x", 60, 1), container("y", 80, 8)])
+    shown = placed(engine, one)
+    text = shown["metadata"]["annotations"][NAMES.placement]
+    (x,), (y,) = (placement.decode(text).containers[name] for name in "xy")
+    swapped = Placement({"x": (CardShare(y.uuid, 80, 8),), "y": (CardShare(x.uuid, 60, 1),)})
+    engine.see_pod(annotated(shown, placement=placement.encode(swapped), resize="x:core=5"))
+    assert "InvalidPlacement" in refused(engine)
+
+
 @pytest.mark.parametrize("place", ["status of another version", "annotation"])
 def test_a_grant_that_is_not_ours_books_nothing(engine: Engine, place: str) -> None:
     shown = placed(engine, pod("p", 30, 4, uid="p"))

@@ -88,7 +88,9 @@ def test_what_is_not_named_stays_and_a_limit_is_never_below_its_share() -> None:
 
 def test_an_answer_is_read_as_it_was_written_and_nothing_else_is() -> None:
     answer = Answer(
-        "core=50", {"main": Target(CardShare("GPU-1", 50, 4), None), "b": Target(CardShare("GPU-2", 5, 1), 9)}
+        "core=50",
+        {"main": Target(CardShare("GPU-1", 50, 4), None), "b": Target(CardShare("GPU-2", 5, 1), 9)},
+        goal={"GPU-1": (70, 9)},
     )
     written = resize.condition(answer, NAMES, "2026-01-01T00:00:00Z")
     assert (written["status"], written["reason"]) == ("True", "ResizeGranted")
@@ -96,7 +98,8 @@ def test_an_answer_is_read_as_it_was_written_and_nothing_else_is() -> None:
     refused = resize.condition(Answer("x", {}, "InvalidAnnotation: no"), NAMES, "")
     assert (refused["status"], refused["reason"]) == ("False", "ResizeRefused")
     for message in ("", "[]", "{}", '{"version":2}', written["message"].replace("50,4", "0,4"),
-                    written["message"].replace("50,4", "true,4"), written["message"].replace("5,1,9", "5,1,4")):  # fmt: skip
+                    written["message"].replace("50,4", "true,4"), written["message"].replace("5,1,9", "5,1,4"),
+                    written["message"].replace("70,9", "70"), written["message"].replace("goal", "gaol")):  # fmt: skip
         assert resize.read({"status": {"conditions": [written | {"message": message}]}}, NAMES) is None, (
             message
         )

@@ -38,11 +38,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    """The extender's answer to `request` (`known_as` of the annotation), and all that it has granted so far, by container."""
+    """The extender's answer to `request` (`known_as` of the annotation), and all that it has granted so far, by container.
+
+    `goal`: what the whole pod is to book of each card then.
+    """
 
     request: str
     granted: Mapping[str, Target] = field(default_factory=dict)
     refused: str = ""
+    goal: Use = field(default_factory=dict)
 
 
 def known_as(text: str) -> str:
@@ -125,6 +129,24 @@ def applied(placement: Placement, granted: Mapping[str, Target]) -> Placement:
     )
 
 
+def promised(placement: Placement, request: PodRequest, granted: Mapping[str, Target]) -> Placement:
+    """What each container is to have on the cards that the placement names: what was granted, else what its spec asks.
+
+    Of the placement, which its owner may edit, no share's amounts are read. A whole card is as large as it says.
+    """
+
+    def amounts(name: str, share: CardShare) -> CardShare:
+        asked = request.container(name)
+        if asked is None or asked.whole:
+            return share
+        return CardShare(share.uuid, asked.cores_per_card, asked.memory_blocks)
+
+    original = {
+        name: tuple(amounts(name, share) for share in shares) for name, shares in placement.containers.items()
+    }
+    return applied(Placement(original), granted)
+
+
 def as_asked(placement: Placement, request: PodRequest, granted: Mapping[str, Target]) -> Placement:
     """The placement with the pod's own amounts again where it says exactly what was granted since."""
 
@@ -160,7 +182,13 @@ def condition(answer: Answer, names: Names, now: str) -> dict[str, str]:
         name: [item.share.uuid, item.share.cores, item.share.memory_blocks, item.core_limit]
         for name, item in answer.granted.items()
     }
-    said = {"version": _VERSION, "request": answer.request, "granted": granted, "refused": answer.refused}
+    said = {
+        "version": _VERSION,
+        "request": answer.request,
+        "granted": granted,
+        "goal": answer.goal,
+        "refused": answer.refused,
+    }
     return {
         "type": names.resize,
         "status": "False" if answer.refused else "True",
@@ -181,10 +209,17 @@ def read(pod: Mapping[str, Any], names: Names) -> Answer | None:
                 if data["version"] != _VERSION:
                     return None
                 granted = {str(name): _granted(*row) for name, row in data["granted"].items()}
-                return Answer(str(data["request"]), granted, str(data["refused"]))
+                goal = {str(uuid): _amounts_of(*row) for uuid, row in data["goal"].items()}
+                return Answer(str(data["request"]), granted, str(data["refused"]), goal)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 return None
     return None
+
+
+def _amounts_of(cores: object, blocks: object) -> tuple[int, int]:
+    if type(cores) is not int or type(blocks) is not int:
+        raise ValueError("what a pod is to have of a card is [cores, blocks]")
+    return cores, blocks
 
 
 def _granted(uuid: object, cores: object, blocks: object, limit: object) -> Target:
