@@ -29,7 +29,8 @@ VALUES: dict[str, Any] = {
         "clientSecretName": "made-by-the-chart",
     },
     "extender": {"tls": {"mode": "generated", "secretName": "made-by-the-chart-too"}, "service": {"clusterIP": EXTENDER_ADDRESS}},
-    "webhook": {"enabled": True, "replicas": 1, "service": {"clusterIP": WEBHOOK_ADDRESS}, "defaults": {"memoryBlocks": 3}},
+    "webhook": {"enabled": True, "replicas": 1, "matchConditions": "never",  # Helm's engine takes this cluster for the newest Kubernetes
+                 "service": {"clusterIP": WEBHOOK_ADDRESS}, "defaults": {"memoryBlocks": 3}},
 }  # fmt: skip
 FORGED = {
     "tencent.com/vcuda-placement": "forged",

@@ -391,6 +391,9 @@ def test_the_webhook_understands_its_flags_and_the_api_server_finds_it() -> None
     other = objects({**OWN, "resourceDomain": "example.org"})
     (theirs,) = other["MutatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
     assert "tencent.com" not in str(theirs) and '"example.org/vcuda-core"' in str(theirs["matchConditions"])
+    older = objects({**OWN, "webhook": {**OWN["webhook"], "matchConditions": "never"}})
+    (plain,) = older["MutatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
+    assert "matchConditions" not in plain
     where = hook["clientConfig"]["service"]
     service = found["Service", where["name"]]
     assert where["path"] == webhook_app.PATH
