@@ -140,10 +140,11 @@ def _after(before: Allocation, target: Target | None) -> Allocation:
     """With the amounts that were granted. An elastic limit that is not named stays, and so does having none."""
     if target is None:
         return before
-    elastic = before.core_limit > before.shares[0].cores
+    elastic = before.elastic or before.core_limit > before.shares[0].cores
     cores = target.share.cores
-    limit = target.core_limit or (max(before.core_limit, cores) if elastic else cores)
-    return dataclasses.replace(before, shares=(target.share,), core_limit=limit)
+    limit = target.core_limit or (before.core_limit if elastic else cores)
+    hidden = elastic and target.core_limit is None and limit <= cores
+    return dataclasses.replace(before, shares=(target.share,), core_limit=limit, elastic=hidden)
 
 
 def _said(item: Allocation) -> str:

@@ -30,7 +30,8 @@ class Allocation:
 
     `held` maps "core" and "memory" to the devices of each call that came. `minors` are the cards' minors at that time,
     by UUID: kubelet replays old responses, and a card may have another minor after a reboot. `oversell_blocks`: what it may
-    hold in all of each card, beyond its share as managed memory; 0: no more than its share.
+    hold in all of each card, beyond its share as managed memory; 0: no more than its share. `elastic`: `core_limit` was promised
+    and stays, though the share has been resized to it or beyond; without it such a limit is no more than the share.
     """
 
     pod_uid: str
@@ -49,6 +50,7 @@ class Allocation:
     held: Mapping[str, Held] = field(default_factory=dict)
     created_ns: int = 0
     oversell_blocks: int = 0
+    elastic: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,6 +83,7 @@ def encode(allocation: Allocation) -> dict[str, Any]:
         "cores": allocation.cores,
         "memory_blocks": allocation.memory_blocks,
         "core_limit": allocation.core_limit,
+        "elastic": allocation.elastic,
         "oversell_blocks": allocation.oversell_blocks,
         "priority": allocation.priority,
         "shares": [[share.uuid, share.cores, share.memory_blocks] for share in allocation.shares],
@@ -103,6 +106,7 @@ def decode(row: Mapping[str, Any]) -> Allocation:
         memory_blocks=int(row["memory_blocks"]),
         core_limit=int(row["core_limit"]),
         oversell_blocks=int(row.get("oversell_blocks", 0)),  # not in files of version 0.1
+        elastic=bool(row.get("elastic", False)),
         priority=str(row["priority"]),
         shares=tuple(CardShare(str(uuid), int(cores), int(blocks)) for uuid, cores, blocks in row["shares"]),
         minors={str(uuid): int(minor) for uuid, minor in row["minors"].items()},

@@ -68,4 +68,6 @@ def xids(value: str) -> frozenset[int]:
 
 def labels(value: str) -> tuple[tuple[str, str], ...]:
     pairs = tuple(environment_pair(item.strip()) for item in value.split(",") if item.strip())
+    if any("=" in content for _, content in pairs):
+        raise ValueError("a label's value has no '='")
     return tuple(sorted(pairs))

@@ -203,6 +203,17 @@ def test_an_elastic_share_stays_elastic_and_another_one_is_as_hard_as_before(nod
     eventually(lambda: limits(node, soft) == (40, 4, 40), "the limit that is named")
 
 
+@pytest.mark.parametrize("cores", [60, 70])
+def test_an_elastic_limit_survives_a_share_that_reaches_it(node: Node, cores: int) -> None:
+    item = admitted(node, pod("p", container("c", 20, 4), annotations={NAMES.core_limit: "60"}))
+    grant(node, item, cores=cores, blocks=4)
+    eventually(lambda: limits(node, item) == (cores, 4, cores), "the larger share")
+    node.stop()
+    node.start(wait=200)
+    grant(node, item, cores=10, blocks=4)
+    eventually(lambda: limits(node, item) == (10, 4, 60), "the limit that it was promised")
+
+
 def test_what_nobody_of_ours_grants_is_refused_and_told_once(node: Node) -> None:
     """Only who may write pods' status can forge one; even he gets nothing that the card has not."""
 

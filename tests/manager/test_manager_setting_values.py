@@ -41,6 +41,7 @@ WRONG = [
     ("container-mount", "/a:b", "both paths must be absolute"),
     ("health-ignore-xids", "13,x", "write numbers with commas between"),
     ("node-labels", "rack", "write NAME=VALUE"),
+    ("node-labels", "a=b=c", "has no '='"),
     ("v", "loud", "give a whole number from 0 to 99"),
     ("query-addr", "not a host", "write an IP address, or a name of this machine"),
     ("query-addr", "a" * 64, "write an IP address, or a name of this machine"),
