@@ -409,6 +409,14 @@ static void test_who_leaves_the_card_idle_launches_beside_others(void)
         vc_plan_decide(&plan, now);
     }
     CHECK(plan.together && tenants[0].lease_end_ns == 0 && tenants[1].lease_end_ns != 0);
+    CHECK(plan.favoured == 1);
+    struct vc_card_plan kept = plan;
+    struct vc_tenant all[4];
+    memcpy(all, tenants, sizeof all);
+    vc_plan_remove(&plan, 1); /* another one has its place now */
+    CHECK(plan.favoured < 0);
+    memcpy(tenants, all, sizeof all);
+    plan = kept;
     waits(2, now); /* nobody knows what this one does */
     vc_plan_decide(&plan, now + MS / 2);
     CHECK(!plan.together && !(tenants[plan.holder].lease_sequence & VC_LEASE_TOGETHER));

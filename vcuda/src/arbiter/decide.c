@@ -354,6 +354,7 @@ void vc_plan_remove(struct vc_card_plan *plan, unsigned index)
         plan->holder = -1;
     else if (plan->holder == (int)last)
         plan->holder = (int)index;
+    plan->favoured = -1; /* an index, too: whoever lags is found anew */
     plan->tenants[index] = plan->tenants[last];
     plan->count = last;
 }
