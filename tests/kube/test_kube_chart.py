@@ -45,7 +45,7 @@ def test_shares_hold_and_outlive_the_daemon_s_pod(
     assert before["processes"] == 1, "the daemon reads the region that the container writes"
 
     old = installed.pod_of("gpu-manager")["metadata"]["name"]
-    system.lab.kubectl("delete", "pod", "-n", NAMESPACE, old, "--wait=true")
+    system.lab.delete_pod(NAMESPACE, old)
     system.wait_offered()
     after = installed.usage()["charted"]
     assert installed.pod_of("gpu-manager")["metadata"]["name"] != old
@@ -62,7 +62,7 @@ def test_a_standby_takes_over(system: System, client_image: str, installed: Char
     """The leader's pod is deleted: it gives its Lease back, the Service's endpoints follow, and pods are placed again."""
     first = installed.leader()
     name, address = first["metadata"]["name"], first["status"]["podIP"]
-    system.lab.kubectl("delete", "pod", "-n", NAMESPACE, name, "--wait=true")
+    system.lab.delete_pod(NAMESPACE, name)
     second = installed.leader()
     assert second["metadata"]["name"] != name
 

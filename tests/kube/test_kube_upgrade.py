@@ -179,9 +179,7 @@ def test_a_new_driver_beside_running_pods(system: System, chart: Chart, client: 
     system.machine.report()  # loads the control library while it has the old name
     try:
         change_driver(system, was, "551.7.1")
-        system.lab.kubectl(
-            "delete", "pod", "-n", "vcuda-system", chart.pod_of("gpu-manager")["metadata"]["name"]
-        )
+        system.lab.delete_pod("vcuda-system", chart.pod_of("gpu-manager")["metadata"]["name"])
         eventually(
             "there is a folder for the new driver",
             lambda: any(name.startswith("551.7.1-") for name in driver_folders(system)),

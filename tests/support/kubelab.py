@@ -69,6 +69,10 @@ class KubeLab:
         env = {**os.environ, "KUBECONFIG": self.environment["KUBECONFIG"]}
         return _run(command, timeout=wait, env=env, stdin=stdin, check=check)
 
+    def delete_pod(self, namespace: str, name: str) -> None:
+        """Until it is gone: kubelet looks at a pod again after a minute or more if it missed that its container ended."""
+        self.kubectl("delete", "pod", "-n", namespace, name, "--wait=true", wait=240)
+
     def get(self, *words: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.kubectl("get", *words, "-o", "json"))
         return answer
