@@ -123,9 +123,7 @@ class RealCard:
         kernel, graph = str(options["kernel"]), int(options.get("graph", 0))
         if (kernel, graph) not in self._kernel_ns:
             greedy: Options = {"kernel": kernel, "rounds": self._rounds_of(kernel)}
-            self._kernel_ns[kernel, graph] = 1e9 / self._rate(
-                bounded({**greedy, "graph": graph} if graph else greedy)
-            )
+            self._kernel_ns[kernel, graph] = 1e9 / self._rate(bounded({**greedy, "graph": graph} if graph else greedy))
 
     def busy(self) -> tuple[int, dict[int, int]]:
         used = {pid: int(_count(watch.file) * watch.kernel_ns) for pid, watch in self._watches.items()}
@@ -185,9 +183,7 @@ def choose(which: str, folder: Path, program: Path, say: Callable[[str], None] =
             for remark in found.remarks:
                 say(f"{found.card.model}: {remark}.")
             card = found.card
-            return RealCard(
-                card.uuid, card.minor, card.model, found.driver.cuda, program, found.environment()
-            )
+            return RealCard(card.uuid, card.minor, card.model, found.driver.cuda, program, found.environment())
         except RunError as error:
             if which == "real":
                 raise

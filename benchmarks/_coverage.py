@@ -56,9 +56,7 @@ def read() -> dict[str, Any]:
     except ValueError as error:
         raise Unknown(f"{FIGURES.name} can't be read ({error}): `make coverage` writes it anew") from error
     if kept.pop("sources", None) != sources():
-        raise Unknown(
-            f"{FIGURES.name} is of {kept.get('coverage_date')} and other sources: run `make coverage` again"
-        )
+        raise Unknown(f"{FIGURES.name} is of {kept.get('coverage_date')} and other sources: run `make coverage` again")
     return kept
 
 

@@ -81,9 +81,7 @@ def waiting_pod(name: str, limits: dict[str, str], requests: dict[str, str]) -> 
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {
             "downwardAPI": {
-                "items": [
-                    {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
-                ]
+                "items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]
             }
         },
     ]
@@ -127,9 +125,7 @@ class _Server(http.server.ThreadingHTTPServer):
 class Feed:
     """An API server with TLS that lists nodes and pods, shows pods that are created and bound, and counts what is written to it."""
 
-    def __init__(
-        self, nodes: list[dict[str, Any]], pods: list[dict[str, Any]], certificate: Certificate
-    ) -> None:
+    def __init__(self, nodes: list[dict[str, Any]], pods: list[dict[str, Any]], certificate: Certificate) -> None:
         feed = self
         self.stop = threading.Event()
         self.writes = 0
@@ -175,9 +171,7 @@ class Feed:
             def do_POST(self) -> None:
                 binding = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 feed.writes += 1
-                self._answer(
-                    201, b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
-                )
+                self._answer(201, b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}')
                 pod = feed._shown.get(binding["metadata"].get("uid"))
                 if pod is not None:
                     pod = copy.deepcopy(pod)

@@ -45,9 +45,7 @@ def draw(folder: Path, rows: Sequence[Any], packing: Mapping[str, Any]) -> None:
         for index, (name, heights) in enumerate(bars.items()):
             places = [place + 0.08 * index for place in range(len(heights))]
             axes.bar(places, heights, 0.07, label=name, hatch="//" if "published" in name else None)
-        axes.set(
-            ylim=(70, 100), ylabel="allocated, % of all cards", title="cards allocated at 100 % arrived load"
-        )
+        axes.set(ylim=(70, 100), ylabel="allocated, % of all cards", title="cards allocated at 100 % arrived load")
         axes.set_xticks([place + 0.36 for place in range(len(packing))], list(packing))
         axes.legend(fontsize=7, ncols=2)
         plots.save(figure, folder / "extender-trace.png")

@@ -55,9 +55,7 @@ class Truth:
                 self.findings.append(f"pod {name} was given card {card}, which is not on its node")
             cores, blocks = self.on(card)
             if cores > CORES_PER_CARD or blocks > self.blocks.get(card, 0):
-                self.findings.append(
-                    f"card {card} is booked twice: {cores} cores, {blocks} blocks with pod {name}"
-                )
+                self.findings.append(f"card {card} is booked twice: {cores} cores, {blocks} blocks with pod {name}")
 
     def on(self, card: str) -> tuple[int, int]:
         uses = [use[card] for use in self.held.values() if card in use]

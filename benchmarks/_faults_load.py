@@ -82,9 +82,7 @@ class Load:
         self._pending: queue.Queue[str] = queue.Queue()
         self._later: list[tuple[float, str]] = []
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._schedule, args=(number,), daemon=True) for number in range(8)
-        ]
+        self._threads = [threading.Thread(target=self._schedule, args=(number,), daemon=True) for number in range(8)]
         self._threads.append(threading.Thread(target=self._come_and_go, daemon=True))
 
     def start(self) -> None:
@@ -218,9 +216,7 @@ class Load:
         pod = self._api.pod(key)
         if pod is None or pod["spec"].get("nodeName"):
             return False
-        names = (
-            self._names if dice.random() < 0.8 else dice.sample(self._names, max(1, len(self._names) // 2))
-        )
+        names = self._names if dice.random() < 0.8 else dice.sample(self._names, max(1, len(self._names) // 2))
         answer = self.call("filter", {"Pod": pod, "NodeNames": names})
         if answer is None:
             self._stop.wait(0.1)
@@ -260,11 +256,7 @@ class Load:
                 self.counts[f"bind: {answer['Error'].split(':')[0]}"] += 1
             return False
         now = self._api.pod(f"default/{metadata['name']}")
-        if (
-            now is not None
-            and now["metadata"]["uid"] == metadata["uid"]
-            and now["spec"].get("nodeName") != node
-        ):
+        if now is not None and now["metadata"]["uid"] == metadata["uid"] and now["spec"].get("nodeName") != node:
             self.lies.append(
                 f"bind of {metadata['name']} to {node} was reported done, it is on {now['spec'].get('nodeName')}"
             )
@@ -285,9 +277,7 @@ class Load:
             for one in bound:
                 if one["metadata"]["uid"] in uids:
                     if one["spec"]["priority"] >= pod["spec"]["priority"]:
-                        self.lies.append(
-                            f"{one['metadata']['name']} was evicted for a pod of no higher priority"
-                        )
+                        self.lies.append(f"{one['metadata']['name']} was evicted for a pod of no higher priority")
                     self._delete(f"default/{one['metadata']['name']}", "pods evicted")
             key = f"default/{pod['metadata']['name']}"
             self._api.change(key, lambda thing: thing["status"].update(nominatedNodeName=node))  # noqa: B023

@@ -26,9 +26,7 @@ class Api:
     def __init__(self, host: str, port: int, ca: Path, token: str) -> None:
         self._host, self._port = host, port
         self._context = ssl.create_default_context(cafile=str(ca))
-        self._context.check_hostname = (
-            False  # kubelab's address is in its certificates, other labs' may not be
-        )
+        self._context.check_hostname = False  # kubelab's address is in its certificates, other labs' may not be
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._local = threading.local()
 

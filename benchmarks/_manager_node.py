@@ -132,12 +132,8 @@ class Kubelet:
         replies = []
         for _ in range(3):
             random.shuffle(texts)
-            body = (
-                f'{{"kind":"PodList","apiVersion":"v1","metadata":{{}},"items":[{",".join(texts)}]}}'.encode()
-            )
-            header = (
-                f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
+            body = f'{{"kind":"PodList","apiVersion":"v1","metadata":{{}},"items":[{",".join(texts)}]}}'.encode()
+            header = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             replies.append(header.encode() + body)
         self._replies = itertools.cycle(replies)
 
@@ -254,13 +250,9 @@ class Bench:
         self.spawn(*more)
         try:
             until(lambda: len(self.kubelet.registered) == 2, "registration")
-            until(
-                lambda: all(self.kubelet.devices.get(name) for name in (NAMES.core, NAMES.memory)), "devices"
-            )
+            until(lambda: all(self.kubelet.devices.get(name) for name in (NAMES.core, NAMES.memory)), "devices")
         except SystemExit:
-            sys.stderr.writelines(
-                (self.directory / "manager.log").read_text().splitlines(keepends=True)[-20:]
-            )
+            sys.stderr.writelines((self.directory / "manager.log").read_text().splitlines(keepends=True)[-20:])
             raise
         return max(self.kubelet.registered.values()) - self.started
 
@@ -274,9 +266,7 @@ class Bench:
         """The daemon's resident memory in MiB and its CPU seconds so far (proc(5))."""
         assert self.process is not None
         folder = Path(f"/proc/{self.process.pid}")
-        resident = next(
-            line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS")
-        )
+        resident = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS"))
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         ticks = int(fields[11]) + int(fields[12])
         return int(resident.split()[1]) / 1024, ticks / os.sysconf("SC_CLK_TCK")

@@ -46,9 +46,7 @@ class Decoder(nn.Module):
         self.words, self.tokens = shape.words, shape.tokens
         self.embedding = nn.Embedding(self.words, width)
         self.position = nn.Parameter(torch.zeros(self.tokens, width))
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
-        )
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(self.tokens))
 

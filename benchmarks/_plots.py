@@ -101,9 +101,7 @@ def _inside(figures: Figures) -> list[Line]:
 
 def _filters(figures: Figures, across: str) -> list[Line]:
     """p50 and p99 of a filter with all names sent, the other sizes as usual (8 cards, no pods; of the largest cluster)."""
-    rows = [
-        row for row in figures["extender"]["rows"] if row["connections"] == 1 and row["names"] == row["nodes"]
-    ]
+    rows = [row for row in figures["extender"]["rows"] if row["connections"] == 1 and row["names"] == row["nodes"]]
     usual = {"nodes": max(row["nodes"] for row in rows), "cards": 8, "pods": 0}
     fixed = {name: value for name, value in usual.items() if name != across}
     rows = sorted((row for row in rows if fixed.items() <= row.items()), key=lambda row: int(row[across]))

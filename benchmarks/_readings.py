@@ -127,29 +127,21 @@ def splits(figures: Figures) -> list[Reading]:
     tenants = [row for row in rows if not row["what"].endswith(": sum")]
     worst = max(abs(row["achieved"] - row["target"]) for row in tenants)
     native = figures["throttle"]["native_sums"]
-    sums = {
-        row["what"].removesuffix(": sum"): row["achieved"] for row in rows if row["what"].endswith(": sum")
-    }
+    sums = {row["what"].removesuffix(": sum"): row["achieved"] for row in rows if row["what"].endswith(": sum")}
     least = min(100 * sums[name] / native[name] for name in sums)
     return [(f"worst {worst:.2f} points", worst <= 1), (f"least sum {least:.1f} % of native", least >= 98)]
 
 
 def elastic(figures: Figures) -> list[Reading]:
     rows = [row for row in figures["throttle"]["shares"] if "alone on a shared card" in row["what"]]
-    return [
-        (f"{100 * row['achieved'] / row['target']:.1f} %", row["achieved"] >= 0.98 * row["target"])
-        for row in rows
-    ]
+    return [(f"{100 * row['achieved'] / row['target']:.1f} %", row["achieved"] >= 0.98 * row["target"]) for row in rows]
 
 
 def inference(figures: Figures) -> list[Reading]:
     times = figures["throttle"]["inference_p99_ms"]
     native = times["native"]
     limits = {"alone": 1.05, "beside greedy 1 ms": 2.0, "beside greedy 20 ms": 3.0}
-    return [
-        (f"{case} {times[case] / native:.2f} x", times[case] <= limit * native)
-        for case, limit in limits.items()
-    ]
+    return [(f"{case} {times[case] / native:.2f} x", times[case] <= limit * native) for case, limit in limits.items()]
 
 
 def stress(figures: Figures) -> list[Reading]:
@@ -176,10 +168,7 @@ def allocate(figures: Figures) -> list[Reading]:
 
 def registered(figures: Figures) -> list[Reading]:
     start = figures["manager"]["start_to_registered_s"]
-    return [
-        (f"{kind.replace('_', ' ')} {start[kind]:.2f} s", start[kind] <= 1.5)
-        for kind in ("most", "with_shares")
-    ]
+    return [(f"{kind.replace('_', ' ')} {start[kind]:.2f} s", start[kind] <= 1.5) for kind in ("most", "with_shares")]
 
 
 def footprint(figures: Figures) -> list[Reading]:
@@ -190,9 +179,7 @@ def footprint(figures: Figures) -> list[Reading]:
 
 def kills(figures: Figures) -> list[Reading]:
     tally = figures["manager_kill"]
-    bad = [
-        (f"{len(tally[what])} {what}", not tally[what]) for what in ("doubled", "lost", "leaked", "refused")
-    ]
+    bad = [(f"{len(tally[what])} {what}", not tally[what]) for what in ("doubled", "lost", "leaked", "refused")]
     return [(f"{tally['cycles']} cycles, {tally['kills']} kills", tally["cycles"] >= 1000), *bad]
 
 

@@ -78,9 +78,7 @@ def load(path: Path) -> dict[str, Run]:
     try:
         return {name: Run(**run) for name, run in json.loads(text)["programs"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(
-            f"{path} does not hold earlier figures ({error!r}); delete it and run all programs"
-        ) from error
+        raise Damaged(f"{path} does not hold earlier figures ({error!r}); delete it and run all programs") from error
 
 
 def save(path: Path, runs: dict[str, Run]) -> None:
@@ -109,10 +107,7 @@ class Earlier:
         cells = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| T\d", line)]
         return cls(
             {row[0]: _targets.Verdict(*row) for row in cells if len(row) == 5},
-            {
-                found[1]: found[0]
-                for found in re.finditer(r"^- (T\d+(?: G)?), .*\. See .*$", text, re.MULTILINE)
-            },
+            {found[1]: found[0] for found in re.finditer(r"^- (T\d+(?: G)?), .*\. See .*$", text, re.MULTILINE)},
             {file: title for title, file in re.findall(r"^!\[(.*)\]\(images/(.*)\)$", text, re.MULTILINE)},
             {
                 found[1]: found[0]
@@ -145,9 +140,7 @@ def write(path: Path, runs: dict[str, Run], programs: Collection[str] | None = N
     ]
     lines = [HEAD.format(json=path.with_suffix(".json").name), "## Targets", ""]
     lines += ["| | what | target | measured | verdict |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {row.name} | {row.what} | {row.target} | {row.measured} | {row.verdict} |" for row in verdicts
-    ]
+    lines += [f"| {row.name} | {row.what} | {row.target} | {row.measured} | {row.verdict} |" for row in verdicts]
     counts = {kind: sum(row.verdict == kind for row in verdicts) for kind in ("met", "missed")}
     rest = len(verdicts) - counts["met"] - counts["missed"]
     lines += [
@@ -179,16 +172,12 @@ def _falls_short(verdicts: list[_targets.Verdict], runs: dict[str, Run], earlier
     lines = ["## What falls short", ""]
     for row in verdicts:
         if row.verdict == "missed" and row is earlier.targets.get(row.name):
-            lines.append(
-                earlier.misses.get(row.name, f"- {row.name}, {row.what} ({row.target}): {row.measured}.")
-            )
+            lines.append(earlier.misses.get(row.name, f"- {row.name}, {row.what} ({row.target}): {row.measured}."))
         elif row.verdict == "missed":
             where = ", ".join(f"[{name}](#{name})" for name in row.programs)
             busy = ", ".join(f"{name}: {told}" for name in row.programs if (told := runs[name].busy()))
             short = "; ".join(part for part in row.measured.split("; ") if part.startswith("**"))
-            lines.append(
-                f"- {row.name}, {row.what} ({row.target}): {short}. See {where}{f'; {busy}' if busy else ''}."
-            )
+            lines.append(f"- {row.name}, {row.what} ({row.target}): {short}. See {where}{f'; {busy}' if busy else ''}.")
     if len(lines) == 2:
         lines.append("Nothing of what was measured.")
     without: dict[str, list[str]] = {}

@@ -66,9 +66,7 @@ def _on_card(target: Target, known: dict[str, object]) -> Target:
         return target.read({**figures, "models": models, **on_card})
 
     row = replace(target, programs=tuple(runs.values()), read=read)
-    return (
-        row if target.card_only else replace(row, name=f"{target.name} G", what=f"{target.what}: on a card")
-    )
+    return row if target.card_only else replace(row, name=f"{target.name} G", what=f"{target.what}: on a card")
 
 
 def _verdict(target: Target, figures: _readings.Figures) -> Verdict:
@@ -104,9 +102,7 @@ TARGETS = (
         _readings.launch,
         card=True,
     ),
-    Target(
-        "T2", "added to a launch, unlimited", "p50 ≤ 10 ns", ("throttle",), _readings.unlimited, card=True
-    ),
+    Target("T2", "added to a launch, unlimited", "p50 ≤ 10 ns", ("throttle",), _readings.unlimited, card=True),
     Target(
         "T3",
         "added to alloc + free",
@@ -167,9 +163,7 @@ TARGETS = (
         _readings.allocate,
     ),
     Target("T21", "start to both resources registered", "≤ 1.5 s", ("manager",), _readings.registered),
-    Target(
-        "T22", "resident memory; idle CPU", "≤ 80 MiB; ≤ 1 % of a core", ("manager",), _readings.footprint
-    ),
+    Target("T22", "resident memory; idle CPU", "≤ 80 MiB; ≤ 1 % of a core", ("manager",), _readings.footprint),
     Target(
         "T23",
         "kill -9 at random points of 1,000 pod life cycles",
@@ -235,9 +229,7 @@ TARGETS = (
         ("extender_faults",),
         _readings.faults,
     ),
-    Target(
-        "T40", "fresh clone to the demo's table, warm package cache", "≤ 2 min", ("product",), _readings.demo
-    ),
+    Target("T40", "fresh clone to the demo's table, warm package cache", "≤ 2 min", ("product",), _readings.demo),
     Target("T41", "`make test` on 2 cores", "≤ 10 min", ("product",), _readings.suite),
     Target(
         "T42",

@@ -79,9 +79,7 @@ class Trace:
         last = self.steps_s[step + 1] if step + 1 < len(self.steps_s) else self.moments[-1].at_s
         for tick in range(int((last - began - 1) / TRACE_SECONDS)):
             start = began + tick * TRACE_SECONDS
-            errors = [
-                abs(self.share(index, start + at * 0.1, start + at * 0.1 + 0.1) - target) for at in range(10)
-            ]
+            errors = [abs(self.share(index, start + at * 0.1, start + at * 0.1 + 0.1) - target) for at in range(10)]
             if sum(errors) <= 30 and max(errors) <= 6:
                 return 1000 * (start - began)
         return None
@@ -175,8 +173,7 @@ class Bench:
                 paid = zip(charges(folders), before, strict=True)
                 self.charged = [100 * (now - then) / took for now, then in paid]
                 samples = [
-                    [sum(parts) for parts in zip(*(next(each) for _ in mine), strict=True)]
-                    for mine in processes
+                    [sum(parts) for parts in zip(*(next(each) for _ in mine), strict=True)] for mine in processes
                 ]
                 return samples, [answer_of(process) for process in everyone]
             finally:  # it may have been stopped in between
@@ -210,9 +207,7 @@ class Bench:
             last_ns, last = now_ns, now
         return samples
 
-    def trace(
-        self, processes: Sequence[subprocess.Popen[str]], seconds: float, steps: Sequence[Step]
-    ) -> Trace:
+    def trace(self, processes: Sequence[subprocess.Popen[str]], seconds: float, steps: Sequence[Step]) -> Trace:
         """What each process had of the card over time, while `steps` happen."""
         pids = [process.pid for process in processes]
         moments: list[Moment] = []

@@ -35,9 +35,7 @@ def plot(folder: Path, name: str, trace: Trace, targets: Mapping[str, Sequence[f
             axes.hlines(target, left, right, colors=line.get_color(), linestyles="dotted")
     for step in trace.steps_s:
         axes.axvline(step, color="grey", linewidth=0.8)
-    axes.set(
-        xlabel="seconds", ylabel="% of the card, last 100 ms", ylim=(0, 105), title=f"{name} (simulated card)"
-    )
+    axes.set(xlabel="seconds", ylabel="% of the card, last 100 ms", ylim=(0, 105), title=f"{name} (simulated card)")
     axes.legend()
     path = folder / f"{name.replace(',', '').replace(' ', '-')}.png"
     figure.savefig(path, dpi=100, bbox_inches="tight")
@@ -58,9 +56,7 @@ def plot_caps(folder: Path, samples: Mapping[str, Mapping[int, Sequence[float]]]
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    figure, panels = pyplot.subplots(
-        1, len(samples), figsize=(4 * len(samples), 4), sharey=True, squeeze=False
-    )
+    figure, panels = pyplot.subplots(1, len(samples), figsize=(4 * len(samples), 4), sharey=True, squeeze=False)
     for axes, (title, lines) in zip(panels[0], samples.items(), strict=True):
         for cap, shares in lines.items():
             times = [SAMPLE_SECONDS * (at + 1) for at in range(len(shares))]

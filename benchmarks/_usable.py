@@ -99,9 +99,7 @@ def _looked_at(card: Card, found: driver.Driver, needed_bytes: int, alone: bool)
     except pynvml.NVMLError as error:
         raise RunError(f"NVML: {error}") from error
     if divided:
-        raise RunError(
-            "it is in MIG mode without an instance; make one (nvidia-smi mig -cgi) or end MIG mode"
-        )
+        raise RunError("it is in MIG mode without an instance; make one (nvidia-smi mig -cgi) or end MIG mode")
     if mode in COMPUTE_MODES:
         raise RunError(
             f"its compute mode is {COMPUTE_MODES[mode]}, programs side by side need the default one (nvidia-smi -c 0, as root)"
@@ -151,9 +149,7 @@ def _probe(card: Card, found: driver.Driver) -> int:
 def _others(handle: Any) -> str:
     """The processes that compute on the card, in words; empty without any."""
     running = _told(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
-    return ", ".join(
-        f"process {process.pid} with {(process.usedGpuMemory or 0) // MIB} MiB" for process in running
-    )
+    return ", ".join(f"process {process.pid} with {(process.usedGpuMemory or 0) // MIB} MiB" for process in running)
 
 
 def _told(question: Any) -> Any:

@@ -52,9 +52,7 @@ def futex_wake_ns(samples: int = 300) -> list[int]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="card_facts", description="Constants of the throttle, measured on a card."
-    )
+    parser = argparse.ArgumentParser(prog="card_facts", description="Constants of the throttle, measured on a card.")
     parser.add_argument("--driver", choices=("auto", "real", "simulated"), default="auto")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="vcuda-card-facts-") as folder:
@@ -89,9 +87,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def probe(bench: Bench, program: Path) -> dict[str, float]:
     """What the probe measured without any share. Raises RunError with its words."""
-    ran = subprocess.run(
-        [program], env=bench.native_environment(), capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run([program], env=bench.native_environment(), capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         raise RunError(f"the probe failed on {bench.card.name}: {ran.stderr.strip()}")
     answer: dict[str, float] = json.loads(ran.stdout)

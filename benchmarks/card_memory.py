@@ -203,9 +203,7 @@ def measure() -> list[tuple[str, int]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="card_memory", description="What a driver takes for each kind of memory."
-    )
+    parser = argparse.ArgumentParser(prog="card_memory", description="What a driver takes for each kind of memory.")
     parser.add_argument("--driver", choices=("auto", "real", "simulated"), default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     options = parser.parse_args(arguments)

@@ -191,20 +191,14 @@ def line(row: Row) -> str:
     alone = "".join(f"{got:8.1f}" for got in row.alone.values())
     sums = f"{row.beside:8.1f}{row.neighbour:8.1f}{row.beside + row.neighbour:8.1f}"
     charged = "".join(f"{charged:7.1f}" for charged in row.charged.values()) if row.native else f"{'':21}"
-    return (
-        f"{row.pattern:36}{native}{alone}{sums}{charged}  {'; '.join(row.faults(row.native == 0))}".rstrip()
-    )
+    return f"{row.pattern:36}{native}{alone}{sums}{charged}  {'; '.join(row.faults(row.native == 0))}".rstrip()
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="cheats", description="What gets around a GPU-time limit.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="patterns or tamperings; default: all")
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, help="of each measurement (default %(default)s)"
-    )
-    parser.add_argument(
-        "--repeat", type=int, default=1, help="runs of a row that misses a target (default 1)"
-    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default %(default)s)")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of a row that misses a target (default 1)")
     parser.add_argument("--quick", action="store_true", help="2 s and one row for each cause")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     options = parser.parse_args(arguments)

@@ -79,7 +79,9 @@ class _Connection:
 
     def post(self, path: str, body: bytes) -> tuple[float, bytes]:
         """Send a request; (seconds until the whole answer was here, its body)."""
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         return self._ask(head.encode() + body)
 
     def _ask(self, request: bytes) -> tuple[float, bytes]:
@@ -116,9 +118,7 @@ class _Load:
         limits = {NAMES.core: str(cores), NAMES.memory: str(max(blocks, 1))}
         requests = limits | {"cpu": f"{cpu}m", "memory": f"{gib}Gi"}
         self.pod = waiting_pod(f"pod-{self._prefix}-{self._number}", limits, requests)
-        return orjson.dumps(
-            {"Pod": self.pod, "Nodes": None, "NodeNames": self._dice.sample(self._names, self._sent)}
-        )
+        return orjson.dumps({"Pod": self.pod, "Nodes": None, "NodeNames": self._dice.sample(self._names, self._sent)})
 
 
 @dataclass(frozen=True)
@@ -296,8 +296,7 @@ def _latency(options: argparse.Namespace) -> list[Row]:
 
 def _tables(rows: list[Row], packing: dict[str, Any], machine: dict[str, str]) -> list[Table]:
     latency = Table(
-        title="filter over loopback TLS (T30, T31, T32, T36); "
-        + ", ".join(f"{k} {v}" for k, v in machine.items())
+        title="filter over loopback TLS (T30, T31, T32, T36); " + ", ".join(f"{k} {v}" for k, v in machine.items())
     )
     for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "CPU ms/filter", "CPU ms/pod", "refused",
                    "RSS MiB", "writes/bind"):  # fmt: skip
@@ -317,8 +316,7 @@ def _tables(rows: list[Row], packing: dict[str, Any], machine: dict[str, str]) -
         packed.add_column(column, justify="left" if column == "variant" else "right")
     for variant, data in packing.items():
         shares = {
-            policy: [run["allocated"] for run in data["runs"] if run["policy"] == policy]
-            for policy in columns[:4]
+            policy: [run["allocated"] for run in data["runs"] if run["policy"] == policy] for policy in columns[:4]
         }
         published = [data["published_percent"].get(name, 0.0) for name in ("FGD", "BestFit")]
         packed.add_row(
@@ -332,9 +330,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", help="default 100 1000 5000")
     parser.add_argument("--cards", type=int, nargs="+", help="per node, at the largest size; default 2 16")
-    parser.add_argument(
-        "--pods", type=int, nargs="+", help="running before, at the largest size; default 10000 50000"
-    )
+    parser.add_argument("--pods", type=int, nargs="+", help="running before, at the largest size; default 10000 50000")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 4], help="default 1 4")
     parser.add_argument("--requests", type=int, help="per combination; default 1000")
     parser.add_argument(

@@ -140,9 +140,7 @@ def main() -> int:
     table = Table(title=f"a light filter beside {count} idle and slow connections")
     for name in asdict(tally):
         table.add_column(name.replace("_", " "), justify="right")
-    table.add_row(
-        *(f"{value:.1f}" if isinstance(value, float) else str(value) for value in asdict(tally).values())
-    )
+    table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in asdict(tally).values()))
     Console(width=140).print(table)
     return 0 if tally.ended == count and not tally.refused else 1
 

@@ -141,9 +141,7 @@ class Run:
         if self._dice.random() < 0.2:
             name = f"n{self._dice.randrange(self.tally.nodes):03d}"
             sick = (
-                tuple(card for card in range(CARDS) if self._dice.random() < 0.3)
-                if self._dice.random() < 0.4
-                else ()
+                tuple(card for card in range(CARDS) if self._dice.random() < 0.3) if self._dice.random() < 0.4 else ()
             )
             self._api.put("nodes", _node(name, sick))
             load.counts["cards that failed or recovered"] += 1
@@ -161,15 +159,11 @@ class Run:
         began = time.monotonic()
         self._replicas = [self._replica(name) for name in ("e1", "e2")]
         _until(lambda: any(self._role(replica) == "leader" for replica in self._replicas), 60)
-        load = Load(
-            self._api, self._replicas, self.tally.seed, self.tally.pods, live=self.tally.nodes * CARDS * 2
-        )
+        load = Load(self._api, self._replicas, self.tally.seed, self.tally.pods, live=self.tally.nodes * CARDS * 2)
         self._api.faults.on = True
         load.start()
         try:
-            while time.monotonic() - began < limit_s and (
-                load.created < self.tally.pods or load.waiting() > 40
-            ):
+            while time.monotonic() - began < limit_s and (load.created < self.tally.pods or load.waiting() > 40):
                 time.sleep(0.25)
                 self._disturb(load)
             self._quiet_down(load, began + limit_s)
@@ -195,8 +189,7 @@ class Run:
         for number in range(self.tally.nodes):
             self._api.put("nodes", _node(f"n{number:03d}"))
         self.tally.finished = (
-            _until(lambda: load.waiting() == 0, max(30.0, end - time.monotonic()))
-            and load.created >= self.tally.pods
+            _until(lambda: load.waiting() == 0, max(30.0, end - time.monotonic())) and load.created >= self.tally.pods
         )
         if not self.tally.finished:
             self.tally.stale.append(f"{load.waiting()} pods were still waiting at the end of the time")
@@ -241,9 +234,7 @@ class Run:
 
 
 def show(tally: Tally, console: Console) -> None:
-    console.print(
-        f"Machine: {platform.processor() or platform.machine()}, Python {platform.python_version()}"
-    )
+    console.print(f"Machine: {platform.processor() or platform.machine()}, Python {platform.python_version()}")
     console.print(
         f"{tally.pods} pods, {tally.nodes} nodes x {CARDS} cards, two replicas, seed {tally.seed}, {tally.seconds:.0f} s"
     )
@@ -264,9 +255,7 @@ def show(tally: Tally, console: Console) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.extender_faults", description=__doc__.split("\n", maxsplit=1)[0]
-    )
+    parser = argparse.ArgumentParser(prog="benchmarks.extender_faults", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--pods", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=8, help="of 8 cards each (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)

@@ -131,7 +131,9 @@ def show(result: dict[str, Any]) -> None:
         print(f"{row['streams']:34}{row['achieved']:8.2f}{row['error']:12.2f}")
     print("\ngreedy tenants   each   worst error      sum   native   arbiter, % of a core")
     for row in result["tenants"]:
-        line = f"{row['tenants']:14}{row['each']:7.0f}{row['worst_error']:14.2f}{row['sum']:9.2f}{row['native_sum']:9.2f}"
+        line = (
+            f"{row['tenants']:14}{row['each']:7.0f}{row['worst_error']:14.2f}{row['sum']:9.2f}{row['native_sum']:9.2f}"
+        )
         print(f"{line}{row['arbiter_percent']:23.2f}")
     print("\nprocesses of one container, cap 50   got   least of mean")
     for row in result["processes"]:

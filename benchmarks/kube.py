@@ -272,9 +272,7 @@ def _run(lab: Lab, count: int, *, share: bool) -> tuple[list[float], list[str]]:
     lab.api.create_all(PODS, [pod(f"started-{number}", share=share, blocks=1 + number % 20) for number in range(count)])  # fmt: skip
     watch.wait("all pods run", lambda: len(watch.running | watch.failed) >= count, 300)
     watch.close()
-    shown = [
-        item for item in lab.api.get(PODS)["items"] if share and item["metadata"]["name"] in watch.running
-    ]
+    shown = [item for item in lab.api.get(PODS)["items"] if share and item["metadata"]["name"] in watch.running]
     wrong = _kube_shares.mismatches(shown, _kube_shares.mounted(), NAMES)
     lab.api.delete_pods()
     kubelab.eventually("the daemon has no bookings", lambda: not lab.system.bookings(), 120)
@@ -385,8 +383,7 @@ def main() -> int:
         print(f"{name} {result[name]:.3f}")
     if options.json:
         plain = {
-            key: [asdict(row) for row in value] if isinstance(value, list) else value
-            for key, value in result.items()
+            key: [asdict(row) for row in value] if isinstance(value, list) else value for key, value in result.items()
         }
         options.json.write_text(json.dumps(plain, indent=1) + "\n")
     return 0

@@ -48,9 +48,7 @@ def instructions(name: str, library: Path = SHIM) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="launch_cost", description="What the shim adds to one kernel launch."
-    )
+    parser = argparse.ArgumentParser(prog="launch_cost", description="What the shim adds to one kernel launch.")
     parser.add_argument("--launches", type=int, default=100000, help="per case (default %(default)s)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="vcuda-launch-cost-") as folder:

@@ -121,9 +121,7 @@ def latency(bench: Bench, shares: int, pods: int, size: int) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shares", type=int, default=200, help="shares that run throughout (default 200)")
     parser.add_argument("--pods", type=int, default=200, help="pods that are measured (default 200)")
     parser.add_argument("--pod-bytes", type=int, default=6000, help="JSON bytes of one pod (default 6000)")

@@ -93,9 +93,7 @@ class Churn:
     def settle(self) -> None:
         """Wait until the daemon has seen which pods have ended; then kubelet, too, lists them no longer."""
         pods = len(self._running)
-        until(
-            lambda: len(self._booked()) == pods == self._regions(), f"{pods} booked pods with their regions"
-        )
+        until(lambda: len(self._booked()) == pods == self._regions(), f"{pods} booked pods with their regions")
         for item in self._ended:
             self._bench.kubelet.forget(item)
             del self._cores[item["metadata"]["uid"]]
@@ -129,9 +127,7 @@ class Churn:
             len(list((proc / "task").iterdir())),
             sum(path.startswith(f"{own}/vm/") for path in mounts),
             self._regions(),
-            sum(
-                len(files) for folder in ("vm/driver", "checkpoint") for _, _, files in os.walk(own / folder)
-            ),
+            sum(len(files) for folder in ("vm/driver", "checkpoint") for _, _, files in os.walk(own / folder)),
             len(self._booked()),
         )
 
@@ -186,9 +182,7 @@ def run(cycles: int, seed: int, live: int, samples: int) -> tuple[list[Sample], 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--cycles", type=int, default=3600, help="pod life cycles (default 3600: one a second for an hour)"
     )

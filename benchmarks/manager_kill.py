@@ -148,9 +148,7 @@ class Run:
             self.tally.lost.append(f"{uid}: its region: {error}")
             return
         if (limit.uuid, limit.cores, limit.memory_bytes) != (card, cores, blocks * BLOCK_BYTES):
-            self.tally.lost.append(
-                f"{uid}: its region says {limit}, kubelet was told {card} {cores} {blocks}"
-            )
+            self.tally.lost.append(f"{uid}: its region says {limit}, kubelet was told {card} {cores} {blocks}")
 
     @property
     def _base(self) -> Path:
@@ -191,13 +189,9 @@ def run(cycles: int, seed: int, kill_every: int) -> Tally:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=1000, help="pod life cycles (default 1000)")
-    parser.add_argument(
-        "--kill-every", type=int, default=5, help="kill in one of so many admissions (default 5)"
-    )
+    parser.add_argument("--kill-every", type=int, default=5, help="kill in one of so many admissions (default 5)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the tally there, too")
     options = parser.parse_args()

@@ -155,14 +155,10 @@ def learnt(bench: Bench) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pods", type=int, default=110, help="pods with a live context (default 110)")
     parser.add_argument("--files", type=int, default=60_000, help="open files of tenants (default 60,000)")
-    parser.add_argument(
-        "--seconds", type=float, default=60, help="how long each row is measured (default 60)"
-    )
+    parser.add_argument("--seconds", type=float, default=60, help="how long each row is measured (default 60)")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
     with node() as bench:
@@ -189,9 +185,7 @@ def main() -> int:
     for column in ("pods with a context", "their open files", "% of a core", "resident MiB"):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(
-            str(row.tenants), str(row.open_files), f"{row.cpu_percent:.2f}", f"{row.resident_mib:.0f}"
-        )
+        table.add_row(str(row.tenants), str(row.open_files), f"{row.cpu_percent:.2f}", f"{row.resident_mib:.0f}")
     console.print(table)
     console.print("targets: the files cost ≤ 1 % of a core more, ≤ 80 MiB resident")
     return 0

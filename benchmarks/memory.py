@@ -114,9 +114,7 @@ class Bench:
         shutil.copyfile(SHIM, folder / "lib64" / "libcuda.so.1")
         (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(driver)
         place = self.place
-        card = region.CardLimit(
-            place.uuid, place.minor, memory_bytes, 50, 50, context_bytes=place.told_context_bytes
-        )
+        card = region.CardLimit(place.uuid, place.minor, memory_bytes, 50, 50, context_bytes=place.told_context_bytes)
         region.create(folder / "vcuda", [card])
         return folder
 
@@ -134,9 +132,7 @@ class Bench:
             text=True,
         )
 
-    def medians(
-        self, libraries: Path | None, live: int, processes: int, size: int, pairs: int
-    ) -> tuple[float, float]:
+    def medians(self, libraries: Path | None, live: int, processes: int, size: int, pairs: int) -> tuple[float, float]:
         """Median and 99th percentile in ns, of `processes` that begin together."""
         started = [self.start(libraries, "cost", live, size, pairs) for _ in range(processes)]
         for process in started:
@@ -149,9 +145,7 @@ class Bench:
         answers = [json.loads(process.communicate(timeout=SECONDS)[0]) for process in started]
         return statistics.median(a for a, _ in answers), statistics.median(b for _, b in answers)
 
-    def cost(
-        self, libraries: tuple[Path | None, Path], case: tuple[int, int, int], pairs: int, turns: int
-    ) -> Cost:
+    def cost(self, libraries: tuple[Path | None, Path], case: tuple[int, int, int], pairs: int, turns: int) -> Cost:
         """One case (live, processes, bytes): natively and with the shim in turns, the medians over the turns."""
         live, processes, size = case
         native, shim, late = [], [], []
@@ -328,20 +322,12 @@ def show(figures: Figures, driver: str) -> None:
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for row in figures.costs:
         times = (row.native_ns, row.shim_ns, row.shim_p99_ns, row.added_ns)
-        print(
-            f"| {row.bytes} | {row.live} | {row.processes} | "
-            + " | ".join(f"{ns:.0f}" for ns in times)
-            + " |"
-        )
-    print(
-        "\nT11: 16 processes at a time, every allocator, random frees, SIGKILLs (target: 0 over the limit, 0 left)\n"
-    )
+        print(f"| {row.bytes} | {row.live} | {row.processes} | " + " | ".join(f"{ns:.0f}" for ns in times) + " |")
+    print("\nT11: 16 processes at a time, every allocator, random frees, SIGKILLs (target: 0 over the limit, 0 left)\n")
     stress = figures.stress
     for name, value in dataclasses.asdict(stress).items():
         if name == "allocators":
-            print(
-                "- granted and refused: " + ", ".join(f"{kind} {a:,}/{b:,}" for kind, (a, b) in value.items())
-            )
+            print("- granted and refused: " + ", ".join(f"{kind} {a:,}/{b:,}" for kind, (a, b) in value.items()))
         elif name == "unsupported":
             told = ", ".join(f"{kind} (CUresult {result})" for kind, result in value.items())
             print(f"- not on this card: {told}" if told else "- not on this card: none")
@@ -349,9 +335,7 @@ def show(figures: Figures, driver: str) -> None:
             print(f"- {name.replace('_', ' ')}: {value if isinstance(value, list) else f'{value:,.0f}'}")
     over = max(0, stress.peak_bytes - stress.limit_bytes)
     ledger = max(0, stress.peak_in_ledger_bytes - stress.limit_bytes)
-    by_books = (
-        "by the card's books" if stress.exact_books else "by NVML (the driver's own memory counts there)"
-    )
+    by_books = "by the card's books" if stress.exact_books else "by NVML (the driver's own memory counts there)"
     print(f"- over the limit: {over:,} bytes {by_books}, {ledger:,} in the ledger")
     print("\nT12: load libcuda.so.1 and cuInit (target: <= 2 ms over native)\n")
     load = figures.load

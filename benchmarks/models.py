@@ -218,10 +218,7 @@ def python_with_torch(named: str | None) -> str | None:
     """The Python to run the model with: the one that was named, else the first that has PyTorch."""
     for python in [named] if named else _clients.pythons():
         try:
-            if (
-                subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode
-                == 0
-            ):
+            if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
                 return python
         except OSError:
             continue
@@ -229,13 +226,9 @@ def python_with_torch(named: str | None) -> str | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="models", description="A model's throughput natively and in shares."
-    )
+    parser = argparse.ArgumentParser(prog="models", description="A model's throughput natively and in shares.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument(
-        "--quick", action="store_true", help="5 s per figure instead of 20, 2 pairs instead of 6"
-    )
+    parser.add_argument("--quick", action="store_true", help="5 s per figure instead of 20, 2 pairs instead of 6")
     parser.add_argument("--python", help="a Python that has PyTorch")
     parser.add_argument(
         "--within",
@@ -247,9 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         "--memory", type=int, default=8192, metavar="MIB", help="limit of each share (default %(default)s)"
     )
     parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS, help="which (default: all)")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="tiny, on the processor, in shares of a simulated card"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="tiny, on the processor, in shares of a simulated card")
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {"machine": _machine.describe()}
     python = python_with_torch(options.python)

@@ -78,9 +78,7 @@ class _Program:
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         self._kinds = Counter(_kind(pod) for pod in pods if pod.request.containers)
         places = Counter(
-            (one.cpu_milli, one.memory_bytes, len(one.cards), one.cards[0].model)
-            for one in nodes
-            if one.cards
+            (one.cpu_milli, one.memory_bytes, len(one.cards), one.cards[0].model) for one in nodes if one.cards
         )
         self._places = list(places.items())
         self._sizes = sorted({kind.cores for kind in self._kinds if kind.share})
@@ -131,9 +129,7 @@ class _Program:
                 entries += [(arrived[at], column, 1.0), (cpu_row, column, kind.cpu_milli / 1e3)]
                 entries.append((memory_row, column, kind.memory_bytes / 2**30))
                 entries.append(
-                    (size_rows[kind.cores], column, 1.0)
-                    if kind.share
-                    else (card_row, column, float(kind.cards))
+                    (size_rows[kind.cores], column, 1.0) if kind.share else (card_row, column, float(kind.cards))
                 )
                 gains.append(-kind.cores * kind.cards / CORES_PER_CARD)
                 column += 1
@@ -150,9 +146,7 @@ class _Program:
         if found.status != 0:
             raise RuntimeError(f"the bound's program was not solved: {found.message}")
         duals = -np.asarray(found.ineqlin.marginals)
-        return -float(found.fun), [
-            ([float(duals[at]) for at in sizes], float(duals[card])) for sizes, card in priced
-        ]
+        return -float(found.fun), [([float(duals[at]) for at in sizes], float(duals[card])) for sizes, card in priced]
 
     def _best(self, prices: tuple[list[float], float]) -> dict[int, int] | None:
         """The pattern that is worth most at these prices, if that is more than a card costs (a knapsack)."""
@@ -186,9 +180,7 @@ def measure(nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: str, 
 
 
 def table(rows: Sequence[Row]) -> Table:
-    shown = Table(
-        title="cards allocated, % of all, when the arrived demand equals all cards (T34); means of the seeds"
-    )
+    shown = Table(title="cards allocated, % of all, when the arrived demand equals all cards (T34); means of the seeds")
     for column in (
         "variant",
         "seeds",
@@ -211,9 +203,7 @@ def table(rows: Sequence[Row]) -> Table:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, metavar="FOLDER", default=TRACE, help="the public trace")
-    parser.add_argument(
-        "--seeds", default="42-46", metavar="N[-M]", help="orders of arrival (default %(default)s)"
-    )
+    parser.add_argument("--seeds", default="42-46", metavar="N[-M]", help="orders of arrival (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument("--quick", action="store_true", help="one seed of one variant")
     options = parser.parse_args()
@@ -227,8 +217,7 @@ def main() -> int:
         nodes = trace.read_nodes(file)
         lists = sorted(options.trace.glob("openb_pod_list_*.csv"))[: 1 if options.quick else None]
         rows = [
-            measure(nodes, trace.read_pods(path), path.stem.removeprefix("openb_pod_list_"), seeds)
-            for path in lists
+            measure(nodes, trace.read_pods(path), path.stem.removeprefix("openb_pod_list_"), seeds) for path in lists
         ]
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")

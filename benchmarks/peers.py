@@ -145,9 +145,7 @@ def how(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
-def share_error(
-    bench: Bench, system: System, cap: int, options: Options, seconds: float
-) -> tuple[float, float]:
+def share_error(bench: Bench, system: System, cap: int, options: Options, seconds: float) -> tuple[float, float]:
     """What a greedy program got and how far it was from its cap, on average over windows of 100 ms, in points of the card."""
     bench.card.prepare(options)
     environment = system.environment(bench, cap)

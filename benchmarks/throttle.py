@@ -204,10 +204,7 @@ def launch_bound(run: Run) -> None:
         flush=True,
     )
     for title, (shares, other) in cases.items():
-        loads = [
-            Load(cores, options if at == 0 or title == "of 30/70" else other)
-            for at, cores in enumerate(shares)
-        ]
+        loads = [Load(cores, options if at == 0 or title == "of 30/70" else other) for at, cores in enumerate(shares)]
         samples, answers = run.bench.run(loads, run.seconds, shared=len(loads) > 1)
         for load, answer, got, paid in zip(loads, answers, samples, run.bench.charged, strict=True):
             if load.options is options:
@@ -233,9 +230,7 @@ def uncut(run: Run) -> None:
             continue
         samples, _ = bench.run([Load(30, {"kernel": kernel})], run.seconds, shared=False)
         run.add(row_of(f"cap alone, {kernel}", 30, samples[0], bench.charged[0]), "uncut_shares")
-        samples, _ = bench.run(
-            [Load(cores, {"kernel": kernel}) for cores in SPLITS[0]], run.seconds, shared=True
-        )
+        samples, _ = bench.run([Load(cores, {"kernel": kernel}) for cores in SPLITS[0]], run.seconds, shared=True)
         for cores, mine, paid in zip(SPLITS[0], samples, bench.charged, strict=True):
             run.add(row_of(f"30/70 greedy, {kernel}", cores, mine, paid), "uncut_shares")
         together = [sum(parts) for parts in zip(*samples, strict=True)]
@@ -374,15 +369,11 @@ def show(result: dict[str, Any]) -> None:
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     if about["load_average"] > 0.5:
         print("The machine was not idle: these figures are worse than they would be.")
-    print(
-        f"\n{'':52}{'target':>8}{'got':>8}{'|err| 1 s':>11}{'100 ms':>8}{'charged':>9}   points of the card"
-    )
+    print(f"\n{'':52}{'target':>8}{'got':>8}{'|err| 1 s':>11}{'100 ms':>8}{'charged':>9}   points of the card")
     for row in result["shares"]:
         short = f"{row['error_100ms']:8.2f}" if row["error_100ms"] is not None else f"{'-':>8}"
         paid = f"{row['charged']:9.2f}" if row["charged"] is not None else ""
-        print(
-            f"{row['what']:52}{row['target']:8.0f}{row['achieved']:8.2f}{row['error_1s']:11.2f}{short}{paid}"
-        )
+        print(f"{row['what']:52}{row['target']:8.0f}{row['achieved']:8.2f}{row['error_1s']:11.2f}{short}{paid}")
     if "native_sums" in result:
         print("\nthe same programs without any share: sum in points; ours as part of it")
         sums = {row["what"].removesuffix(": sum"): row["achieved"] for row in result["shares"]}
@@ -450,9 +441,7 @@ def show_trace(name: str, trace: Trace, titles: Sequence[str]) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="throttle", description="GPU-time limits on a card.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="draw the steps there as PNG (needs matplotlib)"
-    )
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the steps there as PNG (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="2 s per figure instead of 5: for a first look")
     parser.add_argument(
         "--rows",

@@ -115,9 +115,7 @@ def _review(pod: dict[str, Any]) -> bytes:
     return orjson.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
 
 
-def measure(
-    kind: str, connections: int, reviews: int, *, fresh: bool, served: tuple[int, int, ssl.SSLContext]
-) -> Row:
+def measure(kind: str, connections: int, reviews: int, *, fresh: bool, served: tuple[int, int, ssl.SSLContext]) -> Row:
     port, pid, trusted = served
     times: list[float] = []
 
@@ -135,10 +133,7 @@ def measure(
         connection.socket.close()
 
     each = reviews // connections
-    queues = [
-        [_review(KINDS[kind](f"pod-{number}-{place}")) for place in range(each)]
-        for number in range(connections)
-    ]
+    queues = [[_review(KINDS[kind](f"pod-{number}-{place}")) for place in range(each)] for number in range(connections)]
     threads = [threading.Thread(target=work, args=(queue,)) for queue in queues]
     clock = (~pid << 3) | 2  # all its threads' processor time (clock_getcpuclockid(3))
     before = time.clock_gettime(clock)

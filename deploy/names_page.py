@@ -63,9 +63,7 @@ VARIABLES = {
 def _sample(kind: type, **given: Any) -> Any:
     """An object of a report with any value in every field: only the metrics' names are wanted."""
     plain = {"str": "x", "int": 1, "float": 1.0, "bool": True, "tuple": ()}
-    values = {
-        field.name: plain.get(re.split(r"\W", str(field.type))[0], 1) for field in dataclasses.fields(kind)
-    }
+    values = {field.name: plain.get(re.split(r"\W", str(field.type))[0], 1) for field in dataclasses.fields(kind)}
     return kind(**{**values, **given})
 
 
@@ -113,9 +111,7 @@ def variables() -> list[tuple[str, str]]:
     ]  # fmt: skip
     found = {name for path in files for name in _VARIABLE.findall(path.read_text())}
     if found != VARIABLES.keys():
-        raise ValueError(
-            f"environment: {', '.join(sorted(found ^ VARIABLES.keys()))} in VARIABLES or in the code only"
-        )
+        raise ValueError(f"environment: {', '.join(sorted(found ^ VARIABLES.keys()))} in VARIABLES or in the code only")
     return [(f"{name}…" if name.endswith("_") else name, VARIABLES[name]) for name in sorted(found)]
 
 
@@ -131,9 +127,7 @@ def keys() -> list[tuple[str, str]]:
             rows.append((here.predicate_gpu_index(0).removesuffix("0") + "N", text))
     constants = {value for name, value in vars(names).items() if name.endswith("_LABEL")}
     if constants != LABELS.keys():
-        raise ValueError(
-            f"labels: {', '.join(constants ^ LABELS.keys())} in LABELS or in vcuda.spec.names only"
-        )
+        raise ValueError(f"labels: {', '.join(constants ^ LABELS.keys())} in LABELS or in vcuda.spec.names only")
     for key, text in rows:
         if not text.startswith(("Resource", "Annotation", "Label")):
             raise ValueError(f"{key}: begin its docstring with Resource, Annotation or Label")
@@ -180,9 +174,7 @@ def page() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the page is out of date"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
     check = parser.parse_args().check
     try:
         text = page()

@@ -14,9 +14,7 @@ from typing import Any
 import yaml
 
 JsonObject = dict[str, Any]
-PATCH = (
-    "application/strategic-merge-patch+json"  # as kubelet and kubectl: what others wrote into a list stays
-)
+PATCH = "application/strategic-merge-patch+json"  # as kubelet and kubectl: what others wrote into a list stays
 
 
 class ApiFailure(Exception):
@@ -38,9 +36,7 @@ class Api:
         self._host, self._port = address.hostname or "", address.port
         self._headers = {"Authorization": f"Bearer {document['users'][0]['user']['token']}"}
         self._tls = (
-            ssl.create_default_context(cafile=cluster["certificate-authority"])
-            if address.scheme == "https"
-            else None
+            ssl.create_default_context(cafile=cluster["certificate-authority"]) if address.scheme == "https" else None
         )
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
@@ -66,9 +62,7 @@ class Api:
                 status = json.loads(text)
             except ValueError:
                 status = {}
-            raise ApiFailure(
-                response.status, str(status.get("reason", "")), str(status.get("message", text[:200]))
-            )
+            raise ApiFailure(response.status, str(status.get("reason", "")), str(status.get("message", text[:200])))
         return connection, response
 
     def text(self, method: str, path: str, body: object = None, kind: str = "application/json") -> str:
@@ -98,9 +92,7 @@ class Api:
                 event: JsonObject = json.loads(line)
                 if event["type"] == "ERROR":
                     status = event["object"]
-                    raise ApiFailure(
-                        status.get("code", 0), status.get("reason", ""), status.get("message", "")
-                    )
+                    raise ApiFailure(status.get("code", 0), status.get("reason", ""), status.get("message", ""))
                 yield event
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ApiFailure(0, "Unreachable", f"the watch broke off: {error}") from error

@@ -36,12 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="log what the stand-ins do")
     commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser(
-        "demo", help="run the examples, show a live table, judge whether every limit held"
-    )
-    demo.add_argument(
-        "--seconds", type=float, default=12.0, help="length of the measured period (default 12)"
-    )
+    demo = commands.add_parser("demo", help="run the examples, show a live table, judge whether every limit held")
+    demo.add_argument("--seconds", type=float, default=12.0, help="length of the measured period (default 12)")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures and findings there")
     demo.add_argument("manifest", type=Path, nargs="*", help="pods to apply instead of examples/*.yaml")
     up = commands.add_parser(
@@ -77,12 +73,8 @@ def _cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--isolation", type=Isolation, choices=list(Isolation), help="default: the best that works here"
     )
-    parser.add_argument(
-        "--pid-namespace", action="store_true", help="give each container its own process IDs"
-    )
-    parser.add_argument(
-        "--working-directory", type=Path, help="where containers' commands start (default: examples/)"
-    )
+    parser.add_argument("--pid-namespace", action="store_true", help="give each container its own process IDs")
+    parser.add_argument("--working-directory", type=Path, help="where containers' commands start (default: examples/)")
     parser.add_argument("--nvidia-smi", type=Path, help="a genuine nvidia-smi for the simulated machine")
 
 

@@ -80,9 +80,7 @@ def remove_leftovers() -> None:
 class Cluster:
     """Use as a context manager, or call `start` and `stop`. Everything lives below one new temporary directory."""
 
-    def __init__(
-        self, options: ClusterOptions | None = None, report: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, options: ClusterOptions | None = None, report: Callable[[str], None] = lambda _: None) -> None:
         self.options = options or ClusterOptions()
         self._report = report
         remove_leftovers()
@@ -127,10 +125,7 @@ class Cluster:
         options = self.options
         finding = probe.best(options.isolation)
         self._report(finding.describe())
-        cards = [
-            sim.SimCard(model=options.card_model, memory_bytes=options.card_bytes)
-            for _ in range(options.cards)
-        ]
+        cards = [sim.SimCard(model=options.card_model, memory_bytes=options.card_bytes) for _ in range(options.cards)]
         self.machine = sim.Machine.create(self.directory / "machine", cards, nvidia_smi=options.nvidia_smi)
         server = Server(
             self.directory,
@@ -167,9 +162,7 @@ class Cluster:
         self.wait_resources()
 
     def _start_daemons(self, token_file: Path) -> None:
-        environment = {
-            "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-        }
+        environment = {"PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])}
         extender_port, manager_port = free_port(), free_port()
         self.extender_url = f"http://127.0.0.1:{extender_port}"
         self.manager_url = f"http://127.0.0.1:{manager_port}"

@@ -60,8 +60,7 @@ class Daemon:
 
     def tail(self) -> str:
         return (
-            "\n".join(f"    {line}" for line in self.output().splitlines()[-_TAIL_LINES:])
-            or "    (it wrote nothing)"
+            "\n".join(f"    {line}" for line in self.output().splitlines()[-_TAIL_LINES:]) or "    (it wrote nothing)"
         )
 
     def check(self) -> None:

@@ -57,9 +57,7 @@ class Scheduler:
         self._threads = [
             threading.Thread(target=self._run, name="scheduler", daemon=True),
             threading.Thread(target=self._follow, args=("/api/v1/pods",), name="scheduler pods", daemon=True),
-            threading.Thread(
-                target=self._follow, args=("/api/v1/nodes",), name="scheduler nodes", daemon=True
-            ),
+            threading.Thread(target=self._follow, args=("/api/v1/nodes",), name="scheduler nodes", daemon=True),
         ]
 
     def start(self) -> None:
@@ -133,9 +131,7 @@ class Scheduler:
         except apis.ApiFailure as error:
             refusal = "" if error.code in (404, 409) else f"binding rejected: {error}"
         if not refusal:
-            attempt.retry_at = (
-                time.monotonic() + _BACKOFF_FIRST_SECONDS
-            )  # if the next list still shows it unbound
+            attempt.retry_at = time.monotonic() + _BACKOFF_FIRST_SECONDS  # if the next list still shows it unbound
             return
         attempt.failures += 1
         delay = min(_BACKOFF_MAX_SECONDS, _BACKOFF_FIRST_SECONDS * 2 ** (attempt.failures - 1))
@@ -166,10 +162,7 @@ class Scheduler:
         elif fit:
             self._bind(pod, fit[0])
             return ""
-        reasons = (
-            ", ".join(f"{count} {reason}" for reason, count in sorted(unfit.items()))
-            or "no nodes are registered"
-        )
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(unfit.items())) or "no nodes are registered"
         return f"0/{len(nodes)} nodes are available: {reasons}."
 
     def _bind(self, pod: JsonObject, node: str) -> None:
@@ -196,9 +189,7 @@ class Scheduler:
             response = connection.getresponse()
             text = response.read()
             if response.status != 200:
-                raise ExtenderFailure(
-                    f"the extender answers {response.status}: {text[:200].decode(errors='replace')}"
-                )
+                raise ExtenderFailure(f"the extender answers {response.status}: {text[:200].decode(errors='replace')}")
             result: JsonObject = json.loads(text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ExtenderFailure(f"the extender does not answer: {error}") from error

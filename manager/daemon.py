@@ -112,9 +112,7 @@ class Daemon:
     def settings(self) -> Settings:
         return self._settings()
 
-    def _make_cards(
-        self, stack: contextlib.ExitStack, open_driver: Callable[[HostRoot], Driver], shims: Path
-    ) -> None:
+    def _make_cards(self, stack: contextlib.ExitStack, open_driver: Callable[[HostRoot], Driver], shims: Path) -> None:
         settings = self.settings
         self.inventory = Inventory(
             self._root,
@@ -126,9 +124,7 @@ class Daemon:
         )
         stack.callback(self.inventory.stop)
         self.driver_dir = DriverDirKeeper(settings.virtual_manager_path, self._root, shims)
-        self.cdi = CdiKeeper(
-            settings.cdi_root, settings.device_list_strategy, self._names, self._root, self.driver_dir
-        )
+        self.cdi = CdiKeeper(settings.cdi_root, settings.device_list_strategy, self._names, self._root, self.driver_dir)
         self.costs = ContextCosts(settings.virtual_manager_path, self._root)
 
     def _make_allocator(
@@ -181,14 +177,9 @@ class Daemon:
 
     def _make_plugins(self, stack: contextlib.ExitStack) -> None:
         self._device_lists = DeviceListFeed()
-        plugins = [
-            Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics)
-            for name in SOCKETS
-        ]
+        plugins = [Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics) for name in SOCKETS]
         directory = self.settings.device_plugin_path
-        self.registrar = Registrar(
-            directory, self._names, plugins, self._device_lists, self._kubelet_restarted
-        )
+        self.registrar = Registrar(directory, self._names, plugins, self._device_lists, self._kubelet_restarted)
         stack.callback(self.registrar.stop)
         stack.callback(self._device_lists.close)
 
@@ -289,9 +280,7 @@ class Daemon:
         )
         self.metrics.watch(reporter.report)
         self.metrics.count(self._counts)
-        pages = http.Pages(
-            self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__
-        )
+        pages = http.Pages(self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__)
         guard = Access(kube).refusal if kube and self.settings.query_auth == "kubernetes" else None
         self._web = http.WebServer(pages, listener, guard)
 

@@ -118,9 +118,7 @@ def _node(root: HostRoot, path: str, major: int, minor: int) -> Check:
         )
     link = root.path / "dev/char" / number
     if not link.is_symlink():
-        return Check(
-            path, Verdict.WARN, f"{number}, without {link}: some versions of runc drop it at daemon-reload"
-        )
+        return Check(path, Verdict.WARN, f"{number}, without {link}: some versions of runc drop it at daemon-reload")
     return Check(path, Verdict.OK, number)
 
 
@@ -128,9 +126,7 @@ def _mirror(root: HostRoot) -> Iterator[Check]:
     shims = layout.SHIMS_FOLDER
     lacking = [name for name in layout.SHIMS if not (shims / name).is_file()]
     if lacking:
-        yield Check(
-            "shims", Verdict.FAIL, f"no {', '.join(lacking)} in {shims}; python -m vcuda._build makes them"
-        )
+        yield Check("shims", Verdict.FAIL, f"no {', '.join(lacking)} in {shims}; python -m vcuda._build makes them")
     else:
         yield Check("shims", Verdict.OK, str(shims))
     for name in layout.SHIMS:
@@ -146,20 +142,14 @@ def _kubelet(settings: Settings) -> Iterator[Check]:
     if path.is_socket():
         yield Check("kubelet", Verdict.OK, str(path))
     else:
-        yield Check(
-            "kubelet", Verdict.FAIL, f"there is no socket {path}; is kubelet running, and its folder mounted?"
-        )
+        yield Check("kubelet", Verdict.FAIL, f"there is no socket {path}; is kubelet running, and its folder mounted?")
     path = settings.pod_resources_socket
     if path.is_socket():
         yield Check("PodResources", Verdict.OK, str(path))
     else:
-        yield Check(
-            "PodResources", Verdict.WARN, f"there is no socket {path}; kubelet's checkpoint serves instead"
-        )
+        yield Check("PodResources", Verdict.WARN, f"there is no socket {path}; kubelet's checkpoint serves instead")
     if not settings.kubelet_url:
-        yield Check(
-            "kubelet's pods", Verdict.WARN, "--kubelet-url is not set: pods that look alike may be refused"
-        )
+        yield Check("kubelet's pods", Verdict.WARN, "--kubelet-url is not set: pods that look alike may be refused")
 
 
 def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
@@ -171,9 +161,7 @@ def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
         return
     if kubelet is not None:
         try:
-            yield Check(
-                "kubelet's pods", Verdict.OK, f"{len(kubelet.list(_TIMEOUT_S))} at {settings.kubelet_url}"
-            )
+            yield Check("kubelet's pods", Verdict.OK, f"{len(kubelet.list(_TIMEOUT_S))} at {settings.kubelet_url}")
         except KubeError as error:
             yield Check("kubelet's pods", Verdict.FAIL, f"{error}; is nodes/pods (or nodes/proxy) granted?")
     kube = api.connect(login, settings.node_name)

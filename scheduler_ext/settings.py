@@ -96,9 +96,7 @@ class Settings:
         "Lease whose holder serves while other replicas stand by; without it this is the only replica",
         metavar=_PLACE,
     )
-    lease_seconds: float = option(
-        30.0, _TIME, "how long the lease lasts; at least twice --api-timeout-seconds"
-    )
+    lease_seconds: float = option(30.0, _TIME, "how long the lease lasts; at least twice --api-timeout-seconds")
     pod: str | None = option(
         None,
         _place,

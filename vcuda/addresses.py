@@ -42,9 +42,7 @@ def listen(address: str, port: int, backlog: int) -> socket.socket:
     """A listening socket; "all addresses" are IPv6's and IPv4's, where the machine has both. Raises OSError."""
     if address in _ALL and socket.has_dualstack_ipv6():
         try:
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
-            )
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
         except OSError:
             if address == "::":
                 raise

@@ -98,9 +98,7 @@ class Questions:
             if self._watched.get(name, (0, None))[1] == identity:
                 continue
             self._drop(name)  # made anew under the same name
-            watch = int(
-                self._libc.inotify_add_watch(self.descriptor, os.fsencode(path), _IN_ATTRIB | _IN_MODIFY)
-            )
+            watch = int(self._libc.inotify_add_watch(self.descriptor, os.fsencode(path), _IN_ATTRIB | _IN_MODIFY))
             if watch >= 0:
                 self._watched[name] = (watch, identity)
 

@@ -113,9 +113,7 @@ class Usage:
     refused: bool = False
 
 
-def create(
-    directory: Path | str, cards: Sequence[CardLimit], *, usage_directory: Path | str | None = None
-) -> None:
+def create(directory: Path | str, cards: Sequence[CardLimit], *, usage_directory: Path | str | None = None) -> None:
     """Write `limits` (0444) into `directory` and `usage` (0666, all blocks allocated) into `usage_directory` or there too.
 
     Atomic: both files or neither. The directories must exist. Raises RegionError; an existing region is never replaced,
@@ -124,10 +122,7 @@ def create(
     array = _card_array(cards)
     error = ffi.new("char[]", _ERROR_BYTES)
     usage = _path(usage_directory if usage_directory is not None else directory, USAGE_NAME)
-    if (
-        lib.vc_native_create(_path(directory, LIMITS_NAME), usage, array, len(cards), error, _ERROR_BYTES)
-        != 0
-    ):
+    if lib.vc_native_create(_path(directory, LIMITS_NAME), usage, array, len(cards), error, _ERROR_BYTES) != 0:
         raise _error(error)
 
 

@@ -19,7 +19,9 @@ from vcuda import addresses
 
 T = TypeVar("T")
 Member = TypeVar("Member", bound=enum.StrEnum)
-_DOMAIN = r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"  # RFC 1123, as Kubernetes' names
+_DOMAIN = (
+    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"  # RFC 1123, as Kubernetes' names
+)
 
 
 class InvalidSettings(Exception):
@@ -60,9 +62,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
         how: dict[str, Any] = {"action": "append"} if given["repeated"] else {}
         if given["parse"] is switch:
             how = {"nargs": "?", "const": "true"}
-        parser.add_argument(
-            f"--{flag_of(field.name)}", dest=field.name, help=text, metavar=given["metavar"], **how
-        )
+        parser.add_argument(f"--{flag_of(field.name)}", dest=field.name, help=text, metavar=given["metavar"], **how)
 
 
 def _shown(default: Any) -> str:
@@ -82,9 +82,7 @@ def read(
     """The settings. `given`: the parsed command line; `also`: variables without the prefix that stand for a field. Raises InvalidSettings."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     variables = {variable: name for variable, name in (also or {}).items() if variable in environment}
-    variables |= {
-        variable: field.name for field in fields if (variable := prefix + field.name.upper()) in environment
-    }
+    variables |= {variable: field.name for field in fields if (variable := prefix + field.name.upper()) in environment}
     layers: list[dict[str, tuple[str, Any]]] = [
         {
             field.name: (f"--{flag_of(field.name)}", given[field.name])
@@ -107,13 +105,7 @@ def read(
 
 def _value(field: dataclasses.Field[Any], origin: str, raw: Any) -> Any:
     how = field.metadata
-    several = (
-        raw
-        if isinstance(raw, list)
-        else raw.splitlines()
-        if how["repeated"] and isinstance(raw, str)
-        else [raw]
-    )
+    several = raw if isinstance(raw, list) else raw.splitlines() if how["repeated"] and isinstance(raw, str) else [raw]
     try:
         if isinstance(raw, list) and not (how["repeated"] or how["separated"]):
             raise ValueError("a list; write one value")
@@ -139,9 +131,7 @@ def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
                 name = str(getattr(key, "value", "")).replace("-", "_")
                 if name in seen:
                     line = key.start_mark.line + 1
-                    raise InvalidSettings(
-                        f"line {line} of {path} sets {flag_of(name)} again; keep one of them"
-                    )
+                    raise InvalidSettings(f"line {line} of {path} sets {flag_of(name)} again; keep one of them")
                 seen.add(name)
             return super().construct_mapping(node, deep)
 
@@ -155,19 +145,13 @@ def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:
         why = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InvalidSettings(f"the settings file {path} is not YAML: {where}{why}") from None
     except RecursionError:
-        raise InvalidSettings(
-            f"the settings file {path} is nested too deep; write `name: value` lines"
-        ) from None
+        raise InvalidSettings(f"the settings file {path} is nested too deep; write `name: value` lines") from None
     if data is not None and not isinstance(data, dict):
-        raise InvalidSettings(
-            f"the settings file {path} must hold `name: value` lines, not {type(data).__name__}"
-        )
+        raise InvalidSettings(f"the settings file {path} must hold `name: value` lines, not {type(data).__name__}")
     found = {str(key).replace("-", "_"): value for key, value in (data or {}).items()}
     unknown = sorted(set(found) - names)
     if unknown:
-        raise InvalidSettings(
-            f"the settings file {path} has unknown settings: {', '.join(map(flag_of, unknown))}"
-        )
+        raise InvalidSettings(f"the settings file {path} has unknown settings: {', '.join(map(flag_of, unknown))}")
     return {key: (f"{path}: {flag_of(key)}", value) for key, value in found.items() if value is not None}
 
 

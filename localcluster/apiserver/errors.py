@@ -33,9 +33,7 @@ def not_found(resource: str, name: str) -> ApiError:
 
 
 def already_exists(resource: str, name: str) -> ApiError:
-    return ApiError(
-        409, "AlreadyExists", f'{resource} "{name}" already exists', {"name": name, "kind": resource}
-    )
+    return ApiError(409, "AlreadyExists", f'{resource} "{name}" already exists', {"name": name, "kind": resource})
 
 
 def conflict(resource: str, name: str, why: str) -> ApiError:

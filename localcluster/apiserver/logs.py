@@ -18,20 +18,14 @@ def fetch_log(operations: Operations, target: Target, query: Mapping[str, str], 
     node_name = pod["spec"].get("nodeName")
     if not node_name:
         raise errors.bad_request(f"pod {target.name} is not on a node yet: it has no log")
-    names = [
-        container["name"]
-        for key in ("containers", "initContainers")
-        for container in pod["spec"].get(key) or []
-    ]
+    names = [container["name"] for key in ("containers", "initContainers") for container in pod["spec"].get(key) or []]
     name = query.get("container") or names[0]
     if name not in names:
         raise errors.bad_request(
             f"container {name} is not valid for pod {target.name}; choose one of {', '.join(names)}"
         )
     if not query.get("container") and len(pod["spec"]["containers"]) > 1:
-        raise errors.bad_request(
-            f"a container name must be specified for pod {target.name}, one of {', '.join(names)}"
-        )
+        raise errors.bad_request(f"a container name must be specified for pod {target.name}, one of {', '.join(names)}")
     node = operations.get(Target(kinds.NODES, None, node_name))
     port = ((node.get("status") or {}).get("daemonEndpoints") or {}).get("kubeletEndpoint", {}).get("Port")
     if not port:

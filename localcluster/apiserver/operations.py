@@ -41,9 +41,7 @@ class Operations:
         resource, namespace = target.resource, target.namespace or ""
         if resource.namespaced and not namespace:
             raise errors.bad_request("a namespace is needed in the path")
-        item = validation.check_metadata(
-            resource.kind, body, namespaced=resource.namespaced, namespace=namespace
-        )
+        item = validation.check_metadata(resource.kind, body, namespaced=resource.namespaced, namespace=namespace)
         self._check_kind(resource, item)
         if resource.namespaced:
             self.stores[kinds.NAMESPACES].get("", namespace)
@@ -69,9 +67,7 @@ class Operations:
         if metadata.get("name", target.name) != target.name:
             raise errors.bad_request("the name of the object does not match the name on the URL")
         if metadata.get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
-            raise errors.conflict(
-                target.resource.plural, target.name, "the UID in the object is not the stored one"
-            )
+            raise errors.conflict(target.resource.plural, target.name, "the UID in the object is not the stored one")
         return self._write(target, old, body, metadata.get("resourceVersion"))
 
     def patch(self, target: Target, body: Any, content_type: str) -> JsonObject:
@@ -80,9 +76,7 @@ class Operations:
         validation.check_shape(new)
         metadata = body.get("metadata") or {}
         if metadata.get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
-            raise errors.conflict(
-                target.resource.plural, target.name, "the UID in the patch is not the stored one"
-            )
+            raise errors.conflict(target.resource.plural, target.name, "the UID in the patch is not the stored one")
         expected = metadata.get("resourceVersion")
         return self._write(target, old, new, expected)
 
@@ -141,9 +135,7 @@ class Operations:
         if metadata.get("uid") and metadata["uid"] != pod["metadata"]["uid"]:
             raise errors.conflict("pods/binding", name, "the UID in the Binding is not the pod's")
         if "deletionTimestamp" in pod["metadata"]:
-            raise errors.conflict(
-                "pods/binding", name, f"pod {name} is being deleted, cannot be assigned to a host"
-            )
+            raise errors.conflict("pods/binding", name, f"pod {name} is being deleted, cannot be assigned to a host")
         if pod["spec"].get("nodeName"):
             why = f"pod {name} is already assigned to node {pod['spec']['nodeName']!r}"
             raise errors.conflict("pods/binding", name, why)

@@ -21,9 +21,7 @@ def apply(target: Any, patch: Any, content_type: str) -> Any:
     """The patched copy of `target`. Raises ApiError 415 for other kinds of patch, 400 for one that is no object."""
     kind = content_type.partition(";")[0].strip()
     if kind not in (MERGE, STRATEGIC):
-        raise errors.ApiError(
-            415, "UnsupportedMediaType", f"patch type {kind!r} is not supported; send {MERGE}"
-        )
+        raise errors.ApiError(415, "UnsupportedMediaType", f"patch type {kind!r} is not supported; send {MERGE}")
     if not isinstance(patch, dict):
         raise errors.bad_request("the patch is not a JSON object")
     return _merge(copy.deepcopy(target), patch, strategic=kind == STRATEGIC)

@@ -51,9 +51,7 @@ class Target:
 def parse_path(path: str) -> Target:
     """Raises ApiError 404 for a path that names nothing we serve."""
     parts = path.strip("/").split("/")
-    missing = errors.ApiError(
-        404, "NotFound", f"the server could not find the requested resource ({path:.200})"
-    )
+    missing = errors.ApiError(404, "NotFound", f"the server could not find the requested resource ({path:.200})")
     if parts[:2] == ["api", "v1"]:
         group, rest = "", parts[2:]
     elif parts[:1] == ["apis"] and len(parts) > 3 and parts[2] == "v1":

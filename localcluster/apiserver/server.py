@@ -81,9 +81,7 @@ class Server:
         try:
             self._listener = web.Listener(port, type("Handler", (_Handler,), {"outer": self}), "apiserver")
         except OSError as error:
-            raise ServerFailure(
-                f"port {port} on 127.0.0.1 can't be used: {error.strerror}; choose another"
-            ) from error
+            raise ServerFailure(f"port {port} on 127.0.0.1 can't be used: {error.strerror}; choose another") from error
         self.url = f"http://127.0.0.1:{self._listener.port}"
         if certificate is not None:
             self.serve_tls(certificate)
@@ -149,9 +147,7 @@ class Server:
                 return Answer(200, b"ok", "text/plain")
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-                raise errors.ApiError(
-                    401, "Unauthorized", "the bearer token is missing or wrong; use the kubeconfig's"
-                )
+                raise errors.ApiError(401, "Unauthorized", "the bearer token is missing or wrong; use the kubeconfig's")
             document = resources.discovery(request.path) if request.method == "GET" else None
             if document is not None:
                 return _json(document)
@@ -192,9 +188,7 @@ class Server:
         })  # fmt: skip
 
     @staticmethod
-    def _events(
-        found: Iterator[JsonObject | None], target: Target, as_table: bool
-    ) -> Iterator[JsonObject | None]:
+    def _events(found: Iterator[JsonObject | None], target: Target, as_table: bool) -> Iterator[JsonObject | None]:
         try:
             for event in found:
                 if as_table and event is not None:

@@ -44,9 +44,7 @@ def check_metadata(kind: str, body: Any, *, namespaced: bool, namespace: str) ->
         causes.append(("metadata.name", f"Invalid value: {name!r}: a lowercase RFC 1123 subdomain is needed"))
     if namespaced:
         if metadata.setdefault("namespace", namespace) != namespace:
-            raise errors.bad_request(
-                "the namespace of the object does not match the namespace of the request"
-            )
+            raise errors.bad_request("the namespace of the object does not match the namespace of the request")
     else:
         metadata.pop("namespace", None)
     for field in ("labels", "annotations"):
@@ -54,9 +52,7 @@ def check_metadata(kind: str, body: Any, *, namespaced: bool, namespace: str) ->
         if value is not None and not (
             isinstance(value, dict) and all(isinstance(text, str) for pair in value.items() for text in pair)
         ):
-            raise errors.bad_request(
-                f"metadata.{field} must map strings to strings; quote numbers and booleans"
-            )
+            raise errors.bad_request(f"metadata.{field} must map strings to strings; quote numbers and booleans")
     if causes:
         raise errors.invalid(kind, str(name or ""), causes)
     for field in (
@@ -123,17 +119,13 @@ def _check_container(container: Any, path: str, seen: set[str], volumes: set[str
         causes.append((f"{path}.image", "Required value"))
     for field in ("command", "args"):
         value = container.get(field)
-        if value is not None and not (
-            isinstance(value, list) and all(isinstance(part, str) for part in value)
-        ):
+        if value is not None and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
             raise errors.bad_request(f"{path}.{field} must be a list of strings; quote numbers")
     for index, variable in enumerate(container.get("env") or []):
         if not isinstance(variable, dict) or not variable.get("name"):
             causes.append((f"{path}.env[{index}].name", "Required value"))
         elif not isinstance(variable.get("value", ""), str):
-            raise errors.bad_request(
-                f"{path}.env[{index}].value must be a string; quote numbers and booleans"
-            )
+            raise errors.bad_request(f"{path}.env[{index}].value must be a string; quote numbers and booleans")
     for index, mount in enumerate(container.get("volumeMounts") or []):
         if mount.get("name") not in volumes:
             causes.append((f"{path}.volumeMounts[{index}].name", f"Not found: {mount.get('name')!r}"))
@@ -182,8 +174,7 @@ def check_new_pod(pod: JsonObject) -> JsonObject:
 def _quality(spec: JsonObject) -> str:
     """The QoS class by cpu and memory of all containers; extended resources do not count."""
     rows = [
-        container.get("resources") or {}
-        for container in [*(spec.get("initContainers") or []), *spec["containers"]]
+        container.get("resources") or {} for container in [*(spec.get("initContainers") or []), *spec["containers"]]
     ]
     standard = [
         ({n: row.get(f, {}).get(n) for n in ("cpu", "memory")} if row else {"cpu": None, "memory": None})
@@ -196,9 +187,7 @@ def _quality(spec: JsonObject) -> str:
         and all(row["requests"].get(n) == row["limits"].get(n) for row in rows for n in ("cpu", "memory"))
     ):
         return "Guaranteed"
-    asks = any(
-        row.get(f, {}).get(n) for row in rows for f in ("limits", "requests") for n in ("cpu", "memory")
-    )
+    asks = any(row.get(f, {}).get(n) for row in rows for f in ("limits", "requests") for n in ("cpu", "memory"))
     return "Burstable" if asks else "BestEffort"
 
 
@@ -216,8 +205,7 @@ def check_pod_update(old: JsonObject, new: JsonObject) -> None:
         return spec
 
     if fixed(old) != fixed(new):
-        message = (
-            "Forbidden: pod updates may not change fields other than the containers' image, "
-            + ", ".join(_MUTABLE)
+        message = "Forbidden: pod updates may not change fields other than the containers' image, " + ", ".join(
+            _MUTABLE
         )
         raise errors.invalid("Pod", new["metadata"]["name"], [("spec", message)])

@@ -108,9 +108,7 @@ def findings(expected: list[DemoPod], period: Period, logs: dict[str, str], card
             result += _share(demo_pod, period.share(name))
             half = period.last.truth[name].launches - period.middle.truth.get(name, Truth()).launches
             result.append(
-                Finding(
-                    name, f"kept working beside its neighbours ({half} kernels in the second half)", half > 0
-                )
+                Finding(name, f"kept working beside its neighbours ({half} kernels in the second half)", half > 0)
             )
     result += _same_card(expected, period)
     return result

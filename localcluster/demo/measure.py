@@ -55,9 +55,7 @@ class Meter:
         self._peaks: dict[str, int] = {}
 
     def sample(self) -> Sample:
-        pods = {
-            pod["metadata"]["name"]: pod for pod in self._cluster.api.call("GET", "/api/v1/pods")["items"]
-        }
+        pods = {pod["metadata"]["name"]: pod for pod in self._cluster.api.call("GET", "/api/v1/pods")["items"]}
         owners = {pid: name for name, pod in pods.items() for pid in self._processes(pod["metadata"]["uid"])}
         report = self._cluster.machine.report()
         now: dict[str, int] = {}

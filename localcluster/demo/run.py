@@ -143,9 +143,7 @@ class Demo:
             return ""  # it has not started, which is shown as its state
 
     # --- end ---
-    def _summary(
-        self, period: Period, last_rows: list[view.Row], found: list[Finding], logs: dict[str, str]
-    ) -> None:
+    def _summary(self, period: Period, last_rows: list[view.Row], found: list[Finding], logs: dict[str, str]) -> None:
         self._console.print()
         if self._console.is_terminal:
             self._console.print(view.table(f"Averages over {period.seconds:.1f} s", last_rows))
@@ -156,15 +154,11 @@ class Demo:
         failed = [finding for finding in found if not finding.held and not finding.note]
         for finding in found:
             mark = "ok  " if finding.held else "note" if finding.note else "FAIL"
-            self._console.print(
-                f"{mark} {finding.pod}: {finding.what}", highlight=False, markup=False, soft_wrap=True
-            )
+            self._console.print(f"{mark} {finding.pod}: {finding.what}", highlight=False, markup=False, soft_wrap=True)
         for name in sorted({finding.pod for finding in failed}):
             tail = "\n".join(f"    {line}" for line in logs.get(name, "").splitlines()[-8:])
             if tail:
-                self._console.print(
-                    f"last lines of {name}:\n{tail}", highlight=False, markup=False, soft_wrap=True
-                )
+                self._console.print(f"last lines of {name}:\n{tail}", highlight=False, markup=False, soft_wrap=True)
         verdict = "Every limit held." if not failed else f"{len(failed)} statement(s) did not hold."
         self._say(f"{verdict} Everything is stopped and removed.")
 

@@ -55,9 +55,7 @@ def load_manifests(paths: list[Path]) -> list[JsonObject]:
     pods = []
     for file in files:
         try:
-            documents = [
-                document for document in yaml.safe_load_all(file.read_text(encoding="utf-8")) if document
-            ]
+            documents = [document for document in yaml.safe_load_all(file.read_text(encoding="utf-8")) if document]
         except (OSError, yaml.YAMLError) as error:
             raise ScenarioFailure(f"{file} can't be read: {error}") from error
         for document in documents:

@@ -52,12 +52,7 @@ def _manager(name: str, previous: Sample | None, now: Sample) -> str:
     before = previous.manager.get(name) if previous is not None else None
     if figures.gpu_time_ns is None:
         return f"{text}, not metered"
-    if (
-        previous is not None
-        and before is not None
-        and before.gpu_time_ns is not None
-        and now.at > previous.at
-    ):
+    if previous is not None and before is not None and before.gpu_time_ns is not None and now.at > previous.at:
         text += f", {_share(before.gpu_time_ns, figures.gpu_time_ns, now.at - previous.at):.1f}"
     return text
 
@@ -85,9 +80,7 @@ def _row(expected: DemoPod, previous: Sample | None, now: Sample, machine: sim.M
     )
 
 
-def rows(
-    expected: Sequence[DemoPod], previous: Sample | None, now: Sample, machine: sim.Machine
-) -> list[Row]:
+def rows(expected: Sequence[DemoPod], previous: Sample | None, now: Sample, machine: sim.Machine) -> list[Row]:
     """One row per pod; shares are averages since `previous`."""
     return [_row(pod, previous, now, machine) for pod in expected]
 

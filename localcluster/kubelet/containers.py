@@ -130,9 +130,7 @@ def configure(
     ):  # its folder, first in PATH, may hold it under another name only
         words[0] = sys.executable
     if not container.get("command"):
-        raise ConfigFailure(
-            f"image {container.get('image')!r} is only a label here: give the container a command"
-        )
+        raise ConfigFailure(f"image {container.get('image')!r} is only a label here: give the container a command")
     mounts = [Mount(host, path, read_only) for path, (host, read_only) in options.mounts.items()]
     mounts += _volumes(pod, container, directory.parent.parent)
     missing = [mount.host_path for mount in mounts if not Path(mount.host_path).exists()]

@@ -17,9 +17,7 @@ LogReader = Callable[[str, str, str, bool], str | None]
 class KubeletHttp:
     """Serves on an ephemeral port, or on `port` so that a restarted kubelet keeps its address."""
 
-    def __init__(
-        self, token: str, pods: Callable[[], list[JsonObject]], read_log: LogReader, port: int = 0
-    ) -> None:
+    def __init__(self, token: str, pods: Callable[[], list[JsonObject]], read_log: LogReader, port: int = 0) -> None:
         outer = self
         self._token = token
         self._pods = pods

@@ -60,9 +60,7 @@ class Kubelet:
         self._all_known = False  # before the first list nobody's devices are free: their pods may be in it
         self.devices = DeviceManager(settings.device_plugins, lambda: self._queue.put((_NODE_CHANGED, None)))
         self._registration = RegistrationServer(settings.device_plugins, self.devices.register)
-        self._pod_resources = PodResourcesServer(
-            settings.pod_resources_socket, self.devices, self.active_pods
-        )
+        self._pod_resources = PodResourcesServer(settings.pod_resources_socket, self.devices, self.active_pods)
         self._http = KubeletHttp(settings.token, self.pods, self._read_log, settings.http_port)
         self.port = self._http.port
         defaults = containers.image_defaults(settings.working_directory)

@@ -73,9 +73,7 @@ class Endpoint:
                     for d in answer.devices
                 ])  # fmt: skip
         except (grpc.RpcError, ValueError) as error:  # ValueError: our own close() while the call began
-            _log.info(
-                "plugin %s: %s", self.resource, describe(error) if isinstance(error, grpc.RpcError) else error
-            )
+            _log.info("plugin %s: %s", self.resource, describe(error) if isinstance(error, grpc.RpcError) else error)
         self._on_stop(self)
 
     def _call(self, method: str, request: Any) -> Any:

@@ -50,8 +50,7 @@ class PodResourcesServer(v1_grpc.PodResourcesListerServicer):  # type: ignore[mi
             v1.ContainerResources(
                 name=container["name"],
                 devices=[
-                    self._device(r, held.devices)
-                    for r, held in self._devices.held(uid, container["name"]).items()
+                    self._device(r, held.devices) for r, held in self._devices.held(uid, container["name"]).items()
                 ],
             )
             for container in [*sidecars, *pod["spec"]["containers"]]

@@ -213,9 +213,7 @@ class PodWorker:
 
     def _ended_phase(self) -> str:
         states = [record.state() for record in self._apps]
-        return (
-            "Succeeded" if all(state is not None and state.exit_code == 0 for state in states) else "Failed"
-        )
+        return "Succeeded" if all(state is not None and state.exit_code == 0 for state in states) else "Failed"
 
     # --- report ---
     def _event(self, kind: str, reason: str, message: str) -> None:

@@ -34,9 +34,7 @@ def _check(result: int, what: str) -> None:
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     encoded = options.encode() if options is not None else None
     _check(
-        _libc.mount(
-            source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), encoded
-        ),
+        _libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), encoded),
         f"mount {source} on {target}",
     )
 

@@ -59,9 +59,7 @@ class RootBuilder:
         for source, target in (("/proc", "/proc"), ("/sys", "/sys")):
             self._bind(source, target, read_only=source == "/sys")
         # Parents before children, or a later mount would cover an earlier one.
-        for mount in sorted(
-            self._config.mounts, key=lambda mount: self._targets[mount.container_path].count("/")
-        ):
+        for mount in sorted(self._config.mounts, key=lambda mount: self._targets[mount.container_path].count("/")):
             self._bind(mount.host_path, self._targets[mount.container_path], read_only=mount.read_only)
         for device in self._config.devices:
             self._bind(device.host_path, device.container_path, read_only=False)

@@ -16,9 +16,7 @@ from localcluster.runner import config as configs
 from localcluster.runner import path_rewrite
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from localcluster.runner.supervisor import main; main()"
-)
+_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from localcluster.runner.supervisor import main; main()"
 _START_SECONDS = 30.0
 
 
@@ -125,9 +123,7 @@ class Runtime:
         if state.phase == "failed" or not (state.pid or state.over):
             raise RuntimeFailure(state.error or f"container {name} could not be started")
         if state.error and state.phase == "exited" and not state.started_at:
-            raise RuntimeFailure(
-                f"{state.error}: {(directory / 'monitor.log').read_text(errors='replace')[-300:]}"
-            )
+            raise RuntimeFailure(f"{state.error}: {(directory / 'monitor.log').read_text(errors='replace')[-300:]}")
         return container
 
     def stop(self, container: Container, grace_seconds: float) -> None:

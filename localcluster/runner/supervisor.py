@@ -120,11 +120,7 @@ class Monitor:
         if isolation is configs.Isolation.USER_AND_MOUNT:
             flags |= linux.CLONE_NEWUSER
         if isolation.real_mounts:
-            flags |= (
-                linux.CLONE_NEWNS
-                | linux.CLONE_NEWUTS
-                | (linux.CLONE_NEWPID if self._config.pid_namespace else 0)
-            )
+            flags |= linux.CLONE_NEWNS | linux.CLONE_NEWUTS | (linux.CLONE_NEWPID if self._config.pid_namespace else 0)
         if flags:
             linux.unshare(flags)
         os.write(ready, b"x")
@@ -169,9 +165,7 @@ class Monitor:
         try:
             os.chdir(config.working_directory)
         except OSError as error:
-            raise OSError(
-                error.errno, f"working directory {config.working_directory}: {error.strerror}"
-            ) from error
+            raise OSError(error.errno, f"working directory {config.working_directory}: {error.strerror}") from error
         try:
             os.execvpe(config.command[0], list(config.command), config.environment)
         except OSError as error:

@@ -140,9 +140,7 @@ class Allocator:
         """`put` stands in the allocations already, `drop` may still. Raises Refusal; then the files say what they said before."""
         gone = set(drop)
         try:
-            self._state.append(
-                put, drop, lambda: [item for key, item in self._allocations.items() if key not in gone]
-            )
+            self._state.append(put, drop, lambda: [item for key, item in self._allocations.items() if key not in gone])
         except StateError as error:
             raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
 
@@ -164,12 +162,8 @@ class Allocator:
         deadline = 0.0
         while True:
             with self._locked():
-                deadline = (
-                    deadline or time.monotonic() + BUDGET_S
-                )  # whoever had the lock before does not shorten it
-                candidate, pods = self._pod_finder.find(
-                    resource, len(device_ids), self._allocations, deadline
-                )
+                deadline = deadline or time.monotonic() + BUDGET_S  # whoever had the lock before does not shorten it
+                candidate, pods = self._pod_finder.find(resource, len(device_ids), self._allocations, deadline)
                 about = (*candidate.full_name, candidate.uid)
                 try:
                     answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
@@ -194,9 +188,7 @@ class Allocator:
         """Whether a placed pod stands behind one that kubelet has let go of already, of which the API server's watch has not told yet."""
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
         listed = {facts.uid for facts in pods}
-        return self._names.placement in annotations and any(
-            uid not in listed for uid in self._allocations.pods
-        )
+        return self._names.placement in annotations and any(uid not in listed for uid in self._allocations.pods)
 
     def _allocate(
         self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Facts]
@@ -284,9 +276,7 @@ class Allocator:
         for share in allocation.shares:
             item = snapshot.card(share.uuid)
             if item is None:
-                raise Refusal(
-                    Reason.CARD_CHANGED, f"card {share.uuid} is gone from this node; recreate the pod"
-                )
+                raise Refusal(Reason.CARD_CHANGED, f"card {share.uuid} is gone from this node; recreate the pod")
             found.append(item)
         return found
 
@@ -324,9 +314,7 @@ class Allocator:
 
     def _right_indices(self, pod: Pod, mine: Sequence[Allocation]) -> dict[str, str | None]:
         """What to write over indices of the old names that say another card than the one given; None takes one away."""
-        minors = {
-            item.container: ",".join(str(item.minors[share.uuid]) for share in item.shares) for item in mine
-        }
+        minors = {item.container: ",".join(str(item.minors[share.uuid]) for share in item.shares) for item in mine}
         containers = (pod.get("spec") or {}).get("containers") or ()
         right = {
             self._names.predicate_gpu_index(index): minors.get(str(container.get("name")))
@@ -345,9 +333,7 @@ class Allocator:
         """Before a container starts: is it the one these devices were given to, and is all still in place? Raises Refusal."""
         self._called = time.monotonic()
         held = Held.of(device_ids)
-        entries = (
-            self._pod_finder.records()
-        )  # without the lock: kubelet may be slow, and pods are being admitted
+        entries = self._pod_finder.records()  # without the lock: kubelet may be slow, and pods are being admitted
         with self._locked():
             mine = [item for item in self._allocations.values() if item.held.get(resource) == held]
             if not mine:
@@ -364,9 +350,7 @@ class Allocator:
                 raise Refusal(refusal.reason, f"{mine[0].name}: {refusal.message}", about) from refusal
 
     @staticmethod
-    def _check_kubelet(
-        entries: Sequence[records.Entry], resource: str, held: Held, mine: Sequence[Allocation]
-    ) -> None:
+    def _check_kubelet(entries: Sequence[records.Entry], resource: str, held: Held, mine: Sequence[Allocation]) -> None:
         other = records.other_holder(entries, resource, held, mine)
         if other is not None:
             raise Refusal(
@@ -393,9 +377,7 @@ class Allocator:
         if self._regions.ensure(allocation, self._neighbours(allocation).shared(allocation)):
             log.warning("the region of %s was gone; made again before the container starts", allocation.name)
 
-    def preferred(
-        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> list[str]:
+    def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
         self._called = time.monotonic()
         try:
@@ -536,9 +518,7 @@ class Allocator:
 
 def _growth(before: Allocation, after: Allocation) -> int:
     """Blocks, negative for a share that shrinks."""
-    return sum(share.memory_blocks for share in after.shares) - sum(
-        share.memory_blocks for share in before.shares
-    )
+    return sum(share.memory_blocks for share in after.shares) - sum(share.memory_blocks for share in before.shares)
 
 
 def _says(written: object, chosen: Mapping[str, tuple[CardShare, ...]]) -> bool:

@@ -41,9 +41,7 @@ SHARE_ORDER: Mapping[Policy | None, _Key] = {
 }
 
 
-def choose(
-    request: PodRequest, container: ContainerRequest, states: Sequence[CardState]
-) -> tuple[CardShare, ...]:
+def choose(request: PodRequest, container: ContainerRequest, states: Sequence[CardState]) -> tuple[CardShare, ...]:
     """The container's card shares. Raises DoesNotFit, saying why each card was passed over."""
     fitting = []
     reasons: Counter[Reason] = Counter()
@@ -73,9 +71,7 @@ def _why_not(request: PodRequest, container: ContainerRequest, state: CardState)
     return fit.why_not(state, container)
 
 
-def _does_not_fit(
-    container: ContainerRequest, cards: int, fitting: int, reasons: Counter[Reason]
-) -> DoesNotFit:
+def _does_not_fit(container: ContainerRequest, cards: int, fitting: int, reasons: Counter[Reason]) -> DoesNotFit:
     if not cards:
         return DoesNotFit(Reason.NO_CARDS, "this node has no cards")
     if container.whole and set(reasons) - {Reason.UNHEALTHY_CARD, Reason.CARD_NOT_ALLOWED}:

@@ -152,9 +152,7 @@ class Decider:
             created_ns=time.time_ns(),
         )
 
-    def _reserved(
-        self, own_uid: str, pods: Sequence[Facts], started: Collection[str]
-    ) -> list[accounting.Use]:
+    def _reserved(self, own_uid: str, pods: Sequence[Facts], started: Collection[str]) -> list[accounting.Use]:
         """What the extender has placed here for pods that kubelet has not admitted yet."""
         found: list[accounting.Use] = []
         for facts in pods:

@@ -70,9 +70,7 @@ class PodFinder:
         self._conditions = Conditions(log)
         self._facts = FactsCache(names)
         self._kubelet_is_new = False
-        self._lost: set[str] | None = (
-            None  # by a kubelet that began without its checkpoint; None: not looked at yet
-        )
+        self._lost: set[str] | None = None  # by a kubelet that began without its checkpoint; None: not looked at yet
         self._away = ""  # who could not tell us the pods of the last call
 
     def refused(self, uid: str) -> None:
@@ -103,9 +101,7 @@ class PodFinder:
                 pods = self._kubelet.list(_within(PODS_TIMEOUT_S, deadline))
             except KubeError as error:
                 problems.append(f"kubelet's /pods: {error}")
-                self._conditions.set(
-                    "kubelet", f"kubelet's pods can't be had: {error}; asking the API server instead"
-                )
+                self._conditions.set("kubelet", f"kubelet's pods can't be had: {error}; asking the API server instead")
             else:
                 self._conditions.clear("kubelet", "kubelet's pods can be had again")
                 return pods, True

@@ -116,9 +116,7 @@ def _within_cards(
         shares = tuple(_clipped(share, others, pod_use(mine), cards) for share in item.shares)
         if shares == item.shares:
             fitting[key] = item
-        elif any(
-            share.cores < (CORES_PER_CARD if item.whole else 1) or share.memory_blocks < 1 for share in shares
-        ):
+        elif any(share.cores < (CORES_PER_CARD if item.whole else 1) or share.memory_blocks < 1 for share in shares):
             log.error(
                 "%s held what others have of its card by their regions, and there is nothing left: it is not booked; recreate the pod",
                 item.name,
@@ -147,9 +145,7 @@ def _in_order(found: Mapping[Key, Allocation], pods: Mapping[str, Pod]) -> list[
         (uid, str(container.get("name"))): place
         for uid, pod in pods.items()
         for place, container in enumerate(
-            item
-            for part in ("initContainers", "containers")
-            for item in (pod.get("spec") or {}).get(part) or ()
+            item for part in ("initContainers", "containers") for item in (pod.get("spec") or {}).get(part) or ()
         )
     }
     pod_places = {uid: place for place, uid in reversed(list(enumerate(uid for uid, _ in found)))}
@@ -220,9 +216,7 @@ def _limits(directory: Path) -> tuple[region.CardLimit, ...]:
         return ()
 
 
-def _answered_minors(
-    group: Sequence[Entry], shares: Sequence[CardShare], cards: Mapping[str, Card]
-) -> dict[str, int]:
+def _answered_minors(group: Sequence[Entry], shares: Sequence[CardShare], cards: Mapping[str, Card]) -> dict[str, int]:
     """The cards' minors at admission, for a region that is gone; which of several answered nodes is whose, today's say."""
     answered = {
         int(match[1])
@@ -276,9 +270,7 @@ def _from_answer(group: Sequence[Entry], names: Names, cards: Mapping[str, Card]
         if uuids:
             mean = memory // BLOCK_BYTES // len(uuids)
             # Of several whole cards the answer has the sum; each is as large as it is.
-            blocks = [
-                cards[uuid].memory_blocks if len(uuids) > 1 and uuid in cards else mean for uuid in uuids
-            ]
+            blocks = [cards[uuid].memory_blocks if len(uuids) > 1 and uuid in cards else mean for uuid in uuids]
             shared = min(cores, CORES_PER_CARD)
             return tuple(CardShare(uuid, shared, each) for uuid, each in zip(uuids, blocks, strict=True))
     return ()
@@ -296,6 +288,5 @@ def _from_annotation(pod: Pod | None, container: str, names: Names) -> tuple[Car
 
 def _from_limits(limits: Sequence[region.CardLimit]) -> tuple[CardShare, ...]:
     return tuple(
-        CardShare(card.uuid, card.cores, (card.physical_bytes or card.memory_bytes) // BLOCK_BYTES)
-        for card in limits
+        CardShare(card.uuid, card.cores, (card.physical_bytes or card.memory_bytes) // BLOCK_BYTES) for card in limits
     )

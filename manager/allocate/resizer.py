@@ -82,9 +82,7 @@ class Resizer:
                 f"container {container} uses {-(-beyond // 2**20)} MiB more than its new limit; it is resized when it has freed them",
             )
             return
-        done = (
-            f"container {before.container}: {_said(before)} → {_said(after)}" for before, after in changes
-        )
+        done = (f"container {before.container}: {_said(before)} → {_said(after)}" for before, after in changes)
         self._tell(changes[0][0], answer, pod, "ResizeCompleted", "; ".join(done))
         self._told.pop(uid_of(pod), None)
         self._allocator.reconcile(pod)
@@ -94,11 +92,7 @@ class Resizer:
         """What no extender of ours grants, or this node's operator does not want."""
         least, most = self._settings().smallest_memory, self._settings().oversell_limit
         blocks, oversold = target.share.memory_blocks, before.oversell_blocks
-        if (
-            before.whole
-            or before.kind is Kind.INIT
-            or [share.uuid for share in before.shares] != [target.share.uuid]
-        ):
+        if before.whole or before.kind is Kind.INIT or [share.uuid for share in before.shares] != [target.share.uuid]:
             why = "it has not one share of that card"
         elif blocks < least:
             why = f"a share has at least {least} blocks here (--smallest-memory)"

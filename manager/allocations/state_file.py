@@ -107,9 +107,7 @@ class StateFile:
             if self.journal.exists():
                 self.journal.rename(self.journal.with_name(f"{JOURNAL_NAME}.{stamp}"))
         except OSError as problem:
-            raise StateError(
-                f"the state file {self.path} is damaged and can't be moved away: {problem}"
-            ) from error
+            raise StateError(f"the state file {self.path} is damaged and can't be moved away: {problem}") from error
         return StateDamaged(
             f"the state file {self.path} is damaged ({error!s:.120}); it is kept as {kept} and the state is rebuilt "
             "from kubelet's records",
@@ -133,9 +131,7 @@ class StateFile:
             return
         if not put and not drop:
             return
-        self._append(
-            _line(_canonical({"put": [encode(item) for item in put], "drop": [list(key) for key in drop]}))
-        )
+        self._append(_line(_canonical({"put": [encode(item) for item in put], "drop": [list(key) for key in drop]})))
 
     def _append(self, line: bytes) -> None:
         try:

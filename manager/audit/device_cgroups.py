@@ -85,9 +85,7 @@ class Watcher:
                 self._folders.pop(item.key, None)  # the container has ended
                 continue
             except CannotTell as error:
-                self._conditions.set(
-                    f"ask {item.key}", f"{item.name}: nobody knows what it may open: {error}"
-                )
+                self._conditions.set(f"ask {item.key}", f"{item.name}: nobody knows what it may open: {error}")
                 if item.key in self._told:
                     lost[item.key] = self._told[item.key]
                 continue
@@ -112,9 +110,7 @@ class Watcher:
         log.warning("%s: %s", item.name, message)
         self._tell(item, reason, message)
 
-    def _restore(
-        self, machine: Devices, item: Allocation, folder: Path, nodes: tuple[str, ...]
-    ) -> tuple[str, ...]:
+    def _restore(self, machine: Devices, item: Allocation, folder: Path, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Allow the nodes again; returns those that could not be."""
         numbers = self._numbers(item)
         try:

@@ -35,9 +35,7 @@ class ForeignUse:
 
     def blocked(self, cards: Iterable[NodeCard]) -> dict[str, str]:
         """Why which cards can't be given, by UUID."""
-        with contextlib.suppress(
-            RecordsError
-        ):  # admission says so in the log; what is held does not change with it
+        with contextlib.suppress(RecordsError):  # admission says so in the log; what is held does not change with it
             self._held = self._held_elsewhere()
         found = {}
         for item in cards:
@@ -52,8 +50,7 @@ class ForeignUse:
 
     def _under_mps(self, uuid: str) -> bool:
         return any(
-            self._comm(process.pid) == _MPS and not self._tenant(process.pid)
-            for process in self._processes(uuid) or ()
+            self._comm(process.pid) == _MPS and not self._tenant(process.pid) for process in self._processes(uuid) or ()
         )
 
     def _comm(self, pid: int) -> str:

@@ -59,9 +59,7 @@ def compare(
         if much:
             elsewhere.setdefault(key, []).append(uuid)
     for item in allocations:
-        usage = usages.get(
-            item.key
-        )  # one that can't be read counts nothing: its container may have damaged it
+        usage = usages.get(item.key)  # one that can't be read counts nothing: its container may have damaged it
         ledger = {card.uuid: card.ledger_bytes for card in usage.cards} if usage is not None else {}
         own = (share.uuid for share in item.shares if share.uuid in held)
         for uuid in (*own, *elsewhere.get(item.key, ())):

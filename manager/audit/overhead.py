@@ -101,12 +101,7 @@ class Overhead:
                 self._held = self._read(cards)
             idle = set() if any(self._held.values()) else self._held.keys()
             self._meter.keep(
-                [
-                    (item.key, share.uuid)
-                    for item in allocations
-                    for share in item.shares
-                    if share.uuid not in idle
-                ]
+                [(item.key, share.uuid) for item in allocations for share in item.shares if share.uuid not in idle]
             )
             known = {item.key for item in allocations}
             for gone in (self._suspects.keys() | self._damages.keys()) - known:
@@ -124,9 +119,7 @@ class Overhead:
         """`beside`: all containers that a process could belong to instead."""
         before = {item.key: self._usage(item) for item in measured}
         held = self._read(cards)
-        owners = self._owners.among(
-            beside, {key: usage for key, usage in before.items() if usage is not None}
-        )
+        owners = self._owners.among(beside, {key: usage for key, usage in before.items() if usage is not None})
         sums: dict[tuple[Key, str], int | None] = {}
         for uuid, processes in held.items():
             for process in processes:
@@ -150,17 +143,14 @@ class Overhead:
                     self._meter.take((item.key, new.uuid), old, new, held_bytes)
         return held
 
-    def _suspect(
-        self, item: Allocation, usage: Usage | None, sums: Mapping[tuple[Key, str], int | None]
-    ) -> None:
+    def _suspect(self, item: Allocation, usage: Usage | None, sums: Mapping[tuple[Key, str], int | None]) -> None:
         """Note whether the container has damaged its account, or holds more than it may."""
         damaged = usage is None or any(card.hidden_bytes for card in usage.cards)
         refusals = 0 if usage is None else usage.account_damaged
         damaged |= refusals > self._damages.get(item.key, 0)
         self._damages[item.key] = refusals
         over = any(
-            (sums.get((item.key, share.uuid)) or 0)
-            > max(share.memory_blocks, item.oversell_blocks) * BLOCK_BYTES
+            (sums.get((item.key, share.uuid)) or 0) > max(share.memory_blocks, item.oversell_blocks) * BLOCK_BYTES
             for share in item.shares
         )
         if (damaged or over) and not item.whole:
@@ -199,9 +189,7 @@ class Overhead:
         changed = allocations != self._followed
         if changed:
             self._files = {
-                "/".join(item.key): Path(item.region) / region.USAGE_NAME
-                for item in allocations
-                if not item.whole
+                "/".join(item.key): Path(item.region) / region.USAGE_NAME for item in allocations if not item.whole
             }
         # A file that is made anew while the old one is still mapped leaves no sign: those are looked for now and then.
         missing = self._questions.followed < len(self._files)
@@ -218,9 +206,7 @@ class Overhead:
     def _answer_all(self, asked: set[str]) -> None:
         everyone = self._allocations()
         now = time.monotonic()
-        self._answered = {
-            key: when for key, when in self._answered.items() if now - when < _BETWEEN_ANSWERS_S
-        }
+        self._answered = {key: when for key, when in self._answered.items() if now - when < _BETWEEN_ANSWERS_S}
         for item in everyone:
             if "/".join(item.key) not in asked or item.key in self._answered:
                 continue

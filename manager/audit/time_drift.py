@@ -109,9 +109,7 @@ class Drift:
         cards = {share.uuid for item in allocations for share in item.shares}
         return {uuid for uuid in cards if (held := self._held(uuid)) is None or held}
 
-    def _charged(
-        self, allocations: Sequence[Allocation], cards: Set[str]
-    ) -> Iterator[tuple[Allocation, str]]:
+    def _charged(self, allocations: Sequence[Allocation], cards: Set[str]) -> Iterator[tuple[Allocation, str]]:
         for item in allocations:
             for share in item.shares:
                 if share.uuid in cards and self._metered(item, share.uuid):
@@ -144,9 +142,7 @@ class Drift:
             sums = self._sums.setdefault(uuid, {})
             for pid, percent in _by_process(samples).items():
                 sums[pid] = sums.get(pid, 0.0) + percent
-        self._own(
-            allocations, {pid for sums in self._sums.values() for pid in sums}
-        )  # before any of them ends
+        self._own(allocations, {pid for sums in self._sums.values() for pid in sums})  # before any of them ends
 
     def _cards(self) -> set[str]:
         return {uuid for _, uuid in self._before}

@@ -39,9 +39,7 @@ class DeviceNode:
 @dataclass(frozen=True)
 class _Wanted:
     name: str
-    drivers: tuple[
-        str, ...
-    ]  # names in /proc/devices, any of them; newer drivers say nvidia, older nvidia-frontend
+    drivers: tuple[str, ...]  # names in /proc/devices, any of them; newer drivers say nvidia, older nvidia-frontend
     minor: int
     mode: int = 0o666
 

@@ -157,9 +157,7 @@ class Inventory:
         if event.xid in self._settings().health_ignore_xids:
             log.info("card %s: Xid %d, an application's error, is ignored", event.uuid, event.xid)
             return
-        log.warning(
-            "card %s: Xid %d; it is unhealthy until a later probe finds it well", event.uuid, event.xid
-        )
+        log.warning("card %s: Xid %d; it is unhealthy until a later probe finds it well", event.uuid, event.xid)
         self._xids[event.uuid] = (event.xid, time.monotonic())
         self._publish(self._snapshot.driver_version)
 
@@ -195,20 +193,13 @@ class Inventory:
                 missing[uuid] = named or "; ".join(failures.values())
         self._known.update(present)
         if isinstance(self._driver, NullDriver):
-            self._conditions.set(
-                "driver", f"no cards: {self._driver.reason}; serving without, and looking again"
-            )
+            self._conditions.set("driver", f"no cards: {self._driver.reason}; serving without, and looking again")
             missing = dict.fromkeys(self._known, f"no driver: {self._driver.reason}")
         elif not result.failed:
             self._conditions.clear("driver", "the driver answers")
         for uuid, item in list(self._known.items()):
             # An instance that was deleted on purpose leaves with its parent well; a card never does.
-            if (
-                uuid in missing
-                and item.parent_uuid
-                and not failures
-                and not isinstance(self._driver, NullDriver)
-            ):
+            if uuid in missing and item.parent_uuid and not failures and not isinstance(self._driver, NullDriver):
                 del self._known[uuid]
                 del missing[uuid]
         return missing

@@ -168,9 +168,7 @@ class NvmlDriver:
     @staticmethod
     def _links_of(uuid: str, handles: dict[str, Any]) -> tuple[tuple[str, int], ...]:
         handle = handles[uuid]
-        active = sum(
-            _optional(pynvml.nvmlDeviceGetNvLinkState, handle, link) == 1 for link in range(_MAX_NVLINKS)
-        )
+        active = sum(_optional(pynvml.nvmlDeviceGetNvLinkState, handle, link) == 1 for link in range(_MAX_NVLINKS))
         found = []
         for peer, other in handles.items():
             if peer == uuid:
@@ -267,7 +265,5 @@ class NvmlDriver:
                 return () if idle else None
         # Users of nvtop and nvitop saw drivers answer with a whole buffer of PIDs that are none, and with figures above 100.
         return tuple(
-            ProcessUtilization(int(item.pid), int(item.smUtil))
-            for item in found
-            if item.pid and item.smUtil <= 100
+            ProcessUtilization(int(item.pid), int(item.smUtil)) for item in found if item.pid and item.smUtil <= 100
         )

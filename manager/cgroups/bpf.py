@@ -68,18 +68,14 @@ def allowing(numbers: Iterable[Number]) -> bytes:
         + _instruction(0x57, 2, value=0xFFFF | _MKNOD << 16)  # and: the kind, and whether a node is to be made
     )  # fmt: skip
     for major, minor in numbers:
-        code += (
-            _skip_unless(2, _CHARACTER, 4) + _skip_unless(3, major, 3) + _skip_unless(4, minor, 2) + answer(1)
-        )
+        code += _skip_unless(2, _CHARACTER, 4) + _skip_unless(3, major, 3) + _skip_unless(4, minor, 2) + answer(1)
     return code
 
 
 def _code(program: int) -> bytes:
     """The instructions of a loaded program, as they can be loaded again. Raises OSError."""
     instructions = ctypes.create_string_buffer(_MOST_BYTES)
-    info = ctypes.create_string_buffer(
-        _INFO.pack(0, 0, b"", 0, _MOST_BYTES, 0, ctypes.addressof(instructions))
-    )
+    info = ctypes.create_string_buffer(_INFO.pack(0, 0, b"", 0, _MOST_BYTES, 0, ctypes.addressof(instructions)))
     _bpf(_INFO_BY_FD, struct.pack("<IIQ", program, _INFO.size, ctypes.addressof(info)))
     *_, size, _, shown = _INFO.unpack(info.raw[: _INFO.size])
     if not shown or size > _MOST_BYTES:
@@ -87,9 +83,7 @@ def _code(program: int) -> bytes:
     code = instructions.raw[:size]
     for place in range(0, size, 8):
         if code[place] == _CALL or (code[place] == _CONSTANT and code[place + 1] >> 4):
-            raise OSError(
-                "the group's device program is no plain list of devices: it calls functions or reads maps"
-            )
+            raise OSError("the group's device program is no plain list of devices: it calls functions or reads maps")
     return code
 
 
@@ -113,9 +107,7 @@ def attach(group: int, program: int, replaced: int | None = None) -> None:
 def attached(group: int) -> tuple[list[int], bool]:
     """IDs of the programs attached to this very group, and whether one can be replaced among several. Raises OSError."""
     ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
-    asked = struct.pack(
-        "<IIIIQII", group, _ATTACH_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS, 0
-    )
+    asked = struct.pack("<IIIIQII", group, _ATTACH_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS, 0)
     _, told = _bpf(_PROG_QUERY, asked)
     *_, flags, _, count, _ = struct.unpack("<IIIIQII", told)
     return list(ids[:count]), bool(flags & _ALLOW_MULTI)

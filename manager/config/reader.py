@@ -42,9 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _Parser(
-        prog="gpu-manager", description="Share this node's NVIDIA GPUs between pods.", allow_abbrev=False
-    )
+    made = _Parser(prog="gpu-manager", description="Share this node's NVIDIA GPUs between pods.", allow_abbrev=False)
     made.add_argument("--version", action="store_true", help="print the version and exit")
     settings.add_options(made, Settings)
     old = made.add_argument_group("flags of older releases, accepted without effect")

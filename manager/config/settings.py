@@ -33,19 +33,11 @@ ENV_PREFIX = "GPU_MANAGER_"
 class Settings:
     """All settings of the daemon; see docs/manager.md, which a test compares with this class."""
 
-    config: Path | None = option(
-        None, optional_path, "YAML file with any of these settings, flag names as keys"
-    )
+    config: Path | None = option(None, optional_path, "YAML file with any of these settings, flag names as keys")
     # Kubernetes
-    resource_domain: str = option(
-        DEFAULT_DOMAIN, domain, "domain of all resource, annotation and label names"
-    )
-    hostname_override: str = option(
-        "", optional_name, "this node's name in Kubernetes, if it is not the host's name"
-    )
-    kubeconfig: Path | None = option(
-        None, optional_path, "kubeconfig file; in-cluster configuration without it"
-    )
+    resource_domain: str = option(DEFAULT_DOMAIN, domain, "domain of all resource, annotation and label names")
+    hostname_override: str = option("", optional_name, "this node's name in Kubernetes, if it is not the host's name")
+    kubeconfig: Path | None = option(None, optional_path, "kubeconfig file; in-cluster configuration without it")
     node_labels: tuple[tuple[str, str], ...] = option(
         (), values.labels, "labels to set on the node: a=b,c=d", separated=True, live=True
     )
@@ -88,9 +80,7 @@ class Settings:
         "value of NVIDIA_VISIBLE_DEVICES in containers; empty: leave it out",
         live=True,
     )
-    ld_library_path: str = option(
-        "set", choice("set", "omit"), "whether containers get LD_LIBRARY_PATH", live=True
-    )
+    ld_library_path: str = option("set", choice("set", "omit"), "whether containers get LD_LIBRARY_PATH", live=True)
     injection: str = option(
         "shim",
         choice("shim", "preload"),
@@ -177,9 +167,7 @@ class Settings:
         live=True,
     )
     # Device cgroups of running containers
-    cgroup_root: Path = option(
-        Path("/sys/fs/cgroup"), values.directory, "where the host's control groups are mounted"
-    )
+    cgroup_root: Path = option(Path("/sys/fs/cgroup"), values.directory, "where the host's control groups are mounted")
     device_cgroup_policy: str = option(
         "report",
         choice("report", "restore"),

@@ -116,9 +116,7 @@ class CdiKeeper:
         for item in cards:
             # A card that has lost its node is unhealthy and given to nobody; the others are described all the same.
             with contextlib.suppress(NodeProblem):
-                edits = self._nodes(
-                    device_nodes.of_card(self._root, item), device_nodes.numbers(self._root, [item])
-                )
+                edits = self._nodes(device_nodes.of_card(self._root, item), device_nodes.numbers(self._root, [item]))
                 found.append({"name": device_name(item.card.uuid), "containerEdits": {"deviceNodes": edits}})
         if not found:
             raise NodeProblem("", "no card has its device nodes")
@@ -138,9 +136,7 @@ class CdiKeeper:
             "containerEdits": {"deviceNodes": edits, "mounts": mounts},
         }
 
-    def _nodes(
-        self, given: Iterable[DeviceNode], numbers: Mapping[str, tuple[int, int]]
-    ) -> list[dict[str, Any]]:
+    def _nodes(self, given: Iterable[DeviceNode], numbers: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
         return [
             {
                 "path": node.container_path,

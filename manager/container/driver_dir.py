@@ -126,9 +126,7 @@ def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> DriverDir
 def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> DriverDir:
     for path in (*(shims / name for name in SHIMS), layout.preload_of(shims)):
         if not path.is_file():
-            raise DriverDirError(
-                f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build"
-            )
+            raise DriverDirError(f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build")
     reals = {shim: _real(root, shim, loaded) for shim in SHIMS}
     version = _version_of(reals[CUDA].name)
     companions = tuple(_companions(root, version, {source.path.parent for source in reals.values()}))
@@ -284,9 +282,7 @@ class DriverDirKeeper:
                 return
             self._made_for = driver_version
             self._conditions.clear("driver directory", "the driver directory can be made again")
-            log.info(
-                "driver %s is mirrored in %s", self._driver_dir.driver_version, self._driver_dir.directory
-            )
+            log.info("driver %s is mirrored in %s", self._driver_dir.driver_version, self._driver_dir.directory)
 
     def _usable(self) -> bool:
         return self._driver_dir is not None and (self._driver_dir.directory / MANIFEST).exists()

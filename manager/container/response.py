@@ -71,18 +71,13 @@ def common_mounts(driver: DriverDir, settings: Settings) -> list[api.Mount]:
     files = {name: str(driver.lib64 / name) for name in driver.loader_files}
     if settings.injection == "preload":
         files.update(driver.reals)
-        found.append(
-            api.Mount(container_path=PRELOAD_LIST, host_path=str(driver.preload_list), read_only=True)
-        )
+        found.append(api.Mount(container_path=PRELOAD_LIST, host_path=str(driver.preload_list), read_only=True))
     for name, file in files.items():
         found += [
-            api.Mount(container_path=f"{folder}/{name}", host_path=file, read_only=True)
-            for folder in LOADER_FOLDERS
+            api.Mount(container_path=f"{folder}/{name}", host_path=file, read_only=True) for folder in LOADER_FOLDERS
         ]
     found += [
-        api.Mount(
-            container_path=f"/usr/bin/{name}", host_path=str(driver.directory / "bin" / name), read_only=True
-        )
+        api.Mount(container_path=f"/usr/bin/{name}", host_path=str(driver.directory / "bin" / name), read_only=True)
         for name in driver.programs
     ]
     found += [
@@ -117,9 +112,7 @@ def build(
         envs=environment(settings),
         mounts=[*own_mounts(allocation), *common_mounts(driver, settings)],
         devices=[
-            api.DeviceSpec(
-                container_path=node.container_path, host_path=node.host_path, permissions=PERMISSIONS
-            )
+            api.DeviceSpec(container_path=node.container_path, host_path=node.host_path, permissions=PERMISSIONS)
             for node in device_nodes
         ],
         annotations=recorded(allocation, names),

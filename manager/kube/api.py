@@ -45,9 +45,7 @@ class Kube:
 
     def pods(self, timeout: float) -> list[Pod]:
         """This node's pods."""
-        return [
-            pod for items, _ in self.client.pages("pods", "", self.selector, timeout=timeout) for pod in items
-        ]
+        return [pod for items, _ in self.client.pages("pods", "", self.selector, timeout=timeout) for pod in items]
 
     def patch_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None], timeout: float
@@ -56,9 +54,7 @@ class Kube:
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         self._patch(path("pods", namespace, name), body, timeout)
 
-    def patch_node(
-        self, annotations: Mapping[str, str], labels: Mapping[str, str | None], timeout: float
-    ) -> None:
+    def patch_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None], timeout: float) -> None:
         body = {"metadata": {"annotations": dict(annotations), "labels": dict(labels)}}
         self._patch(path("nodes", "", self.node), body, timeout)
 
@@ -88,6 +84,4 @@ class Kube:
 
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
         """`about`: kind, namespace, name, uid of the object; `kind`: Normal or Warning."""
-        events.post(
-            self.client, {"component": COMPONENT, "host": self.node}, about, kind, reason, message, timeout
-        )
+        events.post(self.client, {"component": COMPONENT, "host": self.node}, about, kind, reason, message, timeout)

@@ -84,9 +84,7 @@ class ApiWriter:
                 self._pending.popitem(last=False)
         self._wake.put(None)
 
-    def annotate_pod(
-        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None]
-    ) -> None:
+    def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None]) -> None:
         self._put(f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S))
 
     def describe_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:

@@ -62,11 +62,7 @@ class Pieces(Generic[T]):
             key = form.key(data, place)
             item = self._known.get(key)
             after = place + len(item[0]) if item is not None else end + 1
-            if (
-                item is None
-                or not data.startswith(item[0], place)
-                or (after != end and data[after] != _COMMA)
-            ):
+            if item is None or not data.startswith(item[0], place) or (after != end and data[after] != _COMMA):
                 after = data.find(form.between, place, end) + 1 or end
                 text = data[place:after]
                 item = (text, self._make(orjson.loads(text)))

@@ -123,9 +123,7 @@ def connect(
     try:
         where = server_url(url)
     except ValueError as error:
-        raise StartError(
-            f"--kubelet-url: {url!r:.120} is of no use ({error}); write https://HOST:PORT"
-        ) from None
+        raise StartError(f"--kubelet-url: {url!r:.120} is of no use ({error}); write https://HOST:PORT") from None
     found = Login(where, ca=ca or (api.ca if api is not None else None), verify=verify)
     if token is not None:
         found = dataclasses.replace(found, token=token_file(token))

@@ -110,9 +110,7 @@ class Checkpoint:
         except ValueError as error:
             raise RecordsDamaged(f"cannot read kubelet's checkpoint {path}: {error!s:.120}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise RecordsDamaged(
-                f"kubelet's checkpoint {path} has an unknown format ({error!s:.80})"
-            ) from error
+            raise RecordsDamaged(f"kubelet's checkpoint {path} has an unknown format ({error!s:.80})") from error
         found = [entry for entry in entries if entry is not None]
         if not answers:  # they are many bytes, and only a start needs them
             self._last = (mark, found)
@@ -196,8 +194,7 @@ class PodResources:
             for pod in self._ask(timeout).pod_resources
             for container in pod.containers
             for devices in container.devices
-            if devices.resource_name.startswith(_OTHER_PLUGIN)
-            and _resource(devices.resource_name, self._names) is None
+            if devices.resource_name.startswith(_OTHER_PLUGIN) and _resource(devices.resource_name, self._names) is None
             for device_id in devices.device_ids
         }
 

@@ -207,8 +207,7 @@ class WebServer:
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return None
         headers = {
-            name.strip().lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines[1:])
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
         }
         scheme, _, token = headers.get("authorization", "").partition(" ")
         return words[0], words[1].partition("?")[0], token.strip() if scheme.lower() == "bearer" else ""

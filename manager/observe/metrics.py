@@ -168,9 +168,7 @@ class _ReportCollector(Collector):
         yield from self._old(report)
 
     def _old(self, report: NodeReport) -> Iterator[Metric]:
-        used = GaugeMetricFamily(
-            "container_gpu_utilization", "gpu utilization", labels=(*CONTAINER_LABELS, "gpu")
-        )
+        used = GaugeMetricFamily("container_gpu_utilization", "gpu utilization", labels=(*CONTAINER_LABELS, "gpu"))
         memory = GaugeMetricFamily(
             "container_gpu_memory_total", "gpu memory usage in MiB", labels=(*CONTAINER_LABELS, "gpu_memory")
         )
@@ -189,9 +187,7 @@ class _ReportCollector(Collector):
             labels = _labels(report, item)
             total, bytes_used = 0.0, 0
             for card in item.cards:
-                percent = percents.get(
-                    (item.pod_uid, item.container, card.uuid), float(card.card_percent or 0)
-                )
+                percent = percents.get((item.pod_uid, item.container, card.uuid), float(card.card_percent or 0))
                 total += percent
                 bytes_used += card.memory_used_bytes
                 used.add_metric((*labels, f"gpu{card.minor}"), percent)
@@ -199,9 +195,7 @@ class _ReportCollector(Collector):
             used.add_metric((*labels, "total"), total)
             memory.add_metric((*labels, "total"), bytes_used // _MIB)
             asked.add_metric((*labels, "total"), item.cores / 100)
-            asked_memory.add_metric(
-                (*labels, "total"), sum(card.memory_limit_bytes for card in item.cards) // _MIB
-            )
+            asked_memory.add_metric((*labels, "total"), sum(card.memory_limit_bytes for card in item.cards) // _MIB)
         yield from (used, memory, asked, asked_memory)
 
 

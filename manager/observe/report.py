@@ -153,8 +153,7 @@ class Reporter:
             problem=snapshot.node_problem,
             device_cgroups=self._cgroups.watch.why or WATCHED,
             cards=tuple(
-                _card(item.card, snapshot, samples[item.card.uuid], booked, finding)
-                for item in snapshot.cards
+                _card(item.card, snapshot, samples[item.card.uuid], booked, finding) for item in snapshot.cards
             ),
             containers=tuple(self._container(item, finding, percents) for item in allocations),
         )

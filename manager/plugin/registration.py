@@ -135,9 +135,7 @@ class Registrar:
         kubelet = self._kubelet()
         if kubelet is None:
             self._registered_with = None
-            self._conditions.set(
-                "kubelet", f"waiting for kubelet: there is no {self._directory / KUBELET_SOCKET}"
-            )
+            self._conditions.set("kubelet", f"waiting for kubelet: there is no {self._directory / KUBELET_SOCKET}")
         elif kubelet != self._registered_with or not self._sockets_intact() or self._given_up():
             if not self._register(kubelet):
                 self._stop.wait(self._pause)
@@ -184,9 +182,7 @@ class Registrar:
             observer.schedule(_Wake(self._wake), str(self._directory))
             observer.start()
         except OSError as error:
-            self._conditions.set(
-                "watch", f"cannot watch {self._directory} ({error}); looking once a second instead"
-            )
+            self._conditions.set("watch", f"cannot watch {self._directory} ({error}); looking once a second instead")
             return
         self._observer = observer
 
@@ -215,9 +211,7 @@ class Registrar:
                     )
                     stub.Register(request, timeout=REGISTER_TIMEOUT_S)
         except grpc.RpcError as error:
-            self._conditions.set(
-                "kubelet", f"kubelet does not take the registration: {error.details()}; trying again"
-            )
+            self._conditions.set("kubelet", f"kubelet does not take the registration: {error.details()}; trying again")
             return False
         except (OSError, RuntimeError) as error:  # grpc reports an unusable address as RuntimeError
             self._conditions.set("kubelet", f"cannot serve in {self._directory}: {error}; trying again")

@@ -87,14 +87,10 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         """Seconds since kubelet last had a stream; 0 while it has one."""
         return 0.0 if self._streams else time.monotonic() - self._unwatched_since
 
-    def GetDevicePluginOptions(
-        self, request: api.Empty, context: grpc.ServicerContext
-    ) -> api.DevicePluginOptions:
+    def GetDevicePluginOptions(self, request: api.Empty, context: grpc.ServicerContext) -> api.DevicePluginOptions:
         return OPTIONS
 
-    def ListAndWatch(
-        self, request: api.Empty, context: grpc.ServicerContext
-    ) -> Iterator[api.ListAndWatchResponse]:
+    def ListAndWatch(self, request: api.Empty, context: grpc.ServicerContext) -> Iterator[api.ListAndWatchResponse]:
         stream = object()
         self._streams[stream] = time.monotonic()
         try:
@@ -105,9 +101,7 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
                 if snapshot is not None and newest != version:
                     version = newest
                     cards = [item.card for item in snapshot.cards]
-                    yield device_ids.device_list(
-                        cards, self.resource, all_unhealthy=bool(snapshot.node_problem)
-                    )
+                    yield device_ids.device_list(cards, self.resource, all_unhealthy=bool(snapshot.node_problem))
         finally:
             # In this order: a reader in between must not find a stream's absence older than the stream.
             self._unwatched_since = time.monotonic()

@@ -11,8 +11,7 @@ import time
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         row = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -25,9 +24,7 @@ class _Json(logging.Formatter):
 def configure(log_format: str, verbosity: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(
-        _Json()
-        if log_format == "json"
-        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        _Json() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -21,9 +21,7 @@ COMMAND = f"python -m manager.proto.generate   # with grpcio-tools=={TOOL_VERSIO
 
 
 def protoc(*arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", "-I.", *arguments, *SOURCES], cwd=ROOT, check=True
-    )
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *arguments, *SOURCES], cwd=ROOT, check=True)
 
 
 def stale() -> list[str]:
@@ -64,9 +62,7 @@ def main() -> int:
         return 1 if outdated else 0
     installed = importlib.metadata.version("grpcio-tools")
     if installed != TOOL_VERSION:
-        print(
-            f"grpcio-tools is {installed}; install {TOOL_VERSION} (in a scratch environment)", file=sys.stderr
-        )
+        print(f"grpcio-tools is {installed}; install {TOOL_VERSION} (in a scratch environment)", file=sys.stderr)
         return 1
     generate()
     return 0

@@ -47,18 +47,14 @@ class Neighbours:
 
     def shared(self, allocation: Allocation) -> frozenset[str]:
         """UUIDs of the allocation's cards on which another container may run at the same time."""
-        return frozenset(
-            share.uuid for share in allocation.shares if self._has_neighbours(share.uuid, allocation)
-        )
+        return frozenset(share.uuid for share in allocation.shares if self._has_neighbours(share.uuid, allocation))
 
     def _has_neighbours(self, uuid: str, allocation: Allocation) -> bool:
         if self._pods.get(uuid, set()) - {allocation.pod_uid}:
             return True
         beside = self._containers.get((uuid, allocation.pod_uid), {})
         return any(
-            _run_together(allocation.kind, kind)
-            for name, kind in beside.items()
-            if name != allocation.container
+            _run_together(allocation.kind, kind) for name, kind in beside.items() if name != allocation.container
         )
 
 
@@ -125,9 +121,7 @@ class Regions:
             selinux.label((directory, directory / "limits", directory / "usage"))
         except (OSError, region.RegionError) as error:
             self._drop(directory)
-            raise Refusal(
-                Reason.REGION_UNAVAILABLE, f"cannot make the region of {allocation.name}: {error}"
-            ) from error
+            raise Refusal(Reason.REGION_UNAVAILABLE, f"cannot make the region of {allocation.name}: {error}") from error
         self._shared[allocation.key], self._written[allocation.key] = shared, limits
 
     def ensure(self, allocation: Allocation, shared: frozenset[str]) -> bool:
@@ -231,16 +225,10 @@ class Regions:
     def _drop(self, directory: Path) -> None:
         try:
             Storage.remove(directory)
-            if (
-                directory.parent != self.base
-                and directory.parent.exists()
-                and not any(directory.parent.iterdir())
-            ):
+            if directory.parent != self.base and directory.parent.exists() and not any(directory.parent.iterdir()):
                 directory.parent.rmdir()
         except OSError as error:
-            log.warning(
-                "cannot remove the region %s: %s; it is tried again at the next start", directory, error
-            )
+            log.warning("cannot remove the region %s: %s; it is tried again at the next start", directory, error)
 
     def remove_orphans(self, known: Collection[str]) -> list[Path]:
         """Remove regions that no allocation names (a crash between making one and saving it); return them."""

@@ -79,9 +79,7 @@ def choose(base: Path, wanted: str) -> Storage:
             ) from None
         return Storage(False, f"mounting is not permitted ({error.strerror})")
     if wanted == "auto" and not reaches_host(base, Path("/proc/self/mountinfo").read_text()):
-        return Storage(
-            False, f"a mount below {base} would not reach the host; use mountPropagation: Bidirectional"
-        )
+        return Storage(False, f"a mount below {base} would not reach the host; use mountPropagation: Bidirectional")
     return Storage(True, "mounting is permitted")
 
 

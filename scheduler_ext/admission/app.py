@@ -70,9 +70,7 @@ class App(Probes):
         except (BadInput, RecursionError) as problem:
             self.bad()
             words = (
-                problem
-                if isinstance(problem, BadInput)
-                else "the pod's annotations or resources are nested too deep"
+                problem if isinstance(problem, BadInput) else "the pod's annotations or resources are nested too deep"
             )
             return Answer(400, f"{words}\n".encode(), TEXT, close=True)
         self._metrics.reviews.labels(result).inc()
@@ -87,6 +85,4 @@ def _answered(asked: admission_v1.Review, rules: Rules) -> tuple[bytes, str]:
         return admission_v1.refused(asked.uid, verdict.refusal.reason, verdict.refusal.message), "refused"
     for warning in verdict.warnings:
         _log.info("a pod of %.200r in %.80r: %.400r", asked.user, asked.namespace, warning)
-    return admission_v1.allowed(
-        asked.uid, verdict.patch, verdict.warnings
-    ), "changed" if verdict.patch else "untouched"
+    return admission_v1.allowed(asked.uid, verdict.patch, verdict.warnings), "changed" if verdict.patch else "untouched"

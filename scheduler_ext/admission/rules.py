@@ -166,9 +166,7 @@ def _is_valid_with(pod: Mapping[str, Any], annotation: str, value: str, names: N
     return True
 
 
-def _complete_container(
-    change: _Change, where: tuple[str, int], limits: Mapping[str, Any], rules: Rules
-) -> None:
+def _complete_container(change: _Change, where: tuple[str, int], limits: Mapping[str, Any], rules: Rules) -> None:
     names = rules.names
     if names.memory in limits and names.core not in limits and rules.cores:
         _limit(change, where, names.core, rules.cores)

@@ -23,9 +23,7 @@ def _moves(text: str) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     fetch.add_options(parser, source)
-    source.add_argument(
-        "--recording", type=Path, metavar="FILE", help="plan on the end of a recording instead"
-    )
+    source.add_argument("--recording", type=Path, metavar="FILE", help="plan on the end of a recording instead")
     parser.add_argument(
         "--moves", type=_moves, default=defrag.DEFAULT_MOVES, help="at most so many (default %(default)s)"
     )

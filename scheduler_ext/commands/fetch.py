@@ -16,16 +16,12 @@ class CannotFetch(Exception):
     """No answer came; the message says why."""
 
 
-def add_options(
-    parser: argparse.ArgumentParser, url_parser: argparse._ActionsContainer | None = None
-) -> None:
+def add_options(parser: argparse.ArgumentParser, url_parser: argparse._ActionsContainer | None = None) -> None:
     """Where the extender is. `url_parser`: a group in which --url excludes other sources."""
     (url_parser or parser).add_argument(
         "--url", default="http://127.0.0.1:3456", help="the extender (default %(default)s)"
     )
-    parser.add_argument(
-        "--ca", metavar="FILE", help="certificates to trust, for https (default: the system's)"
-    )
+    parser.add_argument("--ca", metavar="FILE", help="certificates to trust, for https (default: the system's)")
 
 
 def fetch(options: argparse.Namespace, path: str, seconds: float) -> dict[str, Any]:

@@ -37,12 +37,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     explain.add_options(
         commands.add_parser("explain", help="say why a pod waits, or where it is, and what would let it in")
     )
-    defrag.add_options(
-        commands.add_parser("defrag", help="plan which moves would free whole cards; nothing is moved")
-    )
-    simulating = commands.add_parser(
-        "simulate", help="replay a trace or a recording under the placement policies"
-    )
+    defrag.add_options(commands.add_parser("defrag", help="plan which moves would free whole cards; nothing is moved"))
+    simulating = commands.add_parser("simulate", help="replay a trace or a recording under the placement policies")
     simulate.add_options(simulating)
     return parser, {"serve": serving, "webhook": reviewing, "simulate": simulating}
 
@@ -65,11 +61,7 @@ def _log_at(level: str) -> None:
 
 def serves(words: Sequence[str]) -> bool:
     """Whether these words run a server."""
-    return (
-        not words
-        or words[0] in ("serve", "webhook")
-        or words[0] not in (*_COMMANDS, "-h", "--help", "--version")
-    )
+    return not words or words[0] in ("serve", "webhook") or words[0] not in (*_COMMANDS, "-h", "--help", "--version")
 
 
 def run(words: list[str]) -> int:

@@ -148,13 +148,9 @@ def _run_trace(options: argparse.Namespace) -> int:
     published = _published(options.pods)
     if options.plot:
         title = f"{options.pods.stem}, mean of {len(seeds)} seeds"
-        plots.packing(
-            options.plot, title, "arrived demand, %", curves, published if options.published else None
-        )
+        plots.packing(options.plot, title, "arrived demand, %", curves, published if options.published else None)
     if options.json:
-        json.dump(
-            {"runs": [asdict(one) for one in results], "published_percent": published}, sys.stdout, indent=1
-        )
+        json.dump({"runs": [asdict(one) for one in results], "published_percent": published}, sys.stdout, indent=1)
         print()
         return 0
     for name, percent in published.items():
@@ -184,8 +180,7 @@ def _run_recording(options: argparse.Namespace) -> int:
     recording = replay.read(options.recording)
     for problem in (
         recording.cut,
-        recording.lost
-        and f"{recording.lost} events are missing: they came faster than they could be written",
+        recording.lost and f"{recording.lost} events are missing: they came faster than they could be written",
     ):
         if problem:
             print(f"{options.recording}: {problem}", file=sys.stderr)

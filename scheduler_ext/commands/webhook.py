@@ -24,9 +24,7 @@ def run(settings: Settings) -> None:
     if settings.probe_port is not None:
         probes = app.Probes(metrics), listen(settings.bind_address, settings.probe_port, "--probe-port")
     server = Server(app.App(settings.rules(), metrics), listener, certificate, probes)
-    _log.info(
-        "serving on https://%s%s, %s", addresses.with_port(*listener.getsockname()[:2]), app.PATH, settings
-    )
+    _log.info("serving on https://%s%s, %s", addresses.with_port(*listener.getsockname()[:2]), app.PATH, settings)
     if probes is not None:
         _log.info("probes on http://%s", addresses.with_port(*probes[1].getsockname()[:2]))
     server.run()

@@ -78,9 +78,7 @@ class Bindings:
         """See Engine.decide_for."""
         if self._cache.gangs.of(str(pod["metadata"].get("uid"))) is not None:
             # Its gang's places are not known any more, and one node says nothing about the other members.
-            return Refused(
-                ExtenderReason.GANG_INCOMPLETE, "the gang's places are not reserved any more; retry"
-            )
+            return Refused(ExtenderReason.GANG_INCOMPLETE, "the gang's places are not reserved any more; retry")
         verdict = self._filter.filter(pod, [node])
         if verdict.chosen == node:
             return None

@@ -10,16 +10,12 @@ from scheduler_ext.state.notices import BOOKING_DIFFERS, Difference, Notice
 from scheduler_ext.state.pods import Record, State
 from vcuda.spec.bookings import Use
 
-_PATIENCE = (
-    60.0  # seconds: pods come and go in a manager's report some seconds after they do in the API server's
-)
+_PATIENCE = 60.0  # seconds: pods come and go in a manager's report some seconds after they do in the API server's
 _log = logging.getLogger(__name__)
 
 
 def _said(use: Use) -> str:
-    return ", ".join(
-        f"{cores} cores and {blocks} blocks of {uuid}" for uuid, (cores, blocks) in sorted(use.items())
-    )
+    return ", ".join(f"{cores} cores and {blocks} blocks of {uuid}" for uuid, (cores, blocks) in sorted(use.items()))
 
 
 class Comparison:

@@ -112,9 +112,7 @@ class Engine:
                 found, ground = self._simulation.here(pod, names)
         except InvalidRequest as error:
             return dict.fromkeys(names, str(error))
-        found |= self._simulation.beyond(
-            ground, {name: one for name, one in nodes.items() if name not in found}
-        )
+        found |= self._simulation.beyond(ground, {name: one for name, one in nodes.items() if name not in found})
         return {name: found.get(name, simulation.UNKNOWN) for name in names}
 
     # --- Bind, as far as it needs no I/O ---

@@ -52,9 +52,7 @@ class Filter:
             self._journal(pod, names, verdict, time.perf_counter() - began)
         return verdict
 
-    def _journal(
-        self, pod: Mapping[str, Any], names: Sequence[str], verdict: Verdict, seconds: float
-    ) -> None:
+    def _journal(self, pod: Mapping[str, Any], names: Sequence[str], verdict: Verdict, seconds: float) -> None:
         reasons: dict[str, dict[str, int]] = {}
         if verdict.refusal is not None:
             reasons["reasons"] = {str(verdict.refusal[0]): len(names)}
@@ -108,16 +106,10 @@ class Filter:
             self._cache.decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
         else:
             self._cache.decisions.add(decision(begun, node=node, counts=counts, quota=quota))
-        return Verdict(
-            node, None if codes is None else codes.tolist(), quota="" if node is not None else quota
-        )
+        return Verdict(node, None if codes is None else codes.tolist(), quota="" if node is not None else quota)
 
     def _keep(self, record: Record, names: Sequence[str]) -> Verdict | None:
-        if (
-            record.state is State.ASSUMED
-            and not record.attempted
-            and self._cache.gangs.of(record.uid) is None
-        ):
+        if record.state is State.ASSUMED and not record.attempted and self._cache.gangs.of(record.uid) is None:
             return None
         if record.node in names and record.state is not State.ASSUMED:
             return Verdict(record.node)
@@ -131,9 +123,7 @@ class Filter:
         reason = ExtenderReason.OTHER_NODE
         if record.state in (State.BINDING, State.UNCERTAIN):
             reason = ExtenderReason.BIND_UNCERTAIN
-        return Verdict(
-            refusal=(reason, f"the pod is {record.state.value} on node {record.node}"), curable=False
-        )
+        return Verdict(refusal=(reason, f"the pod is {record.state.value} on node {record.node}"), curable=False)
 
     def prioritize(self, pod: Mapping[str, Any], names: Sequence[str]) -> list[int]:
         """See Engine.prioritize."""
@@ -148,9 +138,7 @@ class Filter:
             return [MAX_PRIORITY if name == record.node else 0 for name in names]
         table = self._cache.table(shape)
         rows = self._cache.rows(names)
-        costs = (
-            np.where(rows >= 0, table.cost[rows], np.inf) if len(table.cost) else np.full(len(names), np.inf)
-        )
+        costs = np.where(rows >= 0, table.cost[rows], np.inf) if len(table.cost) else np.full(len(names), np.inf)
         return graded(costs)
 
     def prioritize_cpu_only(self, names: Sequence[str]) -> list[int]:

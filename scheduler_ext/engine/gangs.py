@@ -130,9 +130,7 @@ class GangPlaces:
     def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int) -> str | None:
         """Reserve a place; kube-scheduler has checked the nodes' cpu and memory for one pod only, so they count here."""
         cluster, table = self._cache.cluster, self._cache.table(shape)
-        enough = (cluster.free_cpu[rows] >= shape.cpu_milli) & (
-            cluster.free_memory[rows] >= shape.memory_bytes
-        )
+        enough = (cluster.free_cpu[rows] >= shape.cpu_milli) & (cluster.free_memory[rows] >= shape.memory_bytes)
         some = rows[enough]
         closed, _ = self._cache.quotas.closed(gang.namespace, self._cache.pods, table, some)
         row = scores.cheapest(table, cluster, some[~closed])
@@ -172,7 +170,9 @@ class GangPlaces:
         placed = len(gang.placed(self._cache.pods))
         if placed >= gang.size:
             return None
-        return f"{placed} of {gang.size} pods of {gang} have asked for their place; it stays reserved until the deadline"
+        return (
+            f"{placed} of {gang.size} pods of {gang} have asked for their place; it stays reserved until the deadline"
+        )
 
     def lose_member(self, uid: str) -> None:
         gang = self._cache.gangs.leave(uid)
@@ -187,9 +187,7 @@ class GangPlaces:
 
     def lapse(self) -> int:
         """Release the places, and the members not bound yet, of gangs whose deadline has passed. Returns how many gangs."""
-        late = [
-            gang for gang in self._cache.gangs if gang.until is not None and gang.until < self._cache.clock()
-        ]
+        late = [gang for gang in self._cache.gangs if gang.until is not None and gang.until < self._cache.clock()]
         for gang in late:
             self._dissolve(gang)
             gang.lapsed = True
@@ -197,9 +195,7 @@ class GangPlaces:
                 record = self._cache.pods.get(uid)
                 if record is not None and record.state is State.ASSUMED:
                     self._cache.pods.release(uid)
-        for uid in self._cache.gangs.unseen(
-            self._cache.clock() - self._cache.expiry_seconds, self._cache.pods
-        ):
+        for uid in self._cache.gangs.unseen(self._cache.clock() - self._cache.expiry_seconds, self._cache.pods):
             self.lose_member(uid)
         self._cache.metrics.gangs.labels("lapsed").inc(len(late))
         return len(late)

@@ -32,9 +32,7 @@ _log = logging.getLogger(__name__)
 class Intake:
     """What the watches feed."""
 
-    def __init__(
-        self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption, resizes: Resizes
-    ) -> None:
+    def __init__(self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption, resizes: Resizes) -> None:
         self._cache, self._gangs, self._preemption, self._resizes = cache, gangs, preemption, resizes
         self._frozen = False
 
@@ -53,9 +51,7 @@ class Intake:
         """See Engine.see_node."""
         seen = objects.node(data, self._cache.names)
         self._cache.quotas.set_labels(seen.name, seen.labels)
-        if self._cache.cluster.set_node(
-            seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem
-        ):
+        if self._cache.cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem):
             self._cache.quotas.recount()
         self._take_report(seen.name, seen.given)
         self._cache.note("node", node=data)
@@ -236,9 +232,7 @@ class Intake:
             record = self._cache.pods.get(uid)
             if uid in known or record is None or record.state is State.RESERVED:
                 continue
-            if record.state is State.CONFIRMED or (
-                record.state is not State.BINDING and record.since < listed_since
-            ):
+            if record.state is State.CONFIRMED or (record.state is not State.BINDING and record.since < listed_since):
                 self.lose_pod(uid)
         for uid in self._cache.gangs.missing(known, listed_since):
             self._gangs.lose_member(uid)

@@ -57,20 +57,14 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
-        self.bad_input = Counter(
-            "vcuda_extender_bad_requests", "Requests refused as malformed", registry=self.registry
-        )
+        self.bad_input = Counter("vcuda_extender_bad_requests", "Requests refused as malformed", registry=self.registry)
         self.strangers = Counter(
             "vcuda_extender_unauthenticated_requests",
             "Requests refused because their client showed no certificate that counts",
             registry=self.registry,
         )
-        self.binds = Counter(
-            "vcuda_extender_binds", "Bind answers by result", ["result"], registry=self.registry
-        )
-        self.writes = Counter(
-            "vcuda_extender_api_writes", "Bindings sent to the API server", registry=self.registry
-        )
+        self.binds = Counter("vcuda_extender_binds", "Bind answers by result", ["result"], registry=self.registry)
+        self.writes = Counter("vcuda_extender_api_writes", "Bindings sent to the API server", registry=self.registry)
         self.expired = Counter(
             "vcuda_extender_expired", "Assumed placements that Bind never came for", registry=self.registry
         )

@@ -53,9 +53,7 @@ class Preemption:
     def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces) -> None:
         self._cache, self._chooser, self._gangs = cache, chooser, gangs
 
-    def begin(
-        self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]
-    ) -> Search | None:
+    def begin(self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]) -> Search | None:
         """What to search on; None if evicting would be in vain."""
         priority = objects.priority(pod)
         if not self._helps_gang(asked, pod):
@@ -87,9 +85,7 @@ class Preemption:
     def _ground(self, asked: PodRequest, pod: Mapping[str, Any], nodes: list[str]) -> Ground:
         rows = np.array([self._cache.cluster.index[node] for node in nodes], np.int64)
         aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
-        found = ground_of(
-            self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.asked(pod)[1], rows
-        )
+        found = ground_of(self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.asked(pod)[1], rows)
         for record in aside:
             self._cache.pods.put(record)
         return found
@@ -118,9 +114,7 @@ class Preemption:
         for position, (node, choice) in enumerate(zip(search.nodes, found, strict=True)):
             if choice is not None:
                 gone, leaving = choice
-                record = self._record(
-                    search.asked, search.ground, position, (*gone, *leaving), search.priority
-                )
+                record = self._record(search.asked, search.ground, position, (*gone, *leaving), search.priority)
                 ways[node] = Way(gone, leaving, record)
         return ways
 

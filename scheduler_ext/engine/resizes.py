@@ -39,9 +39,7 @@ class Resizes:
 
     def __init__(self, cache: SchedulerCache) -> None:
         self._cache = cache
-        self._answers: dict[
-            str, Answer
-        ] = {}  # the last for each pod; what its status says counts only after a restart
+        self._answers: dict[str, Answer] = {}  # the last for each pod; what its status says counts only after a restart
         self._unwritten: dict[str, Unanswered] = {}
         self._held: dict[str, Use] = {}  # by pods in `cache.resizing`, before
         self._early: dict[str, Mapping[str, Any]] = {}  # seen before all nodes, pods and quotas were known
@@ -69,13 +67,9 @@ class Resizes:
         try:
             new = self._decide(self._cache.pods.get(uid) or record, pod, text, granted)
         except (_Refused, SpecError) as error:
-            new = Answer(
-                resize.known_as(text), granted, str(error), answer.goal if answer is not None else {}
-            )
+            new = Answer(resize.known_as(text), granted, str(error), answer.goal if answer is not None else {})
             about = record.namespace, record.name, record.uid
-            self._cache.notices.append(
-                Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}")
-            )
+            self._cache.notices.append(Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}"))
         self._answers[uid] = new
         self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, new)
         self._cache.note("pod", at_ns=self._cache.wall_clock(), pod=pod)
@@ -164,16 +158,12 @@ class Resizes:
         for name, amounts in wishes.items():
             shares = before.containers.get(name, ())
             if len(shares) != 1:
-                raise InvalidRequest(
-                    Reason.INVALID_PLACEMENT, f"container {name!r:.60} has no share of one card"
-                )
+                raise InvalidRequest(Reason.INVALID_PLACEMENT, f"container {name!r:.60} has no share of one card")
             new[name] = resize.target(amounts, shares[0], granted.get(name), names)
         goal = placement.peak_use(asked, resize.applied(before, new))
         use = resize.most(has, goal)
         self._require_room(record, use)
-        if use != has and self._cache.quotas.over(
-            record.namespace, self._cache.pods, [record.uid], record.node, use
-        ):
+        if use != has and self._cache.quotas.over(record.namespace, self._cache.pods, [record.uid], record.node, use):
             raise _Refused(
                 ExtenderReason.QUOTA_EXCEEDED,
                 "its namespace may not hold so much; free some, or raise its quota",

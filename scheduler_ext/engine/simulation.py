@@ -49,9 +49,7 @@ class Simulation:
         aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
         try:
             known = [name for name in names if name in cache.cluster.index]
-            found = _reasons(
-                known, cache.rows(known), cache.table(shape), asked.namespace, cache.quotas, cache
-            )
+            found = _reasons(known, cache.rows(known), cache.table(shape), asked.namespace, cache.quotas, cache)
         finally:
             for record in aside:
                 cache.pods.put(record)
@@ -62,9 +60,7 @@ class Simulation:
         for model in cache.cluster.models:
             cluster.model_id(model)  # the numbers that `typical` knows them by
         quotas = cache.quotas.elsewhere(asked.namespace, cache.pods, cluster, labels)
-        return found, Ground(
-            asked, shape, cache.names, list(cluster.models), cache.typical(), cluster, quotas, labels
-        )
+        return found, Ground(asked, shape, cache.names, list(cluster.models), cache.typical(), cluster, quotas, labels)
 
     def beyond(self, ground: Ground, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """The same for nodes that do not exist. Holds up nobody."""

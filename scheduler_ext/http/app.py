@@ -123,9 +123,7 @@ def _well() -> None:
 class Probes(Pages):
     """What is open to all: probes, metrics and the version; on a port of its own if there is one."""
 
-    def __init__(
-        self, engine: Engine, unhealthy_reason: Reason = _well, standby_reason: Reason = _well
-    ) -> None:
+    def __init__(self, engine: Engine, unhealthy_reason: Reason = _well, standby_reason: Reason = _well) -> None:
         super().__init__("gpu-scheduler-extender")
         self._engine = engine
         self._unhealthy_reason, self._standby_reason = unhealthy_reason, standby_reason
@@ -189,17 +187,9 @@ class App(Probes):
         return found
 
     def refuse(self, method: str, path: str, client: str | None) -> Answer | None:
-        if (
-            self._authenticate
-            and path not in _OPEN
-            and (client is None or self._client_name not in (None, client))
-        ):
+        if self._authenticate and path not in _OPEN and (client is None or self._client_name not in (None, client)):
             self._engine.metrics.strangers.inc()
-            shown = (
-                "no client certificate was sent"
-                if client is None
-                else f"the certificate is of {client!r:.80}"
-            )
+            shown = "no client certificate was sent" if client is None else f"the certificate is of {client!r:.80}"
             way_out = "kube-scheduler sends its own by tlsConfig.certFile and keyFile"
             return error(403, f"{ExtenderReason.UNAUTHENTICATED}: {shown}; {way_out}", close=True)
         return super().refuse(method, path, client)
@@ -244,9 +234,7 @@ class App(Probes):
         found = await asyncio.to_thread(explain.explanation, evidence)
         if found is not None:
             return Answer(200, orjson.dumps(found))
-        missing = (
-            f"nothing is known about pod {'/'.join(where)}: kube-scheduler has not asked about it lately"
-        )
+        missing = f"nothing is known about pod {'/'.join(where)}: kube-scheduler has not asked about it lately"
         return error(404, f"{missing}; see its events (kubectl describe pod)")
 
     async def _defragmentation(self, request: Request) -> Answer:

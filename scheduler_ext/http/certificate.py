@@ -40,9 +40,7 @@ class ServerCertificate:
         try:
             context.load_cert_chain(self._chain, self._key)
         except (OSError, ssl.SSLError) as error:
-            raise BadCertificate(
-                f"certificate {self._chain} with key {self._key} cannot be used: {error}"
-            ) from error
+            raise BadCertificate(f"certificate {self._chain} with key {self._key} cannot be used: {error}") from error
         if self._client_ca is None:
             return
         try:

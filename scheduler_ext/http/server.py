@@ -87,9 +87,7 @@ def common_name(transport: asyncio.BaseTransport) -> str | None:
     certificate = transport.get_extra_info("peercert")
     if not certificate:
         return None
-    return next(
-        (value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"), ""
-    )
+    return next((value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"), "")
 
 
 @functools.lru_cache(maxsize=64)
@@ -398,9 +396,7 @@ class Server:
             room = _Room(_AT_ONCE * application.body_bytes)
             make = functools.partial(Connection, self, application, room)
             limit: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_SECONDS} if context else {}
-            servers.append(
-                await loop.create_server(make, sock=listener, ssl=context, backlog=_BACKLOG, **limit)
-            )
+            servers.append(await loop.create_server(make, sock=listener, ssl=context, backlog=_BACKLOG, **limit))
         self.started = True
         try:
             while not self.ending:

@@ -23,9 +23,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise NoPlot(
-            "plots need matplotlib, which is not installed (pip install 'vcuda-gpu-manager[plot]')"
-        ) from error
+        raise NoPlot("plots need matplotlib, which is not installed (pip install 'vcuda-gpu-manager[plot]')") from error
     matplotlib.use("Agg")
     import matplotlib.pyplot
 

@@ -71,14 +71,11 @@ def slim_pod(pod: Mapping[str, Any], names: Names) -> Event:
     """What placement depends on: identity, our annotations, a group's labels, requests, priority, node."""
     metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
     annotations, labels = _mapping(metadata.get("annotations")), _mapping(metadata.get("labels"))
-    kept = {
-        key: metadata[key] for key in ("uid", "namespace", "name", "deletionTimestamp") if key in metadata
-    }
+    kept = {key: metadata[key] for key in ("uid", "namespace", "name", "deletionTimestamp") if key in metadata}
     kept["annotations"] = {
         key: text
         for key, text in annotations.items()
-        if (key.startswith(f"{names.domain}/") or key == SAFE_TO_EVICT)
-        and len(str(text)) <= _LONGEST_ANNOTATION
+        if (key.startswith(f"{names.domain}/") or key == SAFE_TO_EVICT) and len(str(text)) <= _LONGEST_ANNOTATION
     }
     kept["labels"] = {key: labels[key] for key in _GROUP_LABELS if key in labels}
     slim: Event = {key: spec[key] for key in ("nodeName", "priority", "overhead") if spec.get(key)}
@@ -265,9 +262,7 @@ class Recorder:
 
     def _write(self, lines: Sequence[bytes]) -> None:
         if self._broken_until is not None and time.monotonic() < self._broken_until:
-            self._left_out += len(
-                lines
-            )  # what they say about nodes and pods is kept, and begins the next part
+            self._left_out += len(lines)  # what they say about nodes and pods is kept, and begins the next part
             return
         try:
             if self._broken_until is not None:

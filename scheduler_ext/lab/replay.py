@@ -116,11 +116,7 @@ class Replay:
         self._recording = recording
         self._names = Names(str(recording.header.get("domain") or Names().domain))
         self._now_ns = 0
-        recorded = (
-            Policy(recording.header["policy"])
-            if recording.header.get("policy") in list(Policy)
-            else Policy.FGD
-        )
+        recorded = Policy(recording.header["policy"]) if recording.header.get("policy") in list(Policy) else Policy.FGD
         self.engine = Engine(
             self._names,
             policy or recorded,
@@ -144,9 +140,7 @@ class Replay:
                 getattr(self, f"_{event['kind']}")(event)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 what = f"its field {error} is missing" if isinstance(error, KeyError) else str(error)
-                raise RecordingError(
-                    f"{self._recording.path}, line {number}: {event['kind']}: {what[:200]}"
-                ) from None
+                raise RecordingError(f"{self._recording.path}, line {number}: {event['kind']}: {what[:200]}") from None
         self.outcome.waited = len(self._waited)
         self.outcome.unplaced = sum(node is None for node in self.outcome.nodes.values())
         return self.outcome

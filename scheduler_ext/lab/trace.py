@@ -76,9 +76,7 @@ def _rows(path: Path, columns: Sequence[str]) -> list[_Row]:
             reader = csv.DictReader(file)
             missing = sorted(set(columns) - set(reader.fieldnames or ()))
             if missing:
-                raise TraceError(
-                    f"{path}, line 1: the columns {', '.join(missing)} are missing; expected a trace CSV"
-                )
+                raise TraceError(f"{path}, line 1: the columns {', '.join(missing)} are missing; expected a trace CSV")
             rows = [_Row(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"cannot read {path}: {error}") from error
@@ -115,9 +113,7 @@ def _pod(row: _Row) -> TracePod:
         share = -(-milli // 10)
         cores = share if count == 1 and share < CORES_PER_CARD else count * CORES_PER_CARD
         containers = (
-            ContainerRequest(
-                "main", Kind.APP, 0, cores, min(cores, _CARD_BLOCKS), min(cores, CORES_PER_CARD)
-            ),
+            ContainerRequest("main", Kind.APP, 0, cores, min(cores, _CARD_BLOCKS), min(cores, CORES_PER_CARD)),
         )
     models = CardFilter(frozenset(filter(None, row.optional("gpu_spec").split("|"))))
     request = PodRequest("", "trace", row.text("name"), containers, models=models)

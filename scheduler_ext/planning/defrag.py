@@ -140,17 +140,13 @@ class _Planner:
                     found.setdefault((row, column), []).append(record)
         return found
 
-    def _candidates(
-        self, on_card: dict[tuple[int, int], list[Record]]
-    ) -> list[tuple[tuple[int, int], list[Record]]]:
+    def _candidates(self, on_card: dict[tuple[int, int], list[Record]]) -> list[tuple[tuple[int, int], list[Record]]]:
         """Cards whose holders may all be moved: fewest pods first, then those beside most untouched cards, then the emptiest."""
         beside = untouched(self._cluster).sum(axis=1)
         possible = [
             (place, held)
             for place, held in on_card.items()
-            if self._cluster.usable[place]
-            and self._cluster.code[place[0]] == FITS
-            and all(map(_movable, held))
+            if self._cluster.usable[place] and self._cluster.code[place[0]] == FITS and all(map(_movable, held))
         ]
 
         def key(one: tuple[tuple[int, int], list[Record]]) -> tuple[int, int, int, str, int]:

@@ -86,9 +86,7 @@ class Ground:
         code = np.zeros(len(positions), np.int64)
         for start in range(0, len(positions), _CHUNK):
             part = slice(start, start + _CHUNK)
-            plan, problem = self._plan(
-                positions[part], shape or self.shape, None if freed is None else freed.at(part)
-            )
+            plan, problem = self._plan(positions[part], shape or self.shape, None if freed is None else freed.at(part))
             code[part] = np.where(problem == FITS, plan.code, problem)
         return code
 
@@ -119,9 +117,7 @@ class Ground:
             blocks.append(its_blocks)
             others[:, place] = cpu, memory, unplaced
         shape = (len(cores), cards)
-        return Freed(
-            np.array(cores, np.int64).reshape(shape), np.array(blocks, np.int64).reshape(shape), *others
-        )
+        return Freed(np.array(cores, np.int64).reshape(shape), np.array(blocks, np.int64).reshape(shape), *others)
 
     def _plan(self, positions: Ints, shape: Shape, freed: Freed | None) -> tuple[Plan, Ints]:
         view = View._make(array[positions] for array in self.view)
@@ -152,9 +148,7 @@ class Evidence:
     difference: str | None = None
 
 
-def gather(
-    cluster: Cluster, pods: PodCache, typical: Typical, decisions: list[Decision], uid: str
-) -> Evidence:
+def gather(cluster: Cluster, pods: PodCache, typical: Typical, decisions: list[Decision], uid: str) -> Evidence:
     """Copy what matters. The caller holds the engine's lock."""
     record = pods.get(uid)
     last = decisions[0] if decisions else None
@@ -179,15 +173,9 @@ def ground_of(cluster: Cluster, pods: PodCache, typical: Typical, shape: Shape, 
     for node in nodes:
         booked = [(pods.get(held), usage) for held, usage in cluster.bookings(node).items()]
         holders.append(
-            [
-                _holder(one, usage)
-                for one, usage in booked
-                if one is not None and (usage.cards or usage.unplaced)
-            ]
+            [_holder(one, usage) for one, usage in booked if one is not None and (usage.cards or usage.unplaced)]
         )
-    view = cluster.view(rows)._replace(
-        free_cores=cluster.free_cores[rows], free_blocks=cluster.free_blocks[rows]
-    )
+    view = cluster.view(rows)._replace(free_cores=cluster.free_cores[rows], free_blocks=cluster.free_blocks[rows])
     cards = [cluster.cards[row] for row in rows.tolist()]
     columns = [{card.uuid: column for column, card in enumerate(ones)} for ones in cards]
     problem, allowed = cluster.code[rows], allowed_cards(shape, cluster, rows)

@@ -97,8 +97,7 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
     if record is not None:
         identity = (record.uid, record.namespace, record.name)
         cards = {
-            uuid: {"cores": cores, "memory_blocks": blocks}
-            for uuid, (cores, blocks) in record.usage.cards.items()
+            uuid: {"cores": cores, "memory_blocks": blocks} for uuid, (cores, blocks) in record.usage.cards.items()
         }
         if evidence.waits_for:
             summary = f"cards of node {record.node} are kept for it until the end of {', '.join(evidence.waits_for)}"

@@ -87,9 +87,7 @@ def _reductions(ground: Ground, rows: Ints, position: int) -> list[tuple[Less, s
         """Both in proportion."""
         return min(step.cores - 1, -(-step.cores * blocks_less // step.blocks))
 
-    found = _least(
-        ground, rows, step.blocks - 1, lambda n: _smaller(shape, position, blocks=n, cores=cores_less(n))
-    )
+    found = _least(ground, rows, step.blocks - 1, lambda n: _smaller(shape, position, blocks=n, cores=cores_less(n)))
     if found is None:
         return []
     return [((("block", found[0]), ("core", cores_less(found[0]))), ground.nodes[found[1][0]])]
@@ -151,9 +149,7 @@ def by_ends(ground: Ground, codes: Ints) -> list[Remedy]:
     pairs = [(position, holder) for position in full for holder in _pods(ground, position)][:_MOST_TRIED]
     if not pairs:
         return []
-    after = ground.codes(
-        np.array([position for position, _ in pairs]), freed=[(holder,) for _, holder in pairs]
-    )
+    after = ground.codes(np.array([position for position, _ in pairs]), freed=[(holder,) for _, holder in pairs])
     single = sorted(
         (pair for pair, code in zip(pairs, after.tolist(), strict=True) if code == FITS),
         key=lambda pair: _size(pair[1]),

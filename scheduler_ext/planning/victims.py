@@ -44,9 +44,7 @@ class _Search:
             for position, held in enumerate(ground.holders)
         ]  # fmt: skip
         self._left = ground.freed(np.arange(len(proposals)), self._leaving)
-        self._least = np.array(
-            [self._needed(position) for position in range(len(proposals))], np.int64
-        ).reshape(-1, 2)
+        self._least = np.array([self._needed(position) for position in range(len(proposals))], np.int64).reshape(-1, 2)
 
     def _ordered(self, position: int, held: list[Holder]) -> list[Holder]:
         """High priorities stay first; among equals those on cards with many pods, so that few have to go elsewhere."""
@@ -85,9 +83,7 @@ class _Search:
         """`freed`: by those who are evicted; those who leave anyway are added here."""
         least = self._least[positions]
         enough = (freed.cpu_milli >= least[:, 0]) & (freed.memory_bytes >= least[:, 1])
-        fitting: Bools = enough & (
-            self._ground.codes_with(positions, freed.plus(self._left.at(positions))) == FITS
-        )
+        fitting: Bools = enough & (self._ground.codes_with(positions, freed.plus(self._left.at(positions))) == FITS)
         return fitting
 
     def highest(self) -> dict[int, int]:
@@ -110,8 +106,7 @@ class _Search:
             for position, middle, enough in zip(busy, middles, tried.tolist(), strict=True):
                 spans[position][1 if enough else 0] = middle
         return {
-            position: levels[position][high] if high >= 0 else -(2**31) - 1
-            for position, (_, high) in spans.items()
+            position: levels[position][high] if high >= 0 else -(2**31) - 1 for position, (_, high) in spans.items()
         }
 
     def up_to(self, position: int, level: int) -> Set:
@@ -128,11 +123,7 @@ class _Search:
     def smallest(self, levels: dict[int, int]) -> dict[int, Set]:
         """Per position a smallest set; the exact one where there are few enough sets to try, else one that can't shrink."""
         found: dict[int, Set] = {position: () for position, level in levels.items() if level < -(2**31)}
-        open_ = {
-            position: self.up_to(position, level)
-            for position, level in levels.items()
-            if position not in found
-        }
+        open_ = {position: self.up_to(position, level) for position, level in levels.items() if position not in found}
         tried, here = 0, open_
         for size in itertools.count(1):
             here = {
@@ -140,11 +131,7 @@ class _Search:
                 for position, may in here.items()
                 if position not in found and size < len(may) and math.comb(len(may), size) <= _MOST_SETS
             }
-            pairs = [
-                (position, some)
-                for position, may in here.items()
-                for some in itertools.combinations(may, size)
-            ]
+            pairs = [(position, some) for position, may in here.items() for some in itertools.combinations(may, size)]
             tried += len(pairs)
             if not pairs or tried > _MOST_SETS_IN_ALL:
                 break
@@ -152,9 +139,7 @@ class _Search:
             for position, some in fitting:
                 if position not in found or self.cost(position, some) < self.cost(position, found[position]):
                     found[position] = some
-        return found | self._shrunk(
-            {position: may for position, may in open_.items() if position not in found}
-        )
+        return found | self._shrunk({position: may for position, may in open_.items() if position not in found})
 
     def _shrunk(self, sets: dict[int, Set]) -> dict[int, Set]:
         """One after the other stays, of whom the pod does not need that they go. What the rest frees is not summed anew each time."""

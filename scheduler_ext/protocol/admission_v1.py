@@ -39,11 +39,7 @@ def read(body: bytes) -> Review:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the body is not JSON: {error}") from None
-    if (
-        not isinstance(data, dict)
-        or data.get("apiVersion") != API_VERSION
-        or data.get("kind") != "AdmissionReview"
-    ):
+    if not isinstance(data, dict) or data.get("apiVersion") != API_VERSION or data.get("kind") != "AdmissionReview":
         raise BadInput(f"the body is not an AdmissionReview of {API_VERSION}")
     request = _mapping(data.get("request"), "request")
     uid = request.get("uid")

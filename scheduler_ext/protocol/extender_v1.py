@@ -16,9 +16,7 @@ from vcuda.kube.errors import BadName
 from vcuda.kube.objects import checked
 
 MAX_PRIORITY = 10  # MaxExtenderPriority
-EXPLAINED_NODES = (
-    100  # a success with more candidates does not list those that were not chosen: nobody reads them
-)
+EXPLAINED_NODES = 100  # a success with more candidates does not list those that were not chosen: nobody reads them
 
 _LABELS = ["" if reason is None else str(reason) for reason in ROW_CODES]
 _LABELS[FITS] = str(ExtenderReason.NOT_CHOSEN)
@@ -109,9 +107,7 @@ def _pod(data: Mapping[str, Any]) -> Mapping[str, Any]:
             raise BadInput(f"Pod.{field} is missing or not an object")
     for field in ("containers", "initContainers"):
         containers = pod["spec"].get(field)
-        if not isinstance(containers, list | None) or not all(
-            isinstance(one, dict) for one in containers or ()
-        ):
+        if not isinstance(containers, list | None) or not all(isinstance(one, dict) for one in containers or ()):
             raise BadInput(f"Pod.spec.{field} is not a list of containers")
     return pod
 
@@ -251,9 +247,7 @@ def untouched(args: ExtenderArgs) -> bytes:
     return _result(args, list(args.names), {}, {})
 
 
-def _result(
-    args: ExtenderArgs, passed: Sequence[str], failed: dict[str, str], hopeless: dict[str, str]
-) -> bytes:
+def _result(args: ExtenderArgs, passed: Sequence[str], failed: dict[str, str], hopeless: dict[str, str]) -> bytes:
     nodes = None if args.nodes is None else {"metadata": {}, "items": [args.nodes[name] for name in passed]}
     return orjson.dumps(
         {

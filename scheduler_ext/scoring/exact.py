@@ -38,8 +38,7 @@ def possible(shape: Shape, cards: Sequence[Card]) -> bool:
     parts = [step for step in standing if not step.whole]
     return (
         whole <= untouched
-        and sum(step.cores * step.cards for step in parts) + CORES_PER_CARD * whole
-        <= sum(card[0] for card in cards)
+        and sum(step.cores * step.cards for step in parts) + CORES_PER_CARD * whole <= sum(card[0] for card in cards)
         and sum(step.blocks * step.cards for step in parts) <= sum(card[1] for card in cards)
         and all(sum(_fits(step, card) for card in cards) >= step.cards for step in shape.steps)
     )

@@ -36,9 +36,7 @@ class _Struct:
     """A struct of the core, and what keeps the arrays that it points to alive."""
 
     def __init__(self, kind: str, **fields: Any) -> None:
-        self._held = [
-            _pointer(value) if isinstance(value, np.ndarray) else value for value in fields.values()
-        ]
+        self._held = [_pointer(value) if isinstance(value, np.ndarray) else value for value in fields.values()]
         self.pointer = ffi.new(f"struct {kind} *", dict(zip(fields, self._held, strict=True)))
 
 
@@ -116,9 +114,7 @@ def plan(shape: Shape, view: View, allowed: Bools | None, typical: Typical) -> P
     return found
 
 
-def plan_rows(
-    shape: Shape, cluster: Cluster, rows: Ints, allowed: Bools | None, typical: Typical, plan: Plan
-) -> None:
+def plan_rows(shape: Shape, cluster: Cluster, rows: Ints, allowed: Bools | None, typical: Typical, plan: Plan) -> None:
     """The same for some rows of the cluster, into the rows of `plan`; what closes a node to all pods counts here."""
     _place(shape, cluster, _of_cluster(cluster), allowed, typical, rows, plan, at_rows=True)
 

@@ -59,9 +59,7 @@ def _quota(position: int, entry: object) -> Quota:
     models, nodes = entry.get("models", []), entry.get("nodes", {})
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
         raise InvalidQuotas(f"{where}.models is not a list of card models")
-    if not isinstance(nodes, dict) or not all(
-        isinstance(text, str) for pair in nodes.items() for text in pair
-    ):
+    if not isinstance(nodes, dict) or not all(isinstance(text, str) for pair in nodes.items() for text in pair):
         raise InvalidQuotas(f"{where}.nodes is not a map of labels to texts")
     cores, blocks, cards = (entry.get(name) for name in AMOUNTS)
     return Quota(entry["namespace"], (cores, blocks, cards), frozenset(models), nodes)
@@ -205,9 +203,9 @@ class Quotas:
                 known = np.array([model in quota.models for model in cluster.models] or [False], np.bool_)
                 counts &= known[cluster.model[there]]
             if quota.nodes:
-                counts &= np.array(
-                    [self._covers(quota, cluster.names[row]) for row in there.tolist()], np.bool_
-                )[:, None]
+                counts &= np.array([self._covers(quota, cluster.names[row]) for row in there.tolist()], np.bool_)[
+                    :, None
+                ]
             wanted = np.where(counts, amounts, 0).sum(axis=2)
             used = self._used(quota, position, pods)
             for index, limit in enumerate(quota.limits):
@@ -217,5 +215,7 @@ class Quotas:
                 closed[fitting[over]] = True
                 if over.any() and not said:
                     least = int(wanted[index][over].min())
-                    said = f"{quota} may hold {limit} {AMOUNTS[index]}, holds {used[index]}, and the pod would add {least}"
+                    said = (
+                        f"{quota} may hold {limit} {AMOUNTS[index]}, holds {used[index]}, and the pod would add {least}"
+                    )
         return closed, said

@@ -121,17 +121,11 @@ class Workload:
         self._refreshed = now
         weights = self._most_frequent(self._most, self._covered)
         supply, blocks = cluster.supply()
-        if (
-            old is not None
-            and same_models
-            and max(_moved(weights, self._weights), self._grown(supply)) < _DRIFT
-        ):
+        if old is not None and same_models and max(_moved(weights, self._weights), self._grown(supply)) < _DRIFT:
             return old
         self._weights, self._supply = weights, supply
         kinds = self._most_frequent(_MOST_KINDS, 1.0)
-        self._typical = _compiled(
-            weights, kinds, cluster.models, supply, blocks, old.version + 1 if old else 0
-        )
+        self._typical = _compiled(weights, kinds, cluster.models, supply, blocks, old.version + 1 if old else 0)
         return self._typical
 
     def _grown(self, supply: Ints) -> float:
@@ -160,9 +154,7 @@ def _cards(kind: Kind) -> float:
 
 def _per_card(weights: dict[Kind, float], amounts: list[int]) -> float:
     cards = sum(
-        weight * _cards(kind)
-        for (kind, weight), amount in zip(weights.items(), amounts, strict=True)
-        if amount
+        weight * _cards(kind) for (kind, weight), amount in zip(weights.items(), amounts, strict=True) if amount
     )
     total = sum(weight * amount for weight, amount in zip(weights.values(), amounts, strict=True))
     return max(total / cards, 1e-9) if cards else 1e-9
@@ -212,9 +204,7 @@ def _compiled(
         np.array([kind.cpu_milli for kind in kinds], np.int64),
         np.array([kind.memory_bytes for kind in kinds], np.int64),
         np.array(list(weights.values()), np.float64),
-        np.array([[kind.models.allows(model) for kind in kinds] for model in models], np.bool_).reshape(
-            len(models), -1
-        )
+        np.array([[kind.models.allows(model) for kind in kinds] for model in models], np.bool_).reshape(len(models), -1)
         if choosy
         else None,
         _per_card(all_kinds, [kind.cpu_milli for kind in all_kinds]),

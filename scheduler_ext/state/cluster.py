@@ -141,9 +141,7 @@ class Cluster:
         """Per row the position of its name in the alphabet, for ties that must not depend on anything else."""
         if self._order is None:
             self._order = np.zeros(len(self.names), np.int64)
-            self._order[sorted(range(len(self.names)), key=self.names.__getitem__)] = np.arange(
-                len(self.names)
-            )
+            self._order[sorted(range(len(self.names)), key=self.names.__getitem__)] = np.arange(len(self.names))
         return self._order
 
     def _touch(self, row: int) -> None:
@@ -276,8 +274,7 @@ class Cluster:
         return [
             uuid
             for uuid in uuids
-            if uuid in columns
-            and min(self.free_cores[row, columns[uuid]], self.free_blocks[row, columns[uuid]]) < 0
+            if uuid in columns and min(self.free_cores[row, columns[uuid]], self.free_blocks[row, columns[uuid]]) < 0
         ]
 
     def described(self) -> list[Described]:

@@ -46,9 +46,7 @@ class Decision:
 def counted(codes: Ints) -> dict[AnyReason, int]:
     """How many nodes gave each reason, most frequent first; nodes where the pod fits count as not chosen."""
     numbers = np.bincount(codes, minlength=len(ROW_CODES)).tolist()
-    pairs = [
-        (reason or ExtenderReason.NOT_CHOSEN, count) for reason, count in zip(ROW_CODES, numbers, strict=True)
-    ]
+    pairs = [(reason or ExtenderReason.NOT_CHOSEN, count) for reason, count in zip(ROW_CODES, numbers, strict=True)]
     return {reason: count for reason, count in sorted(pairs, key=lambda pair: -pair[1]) if count}
 
 

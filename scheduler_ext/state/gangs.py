@@ -74,9 +74,7 @@ class Gang:
 
     def status(self, pods: PodCache, now: float) -> GangStatus:
         left = None if self.until is None else max(0.0, self.until - now)
-        return GangStatus(
-            self.name, self.size, len(self.members), len(self.placed(pods)), len(self.places), left
-        )
+        return GangStatus(self.name, self.size, len(self.members), len(self.placed(pods)), len(self.places), left)
 
     def __str__(self) -> str:
         return f"gang {self.namespace}/{self.name}"

@@ -46,9 +46,7 @@ class NodeNames:
 
     def __init__(self) -> None:
         self.version = 0
-        self._rows = np.empty(
-            0, np.int64
-        )  # kept: to get fresh pages for each request costs more than to fill them
+        self._rows = np.empty(0, np.int64)  # kept: to get fresh pages for each request costs more than to fill them
         self._names = ffi.gc(lib.vc_names_new(), lib.vc_names_free)
         if self._names == ffi.NULL:
             raise MemoryError("no memory for the names of nodes")

@@ -67,9 +67,7 @@ class Record:
 class PodCache:
     """Records by UID, with their bookings on the cluster. Not locked: the engine's lock covers it."""
 
-    def __init__(
-        self, cluster: Cluster, changed: Callable[[Record, int], None] = lambda _record, _sign: None
-    ) -> None:
+    def __init__(self, cluster: Cluster, changed: Callable[[Record, int], None] = lambda _record, _sign: None) -> None:
         """`changed` is told of every record that is booked (1) and released (-1)."""
         self._cluster, self._changed = cluster, changed
         self._records: dict[str, Record] = {}

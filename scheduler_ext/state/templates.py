@@ -45,9 +45,7 @@ def read(data: Mapping[str, Any], names: Names, models: Iterable[str], accepted:
     count = cores // CORES_PER_CARD
     if not cores:
         way_out = f"give the autoscaler's template {names.core} and {names.memory}"
-        return found._replace(
-            problem=f"{ExtenderReason.NO_INVENTORY}: its allocatable has no {names.core}; {way_out}"
-        )
+        return found._replace(problem=f"{ExtenderReason.NO_INVENTORY}: its allocatable has no {names.core}; {way_out}")
     if not 1 <= count <= _MOST_CARDS or blocks < count:
         amounts = f"{cores} {names.core} and {blocks} {names.memory}"
         rule = f"are no 1 to {_MOST_CARDS} cards of {CORES_PER_CARD} cores with memory"

@@ -38,9 +38,7 @@ class ApiServer:
         """Read a Lease; None if there is none."""
         return self.client.find("leases", namespace, name)
 
-    def put_lease(
-        self, namespace: str, name: str, old: Mapping[str, Any] | None, spec: Mapping[str, Any]
-    ) -> None:
+    def put_lease(self, namespace: str, name: str, old: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> None:
         """Write a Lease in place of `old`, or a new one. ApiError 409 if it has changed since `old` was read."""
         new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": dict(spec)}
         if old is None:
@@ -66,9 +64,7 @@ class Writer:
         self._deadline = f"?timeout={math.ceil(api.client.timeout * 1000)}ms"
         self.close = self._client.close
 
-    async def bind(
-        self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]
-    ) -> None:
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         """Create the pod's Binding. The API server copies its annotations to the pod in the same write."""
         metadata: dict[str, object] = {"namespace": namespace, "name": name, "uid": uid}
         if annotations:
@@ -79,6 +75,4 @@ class Writer:
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        await self._client.post(
-            path("pods", namespace, name, "binding") + self._deadline, orjson.dumps(binding)
-        )
+        await self._client.post(path("pods", namespace, name, "binding") + self._deadline, orjson.dumps(binding))

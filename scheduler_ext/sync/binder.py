@@ -133,9 +133,7 @@ class Binder:
         if place:
             self._engine.see_pod(pod)
             return (
-                None
-                if place == args.node
-                else Refused(ExtenderReason.OTHER_NODE, f"the pod is bound to node {place}")
+                None if place == args.node else Refused(ExtenderReason.OTHER_NODE, f"the pod is bound to node {place}")
             )
         if not request.asks_for_share(pod, self._engine.names):
             return Write(args.node, {})

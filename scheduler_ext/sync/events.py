@@ -22,6 +22,4 @@ def send(api: ApiServer, engine: Engine) -> None:
         try:
             events.post(api.client, _SOURCE, about, "Warning", notice.reason, notice.message)
         except KubeError as error:
-            _log.warning(
-                "the event %s on %s %s was not taken: %s", notice.reason, notice.kind, notice.name, error
-            )
+            _log.warning("the event %s on %s %s was not taken: %s", notice.reason, notice.kind, notice.name, error)

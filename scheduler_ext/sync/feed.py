@@ -46,9 +46,7 @@ def quota_handlers(engine: Engine, namespace: str, name: str) -> Handlers:
             engine.see_quotas(None)
         engine.metrics.relists.labels("configmaps").inc()
 
-    return Handlers(
-        "configmaps", seen, lambda _: engine.see_quotas(None), listed, namespace, f"metadata.name={name}"
-    )
+    return Handlers("configmaps", seen, lambda _: engine.see_quotas(None), listed, namespace, f"metadata.name={name}")
 
 
 def informer(api: ApiServer, engine: Engine, how: Handlers, *, longest_wait: float = 30.0) -> Informer:

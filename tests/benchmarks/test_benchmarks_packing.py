@@ -19,9 +19,7 @@ from vcuda.spec.request import Policy
 ROOT = Path(__file__).parents[2]
 
 
-def files(
-    folder: Path, nodes: list[tuple[int, int, str]], pods: list[tuple[int, int, int]]
-) -> tuple[Any, Any]:
+def files(folder: Path, nodes: list[tuple[int, int, str]], pods: list[tuple[int, int, int]]) -> tuple[Any, Any]:
     """`nodes`: cpu, cards, model; `pods`: cpu, cards, thousandths of a card."""
     with (folder / "openb_node_list_gpu_node.csv").open("w", newline="") as file:
         rows = [("sn", "cpu_milli", "memory_mib", "gpu", "model")]
@@ -48,10 +46,7 @@ def test_the_bound_is_exact_where_pods_are_cut_into_nothing(tmp_path: Path) -> N
     """One card and shares of 60, 60 and 30 hundredths: two of 60 are too many, 60 + 30 is the best; a sum would say 100."""
     nodes, pods = files(tmp_path, [(64000, 1, "T4")], [(1000, 1, 600), (1000, 1, 600), (1000, 1, 300)])
     best = max(
-        sum(some)
-        for count in range(4)
-        for some in itertools.combinations((60, 60, 30), count)
-        if sum(some) <= 100
+        sum(some) for count in range(4) for some in itertools.combinations((60, 60, 30), count) if sum(some) <= 100
     )
     assert bound(nodes, pods) == pytest.approx(best / 100)
 

@@ -65,9 +65,7 @@ def test_a_peer_that_crashes_its_program_is_reported(bench: Bench, tmp_path: Pat
     assert all("it ended with SIGSEGV" in failure for failure in result.failed), result.failed
 
 
-def test_a_peer_that_hangs_is_ended_and_reported(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_hangs_is_ended_and_reported(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "CLIENT_SECONDS", 1.0)
     monkeypatch.setattr(peers, "LOAD_SECONDS", 1.0)
     made = peers.peer(["stuck", str(library(tmp_path, HANGS)), "LIMIT={cores}"])

@@ -40,18 +40,14 @@ def test_a_target_without_its_program_says_what_to_run() -> None:
     assert verdicts({})["T3"].verdict == "not run: memory"
 
 
-@pytest.mark.parametrize(
-    ("added_ns", "verdict", "shown"), [(400, "met", "400 ns"), (401, "missed", "**401 ns")]
-)
+@pytest.mark.parametrize(("added_ns", "verdict", "shown"), [(400, "met", "400 ns"), (401, "missed", "**401 ns")])
 def test_the_worst_row_decides(added_ns: int, verdict: str, shown: str) -> None:
     costs = [{"live": 1, "added_ns": 10}, {"live": 1, "added_ns": added_ns}]
     row = verdicts({"memory": {"costs": costs}})["T3"]
     assert (row.verdict, shown in row.measured) == (verdict, True)
 
 
-@pytest.mark.parametrize(
-    ("peak", "left", "verdict"), [(100, 0, "met"), (101, 0, "missed"), (100, 1, "missed")]
-)
+@pytest.mark.parametrize(("peak", "left", "verdict"), [(100, 0, "met"), (101, 0, "missed"), (100, 1, "missed")])
 def test_a_byte_over_the_limit_or_left_behind_is_a_miss(peak: int, left: int, verdict: str) -> None:
     stress = {"limit_bytes": 100, "peak_bytes": peak, "peak_in_ledger_bytes": 100, "left_bytes": left}
     more = {"left_in_ledger_bytes": 0, "operations": 10, "kills": 1}
@@ -69,9 +65,7 @@ def test_figures_of_another_shape_are_no_verdict() -> None:
 
 
 def test_what_the_manager_and_fault_programs_write_is_what_is_read() -> None:
-    calls = [
-        manager.Row(name, 200, 1, 9, 9, 1, 4.9, 9, 1, 2) for name in ("Allocate core", "Allocate memory")
-    ]
+    calls = [manager.Row(name, 200, 1, 9, 9, 1, 4.9, 9, 1, 2) for name in ("Allocate core", "Allocate memory")]
     rows = verdicts(
         {
             "manager": {"calls": [dataclasses.asdict(row) for row in calls]},
@@ -127,10 +121,7 @@ def test_pairs_take_turns_and_their_median_decides() -> None:
 
 def test_a_real_cards_row_takes_no_figure_of_the_simulated_one() -> None:
     shares = [{"what": "cap alone, kernels", "error_100ms": 1.0}]
-    told = {
-        card: verdicts({"throttle": {"machine": {"card": card}, "shares": shares}})
-        for card in ("simulated", "H1")
-    }
+    told = {card: verdicts({"throttle": {"machine": {"card": card}, "shares": shares}}) for card in ("simulated", "H1")}
     assert told["simulated"]["T6"].verdict == told["H1"]["T6"].verdict == told["H1"]["T6 G"].verdict == "met"
     assert told["simulated"]["T6 G"].verdict.startswith("not measured: throttle ran on the simulated card")
 
@@ -141,10 +132,7 @@ def test_a_run_on_a_card_stands_beside_the_simulated_one_and_survives_the_next_r
         card: [{"what": "cap alone, kernels", "error_100ms": error}]
         for card, error in (("simulated", 1.0), ("H1", 5.0))
     }
-    runs = {
-        card: a_run(f"table of {card}", machine={"card": card}, shares=shares)
-        for card, shares in rows.items()
-    }
+    runs = {card: a_run(f"table of {card}", machine={"card": card}, shares=shares) for card, shares in rows.items()}
     _report.write(report, {"throttle": runs["simulated"], "throttle_on_card": runs["H1"]})
     lines = [line for line in report.read_text().splitlines() if line.startswith("| T6")]
     assert [line.rsplit("| ", 1)[1] for line in lines] == ["met |", "missed |"]
@@ -221,9 +209,7 @@ def test_coverage_of_other_sources_is_not_taken(kept_coverage: Path, text: str |
 
 
 def test_coverage_of_the_same_sources_is_judged(kept_coverage: Path) -> None:
-    kept_coverage.write_text(
-        '{"sources": ["the sources"], "python_branches_percent": 90.0, "c_lines_percent": 84.9}'
-    )
+    kept_coverage.write_text('{"sources": ["the sources"], "python_branches_percent": 90.0, "c_lines_percent": 84.9}')
     row = verdicts({"product": product.coverage(Path())})["T42"]
     assert (row.measured, row.verdict) == ("Python's branches 90.0 %; **C's lines 84.9 %**", "missed")
 
@@ -240,10 +226,7 @@ def test_the_report_is_made_from_what_is_kept(tmp_path: Path) -> None:
     _report.write(tmp_path / "benchmarks.md", _report.load(kept))
     text = (tmp_path / "benchmarks.md").read_text()
     assert "a table" in text
-    assert (
-        "| T3 | added to alloc + free | p50 ≤ 400 ns, with 100,000 live too | 5 ns with 1 live | met |"
-        in text
-    )
+    assert "| T3 | added to alloc + free | p50 ≤ 400 ns, with 100,000 live too | 5 ns with 1 live | met |" in text
     for picture in (line.split("](")[1][:-1] for line in text.splitlines() if line.startswith("![")):
         assert (tmp_path / picture).stat().st_size > 1000
 
@@ -280,9 +263,7 @@ def test_what_falls_short_is_told_with_what_else_the_machine_did(tmp_path: Path)
     _report.write(tmp_path / "report.md", {"memory": run})
     text = (tmp_path / "report.md").read_text()
     short = text.partition("## What falls short\n")[2].partition("\n## ")[0]
-    assert (
-        "- T3, added to alloc + free (p50 ≤ 400 ns, with 100,000 live too): **500 ns with 9 live**." in short
-    )
+    assert "- T3, added to alloc + free (p50 ≤ 400 ns, with 100,000 live too): **500 ns with 9 live**." in short
     assert "See [memory](#memory); memory: other programs took 42 % of the processors meanwhile." in short
     assert "T12" not in short and "- T23: not run: manager_kill" in short
     assert "2026-01-01 10:00 UTC; other programs took 42 %" in text
@@ -360,9 +341,7 @@ def test_each_curve_of_a_filter_changes_one_size_only() -> None:
         a_filter(1.1, pods=10_000),
     ]
     figures = {"extender": {"rows": rows}}
-    curves = {
-        file: draw(figures)[0] for file, *_, draw in _plots.PICTURES if file in ("nodes", "cards", "pods")
-    }
+    curves = {file: draw(figures)[0] for file, *_, draw in _plots.PICTURES if file in ("nodes", "cards", "pods")}
     assert curves == {
         "nodes": ("p50", [100, 5000], [0.1, 1.0]),
         "cards": ("p50", [8, 16], [1.0, 1.2]),

@@ -55,9 +55,7 @@ def find(machine: Machine, *, needed: int = GIB, alone: bool = False, before: st
 def run(machine: Machine, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **machine.environment()}
     command = [sys.executable, *words]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @contextmanager
@@ -82,12 +80,10 @@ def test_too_little_memory_is_said_with_who_holds_it(tmp_path: Path) -> None:
     machine = Machine.create(tmp_path / "machine", [SimCard(memory_bytes=2 * GIB)])
     with somebody(machine, 1024) as pid:
         said = find(machine, needed=GIB)
-    assert said.endswith(
-        f": 960 MiB are free and 1024 are needed (process {pid} with 1088 MiB)"
-    ) and said.startswith(f"none {machine.cards[0].name} {machine.cards[0].uuid}")
-    assert find(machine, needed=3 * GIB).endswith(
-        ": 2048 MiB are free and 3072 are needed (no process is shown)"
+    assert said.endswith(f": 960 MiB are free and 1024 are needed (process {pid} with 1088 MiB)") and said.startswith(
+        f"none {machine.cards[0].name} {machine.cards[0].uuid}"
     )
+    assert find(machine, needed=3 * GIB).endswith(": 2048 MiB are free and 3072 are needed (no process is shown)")
 
 
 def test_other_users_are_a_remark_or_where_figures_count_a_reason(tmp_path: Path) -> None:
@@ -119,7 +115,9 @@ def test_a_mig_instance_is_a_card_and_a_card_in_mig_mode_without_one_is_none(tmp
     said = find(divided)
     assert said.startswith("taken MIG-") and said.endswith("a MIG instance")
     plain = Machine.create(tmp_path / "plain")
-    empty = "pynvml.nvmlDeviceGetMigMode = lambda handle: [1, 1]\npynvml.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 0"
+    empty = (
+        "pynvml.nvmlDeviceGetMigMode = lambda handle: [1, 1]\npynvml.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 0"
+    )
     assert "it is in MIG mode without an instance; make one" in find(plain, before=empty)
 
 

@@ -30,9 +30,7 @@ class Kubelet:
             "stop_podsandbox": done - done // 2,
             "start_container": self.looks,
         }
-        lines = (
-            f'{name}_bucket{{operation_type="{kind}",le="+Inf"}} {count}' for kind, count in counts.items()
-        )
+        lines = (f'{name}_bucket{{operation_type="{kind}",le="+Inf"}} {count}' for kind, count in counts.items())
         return "\n".join(lines).encode()
 
 

@@ -78,9 +78,7 @@ class Lab:
             wait_for(lambda: self.meter.sample().truth[name].launches > before + 5, f"work of {name}")
         except AssertionError as error:
             pod = self.pod(name)
-            raise AssertionError(
-                f"{error}: {pod_state(pod)} {pod['status']}\n{self.cluster.manager.tail()}"
-            ) from error
+            raise AssertionError(f"{error}: {pod_state(pod)} {pod['status']}\n{self.cluster.manager.tail()}") from error
 
     def resize(self, name: str, text: str) -> None:
         self.cluster.api.patch(f"{PODS}/{name}", {"metadata": {"annotations": {Names().resize: text}}})
@@ -88,11 +86,7 @@ class Lab:
     def told(self, name: str, reason: str) -> list[str]:
         """The messages of the events on a pod."""
         items = self.cluster.api.call("GET", "/api/v1/namespaces/default/events")["items"]
-        return [
-            one["message"]
-            for one in items
-            if (one["involvedObject"]["name"], one["reason"]) == (name, reason)
-        ]
+        return [one["message"] for one in items if (one["involvedObject"]["name"], one["reason"]) == (name, reason)]
 
     def delete_all(self) -> None:
         for pod in self.cluster.api.call("GET", PODS)["items"]:
@@ -235,9 +229,7 @@ def test_a_pod_with_forged_annotations_is_placed_anew(lab: Lab) -> None:
     metadata = {"name": "forged", "annotations": {Names().placement: forged, Names().gpu_assigned: "true"}}
     lab.cluster.api.call("POST", PODS, {"metadata": metadata, "spec": {"containers": [container]}})
     lab.works("forged")
-    assert (
-        lab.cluster.machine.cards[0].uuid in lab.pod("forged")["metadata"]["annotations"][Names().placement]
-    )
+    assert lab.cluster.machine.cards[0].uuid in lab.pod("forged")["metadata"]["annotations"][Names().placement]
 
 
 def test_the_demo_passes_as_a_command_without_a_terminal(tmp_path: Path) -> None:

@@ -61,9 +61,7 @@ def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(
 def test_a_program_of_it_that_dies_ends_it_and_is_named(up: tuple[subprocess.Popen[str], Path]) -> None:
     process, kubeconfig = up
     manager = next(
-        pid
-        for pid in descendants(process.pid)
-        if b"manager.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in descendants(process.pid) if b"manager.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     os.kill(manager, signal.SIGKILL)
     status, errors = end(process)

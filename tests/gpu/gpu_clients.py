@@ -40,8 +40,7 @@ class Share:
         share = ["--core", str(self.cores), "--memory", f"{self.memory_mib}MiB"]
         python, environment = own_python(self.user)
         variables = [
-            f"{name}={value}"
-            for name, value in {"HOME": str(self.folder), "USER": "tenant", **environment}.items()
+            f"{name}={value}" for name, value in {"HOME": str(self.folder), "USER": "tenant", **environment}.items()
         ]
         run = [*as_user(self.user), "env", *variables, python, "-m", "vcuda.cli.main", "run", *share]
         return [*run, *self.place.words, "--ledger", str(self.folder / "ledger"), "--", *words]
@@ -98,9 +97,7 @@ def python_with(module: str, user: int | None = None) -> tuple[str, str]:
     return python, _clients.why_none(module)
 
 
-def _first(
-    candidates: list[tuple[str, dict[str, str]]], probe: str, user: int | None
-) -> tuple[str, dict[str, str]]:
+def _first(candidates: list[tuple[str, dict[str, str]]], probe: str, user: int | None) -> tuple[str, dict[str, str]]:
     """The first Python in which the probe succeeds for the user."""
     for python, environment in candidates:
         # The shell is there because setpriv keeps root's rights until it has executed something.
@@ -116,10 +113,7 @@ def nvcc() -> tuple[Path | None, str]:
     """NVIDIA's compiler, of the toolkit or of its packages for Python; or why there is none."""
     places = [shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
     for python in _clients.pythons():
-        places += [
-            str(path)
-            for path in Path(python).parents[1].glob("lib/python3*/site-packages/nvidia/cu*/bin/nvcc")
-        ]
+        places += [str(path) for path in Path(python).parents[1].glob("lib/python3*/site-packages/nvidia/cu*/bin/nvcc")]
     for place in filter(None, places):
         if os.access(place, os.X_OK):
             return Path(place), ""
@@ -135,9 +129,7 @@ def build_runtime_client(compiler: Path, folder: Path, cudart: str) -> Path:
     flags = [f"-cudart={cudart}"]
     packaged = compiler.parents[1] / "lib"
     shared = next(iter(sorted(packaged.glob("libcudart.so.*"))), None)
-    if (
-        shared is not None
-    ):  # Python's packages have no name without a version, which is what the linker looks for
+    if shared is not None:  # Python's packages have no name without a version, which is what the linker looks for
         (folder / "libcudart.so").unlink(missing_ok=True)
         (folder / "libcudart.so").symlink_to(shared)
         flags += [f"-L{folder}", f"-L{packaged}", "-Xlinker", f"-rpath={packaged}"]
@@ -162,7 +154,5 @@ def _answer(command: list[str], environment: dict[str, str]) -> Any:
         timeout=SECONDS,
         check=False,
     )
-    assert result.returncode == 0, (
-        f"status {result.returncode}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-    )
+    assert result.returncode == 0, f"status {result.returncode}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
     return json.loads(result.stdout.splitlines()[-1])

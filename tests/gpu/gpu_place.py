@@ -42,9 +42,7 @@ def real() -> tuple[Place | None, str]:
 def simulated(folder: Path) -> Place:
     """A card of a simulated machine in `folder`, made there."""
     machine = Machine.create(folder)
-    return Place(
-        "simulated card", False, machine.cards[0].uuid, (f"--sim={folder}",), dict(machine.environment())
-    )
+    return Place("simulated card", False, machine.cards[0].uuid, (f"--sim={folder}",), dict(machine.environment()))
 
 
 def describe() -> list[str]:

@@ -27,9 +27,7 @@ def test_the_share_is_all_that_a_client_sees_and_gets(
 
 
 def test_natively_the_same_client_gets_more(any_card: Place, python_with: Callable[..., str]) -> None:
-    told = gpu_clients.native(
-        any_card, python_with("cuda.bindings.driver"), gpu_clients.client("driver_client.py")
-    )
+    told = gpu_clients.native(any_card, python_with("cuda.bindings.driver"), gpu_clients.client("driver_client.py"))
     assert told["reached_mib"] > LIMIT_MIB, "else the test of the share proves nothing"
 
 

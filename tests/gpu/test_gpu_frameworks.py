@@ -16,9 +16,7 @@ OUT_OF_MEMORY = 2
 
 
 @pytest.mark.parametrize("allocator", ["plain", "pool", "async", "managed"])
-def test_cupy(
-    card: Place, share_of: Callable[..., Share], python_with: Callable[..., str], allocator: str
-) -> None:
+def test_cupy(card: Place, share_of: Callable[..., Share], python_with: Callable[..., str], allocator: str) -> None:
     words = (python_with("cupy"), gpu_clients.client("cupy_client.py"), allocator)
     told = share_of(card).run(*words)
     assert (told["total_mib"], told["refused"]) == (LIMIT_MIB, True)
@@ -28,9 +26,7 @@ def test_cupy(
 
 
 @pytest.mark.parametrize("preallocate", ["true", "false"])
-def test_jax(
-    card: Place, share_of: Callable[..., Share], python_with: Callable[..., str], preallocate: str
-) -> None:
+def test_jax(card: Place, share_of: Callable[..., Share], python_with: Callable[..., str], preallocate: str) -> None:
     words = (python_with("jax_cuda13_plugin"), gpu_clients.client("jax_client.py"))
     native = gpu_clients.native(card, *words, XLA_PYTHON_CLIENT_MEM_FRACTION="0.05")
     # XLA preallocates 75 % of the share's memory, whatever is free of it, and aborts later if that was not to be had.
@@ -67,9 +63,7 @@ def test_programs_of_the_cuda_runtime_are_built_and_end_with_an_error_where_ther
         share_of(any_card).run(str(runtime_program))
 
 
-def test_a_program_of_the_cuda_runtime(
-    card: Place, share_of: Callable[..., Share], runtime_program: Path
-) -> None:
+def test_a_program_of_the_cuda_runtime(card: Place, share_of: Callable[..., Share], runtime_program: Path) -> None:
     told = share_of(card).run(str(runtime_program))
     assert (told["total_mib"], told["errors"], told["right"]) == (LIMIT_MIB, [OUT_OF_MEMORY] * 3, True)
     for allocator in ("plain_mib", "managed_mib", "pool_mib"):

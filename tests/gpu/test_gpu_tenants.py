@@ -83,9 +83,7 @@ def smi(card: Place, share: Share, *words: str) -> str:
     return result.stdout
 
 
-def test_nvidia_smi_shows_the_limit_as_the_total_and_one_card(
-    card: Place, share_of: Callable[..., Share]
-) -> None:
+def test_nvidia_smi_shows_the_limit_as_the_total_and_one_card(card: Place, share_of: Callable[..., Share]) -> None:
     query = ("--query-gpu=memory.total,memory.used,uuid", "--format=csv,noheader,nounits")
     assert smi(card, share_of(card), *query).split(", ") == [str(LIMIT_MIB), "0", f"{card.uuid}\n"]
 

@@ -53,8 +53,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not lines:
         return
     counts = {
-        outcome: len(terminalreporter.stats.get(outcome, ()))
-        for outcome in ("passed", "failed", "error", "skipped")
+        outcome: len(terminalreporter.stats.get(outcome, ())) for outcome in ("passed", "failed", "error", "skipped")
     }
     terminalreporter.section("what was seen on the real Kubernetes")
     for line in lines:

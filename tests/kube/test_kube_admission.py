@@ -40,9 +40,7 @@ FORGED = {
 
 
 @pytest.fixture(scope="module")
-def own(
-    system: System, chart: Chart, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., str]]:
+def own(system: System, chart: Chart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """The chart with a scheduler of its own. kubectl in a namespace whose pods the webhook sees."""
     folder = tmp_path_factory.mktemp("kube-scheduler")
     shutil.copy(Path(system.lab.environment["KUBE_ASSETS"]) / "hyperkube", folder / "kube-scheduler")
@@ -72,9 +70,7 @@ def test_a_pod_that_names_no_scheduler_is_placed_by_ours(
     system.create(share_pod("first", client_image, 30, 4, annotations=FORGED))
     made = system.pod("first")
     assert made["spec"]["schedulerName"] == SCHEDULER
-    assert not any(
-        annotations(system, "first").get(name) == value for name, value in FORGED.items() if value != "true"
-    )
+    assert not any(annotations(system, "first").get(name) == value for name, value in FORGED.items() if value != "true")
     assert f"total={4 * BLOCK} " in system.wait_log("first", "taken=")
     placement = annotations(system, "first")["tencent.com/vcuda-placement"]
     sources = {
@@ -106,9 +102,7 @@ def test_the_owner_of_a_running_pod_can_t_change_where_it_is(
 def test_what_cannot_run_is_refused_when_it_is_created(
     system: System, client_image: str, own: Callable[..., str]
 ) -> None:
-    with pytest.raises(
-        AssertionError, match=r"InvalidCores: container 'main' asks for 150 tencent.com/vcuda-core"
-    ):
+    with pytest.raises(AssertionError, match=r"InvalidCores: container 'main' asks for 150 tencent.com/vcuda-core"):
         system.create(share_pod("never", client_image, 150, 1))
     assert "never" not in own("get", "pods", "-o", "name")
     half = share_pod("half", client_image, 30, 1)
@@ -117,9 +111,7 @@ def test_what_cannot_run_is_refused_when_it_is_created(
     assert f"total={3 * BLOCK} " in system.wait_log("half", "taken=")
 
 
-def test_without_a_webhook_no_pod_is_held_up(
-    system: System, client_image: str, own: Callable[..., str]
-) -> None:
+def test_without_a_webhook_no_pod_is_held_up(system: System, client_image: str, own: Callable[..., str]) -> None:
     own("scale", "-n", NAMESPACE, "deployment/gpu-admission-webhook", "--replicas=0")
 
     def gone() -> bool:

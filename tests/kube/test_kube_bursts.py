@@ -45,9 +45,7 @@ def check(system: System, made: dict[str, dict[str, Any]], seconds: float) -> Co
 
 
 @pytest.mark.parametrize("count", [200])
-def test_a_burst_has_no_mismatch(
-    system: System, client_image: str, pods: Any, count: int, evidence: Any
-) -> None:
+def test_a_burst_has_no_mismatch(system: System, client_image: str, pods: Any, count: int, evidence: Any) -> None:
     """Equal cores, different memory, all at once: the client in each pod sees its own size, and the daemon books it.
 
     On a machine that is too slow for kubelet's deadlines a pod may be refused, never given another one's share.
@@ -61,9 +59,7 @@ def test_a_burst_has_no_mismatch(
     )
 
 
-def test_the_daemon_is_killed_during_a_burst(
-    system: System, client_image: str, pods: Any, evidence: Any
-) -> None:
+def test_the_daemon_is_killed_during_a_burst(system: System, client_image: str, pods: Any, evidence: Any) -> None:
     """kill -9: pods that run keep their limits, those refused meanwhile hold nothing, and all others get their own."""
     made = burst("killed", client_image, 40)
     pods(*made.values())
@@ -106,15 +102,11 @@ def test_kubelet_restarts_and_the_daemon_is_killed_at_once(
     system.wait_offered()
     refused = check(system, made, 180)
     restarts = {
-        item["metadata"]["name"]: sum(
-            status["restartCount"] for status in item["status"]["containerStatuses"]
-        )
+        item["metadata"]["name"]: sum(status["restartCount"] for status in item["status"]["containerStatuses"])
         for item in system.lab.get("pods", "-l", SELECTOR)["items"]
     }
     assert not any(restarts[name] for name in before), "pods that ran were left alone"
-    evidence(
-        f"kubelet restarted and daemon killed during a burst of 40: 0 mismatches, refused {dict(refused)}"
-    )
+    evidence(f"kubelet restarted and daemon killed during a burst of 40: 0 mismatches, refused {dict(refused)}")
 
 
 def test_the_api_server_is_away_while_the_daemon_restarts(
@@ -135,9 +127,7 @@ def test_the_api_server_is_away_while_the_daemon_restarts(
     system.wait_offered()
     system.create_all([made[name] for name in made if name not in first])
     refused = check(system, made, 120)
-    evidence(
-        f"API server away while the daemon restarts: 10 bookings kept, 10 more pods, refused {dict(refused)}"
-    )
+    evidence(f"API server away while the daemon restarts: 10 bookings kept, 10 more pods, refused {dict(refused)}")
 
 
 STAGES = ("created", "bound", "booked", "running")

@@ -25,9 +25,7 @@ def installed(chart: Chart) -> Chart:
     return chart
 
 
-def test_shares_hold_and_outlive_the_daemon_s_pod(
-    system: System, client_image: str, installed: Chart
-) -> None:
+def test_shares_hold_and_outlive_the_daemon_s_pod(system: System, client_image: str, installed: Chart) -> None:
     """Least-privilege roles, TLS and mounts as shipped: a pod runs into its limit, and keeps it through an upgrade."""
     assert system.node()["metadata"]["annotations"]["tencent.com/vcuda-inventory"]
     system.create(share_pod("charted", client_image, 30, 4))
@@ -90,9 +88,7 @@ def test_pages_that_name_tenants_are_for_whom_rbac_allows(system: System, instal
     """The chart's ClusterRole for readers is enough, and needed."""
     kubectl = system.lab.kubectl
     kubectl("create", "serviceaccount", "scraper", "-n", NAMESPACE)
-    names = kubectl(
-        "get", "serviceaccount", "scraper", "-n", NAMESPACE, "-o", "jsonpath={.secrets[*].name}"
-    ).split()
+    names = kubectl("get", "serviceaccount", "scraper", "-n", NAMESPACE, "-o", "jsonpath={.secrets[*].name}").split()
     (secret,) = [name for name in names if "token" in name]
     encoded = kubectl("get", "secret", secret, "-n", NAMESPACE, "-o", "jsonpath={.data.token}")
     token = base64.b64decode(encoded).decode()
@@ -122,9 +118,7 @@ def _answers(chart: Chart, token: str) -> bool:
 def test_the_api_server_accepts_the_plain_manifests(system: System, installed: Chart) -> None:
     """deploy/kubernetes, with the policy version that this cluster knows, passes the API server's validation."""
     files = manifests.plain({"extender": {"podDisruptionBudget": {"apiVersion": "policy/v1beta1"}}})
-    told = system.lab.kubectl(
-        "apply", "--dry-run=server", "-f", "-", stdin="\n---\n".join(files.values())
-    ).splitlines()
+    told = system.lab.kubectl("apply", "--dry-run=server", "-f", "-", stdin="\n---\n".join(files.values())).splitlines()
     assert len(told) == sum(len(list(yaml.safe_load_all(text))) for text in files.values())
 
 

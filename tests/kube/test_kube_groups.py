@@ -48,13 +48,8 @@ def test_a_more_important_pod_gets_the_card_of_exactly_one_other(
     """All cards are taken by unimportant pods, one by a pod as important as the newcomer: one unimportant pod goes, not two."""
     pods(whole("equal", client_image, "vcuda-test-high"))
     pods(*(whole(f"low-{number}", client_image, "vcuda-test-low") for number in range(CARDS - 1)))
-    eventually(
-        "every card is taken", lambda: Counter(system.phases("app=groups").values())["Running"] == CARDS, 90
-    )
-    held = {
-        item["metadata"]["name"]: cards_of(item)
-        for item in system.lab.get("pods", "-l", "app=groups")["items"]
-    }
+    eventually("every card is taken", lambda: Counter(system.phases("app=groups").values())["Running"] == CARDS, 90)
+    held = {item["metadata"]["name"]: cards_of(item) for item in system.lab.get("pods", "-l", "app=groups")["items"]}
     system.create(whole("newcomer", client_image, "vcuda-test-high"))
     system.wait_phase("newcomer", "Running", seconds=90)
     left = system.phases("app=groups")
@@ -66,9 +61,7 @@ def test_a_more_important_pod_gets_the_card_of_exactly_one_other(
     evidence(f"preemption: {victim} of {CARDS} pods went for the newcomer, which runs on its card")
 
 
-def test_a_gang_starts_together_or_not_at_all(
-    system: System, client_image: str, pods: Any, evidence: Any
-) -> None:
+def test_a_gang_starts_together_or_not_at_all(system: System, client_image: str, pods: Any, evidence: Any) -> None:
     """Two members of three hold nothing; when the third one comes, all three run."""
 
     def member(number: int) -> dict[str, Any]:
@@ -85,7 +78,5 @@ def test_a_gang_starts_together_or_not_at_all(
     assert set(system.phases("app=gang").values()) == {"Pending"}
     assert not system.bookings()
     pods(member(2))
-    eventually(
-        "all three run", lambda: Counter(system.phases("app=gang").values())["Running"] == 3, 120, every=1.0
-    )
+    eventually("all three run", lambda: Counter(system.phases("app=gang").values())["Running"] == 3, 120, every=1.0)
     evidence("gang of 3: nothing ran before the third pod came, then all three")

@@ -50,9 +50,7 @@ def test_without_kubelet_s_list_a_share_is_never_guessed(
     system.delete("alone")
 
     made = {
-        f"similar-{blocks}": share_pod(
-            f"similar-{blocks}", client_image, 5, blocks, labels={"app": "similar"}
-        )
+        f"similar-{blocks}": share_pod(f"similar-{blocks}", client_image, 5, blocks, labels={"app": "similar"})
         for blocks in range(1, 17)
     }
     system.create_all(list(made.values()))
@@ -70,16 +68,12 @@ def test_without_kubelet_s_list_a_share_is_never_guessed(
             told = system.lab.kubectl("describe", "pod", name)
             assert "PodAmbiguous" in told or "PodUnknown" in told or "Busy" in told, told
     refused = [name for name, phase in phases.items() if phase == "Failed"]
-    evidence(
-        f"kubelet.access={access}: of 16 similar pods {16 - len(refused)} right, {len(refused)} refused, 0 wrong"
-    )
+    evidence(f"kubelet.access={access}: of 16 similar pods {16 - len(refused)} right, {len(refused)} refused, 0 wrong")
     if access == "pods":
         assert "403" in installed.log("gpu-manager")
 
 
-def test_settings_of_the_file_change_without_a_restart(
-    system: System, installed: Chart, evidence: Any
-) -> None:
+def test_settings_of_the_file_change_without_a_restart(system: System, installed: Chart, evidence: Any) -> None:
     """An upgrade that only changes live settings leaves the daemon's pod alone; the ConfigMap's next version reaches it."""
     installed.install()
     name = installed.pod_of("gpu-manager")["metadata"]["name"]
@@ -128,9 +122,7 @@ def test_refused_pods_are_explained_and_cleaned_up(
     try:
         first = eventually(
             "a pod was refused",
-            lambda: next(
-                (name for name, phase in system.phases("app=small").items() if phase == "Failed"), None
-            ),
+            lambda: next((name for name, phase in system.phases("app=small").items() if phase == "Failed"), None),
             60,
         )
         told = eventually(
@@ -148,9 +140,7 @@ def test_refused_pods_are_explained_and_cleaned_up(
         system.lab.kubectl("delete", "replicaset", "small", "--ignore-not-found")
 
 
-def test_quotas_hold_and_change_live(
-    system: System, client_image: str, installed: Chart, evidence: Any
-) -> None:
+def test_quotas_hold_and_change_live(system: System, client_image: str, installed: Chart, evidence: Any) -> None:
     """The chart's ConfigMap limits a namespace; a larger quota lets the waiting pod in without a restart of the extender."""
 
     def install(cores: int) -> None:

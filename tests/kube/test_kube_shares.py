@@ -114,9 +114,7 @@ def test_an_impossible_request_is_refused_with_a_readable_event(
     except AssertionError as error:
         raise AssertionError(f"{error}\n{told}") from None
     assert system.pod(name)["status"]["phase"] == "Pending"
-    evidence(
-        "kubectl describe pod: " + next(line.strip() for line in told.splitlines() if "150 tencent" in line)
-    )
+    evidence("kubectl describe pod: " + next(line.strip() for line in told.splitlines() if "150 tencent" in line))
 
 
 def test_a_running_share_is_resized(system: System, client_image: str, pods: Any, evidence: Any) -> None:
@@ -133,9 +131,9 @@ def test_a_running_share_is_resized(system: System, client_image: str, pods: Any
         return seen["total"] == blocks * BLOCK and seen["taken"] <= blocks * BLOCK
 
     def booked() -> list[int]:
-        (share,) = json.loads(system.pod(name)["metadata"]["annotations"]["tencent.com/vcuda-placement"])[
-            "containers"
-        ]["main"]
+        (share,) = json.loads(system.pod(name)["metadata"]["annotations"]["tencent.com/vcuda-placement"])["containers"][
+            "main"
+        ]
         return list(share[1:])
 
     ask("core=50,memory=12,core-limit=80")
@@ -156,9 +154,7 @@ def test_a_running_share_is_resized(system: System, client_image: str, pods: Any
             evidence("kubectl describe pod: " + " ".join(line.split()))
 
 
-def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(
-    system: System, client_image: str, pods: Any
-) -> None:
+def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(system: System, client_image: str, pods: Any) -> None:
     """kill -9 of the daemon and a kubelet restart: the running pod keeps its share, new pods get theirs."""
     before = pods(share_pod("before", client_image, 40, 4))
     system.wait_phase(before, "Running")
@@ -172,9 +168,9 @@ def test_limits_outlive_restarts_of_the_daemon_and_of_kubelet(
     assert figures(system.wait_log(after, "taken="))["devices"] == 1
     assert system.pod(before)["status"]["phase"] == "Running"
     uuids = {
-        json.loads(system.pod(name)["metadata"]["annotations"]["tencent.com/vcuda-placement"])["containers"][
-            "main"
-        ][0][0]
+        json.loads(system.pod(name)["metadata"]["annotations"]["tencent.com/vcuda-placement"])["containers"]["main"][0][
+            0
+        ]
         for name in (before, after)
     }
     assert len(uuids) == 2  # the whole card is not the one that the first pod shares
@@ -199,15 +195,11 @@ def test_our_devices_survive_the_cpu_manager_and_others_do_not(
     assert ours <= set(listed.read_text().splitlines())
     (folder / "devices.allow").write_text("c 240:77 rw")
     assert "c 240:77 rw" in listed.read_text()
-    eventually(
-        "the reconcile wiped the out-of-band device", lambda: "c 240:77 rw" not in listed.read_text(), 30
-    )
+    eventually("the reconcile wiped the out-of-band device", lambda: "c 240:77 rw" not in listed.read_text(), 30)
     time.sleep(0.5)
     lines = listed.read_text().splitlines()
     assert ours <= set(lines)
-    evidence(
-        f"devices.list after the reconcile wiped c 240:77: {'; '.join(line for line in lines if line in ours)}"
-    )
+    evidence(f"devices.list after the reconcile wiped c 240:77: {'; '.join(line for line in lines if line in ours)}")
 
 
 def devices_of(system: System, status: dict[str, Any]) -> set[tuple[int, int]]:

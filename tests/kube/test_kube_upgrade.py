@@ -96,9 +96,7 @@ def driver_folders(system: System) -> set[str]:
     return {path.name for path in (system.folder / "pods/vm/driver").glob("[0-9]*-*")}
 
 
-def test_upgrade_and_downgrade_with_running_pods(
-    system: System, two_builds: Chart, client: Any, evidence: Any
-) -> None:
+def test_upgrade_and_downgrade_with_running_pods(system: System, two_builds: Chart, client: Any, evidence: Any) -> None:
     """Old pods keep the shim that they have mapped, new ones get the new build's; both are limited all the time."""
     chart = two_builds
     chart.install()
@@ -124,24 +122,22 @@ def test_upgrade_and_downgrade_with_running_pods(
         assert pod.mapped() == was
     third = client("third", 5)
     assert third.mapped().build_id == at_start.build_id
-    assert {
-        name: entry["cards"][0]["memory_limit_bytes"] // BLOCK for name, entry in chart.usage().items()
-    } == {"first": 4, "second": 6, "third": 5}
+    assert {name: entry["cards"][0]["memory_limit_bytes"] // BLOCK for name, entry in chart.usage().items()} == {
+        "first": 4,
+        "second": 6,
+        "third": 5,
+    }
     evidence(
         f"upgrade {at_start.build_id[:12]} -> {newer.build_id[:12]} and back: {len(first.rounds())} rounds of the first pod, "
         f"{len(second.rounds())} of the second, all at their limit, mapped inodes {at_start.inode} and {newer.inode} untouched"
     )
 
     system.delete("second")
-    eventually(
-        "the build that nobody uses any more is gone", lambda: driver_folders(system) == {old_folder}, 30
-    )
+    eventually("the build that nobody uses any more is gone", lambda: driver_folders(system) == {old_folder}, 30)
     first.goes_on()
 
 
-def test_removal_and_reinstallation_with_running_pods(
-    system: System, chart: Chart, client: Any, evidence: Any
-) -> None:
+def test_removal_and_reinstallation_with_running_pods(system: System, chart: Chart, client: Any, evidence: Any) -> None:
     """Without the product a pod's limit holds on; the one that is installed again takes the pod over and books nothing twice."""
     chart.install()
     kept = client("kept", 4)
@@ -165,9 +161,7 @@ def test_removal_and_reinstallation_with_running_pods(
     assert kept.mapped() == at_start
     beside = client("beside", 7)
     beside.goes_on()
-    evidence(
-        f"removed and installed again: {len(kept.rounds())} rounds at the limit, same card, same mapped shim"
-    )
+    evidence(f"removed and installed again: {len(kept.rounds())} rounds at the limit, same card, same mapped shim")
 
 
 def test_a_new_driver_beside_running_pods(system: System, chart: Chart, client: Any, evidence: Any) -> None:

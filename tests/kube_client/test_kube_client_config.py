@@ -48,17 +48,13 @@ def kubeconfig(
         ),
     ],
 )
-def test_an_unusable_kubeconfig_is_one_clear_message(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_an_unusable_kubeconfig_is_one_clear_message(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(NoConfiguration, match=message) as caught:
         config.load(kubeconfig(tmp_path, **changes))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [("{{{", "is not YAML"), ("", "incomplete"), ("[1]", "incomplete")]
-)
+@pytest.mark.parametrize(("content", "message"), [("{{{", "is not YAML"), ("", "incomplete"), ("[1]", "incomplete")])
 def test_a_file_that_is_none(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config").write_text(content)
     with pytest.raises(NoConfiguration, match=message):

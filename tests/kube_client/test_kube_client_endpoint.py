@@ -139,9 +139,7 @@ def counting() -> Iterator[Counting]:
 def test_threads_that_call_one_after_another_share_a_connection(counting: Counting) -> None:
     answers: list[bytes] = []
     for _ in range(5):
-        caller = threading.Thread(
-            target=lambda: answers.append(counting.endpoint.raw("GET", "/", timeout=10))
-        )
+        caller = threading.Thread(target=lambda: answers.append(counting.endpoint.raw("GET", "/", timeout=10)))
         caller.start()
         caller.join()
     assert answers == [b"[1, 2]"] * 5

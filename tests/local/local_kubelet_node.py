@@ -113,9 +113,7 @@ class Node:
     wait_for: Callable[..., Any]
     plugins: list[FakePlugin] = field(default_factory=list)
 
-    def plugin(
-        self, resource: str, count: int, response: Any = None, preferred: list[str] | None = None
-    ) -> FakePlugin:
+    def plugin(self, resource: str, count: int, response: Any = None, preferred: list[str] | None = None) -> FakePlugin:
         plugin = FakePlugin(self.settings.device_plugins, resource, [f"d{i}" for i in range(count)], response)
         plugin.preferred = preferred or []
         plugin.start()
@@ -153,9 +151,7 @@ class Node:
         self.kubelet.start()
 
     def get(self, path: str, token: str = TOKEN) -> Any:
-        request = urllib.request.Request(
-            self.kubelet.url + path, headers={"Authorization": f"Bearer {token}"}
-        )
+        request = urllib.request.Request(self.kubelet.url + path, headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 

@@ -46,9 +46,7 @@ def binding(name: str, node: str = "n1", **metadata: Any) -> dict[str, Any]:
 
 
 def bind(core: kubernetes.client.CoreV1Api, name: str, node: str = "n1", **metadata: Any) -> None:
-    core.create_namespaced_pod_binding(
-        name, "default", binding(name, node, **metadata), _preload_content=False
-    )
+    core.create_namespaced_pod_binding(name, "default", binding(name, node, **metadata), _preload_content=False)
 
 
 def test_a_created_pod_gets_identity_defaults_and_requests_from_limits(core: Any, make_pod: Pod) -> None:
@@ -93,9 +91,7 @@ def test_names_are_unique_and_generated_ones_differ(core: Any, make_pod: Pod) ->
         ),
         (lambda pod: limits(pod).update({"gpu": "1"}), "spec.containers[0].resources.limits"),
         (
-            lambda pod: pod["spec"]["containers"][0]["resources"].update(
-                requests={"tencent.com/vcuda-core": "20"}
-            ),
+            lambda pod: pod["spec"]["containers"][0]["resources"].update(requests={"tencent.com/vcuda-core": "20"}),
             "spec.containers[0].resources.requests",
         ),
     ],
@@ -124,9 +120,7 @@ def test_annotations_must_be_strings(api: apis.Api, make_pod: Pod) -> None:
     assert error.value.code == 400
 
 
-def test_binding_copies_annotations_in_the_same_write_and_only_once(
-    core: Any, api: apis.Api, make_pod: Pod
-) -> None:
+def test_binding_copies_annotations_in_the_same_write_and_only_once(core: Any, api: apis.Api, make_pod: Pod) -> None:
     pod = core.create_namespaced_pod("default", make_pod("a"))
     version = pod.metadata.resource_version
     bind(core, "a", annotations={"tencent.com/vcuda-placement": "{}"}, uid=pod.metadata.uid)
@@ -165,13 +159,9 @@ def test_a_stale_resource_version_is_a_conflict_for_put_and_patch(core: Any, mak
 
 def test_status_and_spec_are_written_apart(core: Any, make_pod: Pod) -> None:
     core.create_namespaced_pod("default", make_pod("a"))
-    core.patch_namespaced_pod(
-        "a", "default", {"status": {"phase": "Failed"}, "metadata": {"labels": {"x": "1"}}}
-    )
+    core.patch_namespaced_pod("a", "default", {"status": {"phase": "Failed"}, "metadata": {"labels": {"x": "1"}}})
     assert core.read_namespaced_pod("a", "default").status.phase == "Pending"
-    core.patch_namespaced_pod_status(
-        "a", "default", {"status": {"phase": "Running"}, "spec": {"nodeName": "sneaky"}}
-    )
+    core.patch_namespaced_pod_status("a", "default", {"status": {"phase": "Running"}, "spec": {"nodeName": "sneaky"}})
     pod = core.read_namespaced_pod("a", "default")
     assert (pod.status.phase, pod.spec.node_name, pod.metadata.labels) == ("Running", None, {"x": "1"})
 
@@ -214,9 +204,7 @@ def test_a_pod_without_node_goes_at_once_and_a_bound_one_waits_for_kubelet(core:
     assert status_of(error)[:2] == (404, "NotFound")
 
 
-def test_a_watch_follows_a_list_and_a_selector_makes_objects_appear_and_vanish(
-    core: Any, make_pod: Pod
-) -> None:
+def test_a_watch_follows_a_list_and_a_selector_makes_objects_appear_and_vanish(core: Any, make_pod: Pod) -> None:
     version = core.list_pod_for_all_namespaces().metadata.resource_version
     core.create_namespaced_pod("default", make_pod("a"))
     bind(core, "a")
@@ -250,11 +238,7 @@ def test_a_watch_from_a_forgotten_version_is_410(core: Any, make_pod: Pod) -> No
     for number in range(20):  # the fixture's server remembers 16 changes
         core.patch_namespaced_pod("a", "default", {"metadata": {"labels": {"n": str(number)}}})
     with pytest.raises(ApiException) as error:
-        list(
-            kubernetes.watch.Watch().stream(
-                core.list_pod_for_all_namespaces, resource_version="1", timeout_seconds=5
-            )
-        )
+        list(kubernetes.watch.Watch().stream(core.list_pod_for_all_namespaces, resource_version="1", timeout_seconds=5))
     assert error.value.status == 410
 
 
@@ -294,18 +278,14 @@ def test_unsupported_requests_are_refused_clearly(core: Any, api: apis.Api) -> N
 
 def test_leases_and_events(server: Server, core: Any, make_pod: Pod, api: apis.Api) -> None:
     leases = kubernetes.client.CoordinationV1Api(core.api_client)
-    lease = leases.create_namespaced_lease(
-        "default", {"metadata": {"name": "leader"}, "spec": {"holderIdentity": "a"}}
-    )
+    lease = leases.create_namespaced_lease("default", {"metadata": {"name": "leader"}, "spec": {"holderIdentity": "a"}})
     lease.spec.holder_identity = "b"
     leases.replace_namespaced_lease("leader", "default", lease)
     with pytest.raises(ApiException):
         leases.replace_namespaced_lease("leader", "default", lease)
     pod = api.call("POST", "/api/v1/namespaces/default/pods", make_pod("a"))
     api.event(pod, "Warning", "Broken", "why", "test")
-    events = core.list_namespaced_event(
-        "default", field_selector=f"involvedObject.uid={pod['metadata']['uid']}"
-    ).items
+    events = core.list_namespaced_event("default", field_selector=f"involvedObject.uid={pod['metadata']['uid']}").items
     assert [(event.reason, event.message) for event in events] == [("Broken", "why")]
 
 
@@ -323,9 +303,7 @@ def test_a_port_in_use_is_a_clear_error(server: Server, tmp_path: Path) -> None:
         Server(tmp_path, port=port)
 
 
-@pytest.mark.skipif(
-    not shutil.which("kubectl") or not shutil.which("openssl"), reason="needs kubectl and openssl"
-)
+@pytest.mark.skipif(not shutil.which("kubectl") or not shutil.which("openssl"), reason="needs kubectl and openssl")
 def test_kubectl_creates_shows_and_deletes(tmp_path: Path, make_pod: Pod) -> None:
     certificate = certificates.make(tmp_path)
     server = Server(tmp_path, certificate=certificate)

@@ -51,17 +51,13 @@ def test_a_late_answer_is_the_true_one(server: Server, api: apis.Api) -> None:
 
 def test_the_hook_sees_what_was_sent(server: Server, api: apis.Api) -> None:
     seen: list[Any] = []
-    server.hook = lambda request: seen.append(
-        (request.method, request.path, dict(request.query), request.body)
-    )
+    server.hook = lambda request: seen.append((request.method, request.path, dict(request.query), request.body))
     with pytest.raises(apis.ApiFailure):
         api.call("DELETE", f"{NODES}/none?x=1", {"a": 1})
     assert ("DELETE", f"{NODES}/none", {"x": "1"}, {"a": 1}) in seen
 
 
-def test_a_broken_watch_goes_on_where_it_was_and_a_forgotten_one_is_410(
-    server: Server, api: apis.Api
-) -> None:
+def test_a_broken_watch_goes_on_where_it_was_and_a_forgotten_one_is_410(server: Server, api: apis.Api) -> None:
     version = api.call("GET", NODES)["metadata"]["resourceVersion"]
     watch = api.watch(NODES, version)
     server.put("nodes", node("a"))

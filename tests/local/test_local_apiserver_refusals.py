@@ -19,9 +19,7 @@ def pod(api: apis.Api, make_pod: Pod) -> dict[str, Any]:
     return api.call("POST", PODS, make_pod("a", core=30, memory=4))
 
 
-def refused(
-    api: apis.Api, method: str, path: str, body: Any = None, kind: str = "application/json"
-) -> tuple[int, str]:
+def refused(api: apis.Api, method: str, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, str]:
     with pytest.raises(apis.ApiFailure) as error:
         api.call(method, path, body, kind)
     return error.value.code, str(error.value)

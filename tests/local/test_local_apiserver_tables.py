@@ -57,9 +57,7 @@ def test_a_pods_state_is_the_most_telling_of_what_is_known(
     assert table.pod_state({"metadata": metadata, "status": status}) == state
 
 
-@pytest.mark.parametrize(
-    ("seconds", "age"), [(-5, "0s"), (119, "119s"), (120, "2m"), (7300, "2h"), (2 * 86400, "2d")]
-)
+@pytest.mark.parametrize(("seconds", "age"), [(-5, "0s"), (119, "119s"), (120, "2m"), (7300, "2h"), (2 * 86400, "2d")])
 def test_an_age_is_in_the_unit_of_which_there_are_two(seconds: int, age: str) -> None:
     # Half a second is what this test may take.
     created = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds + 0.5)
@@ -71,9 +69,7 @@ def test_an_age_is_in_the_unit_of_which_there_are_two(seconds: int, age: str) ->
 
 def lines(server: Server, path: str) -> list[dict[str, Any]]:
     headers = {"Authorization": f"Bearer {server.token}", "Accept": ACCEPT}
-    with urllib.request.urlopen(
-        urllib.request.Request(server.url + path, headers=headers), timeout=20
-    ) as answer:
+    with urllib.request.urlopen(urllib.request.Request(server.url + path, headers=headers), timeout=20) as answer:
         return [json.loads(line) for line in answer]
 
 

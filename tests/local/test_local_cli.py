@@ -94,9 +94,7 @@ def test_a_command_that_fails_is_one_line_that_names_the_pod_or_file(
         (["up", "--card-memory", "much"], "--card-memory"),
     ],
 )
-def test_an_option_that_cannot_be_is_named_before_anything_starts(
-    run: Run, words: list[str], told: str
-) -> None:
+def test_an_option_that_cannot_be_is_named_before_anything_starts(run: Run, words: list[str], told: str) -> None:
     status, out, error = run(*words)
     assert (status, out) == (1, "") and told in error and error.count("\n") == 1
 

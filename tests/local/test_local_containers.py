@@ -15,9 +15,7 @@ from manager.proto import deviceplugin_pb2 as v1beta1
 from tests.local.local_kubelet_node import CORE, Node
 
 
-def test_a_restarted_container_gets_the_same_answer_without_another_allocate(
-    node: Node, make_pod: Any
-) -> None:
+def test_a_restarted_container_gets_the_same_answer_without_another_allocate(node: Node, make_pod: Any) -> None:
     plugin = node.plugin(CORE, 100, v1beta1.ContainerAllocateResponse(envs={"SHARE": "mine"}))
     node.run(make_pod("a", core=30, command=["sh", "-c", "echo run $SHARE; exit 3"]))
 
@@ -92,9 +90,7 @@ def test_a_failing_init_container_fails_the_pod(node: Node, make_pod: Any) -> No
 def test_deletion_is_term_then_grace_then_kill(node: Node, make_pod: Any) -> None:
     script = "trap 'echo term >&2' TERM; echo up; while true; do sleep 0.05; done"
     pod = node.run(make_pod("a", command=["sh", "-c", script]))
-    node.wait_for(
-        lambda: node.pod("a")["status"]["phase"] == "Running" and "up" in node.log("a"), "the start"
-    )
+    node.wait_for(lambda: node.pod("a")["status"]["phase"] == "Running" and "up" in node.log("a"), "the start")
     container = node.runtime.latest(pod["metadata"]["uid"], "main")
     assert container is not None
     begin = time.monotonic()
@@ -125,11 +121,7 @@ def test_a_restarted_kubelet_wipes_sockets_keeps_containers_and_gives_no_device_
     node.run(make_pod("b", core=40))
     node.phase("b", "Running")
     assert not held & set(again.named("allocate")[0])
-    assert (
-        node.runtime.latest(uid, "main") is before
-        and before is not None
-        and before.state().phase == "running"
-    )
+    assert node.runtime.latest(uid, "main") is before and before is not None and before.state().phase == "running"
     assert node.pod("a")["status"]["containerStatuses"][0]["restartCount"] == 0
     events = node.api.call("GET", "/api/v1/events")["items"]
     assert [event["reason"] for event in events] == [
@@ -159,9 +151,7 @@ def test_what_has_no_effect_or_is_not_supported_is_said(node: Node, make_pod: An
     def messages() -> str:
         return " ".join(event["message"] for event in node.api.call("GET", "/api/v1/events")["items"])
 
-    node.wait_for(
-        lambda: "livenessProbe" in messages() and "give the container a command" in messages(), "the events"
-    )
+    node.wait_for(lambda: "livenessProbe" in messages() and "give the container a command" in messages(), "the events")
 
 
 def test_a_damaged_checkpoint_is_started_afresh(node: Node) -> None:

@@ -24,9 +24,7 @@ def make(tmp_path: Path) -> Iterator[Any]:
     made: list[Daemon] = []
 
     def daemon(*arguments: str) -> Daemon:
-        made.append(
-            Daemon("httpd", "http.server", arguments, tmp_path / "log", {**PATHS, "PYTHONUNBUFFERED": "1"})
-        )
+        made.append(Daemon("httpd", "http.server", arguments, tmp_path / "log", {**PATHS, "PYTHONUNBUFFERED": "1"}))
         made[-1].start()
         return made[-1]
 
@@ -70,9 +68,7 @@ def test_what_a_daemon_did_not_say_is_asked_for_in_vain(make: Any, tmp_path: Pat
     silent.kill()
     daemon = make("--bind", "127.0.0.1", "0")
     assert daemon.wait_output(r"port (\d+)", 30)[1] != "0"
-    with pytest.raises(
-        DaemonFailure, match="httpd did not say 'Bye' within 0 s; its last lines:\n    Serving"
-    ):
+    with pytest.raises(DaemonFailure, match="httpd did not say 'Bye' within 0 s; its last lines:\n    Serving"):
         daemon.wait_output("Bye", 0.2)
     daemon.kill()
     with pytest.raises(DaemonFailure, match="httpd ended with status -9"):

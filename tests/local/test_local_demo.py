@@ -21,9 +21,7 @@ GIB = 2**30
 SECOND = 10**9
 
 
-def demo_pod(
-    name: str, expect: Expect, cores: int = 30, core_limit: int = 30, memory: int | None = 2 * GIB
-) -> DemoPod:
+def demo_pod(name: str, expect: Expect, cores: int = 30, core_limit: int = 30, memory: int | None = 2 * GIB) -> DemoPod:
     return DemoPod({"metadata": {"name": name}}, expect, cores, core_limit, memory)
 
 
@@ -58,16 +56,12 @@ def good() -> tuple[Period, dict[str, str]]:
 
     def sample(at: float) -> Sample:
         truth = {
-            name: Truth(
-                GIB // 2, GIB, round(share / 10 * at * SECOND), round(100 * at), {0 if name == "whole" else 1}
-            )
+            name: Truth(GIB // 2, GIB, round(share / 10 * at * SECOND), round(100 * at), {0 if name == "whole" else 1})
             for name, share in busy.items()
         }
         return Sample(at, copy.deepcopy(pods), {**truth, "refused": Truth()}, {})
 
-    return Period(sample(0.0), sample(5.0), sample(10.0)), {
-        "hog": "refused after 960 MiB: CUDA_ERROR_OUT_OF_MEMORY"
-    }
+    return Period(sample(0.0), sample(5.0), sample(10.0)), {"hog": "refused after 960 MiB: CUDA_ERROR_OUT_OF_MEMORY"}
 
 
 def failures(period: Period, logs: dict[str, str]) -> list[str]:
@@ -125,9 +119,7 @@ def test_a_share_just_within_the_tolerance_holds() -> None:
 
 
 def test_the_examples_are_what_the_issue_names() -> None:
-    pods = {
-        pod.name: pod for pod in map(scenario.describe, scenario.load_manifests([REPOSITORY / "examples"]))
-    }
+    pods = {pod.name: pod for pod in map(scenario.describe, scenario.load_manifests([REPOSITORY / "examples"]))}
     vcuda = pods["vcuda"]
     assert (vcuda.cores, vcuda.core_limit, vcuda.memory_bytes) == (30, 50, 10 * 256 * 2**20)
     assert vcuda.manifest["metadata"]["annotations"] == {"tencent.com/vcuda-core-limit": "50"}

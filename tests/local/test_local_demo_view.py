@@ -22,9 +22,7 @@ from vcuda.spec.names import Names
 GIB, SECOND = 2**30, 10**9
 
 
-def demo_pod(
-    name: str, expect: Expect = Expect.RUNS, limit: int = 30, memory: int | None = 2 * GIB
-) -> DemoPod:
+def demo_pod(name: str, expect: Expect = Expect.RUNS, limit: int = 30, memory: int | None = 2 * GIB) -> DemoPod:
     return DemoPod({"metadata": {"name": name}}, expect, 30, limit, memory)
 
 
@@ -88,9 +86,7 @@ def test_on_a_terminal_it_is_a_table_with_a_line_for_each_pod(machine: sim.Machi
     out = io.StringIO()
     Console(file=out, width=200).print(view.table("waiting", rows))
     title, *lines = [line.split() for line in out.getvalue().splitlines() if line.strip()]
-    assert (
-        title == ["waiting"] and lines[0][0] == "POD" and lines[-1][0] == "a" and lines[-1][-1] == "Running"
-    )
+    assert title == ["waiting"] and lines[0][0] == "POD" and lines[-1][0] == "a" and lines[-1][-1] == "Running"
 
 
 @pytest.mark.parametrize(
@@ -147,9 +143,7 @@ def test_what_did_not_hold_is_summed_up_with_the_last_lines_of_the_pod(
     made._write_json(period, found)
     text = out.getvalue()
     assert "FAIL a: used 90.0 cores" in text and "ok   a: kept working" in text
-    assert (
-        "last lines of a:\n    line 12\n" in text and "line 11" not in text and "last lines of b" not in text
-    )
+    assert "last lines of a:\n    line 12\n" in text and "line 11" not in text and "last lines of b" not in text
     assert "2 statement(s) did not hold. Everything is stopped and removed." in text
     assert ("POD" in text) is terminal and "verages over 10.0 s" in text
     written = json.loads((tmp_path / "demo.json").read_text())

@@ -45,9 +45,7 @@ def test_allocate_comes_once_per_container_and_resource_and_its_answer_reaches_t
     (tmp_path / "conf" / "limits").write_text("hello")
     response = v1beta1.ContainerAllocateResponse(
         envs={"FROM_PLUGIN": "1", "BOTH": "plugin", "HOME": "/plugin"},
-        mounts=[
-            v1beta1.Mount(container_path="/etc/vcuda-test", host_path=str(tmp_path / "conf"), read_only=True)
-        ],
+        mounts=[v1beta1.Mount(container_path="/etc/vcuda-test", host_path=str(tmp_path / "conf"), read_only=True)],
     )
     core, memory = node.plugin(CORE, 100, response), node.plugin(MEMORY, 32)
     pod = make_pod(
@@ -65,9 +63,7 @@ def test_allocate_comes_once_per_container_and_resource_and_its_answer_reaches_t
     for plugin, count in ((core, 30), (memory, 10)):
         assert [len(ids) for ids in plugin.named("allocate")] == [count]
         assert plugin.named("prestart") == plugin.named("allocate")
-    node.wait_for(
-        lambda: not node.kubelet.devices.held(created["metadata"]["uid"], "main"), "the devices' release"
-    )
+    node.wait_for(lambda: not node.kubelet.devices.held(created["metadata"]["uid"], "main"), "the devices' release")
 
 
 def test_the_pod_is_in_kubelets_own_view_when_allocate_comes_and_no_device_is_given_twice(
@@ -75,9 +71,7 @@ def test_the_pod_is_in_kubelets_own_view_when_allocate_comes_and_no_device_is_gi
 ) -> None:
     plugin = node.plugin(CORE, 100)
     views: list[list[str]] = []
-    plugin.during_allocate = lambda: views.append(
-        [pod["metadata"]["name"] for pod in node.get("/pods")["items"]]
-    )
+    plugin.during_allocate = lambda: views.append([pod["metadata"]["name"] for pod in node.get("/pods")["items"]])
     for name in ("a", "b", "c"):
         node.run(make_pod(name, core=30))
     for name in ("a", "b", "c"):
@@ -132,9 +126,7 @@ def test_a_refused_allocate_fails_the_pod_and_leaves_its_devices_free(node: Node
     uid = node.run(make_pod("a", core=30))["metadata"]["uid"]
     status = node.phase("a", "Failed")["status"]
     assert status["reason"] == "UnexpectedAdmissionError"
-    wanted = (
-        "Allocate failed due to rpc error: code = Unknown desc = InvalidCores: ask less, which is unexpected"
-    )
+    wanted = "Allocate failed due to rpc error: code = Unknown desc = InvalidCores: ask less, which is unexpected"
     assert wanted in status["message"]
     assert not node.runtime.containers(uid)
     plugin.refuse = ""

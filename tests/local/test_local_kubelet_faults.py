@@ -53,9 +53,7 @@ def test_a_stopped_kubelet_answers_nobody_on_a_connection_that_was_kept(node: No
         connection.getresponse()
 
 
-def test_a_sidecar_runs_beside_the_others_and_ends_after_them(
-    node: Node, make_pod: Any, tmp_path: Path
-) -> None:
+def test_a_sidecar_runs_beside_the_others_and_ends_after_them(node: Node, make_pod: Any, tmp_path: Path) -> None:
     plugin, order = node.plugin(CORE, 100), tmp_path / "order"
     share = {"limits": {CORE: "20"}}
     sidecar = {
@@ -63,9 +61,7 @@ def test_a_sidecar_runs_beside_the_others_and_ends_after_them(
         "command": ["sh", "-c", f"trap 'echo side-ended >> {order}; exit' TERM; echo side >> {order}; while :; do sleep 0.05; done"],
     }  # fmt: skip
     wait = f"until grep -qs side {order}; do sleep 0.05; done; echo main >> {order}"
-    node.run(
-        make_pod("a", core=30, command=["sh", "-c", wait], restartPolicy="Never", initContainers=[sidecar])
-    )
+    node.run(make_pod("a", core=30, command=["sh", "-c", wait], restartPolicy="Never", initContainers=[sidecar]))
     node.phase("a", "Succeeded")
     assert order.read_text().split() == ["side", "main", "side-ended"]
     # It lives as long as they do: its devices are not given to them as an init container's are.
@@ -78,9 +74,7 @@ def test_a_sidecar_that_cannot_start_keeps_the_others_waiting(node: Node, make_p
     node.run(make_pod("a", initContainers=[sidecar]))
     node.wait_for(lambda: states(node, "a", "initContainerStatuses").get("waiting"), "the sidecar's trouble")
     state = states(node, "a", "initContainerStatuses")["waiting"]
-    assert (
-        state["reason"] == "CreateContainerConfigError" and "give the container a command" in state["message"]
-    )
+    assert state["reason"] == "CreateContainerConfigError" and "give the container a command" in state["message"]
     assert states(node, "a")["waiting"]["reason"] == "PodInitializing"
 
 
@@ -148,9 +142,7 @@ def test_until_its_plugin_is_back_a_restarted_kubelet_gives_nothing_and_says_so(
     assert found == f"endpoint not found in cache for a registered resource: {CORE}"
 
 
-def test_a_restarted_kubelet_takes_no_devices_from_pods_that_it_has_not_come_to_yet(
-    node: Node, make_pod: Any
-) -> None:
+def test_a_restarted_kubelet_takes_no_devices_from_pods_that_it_has_not_come_to_yet(node: Node, make_pod: Any) -> None:
     """The real one removes nobody before it has heard all its sources (kubernetes pkg/kubelet/cm/devicemanager, UpdateAllocatedDevices)."""
     node.plugin(CORE, 100)
     uids = [node.run(make_pod(name, core=30))["metadata"]["uid"] for name in ("a", "b", "c")]
@@ -199,9 +191,7 @@ def test_where_watches_break_off_pods_are_followed_by_lists(
     node.wait_for(lambda: not node.kubelet.pods() and not node.runtime.containers(uid), "the end of a")
 
 
-def failing(
-    node: Node, method: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[threading.Event, Callable[[], None]]:
+def failing(node: Node, method: str, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, Callable[[], None]]:
     """Let kubelet's calls of this method fail; the event says that one has, the function ends it."""
     call, met, over = node.api.call, threading.Event(), threading.Event()
 
@@ -266,9 +256,7 @@ def test_a_refusal_that_could_not_be_written_is_logged_with_the_pod(
 
 def test_logs_by_line_of_the_run_before_and_of_nobody(node: Node, make_pod: Any, tmp_path: Path) -> None:
     second = tmp_path / "second"
-    script = (
-        f"test -e {second} && {{ echo again; exec sleep 600; }}; touch {second}; echo one; echo two; exit 1"
-    )
+    script = f"test -e {second} && {{ echo again; exec sleep 600; }}; touch {second}; echo one; echo two; exit 1"
     uid = node.run(make_pod("a", command=["sh", "-c", script]))["metadata"]["uid"]
 
     def log(query: str) -> str:
@@ -304,9 +292,7 @@ def test_kubelets_endpoint_tells_its_health_to_all_and_knows_no_other_path(node:
 
 def test_a_node_that_the_server_does_not_take_is_the_end_of_the_start(node: Node) -> None:
     name = "Not_A_Name"
-    refused = Kubelet(
-        type(node.settings)(**{**vars(node.settings), "node_name": name}), node.api, node.runtime
-    )
+    refused = Kubelet(type(node.settings)(**{**vars(node.settings), "node_name": name}), node.api, node.runtime)
     with pytest.raises(apis.ApiFailure, match=f"metadata.name: Invalid value: '{name}'"):
         refused.start()
     # It serves already; what is left running would disturb who forks after it.

@@ -74,9 +74,7 @@ def test_what_a_test_leaves_is_ended_and_said_as_its_failure(tmp_path: Path) -> 
         assert "the test's own failure" in text
         left, server = (f"  {pids[name]} " in text for name in ("left", "server"))
         assert left and server and f"  {pids['own']} " not in text
-        assert "sleep 300 (of test_leaving.py::test_fails_and_leaves_one, call)" in text, (
-            "its children are named too"
-        )
+        assert "sleep 300 (of test_leaving.py::test_fails_and_leaves_one, call)" in text, "its children are named too"
         assert all(gone(pid) for pid in pids.values())
         assert stranger.poll() is None, "what another test run has started is left alone"
     finally:

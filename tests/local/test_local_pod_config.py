@@ -16,9 +16,7 @@ from localcluster.runner.config import ContainerConfig, Mount
 DEFAULTS = Defaults("/work", {"PATH": "/usr/bin", "HOME": "/tmp"}, ("/visible",))
 
 
-def configure(
-    tmp_path: Path, options: RunOptions | None = None, volumes: Any = None, **fields: Any
-) -> ContainerConfig:
+def configure(tmp_path: Path, options: RunOptions | None = None, volumes: Any = None, **fields: Any) -> ContainerConfig:
     container = {"name": "main", "image": "nvidia/cuda", "command": ["true"], **fields}
     metadata = {"name": "a" * 70, "namespace": "team", "uid": "u1", "labels": {"app": "x"}}
     pod = {"metadata": metadata, "spec": {"nodeName": "n1", "volumes": volumes, "containers": [container]}}

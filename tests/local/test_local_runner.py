@@ -97,9 +97,7 @@ def gpu_fields(files: dict[str, Path]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("isolation", "flags"), [(Isolation.USER_AND_MOUNT, "-Urm"), (Isolation.MOUNT, "-m")]
-)
+@pytest.mark.parametrize(("isolation", "flags"), [(Isolation.USER_AND_MOUNT, "-Urm"), (Isolation.MOUNT, "-m")])
 def test_what_util_linux_can_do_here_we_can_too(
     reasons: dict[Isolation, str], isolation: Isolation, flags: str
 ) -> None:
@@ -137,9 +135,7 @@ def test_mounts_appear_where_the_host_has_no_mount_points(
 
 
 @pytest.mark.parametrize("isolation", REAL)
-def test_the_host_is_not_changed_and_its_tmp_is_not_seen(
-    start: Any, tmp_path: Path, isolation: Isolation
-) -> None:
+def test_the_host_is_not_changed_and_its_tmp_is_not_seen(start: Any, tmp_path: Path, isolation: Isolation) -> None:
     marker = f"/usr/local/vcuda-test-{os.getpid()}"
     secret = tmp_path / "secret"
     secret.write_text("x")
@@ -150,14 +146,14 @@ def test_the_host_is_not_changed_and_its_tmp_is_not_seen(
 
 @pytest.mark.parametrize("isolation", REAL)
 def test_a_containers_root_can_neither_mount_nor_make_devices(start: Any, isolation: Isolation) -> None:
-    script = "id -u; mount -t tmpfs x /mnt 2>/dev/null && echo mounted; mknod /dev/nvidia9 c 195 9 2>/dev/null && echo made"
+    script = (
+        "id -u; mount -t tmpfs x /mnt 2>/dev/null && echo mounted; mknod /dev/nvidia9 c 195 9 2>/dev/null && echo made"
+    )
     assert finish(start(script, isolation)) == "0\n"
 
 
 def test_python_is_the_interpreter_of_the_deployment(start: Any) -> None:
-    text = finish(
-        start("python -c 'import sys, grpc; print(sys.prefix)'", REAL[0], working_directory=str(REPOSITORY))
-    )
+    text = finish(start("python -c 'import sys, grpc; print(sys.prefix)'", REAL[0], working_directory=str(REPOSITORY)))
     assert text.strip() == sys.prefix
 
 
@@ -217,9 +213,7 @@ def test_a_missing_command_or_directory_is_named(start: Any, isolation: Isolatio
         runtime.start("uid", "main", 0, config)
 
 
-def test_host_paths_lead_to_a_private_driver_beside_the_region(
-    start: Any, host_files: dict[str, Path]
-) -> None:
+def test_host_paths_lead_to_a_private_driver_beside_the_region(start: Any, host_files: dict[str, Path]) -> None:
     script = """
     IFS=:; set -- $LD_LIBRARY_PATH; cat $1/libcuda.so.1; echo; test -L $1/libcuda.so.1 || echo regular
     cat $1/../vcuda/limits; echo; cat $1/../vcuda/usage; echo; cat $CARDS/nvidia0; echo; cat $STATE/state; echo; echo $# $OTHER

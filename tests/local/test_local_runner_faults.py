@@ -84,22 +84,16 @@ def test_a_signal_that_ends_a_command_is_told_as_a_shell_does(start: Start) -> N
     assert (container.state().exit_code, container.state().signal) == (128 + signal.SIGUSR1, signal.SIGUSR1)
 
 
-def test_a_file_of_the_host_is_replaced_beside_one_that_it_lacks(
-    start: Start, real: Isolation, tmp_path: Path
-) -> None:
+def test_a_file_of_the_host_is_replaced_beside_one_that_it_lacks(start: Start, real: Isolation, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("mine\n")
     mounts = (Mount(str(mine), "/etc/passwd", True), Mount(str(mine), "/etc/vcuda-test/new", True))
-    container = start(
-        "cat /etc/passwd /etc/vcuda-test/new; test -e /etc/group && echo group", real, mounts=mounts
-    )
+    container = start("cat /etc/passwd /etc/vcuda-test/new; test -e /etc/group && echo group", real, mounts=mounts)
     assert finish(container).split() == ["mine", "mine", "group"]
     assert "root" in Path("/etc/passwd").read_text() and not Path("/etc/vcuda-test").exists()
 
 
-def test_a_visible_folder_below_tmp_can_be_read_and_not_written(
-    start: Start, real: Isolation, tmp_path: Path
-) -> None:
+def test_a_visible_folder_below_tmp_can_be_read_and_not_written(start: Start, real: Isolation, tmp_path: Path) -> None:
     (tmp_path / "seen").mkdir()
     (tmp_path / "seen" / "file").write_text("x")
     script = f"cat {tmp_path}/seen/file; (echo y > {tmp_path}/seen/file) 2>/dev/null || echo kept"
@@ -120,9 +114,7 @@ def test_a_container_ends_with_its_monitor_and_counts_as_killed(start: Start, wa
     container.tell("TERM")  # to nobody: no error
 
 
-def test_a_monitor_that_cannot_run_is_told_with_its_last_words(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_monitor_that_cannot_run_is_told_with_its_last_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_BOOT", "raise SystemExit('no such module')")
     with pytest.raises(RuntimeFailure, match=r"(?s)monitor ended unexpectedly: .*no such module"):
         start("true")
@@ -172,9 +164,7 @@ def test_where_nothing_better_works_pods_run_on_host_paths_and_the_reasons_are_k
         "pods run on host paths, without mounts of their own [user-and-mount-namespaces: no "
         "user-and-mount-namespaces; mount-namespace: no mount-namespace]"
     )
-    assert (
-        probe.best(Isolation.HOST_PATHS).describe() == "pods run on host paths, without mounts of their own"
-    )
+    assert probe.best(Isolation.HOST_PATHS).describe() == "pods run on host paths, without mounts of their own"
 
 
 def test_a_private_driver_copies_the_shims_and_links_everything_else(tmp_path: Path) -> None:
@@ -189,18 +179,13 @@ def test_a_private_driver_copies_the_shims_and_links_everything_else(tmp_path: P
     (driver / "vcuda").mkdir()
     (driver / "vcuda/limits").symlink_to("/etc/vcuda/limits")
     mounts = (Mount(str(driver), "/usr/local/nvidia", True),)
-    config = ContainerConfig(
-        ("true",), {}, "/usr/local/nvidia", str(tmp_path), Isolation.HOST_PATHS, mounts=mounts
-    )
+    config = ContainerConfig(("true",), {}, "/usr/local/nvidia", str(tmp_path), Isolation.HOST_PATHS, mounts=mounts)
     made = path_rewrite.host_paths(config, "/dev")
     private = tmp_path / "fs" / "usr/local/nvidia"
     assert made.working_directory == str(private) and made.mounts == ()
     assert made.environment == {"LD_LIBRARY_PATH": f"{private}/lib64"}
     assert not (private / "lib64/libcuda.so.1").is_symlink()
-    links = {
-        name: str((private / name).readlink())
-        for name in ("VERSION", "bin", "lib64/libcuda.so", "lib64/notes")
-    }
+    links = {name: str((private / name).readlink()) for name in ("VERSION", "bin", "lib64/libcuda.so", "lib64/notes")}
     assert links == {
         "VERSION": str(driver / "VERSION"),
         "bin": str(driver / "bin"),

@@ -27,9 +27,7 @@ class FakeExtender:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                code, answer = (
-                    (500, {"broken": True}) if outer.broken else (200, outer.answer(self.path, body))
-                )
+                code, answer = (500, {"broken": True}) if outer.broken else (200, outer.answer(self.path, body))
                 data = json.dumps(answer).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))
@@ -59,9 +57,7 @@ class FakeExtender:
         return {"NodeNames": [node] if node else [], "FailedAndUnresolvableNodes": failed, "Error": ""}
 
     def filtered(self, name: str) -> list[dict[str, Any]]:
-        return [
-            b for path, b in self.calls if path.endswith("/filter") and b["Pod"]["metadata"]["name"] == name
-        ]
+        return [b for path, b in self.calls if path.endswith("/filter") and b["Pod"]["metadata"]["name"] == name]
 
 
 @pytest.fixture
@@ -69,9 +65,7 @@ def extender(api: apis.Api) -> Iterator[FakeExtender]:
     made = FakeExtender(api)
     for name, ready in (("n1", "True"), ("n2", "True"), ("down", "False")):
         api.call("POST", "/api/v1/nodes", {"metadata": {"name": name}, "spec": {}})
-        api.patch(
-            f"/api/v1/nodes/{name}/status", {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
-        )
+        api.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [{"type": "Ready", "status": ready}]}})
     yield made
     made.server.shutdown()
     made.server.server_close()
@@ -102,9 +96,7 @@ def test_the_extender_decides_and_binds_gpu_pods(
     sent = extender.filtered("a")[0]
     assert set(sent) == {"Pod", "Nodes", "NodeNames"} and sent["Nodes"] is None
     assert sorted(sent["NodeNames"]) == ["n1", "n2"]
-    assert api.call("GET", "/api/v1/namespaces/default/pods/a")["metadata"]["annotations"] == {
-        "placed": "yes"
-    }
+    assert api.call("GET", "/api/v1/namespaces/default/pods/a")["metadata"]["annotations"] == {"placed": "yes"}
 
 
 def test_other_pods_never_reach_the_extender(
@@ -167,9 +159,7 @@ def unschedulable(api: apis.Api, name: str) -> Callable[[], Any]:
     """The message with which the pod waits, once it has one."""
 
     def told() -> Any:
-        conditions = api.call("GET", f"/api/v1/namespaces/default/pods/{name}")["status"].get(
-            "conditions", []
-        )
+        conditions = api.call("GET", f"/api/v1/namespaces/default/pods/{name}")["status"].get("conditions", [])
         return next((one["message"] for one in conditions if one["type"] == "PodScheduled"), None)
 
     return told

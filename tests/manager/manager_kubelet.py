@@ -108,9 +108,7 @@ class FakeKubelet:
         """Lose the records of what a pod holds."""
         self.devices.release({uid for uid, _ in self.devices.records} - {item["metadata"]["uid"]})
 
-    def answer(
-        self, item: dict[str, Any], name: str, resource: str = NAMES.core
-    ) -> api.ContainerAllocateResponse:
+    def answer(self, item: dict[str, Any], name: str, resource: str = NAMES.core) -> api.ContainerAllocateResponse:
         held = self.devices.records[item["metadata"]["uid"], name][resource]
         return api.ContainerAllocateResponse.FromString(held.response)
 

@@ -38,9 +38,7 @@ class FakeArbiter:
 class Node:
     """A node: the daemon in this process, its kubelet and perhaps an API server, below one directory."""
 
-    def __init__(
-        self, directory: Path, root: Path, *, with_api: bool = False, with_kubelet_url: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, root: Path, *, with_api: bool = False, with_kubelet_url: bool = True) -> None:
         self.directory = directory
         self.root = root
         self.kubelet = FakeKubelet(directory / "device-plugins")

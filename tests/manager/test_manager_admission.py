@@ -74,9 +74,7 @@ A, B = (pod(name, container("c", 30, 10), uid=name) for name in "ab")
 EMPTY = AllocationIndex()
 
 
-def find(
-    one: PodFinder, allocations: AllocationIndex = EMPTY, resource: str = "core", count: int = 30
-) -> str:
+def find(one: PodFinder, allocations: AllocationIndex = EMPTY, resource: str = "core", count: int = 30) -> str:
     return one.find(resource, count, allocations, FAR)[0].uid
 
 

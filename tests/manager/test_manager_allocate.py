@@ -171,16 +171,12 @@ def test_the_extenders_placement_is_obeyed_and_preferred(node: Node, machine: Ma
         (placement.encode(Placement({"c": (CardShare("CARD0", 30, 10),)})), "InsufficientCores"),
     ],
 )
-def test_a_placement_that_disagrees_is_refused(
-    node: Node, machine: Machine, annotation: str, reason: str
-) -> None:
+def test_a_placement_that_disagrees_is_refused(node: Node, machine: Machine, annotation: str, reason: str) -> None:
     node.start(wait=200)
     node.kubelet.admit(pod("fill", container("c", 80, 1)))
     (full,) = {uuid for uuid, (cores, _) in node.booked().items() if cores}
     before = node.booked()
-    mine = pod(
-        "placed", container("c", 30, 10), annotations={NAMES.placement: annotation.replace("CARD0", full)}
-    )
+    mine = pod("placed", container("c", 30, 10), annotations={NAMES.placement: annotation.replace("CARD0", full)})
     with pytest.raises(Rejected, match=f"{reason}: default/placed"):
         node.kubelet.admit(mine)
     assert node.booked() == before
@@ -234,9 +230,7 @@ def test_what_an_init_container_used_is_free_for_its_pod_only(node: Node) -> Non
     placed = Placement({"a": (CardShare(node.kubelet.cards(node.kubelet.pods[1], "a")[0], 1, 1),)})
     node.kubelet.devices.records[node.kubelet.pods[1]["metadata"]["uid"], "i"][NAMES.core].devices.pop()
     with pytest.raises(Rejected, match="InsufficientCores"):
-        node.kubelet.admit(
-            pod("w", container("a", 1, 1), annotations={NAMES.placement: placement.encode(placed)})
-        )
+        node.kubelet.admit(pod("w", container("a", 1, 1), annotations={NAMES.placement: placement.encode(placed)}))
 
 
 def test_gpu_time_that_nothing_measures_is_not_shown_as_zero(node: Node) -> None:
@@ -274,18 +268,14 @@ def test_the_share_in_force_and_time_waited_are_exported(node: Node) -> None:
     node.kubelet.admit(capped)
     limits = node.region(capped, "c") / "limits"
     content = bytearray(limits.read_bytes())
-    struct.pack_into(
-        "<Q", content, 128, time.monotonic_ns() + 60_000_000_000
-    )  # vc_limits.arbiter_heartbeat_ns
+    struct.pack_into("<Q", content, 128, time.monotonic_ns() + 60_000_000_000)  # vc_limits.arbiter_heartbeat_ns
     struct.pack_into("<I", content, 192 + 120, 450_000)  # vc_card_limit.granted_ppm
     limits.chmod(0o644)
     limits.write_bytes(content)
     usage = node.region(capped, "c") / "usage"
     content = bytearray(usage.read_bytes())
     struct.pack_into("<Q", content, 88, 3)  # vc_usage.limits_impossible
-    struct.pack_into(
-        "<QQ", content, 128 + 16, 2_500_000_000, 1_250_000_000
-    )  # vc_card_usage.gpu_ns, waited_ns
+    struct.pack_into("<QQ", content, 128 + 16, 2_500_000_000, 1_250_000_000)  # vc_card_usage.gpu_ns, waited_ns
     usage.write_bytes(content)
     time.sleep(0.06)  # a sample period
     page = node.get("/metrics")[1].splitlines()

@@ -77,17 +77,13 @@ def test_what_trying_again_can_not_change_is_said_once_and_holds_up_nothing(
 
 
 @pytest.mark.parametrize("status", [401, 429, 500, 503, None])
-def test_what_may_pass_is_tried_until_it_arrives(
-    status: int | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_may_pass_is_tried_until_it_arrives(status: int | None, caplog: pytest.LogCaptureFixture) -> None:
     api = Answers(*[ApiError(status, "away") if status else ApiUnreachable("away")] * 3)
     with sending(api) as api_writer:
         api_writer.annotate_pod("default", "p", "u", {})
         assert api_writer.wait_empty(10)
     assert api.calls == ["annotate p {}"] * 4
-    assert (
-        caplog.text.count("the API server takes no messages: ") == 1 and "away; trying again" in caplog.text
-    )
+    assert caplog.text.count("the API server takes no messages: ") == 1 and "away; trying again" in caplog.text
 
 
 @pytest.mark.parametrize("failure", [ApiError(500, "500 the webhook is broken"), TypeError("a defect")])
@@ -115,10 +111,7 @@ def test_an_eviction_that_a_disruption_budget_forbids_is_asked_once(caplog: pyte
         api_writer.evict("default", "p", "u")
         assert api_writer.wait_empty(10)
     assert api.calls == ["evict p"]
-    assert (
-        "default/p is not evicted: the API server answered 429: the budget needs 2 healthy pods"
-        in caplog.text
-    )
+    assert "default/p is not evicted: the API server answered 429: the budget needs 2 healthy pods" in caplog.text
 
 
 def test_an_eviction_that_found_nobody_to_answer_is_asked_again() -> None:

@@ -96,9 +96,7 @@ def test_what_is_said_of_a_node_while_it_is_looked_for_in_vain_does_not_wait(api
     assert api_writer._next() is not None
 
 
-def test_a_label_that_is_not_given_any_more_is_taken_away_whenever_it_arrives(
-    api: Api, api_writer: ApiWriter
-) -> None:
+def test_a_label_that_is_not_given_any_more_is_taken_away_whenever_it_arrives(api: Api, api_writer: ApiWriter) -> None:
     api_writer.describe_node({}, {"model": "a", "rack": "7"})
     eventually(lambda: api.refused, "the first try")
     api_writer.describe_node({}, {"model": "a"})
@@ -108,9 +106,7 @@ def test_a_label_that_is_not_given_any_more_is_taken_away_whenever_it_arrives(
     assert api.labels == {"model": "b", "rack": None}
 
 
-def test_a_node_that_was_made_again_is_described_again(
-    make_node: Callable[..., Node], machine: Machine
-) -> None:
+def test_a_node_that_was_made_again_is_described_again(make_node: Callable[..., Node], machine: Machine) -> None:
     node = make_node(machine.root, with_api=True)
     node.kubelet.start()
     node.start(wait=200)

@@ -144,9 +144,7 @@ def test_a_pod_that_bypasses_its_limit_is_seen_told_and_by_policy_evicted(
     node.kubelet.admit(item)
     share = lambda: json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]  # noqa: E731
     other = lambda: json.loads(node.get("/usage")[1])["cards"][0]["other_memory_bytes"]  # noqa: E731
-    eventually(
-        lambda: (other() or 0) >= 600 * MIB and share()["unaccounted_bytes"] == 0, "the process is nobody's"
-    )
+    eventually(lambda: (other() or 0) >= 600 * MIB and share()["unaccounted_bytes"] == 0, "the process is nobody's")
     proc = Proc(node.directory)
     proc.add(bypassing.pid, group(item["metadata"]["uid"]))
     daemon.owners.proc = str(proc.path)

@@ -23,9 +23,7 @@ from vcuda.spec.placement import CardShare
 
 CARD = "GPU-1"
 UID = "a2345678-1234-1234-1234-123456789abc"
-LIBC = next(
-    line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so.6" in line
-)
+LIBC = next(line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so.6" in line)
 
 
 class Everybody:
@@ -101,9 +99,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         process.communicate("", timeout=60)
 
 
-@pytest.mark.parametrize(
-    "library", ["lib64/libcuda.so.1", "lib64/libnvidia-ml.so.1", "preload/libvcuda-preload.so"]
-)
+@pytest.mark.parametrize("library", ["lib64/libcuda.so.1", "lib64/libnvidia-ml.so.1", "preload/libvcuda-preload.so"])
 def test_a_process_with_one_of_our_libraries_is_in_order(scene: Scene, library: str) -> None:
     pid = scene.start(Path(scene.item.mirror) / library)
     for _ in range(LASTING_LOOKS + 1):
@@ -115,9 +111,7 @@ def test_a_process_that_the_driver_lists_without_our_library_is_told_once_when_i
     pid = scene.start(None)
     assert [scene.look(pid)[scene.at] for _ in range(4)] == [0, 1, 1, 1]
     ((pod, message),) = scene.told
-    assert (
-        pod == "pod" and f"process {pid} (" in message and CARD in message and "nothing limits it" in message
-    )
+    assert pod == "pod" and f"process {pid} (" in message and CARD in message and "nothing limits it" in message
     assert scene.look()[scene.at] == 0  # gone from the card
 
 
@@ -129,9 +123,7 @@ def test_a_file_that_only_has_our_name_does_not_count(scene: Scene, tmp_path: Pa
     assert [scene.look(pid)[scene.at] for _ in range(2)] == [0, 1]
 
 
-def test_a_file_with_our_inode_number_on_another_file_system_does_not_count(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_a_file_with_our_inode_number_on_another_file_system_does_not_count(scene: Scene, tmp_path: Path) -> None:
     inode = (Path(scene.item.mirror) / "lib64/libcuda.so.1").stat().st_ino
     folder = tmp_path / "proc/5"
     (folder / "map_files").mkdir(parents=True)
@@ -145,9 +137,7 @@ def test_a_file_with_our_inode_number_on_another_file_system_does_not_count(
 
 def test_an_open_device_node_is_enough(scene: Scene, tmp_path: Path) -> None:
     # A descriptor that reads /dev/nvidia7 without a card: a folder of links stands for /proc.
-    scene.watch = BypassWatch(
-        lambda item, _, message: scene.told.append((item.pod_name, message)), tmp_path / "proc"
-    )
+    scene.watch = BypassWatch(lambda item, _, message: scene.told.append((item.pod_name, message)), tmp_path / "proc")
     guilty, innocent = scene.start(None), scene.start(Path(scene.item.mirror) / "lib64/libcuda.so.1")
     for pid in (guilty, innocent, os.getpid()):
         folder = tmp_path / "proc" / str(pid)
@@ -191,9 +181,7 @@ def test_tenants_with_any_number_of_open_files_are_looked_through_a_part_at_a_ti
         folder = proc.add(pid, group(UID))
         (folder / "maps").write_text("1000-2000 r--p 00000000 00:2a 7   /lib/libcuda.so.550\n")
         for number in range(30):
-            (folder / "fd" / f"{number}").symlink_to(
-                "/dev/nvidia7" if (pid, number) == (17, 29) else "/dev/null"
-            )
+            (folder / "fd" / f"{number}").symlink_to("/dev/nvidia7" if (pid, number) == (17, 29) else "/dev/null")
         scene.owner.pids.add(pid)
     read: list[str] = []
     readlink = os.readlink

@@ -56,9 +56,7 @@ def _edits(edits: dict[str, Any]) -> list[str]:
         found += [f"unknown {name}" for name in node.keys() - NODE]
         if not node.get("path", "").startswith("/") or node.get("type", "") not in {"", "b", "c", "u", "p"}:
             found.append(f"node {node}")
-        if min(node.get("major", 0), node.get("minor", 0)) < 0 or set(node.get("permissions", "")) - set(
-            "rwm"
-        ):
+        if min(node.get("major", 0), node.get("minor", 0)) < 0 or set(node.get("permissions", "")) - set("rwm"):
             found.append(f"node {node}")
     for mount in edits.get("mounts", []):
         found += [f"unknown {name}" for name in mount.keys() - MOUNT]
@@ -100,9 +98,7 @@ def test_the_rules_find_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["cdi-cri", "cdi-annotations", "device-specs,cdi-cri,cdi-annotations"])
-def test_cards_are_named_and_described_beside_the_whole_answer(
-    node: Node, machine: Machine, strategy: str
-) -> None:
+def test_cards_are_named_and_described_beside_the_whole_answer(node: Node, machine: Machine, strategy: str) -> None:
     node.start(*arguments(node, strategy), wait=200)
     item = pod("a", container("c", 200))
     node.kubelet.admit(item)
@@ -118,12 +114,8 @@ def test_cards_are_named_and_described_beside_the_whole_answer(
     edits = [document["containerEdits"], *(device["containerEdits"] for device in document["devices"])]
     nodes = {(n["path"], n["hostPath"], n["permissions"]) for e in edits for n in e["deviceNodes"]}
     assert nodes == {(spec.container_path, spec.host_path, spec.permissions) for spec in answer.devices}
-    assert {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1"} <= {
-        path for path, _, _ in nodes
-    }
-    numbers = {
-        n["path"].removeprefix("/dev/"): (n["major"], n["minor"]) for e in edits for n in e["deviceNodes"]
-    }
+    assert {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1"} <= {path for path, _, _ in nodes}
+    numbers = {n["path"].removeprefix("/dev/"): (n["major"], n["minor"]) for e in edits for n in e["deviceNodes"]}
     assert numbers.items() <= machine.nodes().items()
     mounts = {(m["hostPath"], m["containerPath"]) for m in document["containerEdits"]["mounts"]}
     given = {(mount.host_path, mount.container_path) for mount in answer.mounts}
@@ -169,9 +161,7 @@ def test_the_file_follows_the_node(node: Node, machine: Machine) -> None:
 def test_nothing_is_named_that_a_runtime_would_not_find(node: Node) -> None:
     (node.directory / "cdi").write_text("a file where the folder should be")
     node.start(*arguments(node, "cdi-cri"), wait=200)
-    with pytest.raises(
-        Rejected, match=r"CdiUnavailable: default/a: .*tencent\.com-vcuda\.json does not describe"
-    ):
+    with pytest.raises(Rejected, match=r"CdiUnavailable: default/a: .*tencent\.com-vcuda\.json does not describe"):
         node.kubelet.admit(pod("a", container("c", 30, 10)))
     assert set(node.booked().values()) == {(0, 0)}
     (node.directory / "cdi").unlink()

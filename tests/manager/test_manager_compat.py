@@ -44,9 +44,7 @@ DROPPED = (
 
 @pytest.mark.parametrize("form", ["{}={}", "{} {}"], ids=["with =", "two words"])
 @pytest.mark.parametrize(("flag", "value", "setting", "expected"), KEPT, ids=[row[0] for row in KEPT])
-def test_old_flags_keep_their_meaning(
-    flag: str, value: str, setting: str, expected: object, form: str
-) -> None:
+def test_old_flags_keep_their_meaning(flag: str, value: str, setting: str, expected: object, form: str) -> None:
     parsed = parse(form.format(flag, value).split(" "), {})
     assert parsed is not None and parsed.warnings == ()
     assert getattr(parsed.settings, setting) == expected
@@ -152,9 +150,7 @@ def test_what_a_pod_a_node_and_a_scraper_see(connected: Node, machine: Machine) 
     inside = {mount.container_path: mount.read_only for mount in answer.mounts}
     assert inside["/usr/local/nvidia"] and inside["/etc/vcuda"]
     assert inside["/usr/lib/x86_64-linux-gnu/libcuda.so.1"] and inside["/usr/lib64/libcuda.so.1"]
-    assert all(
-        spec.container_path == f"/dev/{spec.host_path.rpartition('/dev/')[2]}" for spec in answer.devices
-    )
+    assert all(spec.container_path == f"/dev/{spec.host_path.rpartition('/dev/')[2]}" for spec in answer.devices)
     assert {spec.permissions for spec in answer.devices} == {"rw"}
     (found,) = json.loads(connected.get("/usage")[1])["containers"]
     assert found["cards"][0]["core_limit"] == 50

@@ -116,9 +116,7 @@ def test_shares_are_told_also_those_that_were_there_before(
         assert region.read_limits(node.region(item, "c"))[0].context_bytes == CONTEXT
 
 
-def test_each_card_is_measured_once_per_driver_and_a_failing_one_a_few_times(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_each_card_is_measured_once_per_driver_and_a_failing_one_a_few_times(tmp_path: Path, machine: Machine) -> None:
     asked: list[str] = []
     cards = tuple(NodeCard(Card(f"GPU-{index}", index, "model", 1 << 30), index) for index in range(3))
 

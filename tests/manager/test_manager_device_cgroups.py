@@ -109,9 +109,7 @@ def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: P
     assert watcher.watch.lost == {}
 
 
-def test_a_machine_without_control_groups_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_machine_without_control_groups_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = allocation(tmp_path, str(uuid.uuid4()))
     watcher = Watcher(tmp_path / "nothing", tmp_path, lambda _: NEEDED, lambda *_: None, Owners())
     for _ in range(2):
@@ -197,18 +195,14 @@ def contained(folder: Path, root: Path) -> subprocess.Popen[bytes]:
     """A process in the cgroup `folder` with the root `root`, until it is killed."""
     folder.mkdir(parents=True)
     process = subprocess.Popen([sys.executable, "-c", _CONTAINED, str(folder), str(root)])
-    eventually(
-        lambda: str(process.pid) in (folder / "cgroup.procs").read_text().split(), "the process in its cgroup"
-    )
+    eventually(lambda: str(process.pid) in (folder / "cgroup.procs").read_text().split(), "the process in its cgroup")
     eventually(lambda: Path(f"/proc/{process.pid}/root").readlink() == root, "the process in its root")
     return process
 
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("policy", ["report", "restore"])
-def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(
-    node: Node, group: Group, policy: str
-) -> None:
+def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(node: Node, group: Group, policy: str) -> None:
     """INCIDENTS I1 with the kernel's own device cgroup: deny all, allow what the runtime knows; the card is not in it."""
     node.start("--device-cgroup-policy=" + policy, f"--cgroup-root={group.root}", wait=200)
     item = pod("a", container("c", 30, 10))
@@ -229,9 +223,7 @@ def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(
             assert "LOST /dev/nvidiactl" in node.get("/graph")[1]
             assert 'vcuda_container_lost_devices{container_name="c"' in node.get("/metrics")[1]
         else:
-            eventually(
-                lambda: "vcuda_manager_devices_restored_total 5.0" in node.get("/metrics")[1], "the card back"
-            )
+            eventually(lambda: "vcuda_manager_devices_restored_total 5.0" in node.get("/metrics")[1], "the card back")
             assert lost(node) == []
         assert may_open(folder, tmp=node.directory) == {
             (195, 255): policy == "restore",

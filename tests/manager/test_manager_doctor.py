@@ -37,9 +37,7 @@ def test_nothing_fails_on_a_well_node_and_nothing_is_changed(node: Node) -> None
     found = verdicts(node)
     assert {what for what, (verdict, _) in found.items() if verdict is Verdict.FAIL} == set()
     assert found["driver"][1].endswith("2 cards")
-    assert {"card 0", "card 1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1", "libcuda.so.1"} <= set(
-        found
-    )
+    assert {"card 0", "card 1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1", "libcuda.so.1"} <= set(found)
     assert found["kubelet's pods"] == (Verdict.OK, f"0 at {node.kubelet.url}")
     assert sorted(path for path, _, _ in os.walk(node.root)) == before
 
@@ -49,9 +47,7 @@ def test_what_is_missing_is_named_with_the_way_out(node: Node, machine: Machine)
     (node.kubelet.directory / "kubelet.sock").unlink(missing_ok=True)
     (machine.root / "dev/nvidia-uvm").unlink()
     found = verdicts(node, "--kubelet-token-file=/does/not/exist", f"--cgroup-root={node.directory}/none")
-    assert (
-        found["/dev/nvidia-uvm"][0] is Verdict.WARN and "the daemon makes it" in found["/dev/nvidia-uvm"][1]
-    )
+    assert found["/dev/nvidia-uvm"][0] is Verdict.WARN and "the daemon makes it" in found["/dev/nvidia-uvm"][1]
     assert found["kubelet"][0] is Verdict.FAIL and "is kubelet running" in found["kubelet"][1]
     assert found["kubelet's pods"][0] is Verdict.FAIL and "nodes/pods" in found["kubelet's pods"][1]
     assert found["device cgroups"][0] is Verdict.WARN and "--cgroup-root" in found["device cgroups"][1]
@@ -184,9 +180,7 @@ def test_an_api_server_that_refuses_and_settings_that_can_not_work_are_named(
     assert verdict is Verdict.WARN and "--kubelet-url is not set" in details
 
 
-def test_sockets_control_groups_and_folders_of_a_host(
-    node: Node, short_directory: Path, tmp_path: Path
-) -> None:
+def test_sockets_control_groups_and_folders_of_a_host(node: Node, short_directory: Path, tmp_path: Path) -> None:
     resources = short_directory / "r.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(resources))
@@ -204,8 +198,4 @@ def test_sockets_control_groups_and_folders_of_a_host(
     found = verdicts(node, f"--cgroup-root={tmp_path}", "--virtual-manager-path=/proc/none")
     assert found["device cgroups"] == (Verdict.OK, f"{tmp_path}/devices, control groups v1")
     verdict, details = found["regions"]
-    assert (
-        verdict is Verdict.FAIL
-        and "cannot write to /proc/none" in details
-        and "--virtual-manager-path" in details
-    )
+    assert verdict is Verdict.FAIL and "cannot write to /proc/none" in details and "--virtual-manager-path" in details

@@ -105,9 +105,7 @@ def test_what_stays_apart_for_two_windows_is_told_once_per_onset(world: World, p
     assert world.found == pytest.approx(percent - 30) and world.told == []
     world.windows(1)
     (message,) = world.told
-    assert (
-        f"container c was charged 30 hundredths of card {CARD} over 10 s, and NVML saw {percent}:" in message
-    )
+    assert f"container c was charged 30 hundredths of card {CARD} over 10 s, and NVML saw {percent}:" in message
     world.windows(3)
     assert len(world.told) == 1
     world.percent = {PID: 50}  # just within the tolerance

@@ -88,9 +88,7 @@ def test_an_interrupted_build_of_the_mirror_is_made_anew(tmp_path: Path) -> None
 
 def test_a_missing_driver_or_shim_is_named(tmp_path: Path) -> None:
     root = host(tmp_path, "535.1.2")
-    with pytest.raises(
-        driver_dir.DriverDirError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"
-    ):
+    with pytest.raises(driver_dir.DriverDirError, match=r"our own libcuda.so.1 is missing .* python -m vcuda._build"):
         driver_dir.make(tmp_path / "vm", root, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(driver_dir.DriverDirError, match=r"no libcuda.so.1 below .* --driver-root right"):
@@ -122,6 +120,4 @@ def test_where_a_containers_region_is_hidden_its_shims_refuse_memory(tmp_path: P
         f"vcuda: cannot open {share.lib64}/../vcuda/limits: No such file or directory; "
         "GPU memory is refused until the container is started with readable limits\n"
     )
-    assert share.run(
-        'begin(); answer([alloc(MIB)[0], alloc(MIB, "cuMemAllocAsync", None)[0]])', errors=said
-    ) == [2, 2]
+    assert share.run('begin(); answer([alloc(MIB)[0], alloc(MIB, "cuMemAllocAsync", None)[0]])', errors=said) == [2, 2]

@@ -50,9 +50,7 @@ def test_a_cache_that_is_cut_off_is_an_error(keep: int) -> None:
 )
 def test_this_machines_cache_says_what_ldconfig_says() -> None:
     said: dict[str, list[str]] = {}
-    for line in subprocess.run(
-        ["ldconfig", "-p"], capture_output=True, text=True, check=True
-    ).stdout.splitlines():
+    for line in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout.splitlines():
         name, arrow, path = line.partition(" => ")
         if arrow and "libc6,x86-64" in name:
             said.setdefault(name.split()[0], []).append(path)
@@ -75,18 +73,14 @@ def test_the_cache_finds_what_lies_in_no_usual_folder(tmp_path: Path) -> None:
     root = HostRoot(tmp_path)
     assert root.find_library("libcuda.so.1") == usual
     (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/ld.so.cache").write_bytes(
-        cache((X86_64, "libcuda.so.1", "/opt/vendor/gpu/libcuda.so.1"))
-    )
+    (tmp_path / "etc/ld.so.cache").write_bytes(cache((X86_64, "libcuda.so.1", "/opt/vendor/gpu/libcuda.so.1")))
     assert root.find_library("libcuda.so.1") == real
     assert root.find_library("libcuda.so.1", "535.1.2") == usual  # the version that the kernel runs
     assert root.find_library("libcuda.so.1", "1.2.3") == real
     (tmp_path / "etc/ld.so.cache").write_bytes(b"something else")
     assert root.find_library("libcuda.so.1") == usual
     real.unlink()
-    (tmp_path / "etc/ld.so.cache").write_bytes(
-        cache((X86_64, "libcuda.so.1", "/opt/vendor/gpu/libcuda.so.1"))
-    )
+    (tmp_path / "etc/ld.so.cache").write_bytes(cache((X86_64, "libcuda.so.1", "/opt/vendor/gpu/libcuda.so.1")))
     assert root.find_library("libcuda.so.1") == usual  # the cache is older than the removal
 
 

@@ -121,9 +121,7 @@ def test_records_that_cannot_be_had_change_nothing() -> None:
 
 def test_a_share_below_the_smallest_is_refused_with_the_way_out(node: Node) -> None:
     node.start("--smallest-memory=3", wait=200)
-    with pytest.raises(
-        Rejected, match=r"ShareTooSmall: .* asks for 2 tencent.com/vcuda-memory, .* no share below 3"
-    ):
+    with pytest.raises(Rejected, match=r"ShareTooSmall: .* asks for 2 tencent.com/vcuda-memory, .* no share below 3"):
         node.kubelet.admit(pod("small", container("c", 10, 2)))
     node.kubelet.admit(pod("enough", container("c", 10, 3)))
     node.kubelet.admit(pod("whole", container("c", 100)))

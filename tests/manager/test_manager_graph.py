@@ -11,14 +11,10 @@ from vcuda.sim import CardLost, Machine, SimCard
 GIB = 2**30
 
 
-def test_eight_cards_with_mixed_shares(
-    make_machine: Callable[..., Machine], make_node: Callable[..., Node]
-) -> None:
+def test_eight_cards_with_mixed_shares(make_machine: Callable[..., Machine], make_node: Callable[..., Node]) -> None:
     big, small = "NVIDIA A100-SXM4-80GB", "NVIDIA L4"
     cards = [SimCard(big, 80 * GIB, numa_node=number // 4) for number in range(6)]
-    machine = make_machine(
-        *cards, SimCard(small, 24 * GIB, numa_node=1), SimCard(small, 24 * GIB, numa_node=1)
-    )
+    machine = make_machine(*cards, SimCard(small, 24 * GIB, numa_node=1), SimCard(small, 24 * GIB, numa_node=1))
     node = make_node(machine.root)
     node.kubelet.start()
     node.start(wait=800)

@@ -68,9 +68,7 @@ def test_a_device_list_that_nobody_reads(node: Node, monkeypatch: pytest.MonkeyP
     eventually(lambda: well(node), "health")
 
 
-def test_a_kubelet_that_has_stopped_watching_is_told_again(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kubelet_that_has_stopped_watching_is_told_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     core = node.start(wait=200).registrar._plugins[0]
     core._unwatched_since -= 1000  # the time before kubelet's first stream does not count
     monkeypatch.setattr(daemon_module, "STUCK_S", 0.2)

@@ -170,11 +170,7 @@ def test_whatever_a_tenant_does_to_its_usage_file_harms_only_itself(
                 found = page.containers()
                 assert all(0 <= figure < 2**63 for figure in numbers(found)), deed
                 for card in found[f"bad-{number}"]["cards"]:
-                    assert all(
-                        figure <= 1 << 50
-                        for name, figure in card.items()
-                        if name.endswith("memory_used_bytes")
-                    )
+                    assert all(figure <= 1 << 50 for name, figure in card.items() if name.endswith("memory_used_bytes"))
                 assert good_usage(page) == before, deed
                 assert f'pod_name="{GOOD}"' in page.get("/metrics")
                 page.get("/graph")

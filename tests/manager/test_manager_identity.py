@@ -96,9 +96,7 @@ def test_ambiguity_is_refused_with_an_event_and_never_guessed(
     assert {event["reason"] for event in api.events} == {"PodAmbiguous"}
 
 
-def test_without_kubelets_list_the_api_servers_pods_decide(
-    make_node: Callable[..., Node], machine: Machine
-) -> None:
+def test_without_kubelets_list_the_api_servers_pods_decide(make_node: Callable[..., Node], machine: Machine) -> None:
     node = make_node(machine.root, with_api=True, with_kubelet_url=False)
     node.kubelet.start()
     node.start(wait=200)
@@ -118,9 +116,7 @@ def test_with_neither_list_everything_is_refused(make_node: Callable[..., Node],
         node.kubelet.admit(pod("a", container("c", 30, 10)))
 
 
-def test_slow_servers_are_answered_for_within_two_seconds(
-    make_node: Callable[..., Node], machine: Machine
-) -> None:
+def test_slow_servers_are_answered_for_within_two_seconds(make_node: Callable[..., Node], machine: Machine) -> None:
     node = make_node(machine.root, with_api=True)
     node.kubelet.start()
     node.start(wait=200)

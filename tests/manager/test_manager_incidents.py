@@ -79,12 +79,8 @@ def test_i2_a_node_that_came_late_is_given(
     """/dev/nvidia-uvm is not there when the daemon starts. Before: looked at once, at start, and left out ever after."""
     machine.remove_node("nvidia-uvm")
     if which == BEFORE:
-        seen = [
-            name for name in ("nvidiactl", "nvidia-uvm", "nvidia0") if (machine.root / "dev" / name).exists()
-        ]
-        once = tuple(
-            device_nodes.DeviceNode(f"/dev/{name}", str(machine.root / "dev" / name)) for name in seen
-        )
+        seen = [name for name in ("nvidiactl", "nvidia-uvm", "nvidia0") if (machine.root / "dev" / name).exists()]
+        once = tuple(device_nodes.DeviceNode(f"/dev/{name}", str(machine.root / "dev" / name)) for name in seen)
         monkeypatch.setattr(device_nodes, "full_set", lambda *_: once)
     node.start(wait=200)
     item = pod("a", container("c", 30, 10))
@@ -219,9 +215,7 @@ def test_i9_the_schedulers_card_or_a_refusal(
 
         def by_itself(self: Decider, candidate: Candidate, *more: Any) -> Allocation:
             metadata = {**candidate.pod["metadata"], "annotations": {}}
-            return decide(
-                self, dataclasses.replace(candidate, pod={**candidate.pod, "metadata": metadata}), *more
-            )
+            return decide(self, dataclasses.replace(candidate, pod={**candidate.pod, "metadata": metadata}), *more)
 
         monkeypatch.setattr(Decider, "decide", by_itself)
     node.start(wait=200)

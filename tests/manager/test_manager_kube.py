@@ -79,9 +79,7 @@ def test_a_pod_is_marked_assigned_when_all_its_containers_have_devices(connected
         connected.kubelet.devices.give(item, *step)
     assert not [path for path, _ in api.patches if "/pods/" in path]
     connected.kubelet.devices.give(item, *steps[-1])
-    patches = eventually(
-        lambda: [entry for entry in api.patches if "/pods/" in entry[0]], "a patch of the pod"
-    )
+    patches = eventually(lambda: [entry for entry in api.patches if "/pods/" in entry[0]], "a patch of the pod")
     [(path, patch)] = patches
     assert path == "/api/v1/namespaces/default/pods/a"
     assert patch["metadata"]["uid"] == item["metadata"]["uid"]
@@ -102,9 +100,7 @@ def test_a_placement_that_was_there_is_not_written_again(connected: Node, machin
     connected.kubelet.pods.append(item)
     for step in connected.kubelet.devices.steps(item):
         connected.kubelet.devices.give(item, *step)
-    patches = eventually(
-        lambda: [patch for path, patch in api.patches if "/pods/" in path], "a patch of the pod"
-    )
+    patches = eventually(lambda: [patch for path, patch in api.patches if "/pods/" in path], "a patch of the pod")
     assert [patch["metadata"]["annotations"] for patch in patches] == [{NAMES.gpu_assigned: "true"}]
 
 
@@ -150,26 +146,16 @@ def config(tmp_path: Path, **changes: object) -> Path:
         ({"users": [{"name": "u", "user": {"username": "u"}}]}, "uses 'username'; use a certificate"),
         ({"clusters": [{"name": "k", "cluster": {"server": "ftp://x"}}]}, "is no http:// or https:// URL"),
         (
-            {
-                "clusters": [
-                    {"name": "k", "cluster": {"server": "https://x", "certificate-authority": "none"}}
-                ]
-            },
+            {"clusters": [{"name": "k", "cluster": {"server": "https://x", "certificate-authority": "none"}}]},
             "cannot use the CA file",
         ),
         (
-            {
-                "clusters": [
-                    {"name": "k", "cluster": {"server": "https://x", "certificate-authority-data": "%"}}
-                ]
-            },
+            {"clusters": [{"name": "k", "cluster": {"server": "https://x", "certificate-authority-data": "%"}}]},
             "certificate-authority-data is not base64",
         ),
     ],
 )
-def test_an_unusable_kubeconfig_is_one_clear_message(
-    tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
+def test_an_unusable_kubeconfig_is_one_clear_message(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(StartError, match=message):
         api.login(config(tmp_path, **changes), {})
 

@@ -45,9 +45,7 @@ def test_a_static_pod_keeps_its_share_under_its_mirrors_name(connected: Node) ->
     connected.kubelet.admit(own)  # before the API server has heard of it
     assert {item.pod_uid for item in daemon.allocator.allocations} == {own["metadata"]["uid"]}
     connected.api.put("pods", mirror)
-    connected.kubelet.pods.remove(
-        own
-    )  # a kubelet that has just started lists it later than the API server its mirror
+    connected.kubelet.pods.remove(own)  # a kubelet that has just started lists it later than the API server its mirror
     assert daemon.allocator.collect() == []
     connected.kubelet.pods.append(own)
     connected.stop()
@@ -187,9 +185,9 @@ def test_lost_state_is_rebuilt_from_every_format_of_kubelets_checkpoint(node: No
     document = {"Data": {"PodDeviceEntries": rows, "RegisteredDevices": registered}, "Checksum": 7}
     (node.kubelet.directory / "kubelet_internal_checkpoint").write_text(json.dumps(document))
     daemon = node.start(wait=200)
-    assert {
-        item.key: (item.shares, item.held, item.cores) for item in daemon.allocator.allocations
-    } == before and len(before) == 3
+    assert {item.key: (item.shares, item.held, item.cores) for item in daemon.allocator.allocations} == before and len(
+        before
+    ) == 3
     node.kubelet.start_containers(pods[0])
 
 
@@ -223,9 +221,7 @@ def test_a_pod_is_admitted_between_the_removals_of_many_that_have_gone(
     node = make_node(machine.root)
     node.kubelet.start()
     daemon = node.start(wait=200)
-    gone = [
-        pod(f"gone-{number}", container("c", 5, 1)) for number in range(16)
-    ]  # the newcomer needs six calls
+    gone = [pod(f"gone-{number}", container("c", 5, 1)) for number in range(16)]  # the newcomer needs six calls
     for item in gone:
         node.kubelet.admit(item)
     monkeypatch.setattr(allocator, "ABSENT_GRACE_S", 0.0)

@@ -30,9 +30,7 @@ def written_by_its_owner(machine: Machine, card: int, **more: str) -> dict[str, 
 
 
 @pytest.mark.parametrize("excluded", ["uuid", "model"])
-def test_a_placement_on_a_card_that_the_pod_excludes_is_refused(
-    node: Node, machine: Machine, excluded: str
-) -> None:
+def test_a_placement_on_a_card_that_the_pod_excludes_is_refused(node: Node, machine: Machine, excluded: str) -> None:
     """Such as one that the owner of a pod with spec.nodeName wrote: no extender ever chooses so."""
     daemon = node.start(wait=200)
     wanted = {
@@ -90,9 +88,7 @@ def sees(value: str | None) -> dict[str, Any]:
     ("value", "told"),
     [("all", True), ("none", True), ("GPU-1", True), ("void", False), ("", False), (None, False)],
 )
-def test_a_pod_that_asks_nvidias_runtime_for_cards_is_told_of(
-    connected: Node, value: str | None, told: bool
-) -> None:
+def test_a_pod_that_asks_nvidias_runtime_for_cards_is_told_of(connected: Node, value: str | None, told: bool) -> None:
     """Its own value wins over ours, and brings the real driver past our library where that runtime is the default."""
     api = connected.api
     assert api is not None

@@ -52,9 +52,7 @@ def test_without_the_driver_nothing_is_given_and_devices_are_unhealthy_until_it_
     daemon = node.start("--health-check-interval=60", wait=200)
     machine.unload_driver()
     mine = pod("p", container("c", 10, 1))
-    with pytest.raises(
-        Rejected, match=r"DeviceNodesMissing: .*/dev/nvidiactl can't be given: /proc/devices lists no"
-    ):
+    with pytest.raises(Rejected, match=r"DeviceNodesMissing: .*/dev/nvidiactl can't be given: /proc/devices lists no"):
         node.kubelet.admit(mine)
     assert set(node.booked().values()) == {(0, 0)}
     assert 'vcuda_manager_device_node_problems_total{node="/dev/nvidiactl"}' in node.get("/metrics")[1]

@@ -37,9 +37,7 @@ def opened(make_machine: Callable[..., Machine], request: pytest.FixtureRequest)
     return open_one
 
 
-def unknown(
-    monkeypatch: pytest.MonkeyPatch, *names: str, number: int = pynvml.NVML_ERROR_NOT_SUPPORTED
-) -> None:
+def unknown(monkeypatch: pytest.MonkeyPatch, *names: str, number: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> None:
     """These questions are answered with an error from now on."""
 
     def fail(*_: object) -> None:
@@ -111,14 +109,10 @@ def test_a_card_that_does_not_answer_is_named_and_the_other_one_serves(
     assert len(probe.cards) == 1
     ((name, why),) = probe.failed
     assert name.startswith("GPU-") and "nvmlDeviceGetMemoryInfo" in why and "GPU is lost" in why
-    assert (
-        driver.sample(name) is None and driver.processes(name) is None and driver.utilization(name, 0) is None
-    )
+    assert driver.sample(name) is None and driver.processes(name) is None and driver.utilization(name, 0) is None
 
 
-def test_after_its_end_a_driver_says_so_and_is_not_asked(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_its_end_a_driver_says_so_and_is_not_asked(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = opened()
     uuid = driver.probe().cards[0].card.uuid
     driver.close()
@@ -127,9 +121,7 @@ def test_after_its_end_a_driver_says_so_and_is_not_asked(
     driver.close()
     with pytest.raises(DriverError, match="the driver was closed"):
         driver.probe()
-    assert (
-        driver.sample(uuid) is None and driver.processes(uuid) is None and driver.utilization(uuid, 0) is None
-    )
+    assert driver.sample(uuid) is None and driver.processes(uuid) is None and driver.utilization(uuid, 0) is None
     assert asked == [] and not driver.has_events
 
 

@@ -224,9 +224,7 @@ class Tenants:
             for card in cards:
                 wanted[card] = wanted.get(card, 0) + share
         assert all(cores <= 100 for cores in wanted.values())
-        eventually(
-            lambda: self._booked() == wanted, f"the books are {self._booked()}, that they say {wanted}", 5
-        )
+        eventually(lambda: self._booked() == wanted, f"the books are {self._booked()}, that they say {wanted}", 5)
 
     def _booked(self) -> dict[str, int]:
         return {card: cores for card, (cores, _) in self.node.booked().items() if cores}

@@ -60,9 +60,7 @@ def regions(node: Node, *items: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "garbage"])
 @pytest.mark.parametrize("state", ["kept", "read again", "lost"])
-def test_a_kubelet_that_lost_its_checkpoint_gets_the_same_answers_again(
-    node: Node, damage: str, state: str
-) -> None:
+def test_a_kubelet_that_lost_its_checkpoint_gets_the_same_answers_again(node: Node, damage: str, state: str) -> None:
     """Else all running pods of the node are killed (PodUnknown)."""
     node.start(wait=200)
     items = [created(name, 5 - number, container("c", 30, 10)) for number, name in enumerate("abc")]
@@ -163,9 +161,7 @@ def test_a_static_pods_placement_is_written_to_its_mirror_pod(connected: Node) -
     mirror["metadata"]["annotations"] = {"kubernetes.io/config.mirror": item["metadata"]["uid"]}
     api.put("pods", mirror)
     eventually(lambda: NAMES.placement in annotations(connected, item), "the placement")
-    assert all(
-        body["metadata"]["uid"] == mirror["metadata"]["uid"] for path, body in api.patches if "/pods/" in path
-    )
+    assert all(body["metadata"]["uid"] == mirror["metadata"]["uid"] for path, body in api.patches if "/pods/" in path)
 
 
 def test_a_pod_that_exceeded_its_deadline_keeps_its_share_until_its_containers_have_ended(

@@ -246,9 +246,7 @@ def test_files_are_looked_for_when_somebody_came_or_a_file_went(
         owners=Owners(tmp_path / "proc"),
     )
     follow = measurer._questions.follow
-    monkeypatch.setattr(
-        measurer._questions, "follow", lambda files: (followed.append(set(files)), follow(files))
-    )
+    monkeypatch.setattr(measurer._questions, "follow", lambda files: (followed.append(set(files)), follow(files)))
     measurer.start()
     try:
         eventually(lambda: followed == [{"u0/c"}], "the first look")

@@ -14,9 +14,7 @@ from vcuda.sim import Machine
 from vcuda.spec.units import BLOCK_BYTES
 
 
-def test_an_oversold_container_has_its_share_and_its_quota(
-    machine: Machine, make_node: Callable[..., Node]
-) -> None:
+def test_an_oversold_container_has_its_share_and_its_quota(machine: Machine, make_node: Callable[..., Node]) -> None:
     node = make_node(machine.root)
     node.kubelet.start()
     node.start(wait=200)
@@ -43,8 +41,6 @@ def test_an_oversell_below_the_share_is_refused(machine: Machine, make_node: Cal
     node = make_node(machine.root)
     node.kubelet.start()
     daemon = node.start(wait=200)
-    with pytest.raises(
-        Rejected, match="vcuda-oversell gives container 'c' 2 blocks in all, fewer than the 4"
-    ):
+    with pytest.raises(Rejected, match="vcuda-oversell gives container 'c' 2 blocks in all, fewer than the 4"):
         node.kubelet.admit(pod("a", container("c", 30, 4), annotations={NAMES.oversell: "c=2"}))
     assert daemon.allocator.allocations == ()

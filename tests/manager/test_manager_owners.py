@@ -67,9 +67,7 @@ def test_in_a_pod_of_two_shares_the_mounts_tell_and_a_changed_root_its_ancestors
     proc.add(10, group(MINE, "aa"), region=one.region)
     proc.add(20, group(MINE, "bb"), region=two.region)
     proc.add(21, group(MINE, "bb"), link=one.region, parent=20)
-    proc.add(
-        30, group(MINE, "cc"), link=one.region, parent=10
-    )  # no share, and its parent is another container's
+    proc.add(30, group(MINE, "cc"), link=one.region, parent=10)  # no share, and its parent is another container's
     for item in (one, two):
         (Path(item.region) / "usage").touch()
     owners = Owners(proc.path)

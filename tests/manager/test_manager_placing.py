@@ -37,9 +37,7 @@ def card(number: int, *, links: dict[int, int] | None = None, model: str = "m", 
     return Card(f"GPU-{number}", number, model, 8 * GIB, numa, True, pairs)
 
 
-def chosen(
-    states: list[CardState], container: ContainerRequest, asked: PodRequest | None = None
-) -> list[int]:
+def chosen(states: list[CardState], container: ContainerRequest, asked: PodRequest | None = None) -> list[int]:
     return [
         int(share.uuid.removeprefix("GPU-"))
         for share in choose_cards.choose(request() if asked is None else asked, container, states)
@@ -102,9 +100,7 @@ def test_the_reason_for_no_place(
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, 5), st.sampled_from([Kind.APP, Kind.INIT, Kind.SIDECAR]), st.integers(1, 60)
-        ),
+        st.tuples(st.integers(0, 5), st.sampled_from([Kind.APP, Kind.INIT, Kind.SIDECAR]), st.integers(1, 60)),
         max_size=30,
     )
 )
@@ -112,9 +108,7 @@ def test_booking_never_exceeds_a_card(pods: list[tuple[int, Kind, int]]) -> None
     """Whatever comes in which order: what fits is placed, and the sum of the pods' peaks stays within each card."""
     cards = [card(0), card(1)]
     allocations = AllocationIndex()
-    for number, (pod_number, kind, cores) in enumerate(
-        sorted(pods, key=lambda item: (item[0], item[1] == Kind.APP))
-    ):
+    for number, (pod_number, kind, cores) in enumerate(sorted(pods, key=lambda item: (item[0], item[1] == Kind.APP))):
         container = ContainerRequest(f"c{number}", kind, None, cores, 1, cores)
         uid = str(pod_number)
         others, beside = allocations.booked_by_others(uid), allocations.of_pod(uid)

@@ -18,9 +18,7 @@ from manager.kubelet.pods import PodListParser, essential
 TEXTS = st.text(alphabet='a"\\\\{}[],:', max_size=8) | st.just('},{"metadata":{')
 VALUES = st.recursive(
     TEXTS | st.integers(-(2**53), 2**53) | st.none(),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(TEXTS | st.just("metadata"), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS | st.just("metadata"), inner, max_size=3),
     max_leaves=8,
 )
 PODS = st.lists(
@@ -107,9 +105,7 @@ def test_what_is_no_list_of_pods_is_an_error(text: bytes) -> None:
         PodListParser().parse(text)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"), [(b"},{", b"}x{"), (b"},{", b"}{"), (b"}]}", b"},]}"), (b"}]}", b"}x]}")]
-)
+@pytest.mark.parametrize(("right", "wrong"), [(b"},{", b"}x{"), (b"},{", b"}{"), (b"}]}", b"},]}"), (b"}]}", b"}x]}")])
 def test_what_stands_between_known_pods_is_read_too(right: bytes, wrong: bytes) -> None:
     parser = PodListParser()
     data = encode([a_pod(0), a_pod(1)])

@@ -53,9 +53,7 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
         ([], {"GPU_MANAGER_LD_LIBRARY_PATH": "maybe"}, "choose one of set, omit"),
     ],
 )
-def test_wrong_settings_exit_2_with_one_line(
-    arguments: list[str], environment: dict[str, str], message: str
-) -> None:
+def test_wrong_settings_exit_2_with_one_line(arguments: list[str], environment: dict[str, str], message: str) -> None:
     result = run(*arguments, **environment)
     assert result.returncode == 2
     assert message in last_line(result)
@@ -141,9 +139,7 @@ def test_kill_9_between_calls_loses_and_doubles_nothing(
     assert len(StateFile(node.directory / "checkpoint").read()) == len(pods)
 
 
-def test_systemd_is_told_and_secrets_are_not_logged(
-    process: Callable[..., subprocess.Popen[str]], node: Node
-) -> None:
+def test_systemd_is_told_and_secrets_are_not_logged(process: Callable[..., subprocess.Popen[str]], node: Node) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(node.directory / "notify"))
         listener.settimeout(20)
@@ -189,9 +185,7 @@ def test_http_pages(node: Node, machine: Machine) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{node.daemon.port}/metric", timeout=10) as answer:
         old = answer.read().decode()
     labels = 'container_name="c",{}="total",namespace="default",node="node-1",pod_name="a"'
-    assert (
-        f"container_request_gpu_memory{{{sorted_labels(labels.format('req_of_gpu_memory'))}}} 2560.0" in old
-    )
+    assert f"container_request_gpu_memory{{{sorted_labels(labels.format('req_of_gpu_memory'))}}} 2560.0" in old
     assert f"container_request_gpu_utilization{{{sorted_labels(labels.format('req_of_gpu'))}}} 0.3" in old
     for name in ("container_gpu_utilization", "container_gpu_memory_total"):
         assert f"\n{name}{{" in old
@@ -221,7 +215,5 @@ daemon.run = run
 sys.argv = ["gpu-manager"]
 main.main()
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=20
-    )
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=20)
     assert ended.stdout == f"[{int(signal.SIGHUP)}, {int(signal.SIGTERM)}]\n"

@@ -26,10 +26,7 @@ from vcuda.spec.request import Kind
 from vcuda.spec.units import BLOCK_BYTES
 
 KEY = ("u", "c")
-CARDS = {
-    uuid: Card(uuid, minor, "m", size * BLOCK_BYTES)
-    for uuid, minor, size in (("GPU-0", 4, 32), ("GPU-1", 5, 64))
-}
+CARDS = {uuid: Card(uuid, minor, "m", size * BLOCK_BYTES) for uuid, minor, size in (("GPU-0", 4, 32), ("GPU-1", 5, 64))}
 MINORS = {"GPU-0": 4, "GPU-1": 5}
 
 
@@ -139,9 +136,7 @@ UNTOLD = {
 def test_what_can_not_be_told_is_named_and_left_out(what: str, caplog: pytest.LogCaptureFixture) -> None:
     entries, pods = UNTOLD[what]
     assert complete(entries, *pods) == {}
-    assert (
-        "container c of pod u holds devices by kubelet's records, but its cards can't be told" in caplog.text
-    )
+    assert "container c of pod u holds devices by kubelet's records, but its cards can't be told" in caplog.text
     assert "recreate the pod" in caplog.text
 
 
@@ -270,8 +265,7 @@ def test_a_region_counts_whatever_the_pods_owner_wrote_since(what: str, tmp_path
         "c": ((CardShare("GPU-0", 60, 4),), Kind.APP),
     }
     by_kubelet = [
-        Entry(name, "core", Held.of(map(str, range(60))), pod_uid="u", answer=answer(cores=60))
-        for name in ("c", "i")
+        Entry(name, "core", Held.of(map(str, range(60))), pod_uid="u", answer=answer(cores=60)) for name in ("c", "i")
     ]
     assert accounting.booked(complete(by_kubelet, item).values()) == {"GPU-0": (60, 10)}
 

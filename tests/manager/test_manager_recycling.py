@@ -44,9 +44,7 @@ def test_only_failed_admissions_of_ours_that_a_controller_owns_and_that_are_old_
 
 
 @pytest.mark.parametrize("grace", ["50", "0"])
-def test_the_daemon_deletes_them_when_told_to(
-    make_node: Callable[..., Node], machine: Machine, grace: str
-) -> None:
+def test_the_daemon_deletes_them_when_told_to(make_node: Callable[..., Node], machine: Machine, grace: str) -> None:
     node = make_node(machine.root, with_api=True)
     node.kubelet.start()
     daemon = node.start(f"--failed-admission-grace={grace}", wait=200)

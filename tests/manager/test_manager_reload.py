@@ -29,9 +29,7 @@ def rewrite(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def test_what_can_change_does_and_what_is_wrong_does_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_can_change_does_and_what_is_wrong_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("audit-tolerance: 1\nquery-port: 1\n")
 

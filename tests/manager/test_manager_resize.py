@@ -107,9 +107,7 @@ def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
     before = (node.region(item, "c") / "limits").stat().st_ino
     card = grant(node, item, cores=50, blocks=12, limit=80)
     eventually(lambda: limits(node, item) == (50, 12, 80), "the new limits")
-    assert (node.region(item, "c") / "limits").stat().st_ino == before, (
-        "in place: its processes have it mapped"
-    )
+    assert (node.region(item, "c") / "limits").stat().st_ino == before, "in place: its processes have it mapped"
     assert eventually(lambda: said(node, "ResizeCompleted"), "the event") == [
         "container c: 30 cores, 4 blocks → 50 cores (up to 80), 12 blocks"
     ]
@@ -130,9 +128,7 @@ def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
     eventually(written, "the placement")
 
 
-def test_memory_in_use_is_waited_for_and_nothing_changes_meanwhile(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_in_use_is_waited_for_and_nothing_changes_meanwhile(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     item = admitted(node, pod("p", container("c", 30, 8)))
     used = [5 * BLOCK_BYTES]
     use(node, monkeypatch, used)
@@ -146,9 +142,7 @@ def test_memory_in_use_is_waited_for_and_nothing_changes_meanwhile(
     assert len(said(node, "ResizeWaits")) == 1
 
 
-def test_an_oversold_share_waits_for_what_it_has_on_the_card(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_oversold_share_waits_for_what_it_has_on_the_card(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its total stays; what is not managed memory has to fit the smaller share before anybody else gets the rest."""
     item = admitted(node, pod("p", container("c", 30, 8), annotations={NAMES.oversell: "c=16"}))
     used = [10 * BLOCK_BYTES]
@@ -165,9 +159,7 @@ def test_an_oversold_share_waits_for_what_it_has_on_the_card(
     eventually(lambda: physical() == 5 and limits(node, item) == (30, 16, 30), "the smaller share")
 
 
-def test_a_resize_oversells_no_more_than_the_node_allows(
-    make_node: Callable[..., Node], machine: Machine
-) -> None:
+def test_a_resize_oversells_no_more_than_the_node_allows(make_node: Callable[..., Node], machine: Machine) -> None:
     node = make_node(machine.root, with_api=True)
     node.kubelet.start()
     node.start("--oversell-limit=2", wait=200)
@@ -179,9 +171,7 @@ def test_a_resize_oversells_no_more_than_the_node_allows(
     eventually(lambda: limits(node, item) == (30, 16, 30) and said(node, "ResizeCompleted"), "what grows")
 
 
-def test_what_is_allocated_while_the_limit_shrinks_takes_it_back(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_allocated_while_the_limit_shrinks_takes_it_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the use and the new limit: else more would be held than is booked."""
     item = admitted(node, pod("p", container("c", 30, 8)))
     used = [BLOCK_BYTES, 5 * BLOCK_BYTES, 5 * BLOCK_BYTES]
@@ -247,9 +237,7 @@ def test_what_nobody_of_ours_grants_is_refused_and_told_once(node: Node) -> None
     assert len(refusals()) == len(set(refusals())) == 5
 
 
-def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     item = admitted(node, pod("p", container("c", 30, 4)))
 
     def full(*_: object) -> None:
@@ -289,9 +277,7 @@ def test_what_was_granted_survives_what_is_lost(node: Node, gone: str) -> None:
         node.kubelet.admit(pod("too-much", container("c", 51, 1), annotations={NAMES.card_uuid: card}))
 
 
-def test_a_kill_between_limits_and_state_ends_in_what_was_granted(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_limits_and_state_ends_in_what_was_granted(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     item = admitted(node, pod("p", container("c", 30, 4)))
     node.stop()
     (old,) = region.read_limits(node.region(item, "c"))
@@ -345,9 +331,7 @@ def test_what_is_allocated_while_the_limits_of_a_request_change_takes_all_of_the
     looks = iter([1, 1, 1])
 
     def look(_: Allocation) -> region.Usage:
-        return region.Usage(
-            (region.CardUsage(uuid=card, memory_used_bytes=next(looks, 5) * BLOCK_BYTES),), ()
-        )
+        return region.Usage((region.CardUsage(uuid=card, memory_used_bytes=next(looks, 5) * BLOCK_BYTES),), ())
 
     monkeypatch.setattr(node.daemon.allocator._regions, "usage", look)
     grant_all(node, item, {name: resize.Target(CardShare(card, 20, 4)) for name in ("one", "other")})
@@ -364,9 +348,7 @@ def test_a_pod_gets_no_more_in_all_than_its_grant_says(node: Node) -> None:
     granted = {"x": resize.Target(CardShare(card, 20, 9))}
     grant_all(node, item, granted, (30, 10))
     (message,) = eventually(lambda: said(node, "ResizeRefused"), "the event")
-    assert (
-        f"card {card}" in message and "30 cores, 10 blocks" in message and "100 cores, 17 blocks" in message
-    )
+    assert f"card {card}" in message and "30 cores, 10 blocks" in message and "100 cores, 17 blocks" in message
     assert limits(node, item, "x") == (10, 1, 10)
     grant_all(node, item, granted, (100, 17))
     eventually(lambda: limits(node, item, "x") == (20, 9, 20), "what was granted in all")

@@ -91,9 +91,7 @@ def test_a_list_or_a_table_where_one_value_is_wanted_is_refused(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("again", ["query-port: 2", "query_port: 2"])
-def test_a_setting_that_a_file_sets_twice_is_refused_not_the_last_one_taken(
-    tmp_path: Path, again: str
-) -> None:
+def test_a_setting_that_a_file_sets_twice_is_refused_not_the_last_one_taken(tmp_path: Path, again: str) -> None:
     config = tmp_path / "settings.yaml"
     config.write_text(f"query-port: 1\nv: 0\n{again}\n")
     with pytest.raises(StartError) as error:
@@ -112,9 +110,7 @@ def test_what_takes_several_values_takes_a_list_of_yaml(tmp_path: Path) -> None:
 
 
 def test_an_address_that_is_not_this_machines_is_one_line_with_the_reason() -> None:
-    with pytest.raises(
-        StartError, match=r"cannot listen on no-such-host\.invalid:0 \(.*(not known|resolution).*\); "
-    ):
+    with pytest.raises(StartError, match=r"cannot listen on no-such-host\.invalid:0 \(.*(not known|resolution).*\); "):
         http.listen("no-such-host.invalid", 0)
 
 

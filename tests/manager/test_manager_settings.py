@@ -26,12 +26,8 @@ def settings(*arguments: str, **environment: str) -> Settings:
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(
-        "query-port: 1\nquery-addr: from-file\ncontainer-env: [A=1, B=2]\nhealth-ignore-xids: [1, 2]\n"
-    )
-    found = settings(
-        "--query-port=3", f"--config={file}", GPU_MANAGER_QUERY_PORT="2", GPU_MANAGER_SAMPLE_PERIOD="5"
-    )
+    file.write_text("query-port: 1\nquery-addr: from-file\ncontainer-env: [A=1, B=2]\nhealth-ignore-xids: [1, 2]\n")
+    found = settings("--query-port=3", f"--config={file}", GPU_MANAGER_QUERY_PORT="2", GPU_MANAGER_SAMPLE_PERIOD="5")
     assert found.query_port == 3
     assert found.sample_period == 5.0
     assert found.query_addr == "from-file"

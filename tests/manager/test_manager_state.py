@@ -106,9 +106,7 @@ def test_a_crash_between_region_and_state_leaves_nothing(node: Node) -> None:
     assert node.region(item, "c").exists()
 
 
-def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = node.start(wait=200)
 
     def refuse(*_: object) -> None:
@@ -165,9 +163,7 @@ def test_a_start_is_refused_when_the_cards_minor_has_changed(node: Node) -> None
     ((key, before),) = daemon.allocator._allocations.items()
     moved = dict.fromkeys(before.minors, 7)
     daemon.allocator._allocations[key] = Allocation(**{**vars(before), "minors": moved})
-    with pytest.raises(
-        Rejected, match=r"CardChanged: .* was /dev/nvidia7 at admission and is /dev/nvidia\d now"
-    ):
+    with pytest.raises(Rejected, match=r"CardChanged: .* was /dev/nvidia7 at admission and is /dev/nvidia\d now"):
         node.kubelet.start_containers(item)
 
 
@@ -210,9 +206,7 @@ def test_pods_that_end_or_go_free_their_share(make_node: Callable[..., Node], ma
     assert sum(cores for cores, _ in node.booked().values()) == 30
 
 
-def test_a_restarted_kubelet_with_an_empty_list_frees_nothing(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_kubelet_with_an_empty_list_frees_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = node.start(wait=200)
     item = pod("a", container("c", 30, 10))
     node.kubelet.admit(item)

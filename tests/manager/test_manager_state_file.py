@@ -95,9 +95,7 @@ def test_changes_are_appended_and_fold_into_a_snapshot(tmp_path: Path) -> None:
         save_state(file, items[number // 2 : number + 1])
     assert file.path.read_bytes() == snapshot
     assert list(file.load().values()) == items[149:]
-    assert (
-        file.journal.read_bytes().count(b"\n") == 1 + len(items) - 1
-    )  # nothing is written when nothing changed
+    assert file.journal.read_bytes().count(b"\n") == 1 + len(items) - 1  # nothing is written when nothing changed
     save_state(file, items[149:])
     assert not file.long
     file.fold(threading.Lock(), lambda: items[149:])
@@ -172,9 +170,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", range(8))
-def test_a_kill_at_any_step_of_a_fold_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_kill_at_any_step_of_a_fold_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """What was saved before, and what is saved while the snapshot is on its way to the disk."""
     file = StateFile(tmp_path)
     first, second, third, fourth = (an_allocation(name) for name in "abde")
@@ -213,9 +209,7 @@ def test_a_kill_at_any_step_of_a_fold_loses_nothing(
     assert StateFile(tmp_path).read() == {**known, first.key: first}
 
 
-def test_a_fold_that_the_disk_refuses_leaves_what_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fold_that_the_disk_refuses_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = StateFile(tmp_path)
     first, second = an_allocation("a"), an_allocation("b")
     file.append([first], [], lambda: [first])

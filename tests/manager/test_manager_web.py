@@ -148,8 +148,7 @@ def test_pages_that_name_tenants_are_for_whom_kubernetes_allows() -> None:
                 }
             return {
                 "status": {
-                    "allowed": spec["user"] == "prometheus"
-                    and spec["nonResourceAttributes"]["path"] == "/metrics"
+                    "allowed": spec["user"] == "prometheus" and spec["nonResourceAttributes"]["path"] == "/metrics"
                 }
             }
 

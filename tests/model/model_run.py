@@ -117,10 +117,7 @@ class Model:
 
     def _share(self, limit_bytes: int) -> Share:
         folder = self.folder / f"share-{next(self._numbers)}"
-        limits = [
-            shares.limit(self.machine, index, limit_bytes, cores=100, core_limit=100)
-            for index in range(CARDS)
-        ]
+        limits = [shares.limit(self.machine, index, limit_bytes, cores=100, core_limit=100) for index in range(CARDS)]
         share = shares.simulated(folder, self.machine, limits)
         shutil.copy(self.shims / "libcuda.so.1", share.lib64)
         return share
@@ -210,9 +207,7 @@ def _difference(bare: Sequence[str], through: Sequence[str]) -> Place | None:
     return None
 
 
-def run(
-    model: Model, modes: Iterable[Mode], seeds: Iterable[int], steps: int, without: str = ""
-) -> list[Finding]:
+def run(model: Model, modes: Iterable[Mode], seeds: Iterable[int], steps: int, without: str = "") -> list[Finding]:
     """All seeds in all modes; what first went wrong in each."""
     checks = ((mode, seed) for mode in modes for seed in seeds)
     return [found for mode, seed in checks if (found := model.check(mode, seed, steps, without))]
@@ -224,16 +219,12 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="tests.model.model_run", description=(__doc__ or "").split("\n", 1)[0]
-    )
+    parser = argparse.ArgumentParser(prog="tests.model.model_run", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--seeds", type=_numbers, default=_numbers("1-50"), metavar="FIRST-LAST")
     parser.add_argument("--mode", choices=("equal", "small", "both"), default="both")
     parser.add_argument("--without", default="", metavar="KIND,…", help="leave out these kinds of steps")
-    parser.add_argument(
-        "--shrink", action="store_true", help="show the shortest program found, once per cause"
-    )
+    parser.add_argument("--shrink", action="store_true", help="show the shortest program found, once per cause")
     parser.add_argument("--seconds", type=float, default=60, help="most that shrinking one may take")
     parser.add_argument("--shims", type=Path, default=LIB / "shim", help="folder of the shims under test")
     options = parser.parse_args()

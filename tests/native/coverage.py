@@ -92,9 +92,7 @@ def main() -> int:
     parser.add_argument("--native-only", action="store_true", help="only tests/native: the core")
     parser.add_argument("--files", action="store_true", help="also one line per file")
     parser.add_argument("--jobs", default="0", help="test processes at a time (default: one)")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write c_lines_percent and each folder's there"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write c_lines_percent and each folder's there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vcuda-coverage-") as folder:
         root = Path(folder).resolve()  # as the compiler names files

@@ -89,9 +89,7 @@ def read_table(folder: Path = INTERFACES[0].folder) -> Table:
     hooked = {
         name: path.name if kind == "HOOK" else REFUSED
         for path in sorted(folder.glob("*.def"))
-        for kind, name in re.findall(
-            r"^VC_(HOOK|SETTER)(?:_WORK|_LAUNCH)?\((\w+)", path.read_text(), re.MULTILINE
-        )
+        for kind, name in re.findall(r"^VC_(HOOK|SETTER)(?:_WORK|_LAUNCH)?\((\w+)", path.read_text(), re.MULTILINE)
     }
     passed = {}
     for reason, names in re.findall(

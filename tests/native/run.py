@@ -79,9 +79,7 @@ PROGRAMS = {
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "gate/*", "arbiter/*")),
-    "gate_shares": Program(
-        ("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False
-    ),
+    "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False),
 }
 
 

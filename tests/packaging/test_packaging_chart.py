@@ -25,9 +25,7 @@ from scheduler_ext.scoring import quotas
 from vcuda.settings import add_options, flag_of
 from vcuda.spec.names import Names
 
-helm_python = pytest.importorskip(
-    "helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine"
-)
+helm_python = pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
 
 EVERYTHING: dict[str, Any] = {
     "extender": {
@@ -68,9 +66,7 @@ def container(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def rules(item: dict[str, Any]) -> set[tuple[str, str]]:
-    return {
-        (resource, verb) for rule in item["rules"] for resource in rule["resources"] for verb in rule["verbs"]
-    }
+    return {(resource, verb) for rule in item["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
 
 
 def test_plain_manifests_are_those_of_the_chart() -> None:
@@ -126,9 +122,7 @@ def test_the_programs_understand_their_flags(values: dict[str, Any], tmp_path: P
 
 def test_what_can_change_live_is_in_the_file_and_nothing_else() -> None:
     """A value in the args would win over the file, and would need a restart to change; one that is not live would wait for it."""
-    live = {
-        flag_of(field.name): field.metadata["live"] for field in dataclasses.fields(manager_settings.Settings)
-    }
+    live = {flag_of(field.name): field.metadata["live"] for field in dataclasses.fields(manager_settings.Settings)}
     found = objects()
     given = {word[2:].partition("=")[0] for word in container(found["DaemonSet", "gpu-manager"])["args"]}
     file = yaml.safe_load(found["ConfigMap", "gpu-manager"]["data"]["config.yaml"])
@@ -152,9 +146,9 @@ def test_a_recording_is_written_to_its_volume() -> None:
     assert deployment["spec"]["template"]["spec"]["volumes"] == [{"name": "record", **claim}]
     assert (
         "volumes"
-        not in objects({"extender": {"tls": {"mode": "none"}}})["Deployment", "gpu-scheduler-extender"][
-            "spec"
-        ]["template"]["spec"]
+        not in objects({"extender": {"tls": {"mode": "none"}}})["Deployment", "gpu-scheduler-extender"]["spec"][
+            "template"
+        ]["spec"]
     )
 
 
@@ -263,9 +257,7 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
     ):
         other = objects({"manager": {"kubelet": {"access": access}}})
         assert rules(other["ClusterRole", "vcuda-gpu-manager"]) == common | more
-        told = [
-            word for word in container(other["DaemonSet", "gpu-manager"])["args"] if "kubelet-url" in word
-        ]
+        told = [word for word in container(other["DaemonSet", "gpu-manager"])["args"] if "kubelet-url" in word]
         assert bool(told) == (access != "none")
 
 
@@ -281,9 +273,7 @@ def test_every_right_has_its_reason_beside_it() -> None:
     for name in ("manager-rbac.yaml", "extender-rbac.yaml"):
         lines = (manifests.CHART / "templates" / name).read_text().splitlines()
         rights = [number for number, line in enumerate(lines) if line.startswith("  - apiGroups")]
-        unexplained = [
-            lines[number + 1].strip() for number in rights if not lines[number - 1].startswith("  # ")
-        ]
+        unexplained = [lines[number + 1].strip() for number in rights if not lines[number - 1].startswith("  # ")]
         # The second rule on leases is explained with the first: create can't be restricted to a name.
         assert unexplained == (["resources: [leases]"] if name.startswith("extender") else [])
 
@@ -306,9 +296,7 @@ def _certificate(secret: dict[str, Any], key: str, folder: Path) -> Path:
 
 
 def _openssl(*words: str | Path) -> str:
-    told = subprocess.run(
-        ["openssl", *map(str, words)], capture_output=True, text=True, timeout=30, check=False
-    )
+    told = subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True, timeout=30, check=False)
     return told.stdout + told.stderr
 
 
@@ -333,9 +321,7 @@ def test_a_scheduler_of_our_own_needs_nothing_of_the_cluster_s(tmp_path: Path) -
     }
     assert bound == {"system:kube-scheduler", "system:volume-scheduler"}
     # What it shows the extender is what the extender asks for, and the reverse.
-    (mount,) = [
-        item for item in container(found["Deployment", "shares"])["volumeMounts"] if item["name"] == "tls"
-    ]
+    (mount,) = [item for item in container(found["Deployment", "shares"])["volumeMounts"] if item["name"] == "tls"]
     (secret,) = [item["secret"]["secretName"] for item in spec["volumes"] if item["name"] == "tls"]
     for entry in configuration["extenders"]:
         files = [Path(entry["tlsConfig"][name]) for name in ("caFile", "certFile", "keyFile")]
@@ -380,9 +366,7 @@ def test_the_webhook_understands_its_flags_and_the_api_server_finds_it() -> None
     }
     (hook,) = found["MutatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
     assert hook["failurePolicy"] == "Ignore"
-    assert {"kube-system", "vcuda-system", "infra"} == set(
-        hook["namespaceSelector"]["matchExpressions"][0]["values"]
-    )
+    assert {"kube-system", "vcuda-system", "infra"} == set(hook["namespaceSelector"]["matchExpressions"][0]["values"])
     exempt = hook["namespaceSelector"]["matchExpressions"][1]
     assert (exempt["key"], exempt["values"]) == (Names().admission_label, ["ignore"])
     (condition,) = hook["matchConditions"]  # Helm's own idea of a cluster is younger than 1.28
@@ -408,10 +392,7 @@ def test_the_webhook_understands_its_flags_and_the_api_server_finds_it() -> None
     assert ("Certificate", "gpu-admission-webhook") in other
     assert ("Secret", "gpu-admission-webhook-tls") not in other
     assert (
-        container(other["Deployment", "gpu-admission-webhook"])["args"].count(
-            "--scheduler-name=vcuda-scheduler"
-        )
-        == 0
+        container(other["Deployment", "gpu-admission-webhook"])["args"].count("--scheduler-name=vcuda-scheduler") == 0
     )
 
 

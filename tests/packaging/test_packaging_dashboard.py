@@ -25,13 +25,9 @@ _ADDED = {"instance", "job", "le"}
 def exported() -> set[str]:
     """Names of metrics.md, which a test of the daemon compares with its export, and of the extender's registry."""
     metrics = ExtenderMetrics()
-    metrics.watch_figures(
-        lambda: {"nodes": 1, "cards": 1, "free_cores": 1, "overbooked_cards": 0, "assumed": 1}
-    )
+    metrics.watch_figures(lambda: {"nodes": 1, "cards": 1, "free_cores": 1, "overbooked_cards": 0, "assumed": 1})
     text = metrics.render().decode()
-    return set(_NAME.findall(METRICS_PAGE.read_text())) | set(
-        re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)
-    )
+    return set(_NAME.findall(METRICS_PAGE.read_text())) | set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
 
 
 def panels() -> list[dict[str, Any]]:

@@ -73,9 +73,7 @@ def test_links_lead_somewhere() -> None:
             assert file.exists(), f"{page.name}: {target}"
             if anchor:
                 headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
-                known = {
-                    re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings
-                }
+                known = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
                 assert anchor in known, f"{page.name}: {target}#{anchor}"
 
 
@@ -84,7 +82,5 @@ def test_every_test_that_a_page_names_is_there() -> None:
     named = {name for page in pages for name in re.findall(r"`(test_\w+(?:\.py)?)`", page)}
     files = list((ROOT / "tests").rglob("test_*.py"))
     found = {path.name for path in files}
-    found |= {
-        name for path in files for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
-    }
+    found |= {name for path in files for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)}
     assert len(named) > 20 and named <= found

@@ -73,9 +73,7 @@ def test_damage_is_seen(tmp_path: Path, layers: list[image_oci.Layer]) -> None:
         image_oci.verify(archive)
 
 
-def test_nothing_is_left_of_an_archive_that_could_not_be_written(
-    tmp_path: Path, layers: list[image_oci.Layer]
-) -> None:
+def test_nothing_is_left_of_an_archive_that_could_not_be_written(tmp_path: Path, layers: list[image_oci.Layer]) -> None:
     layers[1].file.unlink()
     with pytest.raises(FileNotFoundError):
         image_oci.write(tmp_path / "image.tar", NAME, layers, ["x"])

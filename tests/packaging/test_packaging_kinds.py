@@ -12,9 +12,7 @@ from kubernetes import client
 
 from deploy import manifests
 
-helm_python = pytest.importorskip(
-    "helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine"
-)
+helm_python = pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
 
 EVERYTHING: dict[str, Any] = {
     "extender": {

@@ -27,9 +27,7 @@ def test_what_is_out_of_date_is_named_with_the_command_and_then_written(
     names = list(manifests.FILES)
     assert run(monkeypatch, "--check") == 1
     told = capsys.readouterr().err
-    assert told == f"out of date: {', '.join(names)}; run {manifests.COMMAND}\n" and not list(
-        folder.iterdir()
-    )
+    assert told == f"out of date: {', '.join(names)}; run {manifests.COMMAND}\n" and not list(folder.iterdir())
     assert run(monkeypatch) == 0
     assert sorted(file.name for file in folder.iterdir()) == sorted(names)
     assert run(monkeypatch, "--check") == 0

@@ -30,8 +30,7 @@ def test_both_commands_run_in_the_image_and_find_nothing_else(tmp_path: Path) ->
     site = image_files.site_packages(tmp_path)
     # What the product requires is there with what that requires, its tests and the developers' tools are not.
     found = {
-        distribution.metadata["Name"].lower()
-        for distribution in importlib.metadata.distributions(path=[str(site)])
+        distribution.metadata["Name"].lower() for distribution in importlib.metadata.distributions(path=[str(site)])
     }
     assert {"grpcio", "httptools", "uvloop", "mdurl"} <= found
     assert not {"pytest", "mypy", "vcuda-gpu-manager"} & found

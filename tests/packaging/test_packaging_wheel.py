@@ -49,18 +49,14 @@ def test_a_wheel_installs_and_runs_anywhere(tmp_path: Path) -> None:
     tree, wheels, site = tmp_path / "tree", tmp_path / "wheels", tmp_path / "site"
     shutil.copytree(ROOT, tree, ignore=NOT_SOURCES)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    built = call(
-        *pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), ".", cwd=tree
-    )
+    built = call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), ".", cwd=tree)
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = wheels.iterdir()
 
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"vcuda/lib/{library.output}" for library in native.LIBRARIES if library.shipped} <= names
     assert {name for name in names if name.startswith("vcuda/_native.") and name.endswith(".so")}
-    assert not [
-        name for name in names if name.endswith((".c", ".h", ".o", ".inputs")) or name.startswith("tests")
-    ]
+    assert not [name for name in names if name.endswith((".c", ".h", ".o", ".inputs")) or name.startswith("tests")]
     python = {
         path.relative_to(tree).as_posix()
         for top in ("vcuda", "manager", "scheduler_ext")
@@ -74,9 +70,7 @@ def test_a_wheel_installs_and_runs_anywhere(tmp_path: Path) -> None:
         "scheduler_ext",
     }
 
-    installed = call(
-        *pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel), cwd=tmp_path
-    )
+    installed = call(*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel), cwd=tmp_path)
     assert installed.returncode == 0, installed.stdout + installed.stderr
     where = call(
         sys.executable,

@@ -28,9 +28,7 @@ def engine_with(*nodes: dict[str, Any], **options: Any) -> tuple[Engine, Clock]:
 
 def bound(one: dict[str, Any], write: Write) -> dict[str, Any]:
     """The pod as the API server shows it after our write."""
-    metadata = one["metadata"] | {
-        "annotations": one["metadata"].get("annotations", {}) | dict(write.annotations)
-    }
+    metadata = one["metadata"] | {"annotations": one["metadata"].get("annotations", {}) | dict(write.annotations)}
     return one | {"metadata": metadata, "spec": one["spec"] | {"nodeName": write.node}}
 
 

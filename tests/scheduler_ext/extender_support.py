@@ -26,14 +26,11 @@ BLOCKS = 40
 
 def cards(node: str, count: int = 2, blocks: int = BLOCKS, **fields: Any) -> tuple[Card, ...]:
     return tuple(
-        Card(f"GPU-{node}-{index}", index, fields.get("model", "A100"), blocks * BLOCK_BYTES)
-        for index in range(count)
+        Card(f"GPU-{node}-{index}", index, fields.get("model", "A100"), blocks * BLOCK_BYTES) for index in range(count)
     )
 
 
-def node(
-    name: str, its_cards: tuple[Card, ...] | None, cpu: str = "64", memory: str = "256Gi"
-) -> dict[str, Any]:
+def node(name: str, its_cards: tuple[Card, ...] | None, cpu: str = "64", memory: str = "256Gi") -> dict[str, Any]:
     annotations = {} if its_cards is None else {NAMES.inventory: inventory.encode(its_cards)}
     return {
         "metadata": {"name": name, "annotations": annotations},
@@ -46,9 +43,7 @@ def container(name: str, cores: object, blocks: object, **fields: Any) -> dict[s
     return {"name": name, "resources": {"limits": limits}, **fields}
 
 
-def pod(
-    name: str, cores: object = 30, blocks: object = 10, *, uid: str | None = None, **fields: Any
-) -> dict[str, Any]:
+def pod(name: str, cores: object = 30, blocks: object = 10, *, uid: str | None = None, **fields: Any) -> dict[str, Any]:
     """A pod with one container; `annotations`, `containers`, `init` and `node` may be given."""
     spec: dict[str, Any] = {"containers": fields.get("containers", [container("main", cores, blocks)])}
     if "init" in fields:

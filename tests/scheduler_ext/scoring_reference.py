@@ -274,9 +274,7 @@ def plan(shape: Shape, view: View, allowed: Bools | None, typical: Typical) -> P
         before = Rest(view.free_cores - booked_cores, view.free_blocks - booked_blocks, cpu, memory)
         cpu, memory = view.free_cpu - shape.cpu_milli, view.free_memory - shape.memory_bytes
         after = Rest(view.free_cores - peak_cores, view.free_blocks - peak_blocks, cpu, memory)
-        growth = (
-            np.where(fits, peak_cores - booked_cores + peak_blocks - booked_blocks, 0) if step.init else None
-        )
+        growth = np.where(fits, peak_cores - booked_cores + peak_blocks - booked_blocks, 0) if step.init else None
         if step.cards == 1:
             by_card = (card or node).one_card(view, before, after, fits, typical)
             costs = np.where(fits, by_card.round(9), np.inf)

@@ -188,7 +188,5 @@ def test_any_pod_is_answered_and_what_passes_is_one_that_the_extender_understand
         metadata = after["metadata"] if isinstance(after["metadata"], dict) else {}
         kept = metadata.get("annotations")
         assert not isinstance(kept, dict) or not any(map(NAMES.written_by_us, kept))
-        assert review(after, rules)[1] == after, (
-            "asked again, as after another webhook's change, it says the same"
-        )
+        assert review(after, rules)[1] == after, "asked again, as after another webhook's change, it says the same"
     review(new, rules, operation="UPDATE", old=old)

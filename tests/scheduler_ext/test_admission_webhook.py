@@ -92,9 +92,7 @@ def test_reviews_are_answered_by_tls(webhook: Webhook) -> None:
     told = webhook.ask(pod("p", annotations={NAMES.placement: "forged"}))
     assert told["allowed"] is True
     assert told["patchType"] == "JSONPatch"
-    steps = {
-        (step["op"], step["path"]): step.get("value") for step in json.loads(base64.b64decode(told["patch"]))
-    }
+    steps = {(step["op"], step["path"]): step.get("value") for step in json.loads(base64.b64decode(told["patch"]))}
     assert steps == {
         ("remove", "/metadata/annotations/tencent.com~1vcuda-placement"): None,
         ("add", "/metadata/annotations/tencent.com~1vcuda-priority"): "low",

@@ -42,9 +42,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "names"), BAD, ids=range(len(BAD)))
-def test_malformed_filter_bodies_get_400_with_the_reason(
-    api: FakeApi, start: Start, body: bytes, names: str
-) -> None:
+def test_malformed_filter_bodies_get_400_with_the_reason(api: FakeApi, start: Start, body: bytes, names: str) -> None:
     extender = start(follow=False)
     for path in ("filter", "prioritize", "cpu/prioritize", "predicates"):
         answer = extender.client.post(f"/scheduler/{path}", content=body)

@@ -41,9 +41,7 @@ def placed(engine: Engine, name: str) -> dict[str, Any]:
 
 
 def edited(shown: dict[str, Any], text: str | None) -> dict[str, Any]:
-    annotations = {
-        key: value for key, value in shown["metadata"]["annotations"].items() if key != NAMES.placement
-    }
+    annotations = {key: value for key, value in shown["metadata"]["annotations"].items() if key != NAMES.placement}
     if text is not None:
         annotations[NAMES.placement] = text
     return shown | {"metadata": shown["metadata"] | {"annotations": annotations}}
@@ -146,9 +144,7 @@ def test_quotas_are_not_summed_anew_for_each_request(monkeypatch: pytest.MonkeyP
     engine.filter(pod("q", 10, 1, uid="q"), ["a"])
     asked: list[str] = []
     within = engine.cache.pods.within
-    monkeypatch.setattr(
-        engine.cache.pods, "within", lambda namespace: asked.append(namespace) or within(namespace)
-    )
+    monkeypatch.setattr(engine.cache.pods, "within", lambda namespace: asked.append(namespace) or within(namespace))
     for number in range(4):
         assert engine.filter(pod("r", 50, 1, uid=f"r{number}"), ["a"]).chosen == "a"
     full = engine.filter(pod("s", 50, 1, uid="s"), ["a"])

@@ -32,9 +32,9 @@ def test_serves_expires_and_ends_cleanly(api: FakeApi, tmp_path: Path) -> None:
             body = {"Pod": pod("p", 100, None), "NodeNames": ["a"]}
             assert client.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]
             eventually(lambda: "vcuda_extender_expired_total 1.0" in client.get("/metrics").text)
-            assert client.post("/scheduler/filter", json=body | {"Pod": pod("q", 100, None)}).json()[
-                "NodeNames"
-            ] == ["a"]
+            assert client.post("/scheduler/filter", json=body | {"Pod": pod("q", 100, None)}).json()["NodeNames"] == [
+                "a"
+            ]
     finally:
         status = served.stop()
     assert status == 0 and "Traceback" not in "".join(served.log)
@@ -76,9 +76,7 @@ def _make_certificate(directory: Path, name: str) -> None:
         "-subj",
         f"/CN={name}",
     ]
-    subprocess.run(
-        [*command, "-keyout", new["key"], "-out", new["crt"]], check=True, capture_output=True, timeout=60
-    )
+    subprocess.run([*command, "-keyout", new["key"], "-out", new["crt"]], check=True, capture_output=True, timeout=60)
     for suffix, path in new.items():
         path.replace(directory / f"tls.{suffix}")
 
@@ -88,13 +86,9 @@ def _subject(url: str) -> bytes:
     return ssl.get_server_certificate((host, int(port))).encode()
 
 
-def test_https_reloads_a_changed_certificate(
-    api: FakeApi, tmp_path: Path, certificates: tuple[Path, Path]
-) -> None:
+def test_https_reloads_a_changed_certificate(api: FakeApi, tmp_path: Path, certificates: tuple[Path, Path]) -> None:
     certificate, key = certificates
-    served = Served(
-        "--kubeconfig", api.kubeconfig(tmp_path), "--tls-cert", str(certificate), "--tls-key", str(key)
-    )
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--tls-cert", str(certificate), "--tls-key", str(key))
     try:
         assert served.url.startswith("https://")
         assert httpx.get(served.url + "/healthz", verify=False).text == "ok\n"
@@ -185,9 +179,7 @@ def test_unusable_options_end_with_usage(arguments: list[str], capsys: pytest.Ca
     assert ended.value.code == 2 and "usage:" in capsys.readouterr().err
 
 
-NODES_CSV = (
-    "sn,cpu_milli,memory_mib,gpu,model\nn1,32000,262144,2,T4\nn2,32000,262144,2,T4\nn3,64000,262144,0,\n"
-)
+NODES_CSV = "sn,cpu_milli,memory_mib,gpu,model\nn1,32000,262144,2,T4\nn2,32000,262144,2,T4\nn3,64000,262144,0,\n"
 PODS_CSV = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np1,1000,1024,1,500,\np2,1000,1024,1,500,T4|V100\n"
     "p3,1000,1024,1,1000,\np4,2000,1024,2,1000,\np5,500,512,0,0,\n"
@@ -238,9 +230,7 @@ def test_a_simulation_is_the_same_every_time(small_trace: tuple[Path, Path]) -> 
         (PODS_CSV + "p,1,99999999999999999999,1,5,\n", "line 7, column memory_mib"),
     ],
 )
-def test_a_broken_list_of_pods_is_named_by_file_line_and_column(
-    tmp_path: Path, text: str, where: str
-) -> None:
+def test_a_broken_list_of_pods_is_named_by_file_line_and_column(tmp_path: Path, text: str, where: str) -> None:
     path = tmp_path / "broken.csv"
     path.write_text(text)
     with pytest.raises(trace.TraceError, match=r"broken\.csv") as error:
@@ -253,9 +243,7 @@ def test_a_broken_list_of_pods_is_named_by_file_line_and_column(
     [("n1,1,1,1,T4", "line 5, column sn: 'n1' is there already"), (",1,1,1,T4", "line 5, column sn: it is empty"),
      ("n4,1,1,many,T4", "line 5, column gpu: 'many'"), ("n4,1,1,4", "line 5, column model: the line ends")],
 )  # fmt: skip
-def test_a_broken_list_of_nodes_is_named_by_file_line_and_column(
-    tmp_path: Path, line: str, where: str
-) -> None:
+def test_a_broken_list_of_nodes_is_named_by_file_line_and_column(tmp_path: Path, line: str, where: str) -> None:
     path = tmp_path / "broken.csv"
     path.write_text(f"{NODES_CSV}{line}\n")
     with pytest.raises(trace.TraceError, match=r"broken\.csv") as error:
@@ -324,7 +312,5 @@ sys.meta_path.insert(0, Finder())
 from scheduler_ext.main import main
 sys.exit(main(["serve"]) or 7)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

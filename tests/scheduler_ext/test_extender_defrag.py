@@ -67,9 +67,7 @@ def test_no_move_without_a_card_freed_and_none_to_an_untouched_one() -> None:
 @pytest.mark.parametrize("annotation", [NAMES.movable, "cluster-autoscaler.kubernetes.io/safe-to-evict"])
 def test_pods_that_must_stay_stay(annotation: str) -> None:
     kept = {annotation: "false"}
-    engine = engine_of(
-        {"a": 2}, placed("p", "a-0", 50, annotations=kept), placed("q", "a-1", 40, annotations=kept)
-    )
+    engine = engine_of({"a": 2}, placed("p", "a-0", 50, annotations=kept), placed("q", "a-1", 40, annotations=kept))
     plan = defrag.plan(engine.snapshot())
     assert plan.moves == [] and plan.stay == 2
     # Others may still come to them.
@@ -79,9 +77,7 @@ def test_pods_that_must_stay_stay(annotation: str) -> None:
 
 def test_members_of_gangs_and_pods_that_are_not_bound_yet_stay() -> None:
     gang = {NAMES.gang: "g/2"}
-    engine = engine_of(
-        {"a": 2}, placed("p", "a-0", 50, annotations=gang), placed("q", "a-1", 40, annotations=gang)
-    )
+    engine = engine_of({"a": 2}, placed("p", "a-0", 50, annotations=gang), placed("q", "a-1", 40, annotations=gang))
     assert defrag.plan(engine.snapshot()).moves == []
     engine = engine_of({"a": 1, "b": 1})
     for name, where in (("p", "a"), ("q", "b")):
@@ -108,8 +104,7 @@ def test_card_filters_cpu_and_quotas_are_respected() -> None:
     assert defrag.plan(hungry.snapshot()).moves == []
     limited = with_filter()
     limited.see_node(
-        node("a", cards("a", 1))
-        | {"metadata": {**node("a", cards("a", 1))["metadata"], "labels": {"pool": "x"}}}
+        node("a", cards("a", 1)) | {"metadata": {**node("a", cards("a", 1))["metadata"], "labels": {"pool": "x"}}}
     )
     limited.see_quotas({"data": {"quotas": "[{namespace: default, nodes: {pool: x}, cores: 60}]"}})
     assert defrag.plan(limited.snapshot()).moves == []
@@ -155,9 +150,7 @@ def test_applying_a_plan_gives_what_it_promises(seed: int) -> None:
         assert record is not None and record.node == move.target and record.shape is not None
 
 
-def test_the_route_and_the_command_print_the_plan(
-    api: FakeApi, start: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_route_and_the_command_print_the_plan(api: FakeApi, start: Any, capsys: pytest.CaptureFixture[str]) -> None:
     api.put("nodes", node("a", cards("a", 2)), node("b", cards("b", 2)))
     api.put("pods", placed("p", "a-0", 50, annotations={NAMES.movable: "false"}), placed("q", "b-1", 40))
     running = start()
@@ -165,9 +158,7 @@ def test_the_route_and_the_command_print_the_plan(
     url = f"http://127.0.0.1:{running.address[1]}"
     assert main(["defrag", "--url", url]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "1 moves free 1 cards" in shown and "default/q: to node a card GPU-a-0 (40 cores, 16 blocks)" in shown
-    )
+    assert "1 moves free 1 cards" in shown and "default/q: to node a card GPU-a-0 (40 cores, 16 blocks)" in shown
     assert "1 pods on shared cards may not be moved" in shown
     assert main(["defrag", "--url", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["after"]["pods"] == {"1": 3, "2": 1, "4": 0, "8": 0}

@@ -103,9 +103,7 @@ def test_after_many_cards_that_can_not_be_emptied_the_rest_is_not_tried(
 
 
 def test_pods_on_nodes_that_are_gone_and_on_cards_that_are_gone_are_no_candidates() -> None:
-    engine = engine_of(
-        {"a": 2, "b": 1}, placed("p", "a-0", 50), placed("q", "a-1", 40), placed("r", "b-0", 30)
-    )
+    engine = engine_of({"a": 2, "b": 1}, placed("p", "a-0", 50), placed("q", "a-1", 40), placed("r", "b-0", 30))
     engine.see_node(node("a", cards("a", 1)))  # its second card has vanished, its pod is there still
     engine.lose_node("b")
     plan = defrag.plan(engine.snapshot())

@@ -224,7 +224,5 @@ def test_a_pod_that_changes_while_its_forgotten_bind_is_decided_again_is_not_wri
 
     monkeypatch.setattr(engine, "decide_for", decide_and_change)
     refused = bind(engine, api)
-    assert refused is not None and "BindUncertain: the pod changed while it was being bound; retry" in str(
-        refused
-    )
+    assert refused is not None and "BindUncertain: the pod changed while it was being bound; retry" in str(refused)
     assert api.written == [] and free(engine) == (100 if meanwhile == "deleted" else 70)

@@ -35,9 +35,7 @@ from vcuda.spec.inventory import Card
         ([1.0, 2.0, np.inf, 4.0], [10, 7, 0, 1]),
     ],
 )
-def test_costs_become_grades_even_when_nothing_fits_or_all_are_equal(
-    costs: list[float], expected: list[int]
-) -> None:
+def test_costs_become_grades_even_when_nothing_fits_or_all_are_equal(costs: list[float], expected: list[int]) -> None:
     assert filter.graded(np.array(costs)) == expected
 
 
@@ -49,9 +47,7 @@ def test_sizes_are_taken_within_their_bounds_only(option: str, value: str, good:
     if good:
         assert getattr(settings.read(given, {}), name) == int(value)
     else:
-        with pytest.raises(
-            InvalidSettings, match=f"^{option}: '{value}' is not valid .give a whole number from 1 to "
-        ):
+        with pytest.raises(InvalidSettings, match=f"^{option}: '{value}' is not valid .give a whole number from 1 to "):
             settings.read(given, {})
 
 
@@ -65,9 +61,7 @@ def test_the_extender_too_reads_its_environment_and_a_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seeds", ["2-1", "1-1001", "x"])
-def test_seeds_that_are_none_or_too_many_end_with_usage(
-    seeds: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seeds_that_are_none_or_too_many_end_with_usage(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--nodes", "n", "--pods", "p", "--seeds", seeds])
     assert "argument --seeds: invalid" in capsys.readouterr().err

@@ -188,9 +188,7 @@ def test_never_two_serve_whatever_is_late_or_lost(seed: int) -> None:
         if fate < 0.03:
             one.election.release()
         if fate < 0.06 or "lost" in one.events:
-            replicas[replicas.index(one)] = Replica(
-                world, f"r{next(names)}"
-            )  # a process ends, the next one starts
+            replicas[replicas.index(one)] = Replica(world, f"r{next(names)}")  # a process ends, the next one starts
         elif fate < 0.09:
             world.down ^= {one.election._identity[:-2]}
         else:
@@ -208,9 +206,7 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
                "--api-timeout-seconds", "0.5"]  # fmt: skip
     options += ["--quotas", "default/quotas"]
     limits = "[{namespace: default, cores: 60}]"
-    api.put(
-        "configmaps", {"metadata": {"namespace": "default", "name": "quotas"}, "data": {"quotas": limits}}
-    )
+    api.put("configmaps", {"metadata": {"namespace": "default", "name": "quotas"}, "data": {"quotas": limits}})
     for name in ("e1", "e2", "e3"):
         api.put("pods", pod(name, containers=[{"name": "main"}]))
 
@@ -260,9 +256,7 @@ def test_two_processes_hand_over_after_a_kill_and_after_a_term(api: FakeApi, tmp
                 served.stop()
 
 
-def test_a_write_that_waited_until_the_lease_was_over_is_not_sent(
-    api: FakeApi, start: Start, tmp_path: Path
-) -> None:
+def test_a_write_that_waited_until_the_lease_was_over_is_not_sent(api: FakeApi, start: Start, tmp_path: Path) -> None:
     api.put("nodes", node("a", cards("a", 1)))
     api.put("pods", wanted := pod("p"))
     extender = start()

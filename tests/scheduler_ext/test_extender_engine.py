@@ -144,9 +144,7 @@ def test_bookings_of_a_node_that_is_not_known_yet_count_when_it_appears() -> Non
 
 
 def test_reasons_name_what_is_missing() -> None:
-    sick = tuple(
-        Card(card.uuid, card.minor, card.model, card.memory_bytes, healthy=False) for card in cards("s", 1)
-    )
+    sick = tuple(Card(card.uuid, card.minor, card.model, card.memory_bytes, healthy=False) for card in cards("s", 1))
     engine, _ = engine_with(
         node("half", cards("half", 1)), node("small", cards("small", 1, blocks=8)), node("sick", sick),
         node("other", cards("other", 1, model="T4")),
@@ -198,9 +196,7 @@ def test_models_and_uuids_are_included_and_excluded() -> None:
     st.permutations(["n1", "n2", "n3", "n4"]),
     st.sampled_from(list(Policy)),
 )
-def test_equal_nodes_tie_by_name_whatever_the_order(
-    watched: list[str], asked: list[str], policy: Policy
-) -> None:
+def test_equal_nodes_tie_by_name_whatever_the_order(watched: list[str], asked: list[str], policy: Policy) -> None:
     engine, _ = engine_with(*(node(name, cards(name, 2)) for name in watched), policy=policy)
     assert engine.filter(pod("p"), asked).chosen == "n1"
 

@@ -48,10 +48,7 @@ def engine_of(free: list[tuple[int, int]], policy: Policy) -> Any:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_pod_is_refused_exactly_where_no_choice_of_cards_holds_it(policy: Policy, seed: int) -> None:
     dice = random.Random(seed)
-    free = [
-        (dice.choice((100, 100, 70, 50, 30, 0)), dice.choice((40, 30, 20, 10)))
-        for _ in range(dice.randint(2, 4))
-    ]
+    free = [(dice.choice((100, 100, 70, 50, 30, 0)), dice.choice((40, 30, 20, 10))) for _ in range(dice.randint(2, 4))]
     free = [(cores, BLOCKS if cores == 100 else blocks) for cores, blocks in free]
 
     def some(name: str, **fields: Any) -> dict[str, Any]:
@@ -60,8 +57,7 @@ def test_a_pod_is_refused_exactly_where_no_choice_of_cards_holds_it(policy: Poli
 
     apps = [some(f"c{number}") for number in range(dice.randint(1, 3))]
     inits = [
-        some(f"i{number}", **dice.choice(({}, {"restartPolicy": "Always"})))
-        for number in range(dice.randint(0, 2))
+        some(f"i{number}", **dice.choice(({}, {"restartPolicy": "Always"}))) for number in range(dice.randint(0, 2))
     ]
     one = pod("p", uid="p", containers=apps, init=inits)
     chosen = engine_of(free, policy).filter(one, ["a"]).chosen
@@ -72,9 +68,7 @@ def test_a_pod_is_refused_exactly_where_no_choice_of_cards_holds_it(policy: Poli
 def test_a_share_before_a_whole_card_fits_on_two_cards(policy: Policy) -> None:
     """`spread` put the share on one card and then found no untouched one for the rest, on every empty node for ever."""
     apps = [container("share", 30, 10), container("whole", 100, None), container("more", 60, 5)]
-    assert (
-        engine_of([(100, BLOCKS)] * 2, policy).filter(pod("p", uid="p", containers=apps), ["a"]).chosen == "a"
-    )
+    assert engine_of([(100, BLOCKS)] * 2, policy).filter(pod("p", uid="p", containers=apps), ["a"]).chosen == "a"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -106,9 +100,7 @@ def test_the_work_of_one_search_is_bounded() -> None:
 def test_hundreds_of_classes_keep_their_scores_and_large_clusters_fewer() -> None:
     """256 were kept, real mixes have 312 to 432: then each request scored every node anew."""
     engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 2)) for at in range(40)))
-    shapes = [
-        engine.cache.asked(one)[1] for one in (pod("p", 1 + at % 99, 1 + at // 99) for at in range(450))
-    ]
+    shapes = [engine.cache.asked(one)[1] for one in (pod("p", 1 + at % 99, 1 + at // 99) for at in range(450))]
     for shape in shapes:
         engine.cache.table(shape)
     assert all(engine.cache.scores.knows(shape) for shape in shapes)

@@ -228,14 +228,11 @@ def test_explain_shows_the_gang() -> None:
         "name": "train", "size": 3, "pods": 1, "placed": 1, "reserved": 2, "seconds_left": 57.0,
     }  # fmt: skip
     assert (
-        found["summary"]
-        == "is assumed on node a; gang train: 1 of 3 pods have a place, 2 more are reserved for 57 s"
+        found["summary"] == "is assumed on node a; gang train: 1 of 3 pods have a place, 2 more are reserved for 57 s"
     )
     chosen(engine, member("w1", "wide/4", cores=30), "a")
     found = explain.explanation(engine.evidence(uid="w1"))
-    assert found is not None and found["summary"].startswith(
-        "GangDoesNotFit: gang default/wide needs 4 places at once"
-    )
+    assert found is not None and found["summary"].startswith("GangDoesNotFit: gang default/wide needs 4 places at once")
 
 
 def test_over_http_nothing_is_written_before_all_have_a_place(api: FakeApi, start: Start) -> None:
@@ -250,9 +247,7 @@ def test_over_http_nothing_is_written_before_all_have_a_place(api: FakeApi, star
     assert "GangIncomplete: 2 of 3" in extender.bind(ones[0], "a") and api.bindings == []
     extender.binder._gang_wait = 20.0
     errors: list[str] = []
-    waiting = [
-        threading.Thread(target=lambda one=one: errors.append(extender.bind(one, "a"))) for one in ones[:2]
-    ]
+    waiting = [threading.Thread(target=lambda one=one: errors.append(extender.bind(one, "a"))) for one in ones[:2]]
     for thread in waiting:
         thread.start()
     assert extender.filter(ones[2], ["a"])["NodeNames"] == ["a"]
@@ -271,9 +266,7 @@ def test_a_new_leader_knows_the_members_that_are_bound() -> None:
     write = first.begin_bind("m0", "a")
     assert isinstance(write, Write)
     shown = ones[0] | {"spec": ones[0]["spec"] | {"nodeName": "a"}}
-    shown["metadata"] = shown["metadata"] | {
-        "annotations": {**shown["metadata"]["annotations"], **write.annotations}
-    }
+    shown["metadata"] = shown["metadata"] | {"annotations": {**shown["metadata"]["annotations"], **write.annotations}}
     second = engine_with(node("a", cards("a", 4)), shown)
     assert chosen(second, ones[1], "a") == "a" and second.gang_waits("m1") is None
     assert second.figures()["reserved"] == 0

@@ -71,9 +71,7 @@ def test_keys_are_read_in_any_case(api: FakeApi, start: Start) -> None:
 def test_a_pod_without_a_share_passes_untouched_even_before_the_first_list(start: Start) -> None:
     extender = start(follow=False)
     assert extender.filter(plain_pod("p"), ["x", "y"])["NodeNames"] == ["x", "y"]
-    answer = extender.post(
-        "/scheduler/filter", {"Pod": plain_pod("p"), "Nodes": {"items": [node("x", None)]}}
-    )
+    answer = extender.post("/scheduler/filter", {"Pod": plain_pod("p"), "Nodes": {"items": [node("x", None)]}})
     assert answer["Nodes"]["items"] == [node("x", None)]
     assert extender.post("/scheduler/prioritize", {"Pod": plain_pod("p"), "NodeNames": ["x"]}) == [
         {"Host": "x", "Score": 0}
@@ -232,9 +230,7 @@ def test_lost_watches_are_caught_up_by_a_new_list(api: FakeApi, start: Start) ->
         api.remove("pods", "default/one")
         api.remove("nodes", "b")
         api.list_faults = 2
-    eventually(
-        lambda: extender.engine.figures()["nodes"] == 1 and extender.engine.figures()["confirmed"] == 0
-    )
+    eventually(lambda: extender.engine.figures()["nodes"] == 1 and extender.engine.figures()["confirmed"] == 0)
 
 
 @pytest.mark.parametrize(("fault", "bound"), [(500, False), ("cut", False), ("lost", True)])
@@ -277,9 +273,7 @@ def test_an_invalid_request_is_refused_with_its_reason(api: FakeApi, start: Star
                                   ("x", 1, "InvalidQuantity"), (30, None, "IncompleteRequest"), (None, 3, "IncompleteRequest")):  # fmt: skip
         answer = extender.filter(pod("p", cores, blocks), ["a"])
         refusal = answer["FailedAndUnresolvableNodes"]["a"]
-        assert (
-            answer["NodeNames"] == [] and refusal.startswith(reason + ": ") and "container 'main'" in refusal
-        )
+        assert answer["NodeNames"] == [] and refusal.startswith(reason + ": ") and "container 'main'" in refusal
     assert free_cores(extender) == 100
 
 

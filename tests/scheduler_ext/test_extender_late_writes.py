@@ -49,9 +49,7 @@ def _held(api: FakeApi) -> list[str]:
 
 
 @pytest.mark.parametrize("stalled", [1.0, 30.0])
-def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(
-    api: FakeApi, tmp_path: Path, stalled: float
-) -> None:
+def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(api: FakeApi, tmp_path: Path, stalled: float) -> None:
     """It believed that the card was free; the API server carried the dead one's Binding out 8 s later, on the same card.
 
     The one that would come after 30 s never does: a Binding says for how long it may be carried out.
@@ -96,8 +94,7 @@ def test_a_restarted_extender_waits_for_what_the_killed_one_wrote(
         answer = eventually(
             lambda: (
                 found
-                if (found := _post(served.url, "filter", {"Pod": second, "NodeNames": ["a"]})).status_code
-                == 200
+                if (found := _post(served.url, "filter", {"Pod": second, "NodeNames": ["a"]})).status_code == 200
                 else None
             )
         )

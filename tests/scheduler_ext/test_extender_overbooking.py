@@ -58,9 +58,7 @@ class Cluster(RuleBasedStateMachine):
             fields = {"restartPolicy": "Always"} if kind == "sidecar" else {}
             (apps if kind == "app" else inits).append(container(f"c{position}", cores, blocks, **fields))
         annotations = {NAMES.gang: gang} if gang else {}
-        one = pod(
-            f"p{self.count}", uid=f"u{self.count}", containers=apps, init=inits, annotations=annotations
-        )
+        one = pod(f"p{self.count}", uid=f"u{self.count}", containers=apps, init=inits, annotations=annotations)
         if shown_first:
             self.engine.see_pod(one)
         self.pods[one["metadata"]["uid"]] = one

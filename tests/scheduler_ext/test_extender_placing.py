@@ -31,9 +31,7 @@ def cluster_of(**used: list[int]) -> Cluster:
     for name, cores in used.items():
         its = cards(name, len(cores))
         cluster.set_node(name, its, 64_000, 2**38)
-        booked = {
-            card.uuid: (taken, taken * 40 // 100) for card, taken in zip(its, cores, strict=True) if taken
-        }
+        booked = {card.uuid: (taken, taken * 40 // 100) for card, taken in zip(its, cores, strict=True) if taken}
         cluster.book(f"filler-{name}", name, Usage(booked))
     return cluster
 
@@ -139,8 +137,7 @@ def direct_fragmentation(free: list[tuple[int, int]], total: int, typical: Typic
         )
         whole = bool(typical.whole[position])
         takes = [
-            (cores == 100 and rest == total) if whole else (cores >= need and rest >= blocks)
-            for cores, rest in free
+            (cores == 100 and rest == total) if whole else (cores >= need and rest >= blocks) for cores, rest in free
         ]
         for (cores, rest), fits in zip(free, takes, strict=True):
             if not fits or sum(takes) < count:
@@ -150,9 +147,7 @@ def direct_fragmentation(free: list[tuple[int, int]], total: int, typical: Typic
 
 def test_fgd_gradients_are_differences_of_the_definition() -> None:
     dice = random.Random(5)
-    workload = Workload(
-        [shape(c, b) for c, b in ((100, None), (200, None), (30, 8), (45, 30), (60, 10), (30, 8))]
-    )
+    workload = Workload([shape(c, b) for c, b in ((100, None), (200, None), (30, 8), (45, 30), (60, 10), (30, 8))])
     for _ in range(50):
         cluster = cluster_of(a=[dice.choice((0, 0, 10, 55, 70, 100)) for _ in range(4)])
         typical = workload.typical(cluster, 0.0)
@@ -160,9 +155,7 @@ def test_fgd_gradients_are_differences_of_the_definition() -> None:
         view = cluster.view(np.array([0]))
         free = list(zip(view.free_cores[0, :4].tolist(), view.free_blocks[0, :4].tolist(), strict=True))
         rest = reference.Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
-        assert reference.fragmentation(view, rest, typical)[0] == pytest.approx(
-            direct_fragmentation(free, 40, typical)
-        )
+        assert reference.fragmentation(view, rest, typical)[0] == pytest.approx(direct_fragmentation(free, 40, typical))
         after = rest._replace(cores=rest.cores - 20, blocks=rest.blocks - 8)
         costs = reference.fgd_one_card(view, rest, after, view.usable, typical)[0]
         for card, (cores, blocks) in enumerate(free):
@@ -214,21 +207,15 @@ def test_best_linked_agrees_with_trying_all_pairs() -> None:
 
 def test_an_init_container_uses_cards_that_are_booked_anyway() -> None:
     cluster = cluster_of(a=[0, 0, 0])
-    wanted = shape(
-        0, containers=[container("x", 40, 10), container("y", 100, None)], init=[container("i", 100, None)]
-    )
+    wanted = shape(0, containers=[container("x", 40, 10), container("y", 100, None)], init=[container("i", 100, None)])
     decided = decide(cluster, wanted)
     assert decided is not None
     x, y, init = decided[1]
     assert init == y != x
-    pairs = shape(
-        0, containers=[container("x", 40, 10), container("y", 200, None)], init=[container("i", 200, None)]
-    )
+    pairs = shape(0, containers=[container("x", 40, 10), container("y", 200, None)], init=[container("i", 200, None)])
     assert decide(cluster_of(a=[0, 0, 0, 0]), pairs) == ("a", [0, 1, 2, 1, 2])
     narrow = cluster_of(a=[70])
-    phases = shape(
-        0, containers=[container("x", 30, 10)], init=[container("i", 30, 12), container("j", 30, 1)]
-    )
+    phases = shape(0, containers=[container("x", 30, 10)], init=[container("i", 30, 12), container("j", 30, 1)])
     assert decide(narrow, phases) == ("a", [0, 0, 0])
     sidecar = shape(
         0,
@@ -244,13 +231,9 @@ def test_more_cards_than_any_node_has_fit_nowhere() -> None:
 
 def test_cached_scores_equal_fresh_ones_after_any_changes() -> None:
     dice = random.Random(11)
-    cluster = cluster_of(
-        **{f"n{number}": [dice.choice((0, 20, 60, 100)) for _ in range(4)] for number in range(30)}
-    )
+    cluster = cluster_of(**{f"n{number}": [dice.choice((0, 20, 60, 100)) for _ in range(4)] for number in range(30)})
     workload = Workload()
-    shapes = [
-        shape(cores, 4 if cores < 100 else None, policy) for cores in (10, 50, 100, 200) for policy in Policy
-    ]
+    shapes = [shape(cores, 4 if cores < 100 else None, policy) for cores in (10, 50, 100, 200) for policy in Policy]
     scores = Scores()
     for step in range(60):
         name = f"n{dice.randrange(30)}"
@@ -291,9 +274,7 @@ def test_a_class_is_scored_before_it_is_asked_for_a_few_rows_at_a_time(
         before = self._at.copy()
         done = refresh(self, *how)
         after = self._at
-        computed.append(
-            int((after > np.pad(before, (0, len(after) - len(before)), constant_values=-1)).sum())
-        )
+        computed.append(int((after > np.pad(before, (0, len(after) - len(before)), constant_values=-1)).sum()))
         return done
 
     monkeypatch.setattr(scores.Table, "refresh", counted)

@@ -47,9 +47,7 @@ def holding(
     one = important(pod(name, wish, blocks, uid=name, node=on, **fields), priority)
     asked = request.parse_pod(one, NAMES)
     shares = tuple(placement.CardShare(uuid, cores, blocks) for uuid in uuids)
-    one["metadata"]["annotations"] = {
-        NAMES.placement: placement.encode(placement.Placement({"main": shares}))
-    }
+    one["metadata"]["annotations"] = {NAMES.placement: placement.encode(placement.Placement({"main": shares}))}
     placement.check(placement.decode(one["metadata"]["annotations"][NAMES.placement]), asked)
     return one
 
@@ -74,9 +72,7 @@ def engine_with(*things: dict[str, Any], **options: Any) -> Engine:
 
 
 def victims(engine: Engine, preemptor: dict[str, Any], **proposed: Any) -> dict[str, set[str]]:
-    offers = {
-        name: one if isinstance(one, Victims) else Victims(tuple(one)) for name, one in proposed.items()
-    }
+    offers = {name: one if isinstance(one, Victims) else Victims(tuple(one)) for name, one in proposed.items()}
     return {name: set(one.uids) for name, one in engine.preempt(preemptor, offers).items()}
 
 
@@ -171,9 +167,7 @@ def test_who_leaves_anyway_is_no_victim_of_ours() -> None:
     engine = engine_with(node("a", cards("a", 2)), going, holding("x", "a", "GPU-a-1", cores=90))
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     engine.see_pod(going)
-    assert victims(engine, important(pod("new", 50), 1), a=["x"]) == {"a": {"x"}}, (
-        "kube-scheduler's own reason"
-    )
+    assert victims(engine, important(pod("new", 50), 1), a=["x"]) == {"a": {"x"}}, "kube-scheduler's own reason"
     assert victims(engine, important(pod("new", 50), 1), a=[]) == {"a": {"going"}}
     assert victims(engine, important(pod("new", 200, None), 1), a=[]) == {"a": {"x"}}
 
@@ -200,9 +194,7 @@ def test_the_smallest_set_agrees_with_trying_all_sets() -> None:
                 free[uuid][0] -= cores
                 free[uuid][1] -= blocks
                 held.append(
-                    holding(
-                        f"h{number}", "a", uuid, cores=cores, blocks=blocks, priority=dice.choice([0, 1, 2])
-                    )
+                    holding(f"h{number}", "a", uuid, cores=cores, blocks=blocks, priority=dice.choice([0, 1, 2]))
                 )
         new = important(pod("new", dice.choice([60, 90, 100, 200]), 30), 2)
         engine = engine_with(node("a", cards("a", 3)), *held)
@@ -213,12 +205,7 @@ def test_the_smallest_set_agrees_with_trying_all_sets() -> None:
             stay = [one for one in held if one not in gone]  # noqa: B023
             return engine_with(node("a", cards("a", 3)), *stay).filter(new, ["a"]).chosen == "a"  # noqa: B023
 
-        sets = [
-            some
-            for size in range(len(may) + 1)
-            for some in itertools.combinations(may, size)
-            if lets_in(some)
-        ]
+        sets = [some for size in range(len(may) + 1) for some in itertools.combinations(may, size) if lets_in(some)]
         if not sets or not sets[0]:
             assert chosen is None or not sets or not sets[0]
             assert sets or chosen is None
@@ -294,9 +281,7 @@ def test_who_is_more_important_may_take_them_all_the_same() -> None:
 def test_what_is_kept_ends_with_the_nomination(how: str) -> None:
     clock = Clock()
     x = holding("x", "a", "GPU-a-0", cores=90)
-    engine = engine_with(
-        node("a", cards("a", 1)), node("b", cards("b", 1)), x, clock=clock, expiry_seconds=60
-    )
+    engine = engine_with(node("a", cards("a", 1)), node("b", cards("b", 1)), x, clock=clock, expiry_seconds=60)
     new = important(pod("new", 80, uid="new"), 10)
     victims(engine, new, a=["x"])
     if how != "never shown":
@@ -362,9 +347,7 @@ def test_pods_without_a_share_get_the_proposal_back(start: Start) -> None:
     ],
 )  # fmt: skip
 def test_malformed_proposals_get_400(api: FakeApi, start: Start, victims_: Any, problem: str) -> None:
-    answer = start().client.post(
-        "/scheduler/preempt", json={"Pod": pod("p"), "NodeNameToMetaVictims": victims_}
-    )
+    answer = start().client.post("/scheduler/preempt", json={"Pod": pod("p"), "NodeNameToMetaVictims": victims_})
     assert answer.status_code == 400 and problem in answer.json()["Error"]
     with pytest.raises(extender_v1.BadInput):
         extender_v1.read_preemption(b"[]")
@@ -376,9 +359,7 @@ def test_containers_of_all_kinds_count() -> None:
         holding("x", "a", "GPU-a-0", cores=90),
         holding("y", "a", "GPU-a-1", cores=90),
     )
-    two = pod(
-        "new", containers=[container("m", 60, 5), container("n", 60, 5)], init=[container("i", 100, None)]
-    )
+    two = pod("new", containers=[container("m", 60, 5), container("n", 60, 5)], init=[container("i", 100, None)])
     assert victims(engine, important(two, 1), a=["x"]) == {"a": {"x", "y"}}
 
 
@@ -404,9 +385,7 @@ def test_a_preempt_over_many_shares_of_one_namespace_holds_up_no_filter() -> Non
         engine.see_node(node(f"n{number}", cards(f"n{number}", 8, blocks=160)))
         for share in range(80):
             text = f'{{"version":1,"containers":{{"main":[["GPU-n{number}-{share % 8}",10,1]]}}}}'
-            engine.see_pod(
-                pod(f"p{number}-{share}", 10, 1, node=f"n{number}", annotations={NAMES.placement: text})
-            )
+            engine.see_pod(pod(f"p{number}-{share}", 10, 1, node=f"n{number}", annotations={NAMES.placement: text}))
     engine.synced("nodes")
     engine.synced("pods")
     wanted = pod("w", 100, None)
@@ -441,9 +420,7 @@ def test_a_search_for_victims_reads_each_share_a_bounded_number_of_times() -> No
             engine.cache.pods.put(
                 dataclasses.replace(
                     record,
-                    usage=dataclasses.replace(
-                        record.usage, cards=Counted(record.usage.cards), memory_bytes=1
-                    ),
+                    usage=dataclasses.replace(record.usage, cards=Counted(record.usage.cards), memory_bytes=1),
                 )
             )
     engine.synced("nodes")

@@ -154,9 +154,7 @@ def test_a_new_part_begins_with_what_is_known(tmp_path: Path) -> None:
         engine.filter(pod(f"p{number}", 60, 10), ["a"])
         eventually(lambda: not recorder._queue)
     recorder.close()
-    assert (
-        path.with_name("r.1").exists() and path.stat().st_size + path.with_name("r.1").stat().st_size < 21_000
-    )
+    assert path.with_name("r.1").exists() and path.stat().st_size + path.with_name("r.1").stat().st_size < 21_000
     assert [event["kind"] for event in events(path)[:3]] == ["header", "node", "pod"]
     last = Replay(replay.read(path), Policy.SPREAD)
     assert last.run().unplaced == len(last.outcome.nodes) - 1  # one fits on the other card
@@ -281,8 +279,5 @@ def test_a_recording_that_cannot_be_written_at_the_start_is_a_mistake(
     api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = str(tmp_path / "no such folder" / "r")
-    assert (
-        main(["--kubeconfig", api.kubeconfig(tmp_path), "--bind-address", "127.0.0.1", "--record", target])
-        == 2
-    )
+    assert main(["--kubeconfig", api.kubeconfig(tmp_path), "--bind-address", "127.0.0.1", "--record", target]) == 2
     assert target in capsys.readouterr().err

@@ -61,9 +61,7 @@ def test_a_refused_request_is_recorded_with_its_reason_for_every_node(tmp_path: 
 
 def test_a_recording_whose_first_line_is_an_event_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r"
-    path.write_text(
-        json.dumps({"kind": "node_gone", "format": replay.FORMAT, "version": replay.VERSION}) + "\n"
-    )
+    path.write_text(json.dumps({"kind": "node_gone", "format": replay.FORMAT, "version": replay.VERSION}) + "\n")
     with pytest.raises(RecordingError, match="line 1: it is not the header of a"):
         replay.read(path)
 
@@ -99,9 +97,7 @@ def test_a_replay_decides_a_pod_that_expired_once_and_frees_what_was_deleted(tmp
     assert same.outcome.nodes == {"one": "a", "two": None}
 
 
-def test_pods_whose_ends_were_left_out_do_not_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pods_whose_ends_were_left_out_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "_MOST_ASKED", 2)
     engine, recorder = recorded(tmp_path / "r")
     engine.see_node(node("a", cards("a", 1)))

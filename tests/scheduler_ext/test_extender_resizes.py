@@ -147,9 +147,7 @@ def test_the_comparison_waits_for_a_resize_and_no_longer() -> None:
         ("other:core=1", "no container 'other' of the pod has a share"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason_and_books_nothing(
-    engine: Engine, text: str, why: str
-) -> None:
+def test_what_cannot_be_is_refused_with_the_reason_and_books_nothing(engine: Engine, text: str, why: str) -> None:
     placed(engine, pod("q", 50, 4, uid="q"))
     asked = annotated(placed(engine, pod("p", 30, 4, uid="p")), resize=text)
     engine.see_pod(asked)
@@ -180,9 +178,7 @@ def test_an_edited_placement_gets_no_grant(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_amounts_that_an_owner_swaps_between_containers_are_not_granted(
-    engine: Engine, restarted: bool
-) -> None:
+def test_amounts_that_an_owner_swaps_between_containers_are_not_granted(engine: Engine, restarted: bool) -> None:
     """Their sum is that of the booking; the amounts are those of the spec and of earlier grants."""
     one = pod("p", uid="p", containers=[container("x", 10, 1), container("y", 80, 8)])
     swapped = Placement({"x": (CardShare(CARD, 80, 8),), "y": (CardShare(CARD, 10, 1),)})
@@ -291,17 +287,13 @@ def api() -> Iterator[FakeApi]:
     made.stop()
 
 
-def test_an_answer_is_written_until_it_arrives_beside_the_other_conditions(
-    api: FakeApi, tmp_path: Path
-) -> None:
+def test_an_answer_is_written_until_it_arrives_beside_the_other_conditions(api: FakeApi, tmp_path: Path) -> None:
     faults = [500, 500]
 
     def fail(request: Request) -> Fault | None:
         return Fault(faults.pop()) if faults and request.method == "PATCH" else None
 
-    asked = annotated(
-        pod("p", 30, 4, node="a", annotations={NAMES.placement: written(30, 4)}), resize="core=50"
-    )
+    asked = annotated(pod("p", 30, 4, node="a", annotations={NAMES.placement: written(30, 4)}), resize="core=50")
     ready = {"type": "Ready", "status": "True"}
     api.put("pods", asked | {"status": {"phase": "Running", "conditions": [ready]}})
     api.hook = fail

@@ -63,9 +63,7 @@ def random_shape(dice: random.Random) -> Shape:
         init = number > 0 and dice.random() < 0.4
         cores = dice.choice((1, 13, 30, 50, 81, 99)) if not cards else 100
         steps.append(
-            Step(
-                cores, dice.choice((1, 8, 40, 200)), max(cards, 1), bool(cards), init, sidecars if init else 0
-            )
+            Step(cores, dice.choice((1, 8, 40, 200)), max(cards, 1), bool(cards), init, sidecars if init else 0)
         )
         sidecars += not init and dice.random() < 0.3
     steps.sort(key=lambda step: step.init)
@@ -110,15 +108,10 @@ def test_costs_reasons_and_cards_are_those_of_the_reference(seed: int) -> None:
         table = scores.Table(shape)
         table.refresh(cluster, typical)
         there = cluster.code[rows] == 0
-        assert (
-            np.array_equal(table.cost[rows][there], ours.cost[there])
-            and np.isinf(table.cost[rows][~there]).all()
-        )
+        assert np.array_equal(table.cost[rows][there], ours.cost[there]) and np.isinf(table.cost[rows][~there]).all()
     assert fitting > 300
     rest = reference.Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
-    assert np.array_equal(
-        placing.fragmentation(cluster, typical), reference.fragmentation(view, rest, typical)
-    )
+    assert np.array_equal(placing.fragmentation(cluster, typical), reference.fragmentation(view, rest, typical))
 
 
 # --- names ---
@@ -160,11 +153,7 @@ def test_rows_are_those_of_the_names_or_a_whole_parser_looks(
         return
     left, offered = found
     assert orjson.loads(left) == {**rest, "NodeNames": None}
-    assert (
-        offered.rows.tolist() == expected(known, names)
-        and list(offered) == names
-        and len(offered) == len(names)
-    )
+    assert offered.rows.tolist() == expected(known, names) and list(offered) == names and len(offered) == len(names)
 
 
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 10))

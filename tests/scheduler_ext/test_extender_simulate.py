@@ -87,9 +87,7 @@ def plain_node(name: str) -> dict[str, Any]:
 
 def test_a_pod_without_a_share_passes_untouched(start: Start) -> None:
     sent = [plain_node("x")]
-    answer = start(follow=False).post(
-        "/scheduler/simulate", {"Pod": plain_pod("p"), "Nodes": {"items": sent}}
-    )
+    answer = start(follow=False).post("/scheduler/simulate", {"Pod": plain_pod("p"), "Nodes": {"items": sent}})
     assert answer["Nodes"]["items"] == sent
 
 
@@ -149,14 +147,8 @@ def test_a_label_stands_for_the_model_whose_label_it_is(known: bool) -> None:
     engine, _ = engine_with(*([node("a", cards("a", 1, model=H100))] if known else []))
     labelled = template("t", model="NVIDIA-H100-80GB-HBM3")
     assert why(pod("p", annotations={NAMES.card_model: H100}), labelled, engine=engine)["t"] == ""
-    assert (
-        why(pod("p", annotations={NAMES.card_model: f"!{H100}"}), labelled, engine=engine)["t"]
-        == "CardNotAllowed"
-    )
-    assert (
-        why(pod("p", annotations={NAMES.card_model: "A100"}), labelled, engine=engine)["t"]
-        == "CardNotAllowed"
-    )
+    assert why(pod("p", annotations={NAMES.card_model: f"!{H100}"}), labelled, engine=engine)["t"] == "CardNotAllowed"
+    assert why(pod("p", annotations={NAMES.card_model: "A100"}), labelled, engine=engine)["t"] == "CardNotAllowed"
 
 
 @pytest.mark.parametrize(
@@ -197,11 +189,7 @@ def test_a_name_without_an_object_is_unknown_unless_the_node_exists() -> None:
 def test_no_node_is_added_for_a_namespace_whose_quota_is_full() -> None:
     engine, _ = engine_with(node("a", cards("a", 2)))
     engine.see_quotas(
-        {
-            "data": {
-                "quotas": "[{namespace: default, cores: 100, nodes: {pool: train}}, {namespace: default, cards: 0}]"
-            }
-        }
+        {"data": {"quotas": "[{namespace: default, cores: 100, nodes: {pool: train}}, {namespace: default, cards: 0}]"}}
     )
     inside, outside = template("t"), template("u")
     inside["metadata"]["labels"]["pool"] = "train"
@@ -231,6 +219,4 @@ def test_cards_that_are_kept_for_a_pod_count_for_it_and_stay_kept() -> None:
 def test_a_pod_of_many_containers_is_judged_on_many_templates() -> None:
     one = pod("p", containers=[container(f"c{number}", 40, 4) for number in range(8)])
     found = why(one, *(template(f"t{number}", 1 + number % 4) for number in range(300)))
-    assert {name for name, reason in found.items() if not reason} == {
-        f"t{number}" for number in range(3, 300, 4)
-    }
+    assert {name for name, reason in found.items() if not reason} == {f"t{number}" for number in range(3, 300, 4)}

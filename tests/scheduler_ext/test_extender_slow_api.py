@@ -94,9 +94,7 @@ def test_before_the_first_lists_it_is_well_not_ready_and_ends_at_once(
         assert ready.status_code == 503 and "the first list of nodes and pods" in ready.text
         answer = _ask(served.url, "/scheduler/filter", {"Pod": pod("p"), "NodeNames": ["a"]})
         assert answer.status_code == 503 and "NotSynced" in answer.text
-        assert re.search(
-            r'vcuda_extender_watch_errors_total\{\w+="nodes"\} [1-9]', _ask(served.url, "/metrics").text
-        )
+        assert re.search(r'vcuda_extender_watch_errors_total\{\w+="nodes"\} [1-9]', _ask(served.url, "/metrics").text)
         began = time.monotonic()
         assert served.stop() == 0
         assert time.monotonic() - began < 10

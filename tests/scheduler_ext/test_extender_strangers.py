@@ -62,10 +62,7 @@ def test_only_the_holder_of_a_client_certificate_may_decide_bind_or_ask(
                 refused = anybody.post(f"/scheduler/{verb}", json=sent)
                 assert refused.status_code == 403
                 error = refused.json()["Error"]
-                assert (
-                    error.startswith("Unauthenticated: no client certificate was sent")
-                    and "certFile" in error
-                )
+                assert error.startswith("Unauthenticated: no client certificate was sent") and "certFile" in error
             for page in ("/metrics", "/defrag", "/scheduler/explain/default/p", "/nowhere"):
                 assert anybody.get(page).status_code == 403
         with client(served, pairs, "stranger") as stranger, pytest.raises(httpx.TransportError):
@@ -78,9 +75,7 @@ def test_only_the_holder_of_a_client_certificate_may_decide_bind_or_ask(
     assert len(api.bindings) == 1
 
 
-def test_a_certificate_of_another_name_does_not_count(
-    api: FakeApi, tmp_path: Path, pairs: dict[str, Pair]
-) -> None:
+def test_a_certificate_of_another_name_does_not_count(api: FakeApi, tmp_path: Path, pairs: dict[str, Pair]) -> None:
     """A cluster's own authority signs kubelets and users too."""
     for name, status in (("system:kube-scheduler", 403), ("scheduler", 400)):
         with (
@@ -92,19 +87,14 @@ def test_a_certificate_of_another_name_does_not_count(
             assert ("the certificate is of 'scheduler'" in answer.json()["Error"]) == (status == 403)
 
 
-def test_probes_and_metrics_have_a_port_of_their_own(
-    api: FakeApi, tmp_path: Path, pairs: dict[str, Pair]
-) -> None:
+def test_probes_and_metrics_have_a_port_of_their_own(api: FakeApi, tmp_path: Path, pairs: dict[str, Pair]) -> None:
     with serving(api, tmp_path, pairs, "--probe-port", "0") as served:
         assert served.process.stderr is not None
         found = re.search(r"probes on (http://\S+)", served.process.stderr.readline())
         assert found
         with httpx.Client(base_url=found[1], timeout=20) as probes:
             eventually(lambda: probes.get("/readyz").status_code == 200)
-            assert (
-                probes.get("/healthz").text == "ok\n"
-                and "vcuda_extender_cards" in probes.get("/metrics").text
-            )
+            assert probes.get("/healthz").text == "ok\n" and "vcuda_extender_cards" in probes.get("/metrics").text
             assert probes.post("/scheduler/filter", json={}).status_code in (404, 405)
             assert probes.get("/defrag").status_code == 404
 
@@ -168,9 +158,7 @@ class Listening:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    "first", [b"", b"GET", b"GET / HTTP/1.1\r\nx: y\r\n"], ids=["silent", "a word", "half a head"]
-)
+@pytest.mark.parametrize("first", [b"", b"GET", b"GET / HTTP/1.1\r\nx: y\r\n"], ids=["silent", "a word", "half a head"])
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_connection_that_sends_no_request_is_closed(first: bytes, tls: bool, tmp_path: Path) -> None:
     """1,060 of them held all descriptors, and nobody else was served."""
@@ -205,9 +193,7 @@ def test_a_second_request_that_drips_is_ended_too_and_a_kept_connection_is_not()
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(
-    "line", [b"x: " + b"y" * 1000 + b"\r\n", b"y" * 1000], ids=["many headers", "one header"]
-)
+@pytest.mark.parametrize("line", [b"x: " + b"y" * 1000 + b"\r\n", b"y" * 1000], ids=["many headers", "one header"])
 def test_a_head_without_an_end_is_refused_early(line: bytes) -> None:
     """One cost 18 s of processor time, and 799 MB."""
 

@@ -42,9 +42,7 @@ def told(engine: Engine) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("nodes_first", [True, False])
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_restarted_extender_believes_the_nodes_manager_not_the_pods_owner(
-    edit: str, nodes_first: bool
-) -> None:
+def test_a_restarted_extender_believes_the_nodes_manager_not_the_pods_owner(edit: str, nodes_first: bool) -> None:
     """Its owner had edited the annotation before the restart: the card that the pod really holds was free again."""
     before, _ = engine_with(node("a", cards("a", 4)))
     shown = edited(placed(before, "p"), EDITS[edit])
@@ -71,9 +69,7 @@ def test_a_lasting_difference_is_a_metric_an_event_and_a_line_of_explain() -> No
     placed(engine, "p")
     placed(engine, "same")
     engine.see_node(
-        reporting(
-            {"p": {"GPU-a-3": (100, 40)}, "same": {"GPU-a-1": (100, 40)}, "ghost": {"GPU-a-2": (30, 1)}}
-        )
+        reporting({"p": {"GPU-a-3": (100, 40)}, "same": {"GPU-a-1": (100, 40)}, "ghost": {"GPU-a-2": (30, 1)}})
     )
     engine.compare()
     assert told(engine) == [], "a report takes a while: what is new is no difference yet"
@@ -123,9 +119,7 @@ def test_a_pod_that_chose_its_own_node_and_card_gets_an_event_when_it_overbooks_
     placed(engine, "first")
     engine.see_pod(pod("fits", 30, 1, uid="f", node="b", annotations={}))
     assert told(engine) == []
-    engine.see_pod(
-        pod("intruder", 100, None, uid="i", node="a", annotations={NAMES.placement: whole("GPU-a-0")})
-    )
+    engine.see_pod(pod("intruder", 100, None, uid="i", node="a", annotations={NAMES.placement: whole("GPU-a-0")}))
     (notice,) = engine.notices()
     assert (notice.namespace, notice.name, notice.uid, notice.reason) == (
         "default",

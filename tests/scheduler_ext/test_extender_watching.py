@@ -52,8 +52,7 @@ def answering(api: FakeApi, directory: Path, status: int, body: bytes) -> ApiSer
 CALLS: dict[str, Callable[[ApiServer], Any]] = {
     "pages": lambda server: list(server.client.pages("nodes")),
     "watch": lambda server: [
-        server.client.parsed(line)
-        for line in server.client.watch("nodes", "", "1", "", seconds=9, silence=9).lines()
+        server.client.parsed(line) for line in server.client.watch("nodes", "", "1", "", seconds=9, silence=9).lines()
     ],
     "pod": lambda server: server.pod("default", "p"),
     "lease": lambda server: server.lease("default", "l"),

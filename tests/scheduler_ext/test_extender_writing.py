@@ -140,9 +140,7 @@ def test_a_kubeconfigs_wishes_about_the_servers_name_hold(
     assert len(api.bindings) == (wrong is None)
 
 
-def test_a_login_that_is_refused_is_renewed(
-    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_that_is_refused_is_renewed(api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api.put("pods", pod("p", uid="p"))
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     seen = note_requests(api)
@@ -177,9 +175,7 @@ def test_a_server_that_does_not_answer_in_time_leaves_the_result_open(api: FakeA
     asyncio.run(work())
 
 
-def test_the_end_waits_for_a_write_that_has_begun(
-    api: FakeApi, start: Callable[..., Running], tmp_path: Path
-) -> None:
+def test_the_end_waits_for_a_write_that_has_begun(api: FakeApi, start: Callable[..., Running], tmp_path: Path) -> None:
     api.put("nodes", node("a", cards("a", 1)))
     api.put("pods", wanted := pod("p"))
     extender = start()

@@ -38,18 +38,14 @@ VERSIONS = [0, 1000, 2000, 3010, 3020, 4000, 4010, 5000, 5050, 6050, 7000, 8000,
 
 
 def exports(library: Path) -> list[str]:
-    listed = subprocess.run(
-        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
-    )
+    listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
     names = {line.split()[-1].split("@")[0] for line in listed.stdout.splitlines()}
     return sorted(name for name in names if re.match("cu[A-Z]", name))
 
 
 def answers(library: Path, names: list[str]) -> Any:
     command = [sys.executable, "-c", ASK, str(library), *map(str, VERSIONS)]
-    told = subprocess.run(
-        command, input=json.dumps(names), capture_output=True, text=True, check=True, timeout=60
-    )
+    told = subprocess.run(command, input=json.dumps(names), capture_output=True, text=True, check=True, timeout=60)
     return json.loads(told.stdout)
 
 
@@ -67,9 +63,7 @@ def test_exports_and_every_answer_are_those_of_the_genuine_550(ours: Path) -> No
     names = exports(theirs)
     assert exports(ours) == names
     differing = [
-        (mine, real)
-        for mine, real in zip(answers(ours, names), answers(theirs, names), strict=True)
-        if mine != real
+        (mine, real) for mine, real in zip(answers(ours, names), answers(theirs, names), strict=True) if mine != real
     ]
     assert differing == []
 

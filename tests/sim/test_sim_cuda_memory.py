@@ -227,17 +227,12 @@ def test_pointer_queries_tell_range_owner_and_strangers(machine: sim.Machine, tm
 
 
 def test_how_a_devices_own_pool_grows_does_not_depend_on_who_asks_for_which_first(tmp_path: Path) -> None:
-    machine = sim.Machine.create(
-        tmp_path / "two", [sim.SimCard(knobs={"pools": "ragged", "pool_seed": 17})] * 2
-    )
+    machine = sim.Machine.create(tmp_path / "two", [sim.SimCard(knobs={"pools": "ragged", "pool_seed": 17})] * 2)
     code = """
         context(); asked = {first}
         for device in asked: ok(cu.cuDeviceGetDefaultMemPool(device))
         pool = ok(cu.cuDeviceGetDefaultMemPool(0)); ok(cu.cuMemAllocFromPoolAsync(811539, pool, 0))
         answer(int(ok(cu.cuMemPoolGetAttribute(pool, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT))))
     """
-    grown = [
-        sim_cuda.run(machine, textwrap.dedent(code.format(first=first)))
-        for first in ([], [1], [1, 0], [0, 1])
-    ]
+    grown = [sim_cuda.run(machine, textwrap.dedent(code.format(first=first))) for first in ([], [1], [1, 0], [0, 1])]
     assert len(set(grown)) == 1, grown

@@ -174,11 +174,7 @@ def test_a_ragged_pool_grows_by_no_formula_fragments_and_is_the_same_for_the_sam
 ) -> None:
     machine = sim.Machine.create(
         tmp_path / "machine",
-        [
-            sim.SimCard(
-                memory_bytes=4096 * MIB, context_bytes=CONTEXT, knobs={"pools": "ragged", "pool_seed": 5}
-            )
-        ],
+        [sim.SimCard(memory_bytes=4096 * MIB, context_bytes=CONTEXT, knobs={"pools": "ragged", "pool_seed": 5})],
     )
     code = """
         grown = []; small = []; pool = own()

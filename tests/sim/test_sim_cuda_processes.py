@@ -162,9 +162,7 @@ def test_a_damaged_description_is_one_clear_line(machine: sim.Machine, text: str
     (machine.state / "machine.conf").write_text("# cards\n" + text + "\n")
     result = simulated.program(machine, *sim_cuda.script("answer(int(cu.cuInit(0)[0]))"))
     assert result.stdout == "802\n"
-    assert (
-        result.stderr.count("\n") == 1 and "machine.conf line 2" in result.stderr and words in result.stderr
-    )
+    assert result.stderr.count("\n") == 1 and "machine.conf line 2" in result.stderr and words in result.stderr
 
 
 def test_no_machine_and_a_changed_one_are_refused(machine: sim.Machine, tmp_path: Path) -> None:

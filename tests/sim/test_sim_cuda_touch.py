@@ -84,9 +84,7 @@ def test_kernels_reach_every_kind_of_memory_of_their_card(machine: sim.Machine) 
         "unmapped()",
     ],
 )
-def test_memory_that_the_card_does_not_reach_is_an_illegal_address_for_good(
-    machine: sim.Machine, pointer: str
-) -> None:
+def test_memory_that_the_card_does_not_reach_is_an_illegal_address_for_good(machine: sim.Machine, pointer: str) -> None:
     assert run(
         machine,
         f"""

@@ -95,9 +95,7 @@ def test_kernel_sets_a_rule(machine: sim.Machine) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "/some/where"])
-def test_a_shell_can_take_the_environment_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str
-) -> None:
+def test_a_shell_can_take_the_environment_over(tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str) -> None:
     machine = sim.Machine.create(tmp_path / "it's here")
     assert vcuda_sim("env", machine.directory) == 0
     script = capsys.readouterr().out + 'printf "%s\\n" "$VCUDA_SIM_DIR" "$LD_LIBRARY_PATH"'

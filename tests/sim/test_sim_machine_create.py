@@ -38,15 +38,11 @@ def test_chosen_uuids_are_the_same_when_the_machine_is_made_again(tmp_path: Path
 
 
 def test_the_driver_itself_reads_the_machine(tmp_path: Path) -> None:
-    machine = sim.Machine.create(
-        tmp_path / "machine", [sim.SimCard(memory_bytes=8 * GIB), sim.SimCard(mig=["7g"])]
-    )
+    machine = sim.Machine.create(tmp_path / "machine", [sim.SimCard(memory_bytes=8 * GIB), sim.SimCard(mig=["7g"])])
     report = machine.report()
     assert [card.memory_bytes for card in report.cards] == [8 * GIB, 40 * GIB, 40 * GIB]
     assert report.cards[2].uuid == machine.cards[1].mig[0].uuid
-    assert report.processes == () and not any(
-        card.used_bytes or card.busy_ns or card.lost for card in report.cards
-    )
+    assert report.processes == () and not any(card.used_bytes or card.busy_ns or card.lost for card in report.cards)
 
 
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
@@ -76,9 +72,7 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
         ([sim.SimCard(numa_node=-2)], "NUMA node -2"),
     ],
 )
-def test_impossible_cards_are_refused_and_leave_nothing(
-    tmp_path: Path, cards: list[sim.SimCard], words: str
-) -> None:
+def test_impossible_cards_are_refused_and_leave_nothing(tmp_path: Path, cards: list[sim.SimCard], words: str) -> None:
     with pytest.raises(sim.SimError) as caught:
         sim.Machine.create(tmp_path / "machine", cards)
     assert words in str(caught.value)
@@ -116,9 +110,7 @@ def test_opening_what_is_no_machine_is_refused(tmp_path: Path) -> None:
         sim.Machine(tmp_path / "machine")
 
 
-def test_without_built_libraries_the_way_to_build_them_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_built_libraries_the_way_to_build_them_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "BUILT", tmp_path / "sim")
     with pytest.raises(sim.SimError, match=r"python -m vcuda\._build"):
         sim.Machine.create(tmp_path / "machine")

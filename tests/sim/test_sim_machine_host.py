@@ -14,9 +14,7 @@ from vcuda.sim import hostroot
 
 @pytest.fixture
 def machine(tmp_path: Path) -> sim.Machine:
-    return sim.Machine.create(
-        tmp_path / "machine", [sim.SimCard(), sim.SimCard(minor=5, mig=["1g"], numa_node=1)]
-    )
+    return sim.Machine.create(tmp_path / "machine", [sim.SimCard(), sim.SimCard(minor=5, mig=["1g"], numa_node=1)])
 
 
 def present(machine: sim.Machine) -> set[str]:
@@ -68,13 +66,9 @@ def test_without_permission_nodes_are_regular_files(tmp_path: Path, monkeypatch:
     assert machine.report().cards
 
 
-def test_beside_a_real_driver_no_node_can_reach_its_cards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_a_real_driver_no_node_can_reach_its_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = tmp_path / "devices"
-    devices.write_text(
-        "Character devices:\n  1 mem\n195 nvidia\n234 nvidia-uvm\n\nBlock devices:\n259 blkext\n"
-    )
+    devices.write_text("Character devices:\n  1 mem\n195 nvidia\n234 nvidia-uvm\n\nBlock devices:\n259 blkext\n")
     monkeypatch.setattr(hostroot, "HOST_DEVICES", devices)
     machine = sim.Machine.create(tmp_path / "machine")
     assert not machine.character_devices
@@ -129,9 +123,7 @@ def test_proc_names_cards_and_capabilities(machine: sim.Machine) -> None:
 
 def test_sysfs_tells_the_numa_node(machine: sim.Machine) -> None:
     for card in machine.cards:
-        assert (
-            machine.root / f"sys/bus/pci/devices/{card.bus}/numa_node"
-        ).read_text() == f"{card.numa_node}\n"
+        assert (machine.root / f"sys/bus/pci/devices/{card.bus}/numa_node").read_text() == f"{card.numa_node}\n"
 
 
 def test_libraries_have_the_usual_links(machine: sim.Machine) -> None:

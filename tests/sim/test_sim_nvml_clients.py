@@ -48,15 +48,11 @@ def test_nvidia_smi_shows_memory_in_its_default_view(machine: sim.Machine, smi: 
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(rf"\b{used}MiB / +8192MiB", result.stdout), result.stdout
     assert re.search(r"\b0MiB / +16384MiB", result.stdout)
-    assert (
-        f"Driver Version: {machine.driver_version}" in result.stdout and "CUDA Version: 12.4" in result.stdout
-    )
+    assert f"Driver Version: {machine.driver_version}" in result.stdout and "CUDA Version: 12.4" in result.stdout
 
 
 def test_nvidia_smi_answers_queries(machine: sim.Machine, smi: str) -> None:
-    fields = (
-        "index,uuid,name,memory.total,utilization.gpu,temperature.gpu,power.limit,pci.bus_id,mig.mode.current"
-    )
+    fields = "index,uuid,name,memory.total,utilization.gpu,temperature.gpu,power.limit,pci.bus_id,mig.mode.current"
     result = simulated.program(machine, smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     assert result.returncode == 0, result.stdout + result.stderr
     rows = [line.split(", ") for line in result.stdout.splitlines()]
@@ -87,9 +83,7 @@ def test_gpustat_shows_cards_and_processes(machine: sim.Machine) -> None:
         used = machine.report().cards[0].used_bytes // MIB
         result = simulated.program(machine, sys.executable, "-m", "gpustat", "--no-color", "--show-pid")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(rf"\[0\] NVIDIA A100.*\b{used} / +8192 MB.*/{pid}\({used}M\)", result.stdout), (
-        result.stdout
-    )
+    assert re.search(rf"\[0\] NVIDIA A100.*\b{used} / +8192 MB.*/{pid}\({used}M\)", result.stdout), result.stdout
 
 
 def test_nvitop_shows_cards_processes_and_instances(machine: sim.Machine) -> None:

@@ -76,9 +76,7 @@ def test_pids_are_those_of_the_host_whoever_reads_and_wherever_the_process_is(ma
         (child,) = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
         rows = simulated.nvml(machine, MEMORY)
         assert [row[2][0][0] for row in rows] == [int(child), neighbour]
-        assert sorted(process.pid for process in machine.report().processes) == sorted(
-            [int(child), neighbour]
-        )
+        assert sorted(process.pid for process in machine.report().processes) == sorted([int(child), neighbour])
         seen_inside = simulated.nvml(machine, MEMORY, wrapper=inside)
         foreign = simulated.nvml(machine, MEMORY, VCUDA_SIM_PIDS="foreign")
         none = simulated.nvml(machine, MEMORY, VCUDA_SIM_PIDS="none")

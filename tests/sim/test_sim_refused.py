@@ -11,12 +11,8 @@ from tests.support import simulated
 from vcuda import sim
 
 SOURCES = Path(sim.__file__).parent / "src"
-CUDA = re.findall(
-    r"^SIM_(?:REFUSED|UNLISTED)\((\w+)", (SOURCES / "cuda/cu_api.def").read_text(), re.MULTILINE
-)
-NVML = re.findall(
-    r"^NV_UNSUPPORTED\((\w+)\)", (SOURCES / "nvml/nvml_unsupported.def").read_text(), re.MULTILINE
-)
+CUDA = re.findall(r"^SIM_(?:REFUSED|UNLISTED)\((\w+)", (SOURCES / "cuda/cu_api.def").read_text(), re.MULTILINE)
+NVML = re.findall(r"^NV_UNSUPPORTED\((\w+)\)", (SOURCES / "nvml/nvml_unsupported.def").read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

@@ -91,9 +91,7 @@ def test_forged_shares_are_refused(containers: Any) -> None:
         placement.decode(json.dumps({"version": 1, "containers": containers}))
 
 
-@pytest.mark.parametrize(
-    "text", ['{"version":2,"containers":{}}', '{"containers":{}}', "[" * 100_000, "", "null"]
-)
+@pytest.mark.parametrize("text", ['{"version":2,"containers":{}}', '{"containers":{}}', "[" * 100_000, "", "null"])
 def test_other_versions_and_broken_text_are_refused(text: str) -> None:
     with pytest.raises(InvalidPlacement):
         placement.decode(text)
@@ -133,9 +131,7 @@ def test_whole_cards_take_the_cards_own_memory() -> None:
 
 def test_bind_writes_old_and_new_annotations() -> None:
     request = pod(ask("setup", 10, 1, Kind.INIT, None), ask("main", 200, 0, index=1))
-    chosen = placement.Placement(
-        {"setup": on("GPU-1", 10, 1), "main": on("GPU-1", 100, 8) + on("GPU-2", 100, 8)}
-    )
+    chosen = placement.Placement({"setup": on("GPU-1", 10, 1), "main": on("GPU-1", 100, 8) + on("GPU-2", 100, 8)})
     known = {f"GPU-{i}": inventory.Card(f"GPU-{i}", i + 3, "T4", 2**31) for i in (1, 2)}
     written = placement.annotations(chosen, request, known, "node-a", 17, Names())
     assert written == {
@@ -164,9 +160,7 @@ def test_an_init_containers_share_is_free_again_for_the_rest() -> None:
 @given(st.lists(st.tuples(st.sampled_from(list(Kind)), st.integers(1, 100), st.integers(1, 50)), max_size=6))
 def test_the_peak_lies_between_the_largest_and_the_sum(rows: list[tuple[Kind, int, int]]) -> None:
     ordered = [r for r in rows if r[0] is not Kind.APP] + [r for r in rows if r[0] is Kind.APP]
-    request = pod(
-        *(ask(str(i), cores, blocks, kind, None) for i, (kind, cores, blocks) in enumerate(ordered))
-    )
+    request = pod(*(ask(str(i), cores, blocks, kind, None) for i, (kind, cores, blocks) in enumerate(ordered)))
     chosen = placement.Placement({c.name: on("GPU-1", c.cores, c.memory_blocks) for c in request.containers})
     cores, blocks = placement.peak_use(request, chosen).get("GPU-1", (0, 0))
     assert max((r[1] for r in rows), default=0) <= cores <= sum(r[1] for r in rows)
@@ -216,9 +210,7 @@ CARD = inventory.Card("GPU-1", 0, "T4", 8 * 2**30)
         ),
     ],
 )
-def test_the_one_rule_of_fit(
-    state: fit.CardState, container: ContainerRequest, reason: Reason | None
-) -> None:
+def test_the_one_rule_of_fit(state: fit.CardState, container: ContainerRequest, reason: Reason | None) -> None:
     assert fit.why_not(state, container) is reason
     if reason is None:
         fit.require(state, container)

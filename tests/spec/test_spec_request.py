@@ -40,9 +40,7 @@ def reason_for(candidate: dict[str, Any]) -> Reason:
 
 
 def test_the_pod_of_the_users_docs() -> None:
-    parsed = request.parse_pod(
-        pod(container(cores="30", memory="10"), **{"tencent.com/vcuda-core-limit": "50"})
-    )
+    parsed = request.parse_pod(pod(container(cores="30", memory="10"), **{"tencent.com/vcuda-core-limit": "50"}))
     assert (parsed.uid, parsed.namespace, parsed.name) == ("u-1", "team", "job")
     assert parsed.containers == (request.ContainerRequest("main", request.Kind.APP, 0, 30, 10, 50),)
     assert parsed and not parsed.containers[0].whole
@@ -128,9 +126,7 @@ def test_one_pod_has_only_so_many_shares() -> None:
     most = request.MAX_CONTAINERS_PER_POD
     many = [container(f"c{number}", 1, 1) for number in range(most + 1)]
     assert len(request.parse_pod(pod(*many[:most])).containers) == most
-    with pytest.raises(
-        InvalidRequest, match=f"{most + 1} containers ask for a share; one pod may have {most}"
-    ):
+    with pytest.raises(InvalidRequest, match=f"{most + 1} containers ask for a share; one pod may have {most}"):
         request.parse_pod(pod(*many))
 
 
@@ -263,6 +259,4 @@ def test_names_that_are_ours_to_write() -> None:
         NAMES.gpu_assigned,
     ]
     assert all(NAMES.written_by_us(name) for name in ours)
-    assert not any(
-        NAMES.written_by_us(name) for name in (NAMES.core_limit, NAMES.priority, NAMES.card_uuid, "other/x")
-    )
+    assert not any(NAMES.written_by_us(name) for name in (NAMES.core_limit, NAMES.priority, NAMES.card_uuid, "other/x"))

@@ -100,9 +100,7 @@ def test_an_answer_is_read_as_it_was_written_and_nothing_else_is() -> None:
     for message in ("", "[]", "{}", '{"version":2}', written["message"].replace("50,4", "0,4"),
                     written["message"].replace("50,4", "true,4"), written["message"].replace("5,1,9", "5,1,4"),
                     written["message"].replace("70,9", "70"), written["message"].replace("goal", "gaol")):  # fmt: skip
-        assert resize.read({"status": {"conditions": [written | {"message": message}]}}, NAMES) is None, (
-            message
-        )
+        assert resize.read({"status": {"conditions": [written | {"message": message}]}}, NAMES) is None, message
     for status in (None, [], {"conditions": None}, {"conditions": [None, 1, "x"]}):
         assert resize.read({"status": status}, NAMES) is None
 

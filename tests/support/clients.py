@@ -149,9 +149,7 @@ def _screen(view: Scene, command: Sequence[str], done: Callable[[str], bool]) ->
                     written += os.read(terminal, 65536)
                 except OSError:
                     break
-            text: str = re.sub(
-                r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", written.decode(errors="replace")
-            )
+            text: str = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\([A-Z0-9]|[=>])", "", written.decode(errors="replace"))
             if done(text):
                 return text
     finally:

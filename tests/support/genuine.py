@@ -51,9 +51,7 @@ def nvtop() -> Path:
 def _only(folder: Path, pattern: str) -> Path:
     found = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.is_symlink())
     if len(found) != 1:
-        raise Unavailable(
-            f"{folder} holds {len(found)} files like {pattern}; remove the folder to fetch it again"
-        )
+        raise Unavailable(f"{folder} holds {len(found)} files like {pattern}; remove the folder to fetch it again")
     return found[0]
 
 
@@ -108,9 +106,7 @@ def _fetch(name: str, series: str, base: Path, target: Path) -> None:
         _run([*apt, "update"], folder)
         _run([*apt, "download", name], folder)
         packages = list(folder.glob("*.deb"))
-        if len(packages) != 1 or not packages[0].name.startswith(
-            f"{name}_{series}" + ("." if series else "")
-        ):
+        if len(packages) != 1 or not packages[0].name.startswith(f"{name}_{series}" + ("." if series else "")):
             raise Unavailable(f"{suite}/{component} offers {[p.name for p in packages]}, not {name} {series}")
         _run(["dpkg-deb", "--extract", str(packages[0]), str(folder / "files")], folder)
         (folder / "files").replace(target)
@@ -158,9 +154,7 @@ def _archive() -> str:
 
 def _run(command: list[str], folder: Path) -> None:
     try:
-        result = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS
-        )
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{command[0]} did not answer within {SECONDS} s") from error
     if result.returncode != 0:

@@ -15,9 +15,7 @@ NAME = f"docker.io/library/vcuda-gpu-manager:{vcuda.__version__}"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.image", description=__doc__)
-    parser.add_argument(
-        "archive", type=Path, help="file to write, for `ctr -n k8s.io images import` or skopeo"
-    )
+    parser.add_argument("archive", type=Path, help="file to write, for `ctr -n k8s.io images import` or skopeo")
     parser.add_argument("--name", default=NAME, help="registry/repository:tag (default %(default)s)")
     options = parser.parse_args()
     if ":" not in options.name.rpartition("/")[2]:

@@ -56,9 +56,7 @@ def product(root: Path) -> None:
     commands.mkdir(parents=True)
     for name, module in COMMANDS.items():
         script = commands / name
-        script.write_text(
-            f"#!{PYTHON}/bin/{_version()}\nimport sys\nfrom {module} import main\nsys.exit(main())\n"
-        )
+        script.write_text(f"#!{PYTHON}/bin/{_version()}\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
         script.chmod(0o755)
 
 
@@ -89,9 +87,7 @@ def _libraries(root: Path, programs: list[Path]) -> None:
     """Copy the shared libraries of this machine that `programs` need, to where the loader looks by default."""
     wanted = {"/lib64/ld-linux-x86-64.so.2"}
     for program in programs:
-        told = subprocess.run(
-            ["ldd", str(program)], capture_output=True, text=True, check=False, timeout=20
-        ).stdout
+        told = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False, timeout=20).stdout
         wanted |= set(re.findall(r"=> (/\S+) \(", told))
     for path in map(Path, wanted):
         if path.is_relative_to(root):

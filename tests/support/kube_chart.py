@@ -38,9 +38,7 @@ def certificate(folder: Path, name: str = "tls", subject: str = "extender") -> t
 
 def build_id(library: Path) -> str:
     """The linker's build id of a shared library, as hexadecimal digits."""
-    told = subprocess.run(
-        ["readelf", "-n", str(library)], capture_output=True, text=True, check=True, timeout=20
-    )
+    told = subprocess.run(["readelf", "-n", str(library)], capture_output=True, text=True, check=True, timeout=20)
     found = re.search(r"Build ID: ([0-9a-f]+)", told.stdout)
     assert found, told.stdout
     return found[1]
@@ -97,9 +95,7 @@ class Chart:
         image_files.product(root)
         change(root)
         layer = image_oci.Layer.of(root, self._folder / f"{tag}-layer.tar")
-        image_oci.write(
-            archive, f"docker.io/library/{REPOSITORY}:{tag}", [self._runtime, layer], ["gpu-manager"]
-        )
+        image_oci.write(archive, f"docker.io/library/{REPOSITORY}:{tag}", [self._runtime, layer], ["gpu-manager"])
         command = [*shlex.split(self.system.lab.environment["CTR"]), "images", "import", str(archive)]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         archive.unlink()
@@ -192,9 +188,7 @@ class Chart:
         address = self.pod_of("gpu-manager")["status"]["podIP"]
         if token is None:
             token = Path(self.system.lab.environment["KUBE_TOKEN_FILE"]).read_text().strip()
-        request = urllib.request.Request(
-            f"http://{address}:5678{path}", headers={"Authorization": f"Bearer {token}"}
-        )
+        request = urllib.request.Request(f"http://{address}:5678{path}", headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=5) as answer:
             return json.loads(answer.read())
 
@@ -203,9 +197,7 @@ class Chart:
         return {entry["pod_name"]: entry for entry in self.daemon("/usage")["containers"]}
 
     def log(self, program: str) -> str:
-        return self.system.lab.kubectl(
-            "logs", "-n", NAMESPACE, "-l", f"app.kubernetes.io/name={program}", "--tail=-1"
-        )
+        return self.system.lab.kubectl("logs", "-n", NAMESPACE, "-l", f"app.kubernetes.io/name={program}", "--tail=-1")
 
 
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

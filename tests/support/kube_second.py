@@ -66,9 +66,7 @@ class SecondNode:
     def _offers(self) -> bool:
         self._check()
         node = self.node()
-        ready = any(
-            item["type"] == "Ready" and item["status"] == "True" for item in node["status"]["conditions"]
-        )
+        ready = any(item["type"] == "Ready" and item["status"] == "True" for item in node["status"]["conditions"])
         tainted = bool(node["spec"].get("taints"))
         cores = node["status"]["allocatable"].get("tencent.com/vcuda-core")
         return ready and not tainted and cores == str(100 * self.cards)
@@ -130,9 +128,7 @@ class SecondNode:
         cni.mkdir()
         first = (self._lab / "etc/cni/10-bridge.conflist").read_text()
         second = first.replace("cni0", BRIDGE).replace("10.244.0.0/16", "10.245.0.0/16")
-        (cni / "10-bridge.conflist").write_text(
-            second.replace(str(self._lab / "cni"), str(self._folder / "cni"))
-        )
+        (cni / "10-bridge.conflist").write_text(second.replace(str(self._lab / "cni"), str(self._folder / "cni")))
         config = (self._lab / "etc/containerd.toml").read_text()
         for there, here in (
             (f"{self._lab}/run/containerd.sock", self._socket),
@@ -253,10 +249,7 @@ class SecondNode:
         """Shims that outlived containerd, cgroups, the bridge and the address."""
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if (
-                    str(self._socket).encode() in (folder / "cmdline").read_bytes()
-                    and int(folder.name) != os.getpid()
-                ):
+                if str(self._socket).encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
                     os.kill(int(folder.name), signal.SIGKILL)
         for controller in CGROUPS.iterdir():
             for folder, _, _ in os.walk(controller / CGROUP, topdown=False):

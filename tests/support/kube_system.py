@@ -122,9 +122,7 @@ class System:
         self._spawn("manager", words[1:])
         self._ready("manager", self.manager_port)
 
-    def manager_arguments(
-        self, *, node: str, kubelet: str, machine: Machine, folder: Path, port: int
-    ) -> list[str]:
+    def manager_arguments(self, *, node: str, kubelet: str, machine: Machine, folder: Path, port: int) -> list[str]:
         """The command of a node's daemon that runs on the host."""
         env = self.lab.environment
         return [
@@ -151,8 +149,7 @@ class System:
         machine = machine or self.machine
         environment = machine.container_environment().items()
         return [f"--container-env={name}={value}" for name, value in environment] + [
-            f"--container-mount={mount.host_path}:{mount.container_path}"
-            for mount in machine.container_mounts()
+            f"--container-mount={mount.host_path}:{mount.container_path}" for mount in machine.container_mounts()
         ]
 
     def start_extender(self) -> None:
@@ -211,9 +208,7 @@ class System:
     def _ready(self, name: str, port: int) -> None:
         def answered() -> bool:
             if self._processes[name].poll() is not None:
-                raise AssertionError(
-                    f"{name} ended {self._processes[name].returncode}:\n{self.log(name)[-3000:]}"
-                )
+                raise AssertionError(f"{name} ended {self._processes[name].returncode}:\n{self.log(name)[-3000:]}")
             try:
                 self.get(port, "/readyz")
             except OSError:
@@ -235,9 +230,7 @@ class System:
         """All by one command, so that they come to the scheduler as a burst."""
         if not pods:
             return
-        self.lab.kubectl(
-            "create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
-        )
+        self.lab.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
 
     def pod(self, name: str) -> dict[str, Any]:
         return self.lab.get("pod", name)
@@ -280,14 +273,10 @@ class System:
             return len(lines) >= count
 
         try:
-            eventually(
-                f"{count} pods of {selector} say what they see", all_said, seconds, every=max(1.0, count / 40)
-            )
+            eventually(f"{count} pods of {selector} say what they see", all_said, seconds, every=max(1.0, count / 40))
         except AssertionError as error:
             pods = self.lab.kubectl("get", "pods", "-l", selector, "-o", "wide", check=False)
-            raise AssertionError(
-                f"{error}; {len(lines)} did\n{pods[-4000:]}\n{self.log('manager')[-3000:]}"
-            ) from None
+            raise AssertionError(f"{error}; {len(lines)} did\n{pods[-4000:]}\n{self.log('manager')[-3000:]}") from None
         return lines
 
     def phases(self, selector: str) -> dict[str, str]:

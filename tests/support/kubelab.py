@@ -52,9 +52,7 @@ class KubeLab:
         _run([str(path), "down"], timeout=60)
         _run([str(path), "up"], timeout=120, env={**os.environ, **parameters})
         text = _run([str(path), "env"], timeout=20)
-        exports = dict(
-            word.split("=", 1) for line in text.splitlines() for word in shlex.split(line) if "=" in word
-        )
+        exports = dict(word.split("=", 1) for line in text.splitlines() for word in shlex.split(line) if "=" in word)
         return cls(path, exports)
 
     def down(self) -> None:
@@ -107,11 +105,7 @@ def _run(
     stdin: str | None = None,
     check: bool = True,
 ) -> str:
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=env, input=stdin, check=False
-    )
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, input=stdin, check=False)
     if check and result.returncode != 0:
-        raise AssertionError(
-            f"{shlex.join(command)} ended {result.returncode}:\n{result.stdout}{result.stderr}"
-        )
+        raise AssertionError(f"{shlex.join(command)} ended {result.returncode}:\n{result.stdout}{result.stderr}")
     return result.stdout

@@ -90,12 +90,8 @@ class Guard:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(left.pid, signal.SIGKILL)
         if found:
-            rows = "\n".join(
-                f"  {left.pid} {left.command:.200} (of {left.test}, {left.phase})" for left in found
-            )
-            pytest.fail(
-                f"processes outlived the test that started them and were ended:\n{rows}", pytrace=False
-            )
+            rows = "\n".join(f"  {left.pid} {left.command:.200} (of {left.test}, {left.phase})" for left in found)
+            pytest.fail(f"processes outlived the test that started them and were ended:\n{rows}", pytrace=False)
 
 
 _GUARD = Guard()

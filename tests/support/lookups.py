@@ -36,9 +36,7 @@ def before(series: str, folder: Path) -> Share:
 
 def exports(library: Path, prefix: str) -> list[str]:
     command = ["nm", "-D", "--defined-only", "-P", str(library)]
-    lines = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=True
-    ).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     names = {line.split()[0].partition("@")[0] for line in lines}
     return sorted(name for name in names if re.match(prefix, name))
 

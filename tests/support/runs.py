@@ -72,9 +72,7 @@ class Runner:
             "stderr": subprocess.PIPE,
             "stdin": subprocess.DEVNULL,
         }
-        return subprocess.Popen(
-            self.words(*arguments), env=self.environment(), text=True, **(settings | options)
-        )
+        return subprocess.Popen(self.words(*arguments), env=self.environment(), text=True, **(settings | options))
 
     def run(self, *command: str, share: Sequence[str] = ("--core", "30", "--memory", "1GiB")) -> list[str]:
         return ["run", *share, "--", *command]

@@ -70,9 +70,7 @@ KERNEL, COPY, SET, HOST, CHILD, EMPTY, WAIT, RECORD, ALLOC, FREE = 0, 1, 2, 3, 4
 def answers(share: Share, code: str, *arguments: str) -> Any:
     """What `code` answers in the share; on the driver itself it must answer the same."""
     assert share.machine is not None
-    bare = share.run(
-        PRELUDE + code, *arguments, LD_LIBRARY_PATH=share.machine.environment()["LD_LIBRARY_PATH"]
-    )
+    bare = share.run(PRELUDE + code, *arguments, LD_LIBRARY_PATH=share.machine.environment()["LD_LIBRARY_PATH"])
     through = share.run(PRELUDE + code, *arguments)
     assert through == bare
     return through

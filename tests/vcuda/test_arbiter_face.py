@@ -174,9 +174,7 @@ class Tenant:
         self.ring()
 
     def ring(self) -> None:
-        struct.pack_into(
-            "I", self.usage, self.bell, struct.unpack_from("I", self.usage, self.bell)[0] + 1 & 0xFFFFFFFF
-        )
+        struct.pack_into("I", self.usage, self.bell, struct.unpack_from("I", self.usage, self.bell)[0] + 1 & 0xFFFFFFFF)
         word = ctypes.c_uint32.from_buffer(self.usage, self.bell)
         LIBC.syscall(SYS_FUTEX, ctypes.byref(word), FUTEX_WAKE, 1 << 30, None, None, 0)
 

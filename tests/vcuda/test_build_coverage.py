@@ -99,10 +99,7 @@ def test_without_a_folder_the_header_comes_out_of_its_package(
 ) -> None:
     pip(monkeypatch, {"nvidia/include/cuda.h": "int cuMemAlloc(int); int cuInit(int); int cuNew(void);\n"})
     assert coverage.main(["--write"]) == 1
-    assert (
-        capsys.readouterr().err
-        == "coverage: cuNew is new: hook it, or list it in passed.def with the reason\n"
-    )
+    assert capsys.readouterr().err == "coverage: cuNew is new: hook it, or list it in passed.def with the reason\n"
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,7 @@ def test_a_run_as_json_has_null_for_what_is_not_known(
     assert (shown["two"]["launches"], shown["two"]["memory_used_bytes"]) == (None, None)
 
 
-def test_all_cards_are_shown_with_the_runs_below(
-    folder: Path, runs: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_cards_are_shown_with_the_runs_below(folder: Path, runs: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["show", f"--sim={folder}"]) == 0
     out = capsys.readouterr().out
     assert "100 / 100" in out and "30-50" in out

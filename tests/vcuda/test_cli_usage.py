@@ -36,9 +36,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
         (("100", "1GiB", None, ["0"]), RunRequest(100, 100, GIB, 1, ("0",))),
     ],
 )
-def test_words_become_a_request(
-    words: tuple[str, str | None, str | None, list[str]], expected: RunRequest
-) -> None:
+def test_words_become_a_request(words: tuple[str, str | None, str | None, list[str]], expected: RunRequest) -> None:
     assert run_command.wish(*words) == expected
 
 
@@ -60,9 +58,7 @@ def test_words_become_a_request(
         (("200", None, None, ["0"]), "--device"),
     ],
 )
-def test_impossible_wishes_name_the_option(
-    words: tuple[str, str | None, str | None, list[str]], named: str
-) -> None:
+def test_impossible_wishes_name_the_option(words: tuple[str, str | None, str | None, list[str]], named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         run_command.wish(*words)
 
@@ -153,9 +149,7 @@ def test_ls_and_show_tell_who_holds_what(runner: Runner) -> None:
 
     table = runner.call("ls", "--interval", "0")
     assert table.returncode == 0, table.stderr
-    assert all(
-        word in table.stdout for word in (str(front.pid), "60-80", "2 GiB", f"{Path(sys.executable).name} -c")
-    )
+    assert all(word in table.stdout for word in (str(front.pid), "60-80", "2 GiB", f"{Path(sys.executable).name} -c"))
     (row,) = json.loads(runner.call("ls", "--json").stdout)
     assert (row["pid"], row["shares"][0]["cores"], row["shares"][0]["memory_used_bytes"]) == (
         front.pid,

@@ -94,9 +94,7 @@ def folder(tmp_path: Path) -> Path:
     )
     output = ["-Wl,-soname,libcuda-driver.so.1", "-o", str(libraries / "drv" / "libcuda-driver.so.1")]
     needed = ["-Wl,--no-as-needed", str(behind), "-Wl,-rpath,$ORIGIN", "-ldl"]
-    subprocess.run(
-        [*compiler, "-O1", "-Wall", "-Werror", str(source), *output, *needed], check=True, timeout=60
-    )
+    subprocess.run([*compiler, "-O1", "-Wall", "-Werror", str(source), *output, *needed], check=True, timeout=60)
     return tmp_path
 
 
@@ -108,9 +106,7 @@ def run(folder: Path, machine: Machine, limited: bool, *spoil: str) -> dict[str,
         if not simulated.exists():
             simulated.symlink_to(machine.library_folder / "libcuda.so.1")
             (folder / "vcuda").mkdir()
-            region.create(
-                folder / "vcuda", [region.CardLimit(machine.cards[0].uuid, 0, 1 << 30, CORES, CORES)]
-            )
+            region.create(folder / "vcuda", [region.CardLimit(machine.cards[0].uuid, 0, 1 << 30, CORES, CORES)])
         environment["LD_LIBRARY_PATH"] = f"{folder / 'lib64'}:{environment['LD_LIBRARY_PATH']}"
         words = [str(folder / "vcuda"), *spoil]
     elif spoil:

@@ -52,10 +52,7 @@ def steps_of(folder: Path, machine: Machine, tenants: int) -> list[tuple[int, fl
     with Arbiter() as arbiter:
         processes = []
         for index in range(tenants):
-            limits = [
-                share.limit(machine, card, cores=part, core_limit=part, shared=tenants > 1)
-                for card in range(2)
-            ]
+            limits = [share.limit(machine, card, cores=part, core_limit=part, shared=tenants > 1) for card in range(2)]
             container = share.simulated(folder / f"{tenants}-{index}", machine, limits)
             arbiter.add(str(index), container.region_directory)
             processes.append(container.start(RANKS, str(SECONDS)))

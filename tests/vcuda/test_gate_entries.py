@@ -158,11 +158,7 @@ sys.stdin.readline()
 @pytest.mark.parametrize("other_card", [False, True], ids=["one-card", "two-cards"])
 @pytest.mark.parametrize(
     "name",
-    [
-        f"cuMemcpy{kind}{suffix}"
-        for kind in ("Peer", "3DPeer")
-        for suffix in ("", "_ptds", "Async", "Async_ptsz")
-    ],
+    [f"cuMemcpy{kind}{suffix}" for kind in ("Peer", "3DPeer") for suffix in ("", "_ptds", "Async", "Async_ptsz")],
 )
 def test_copies_between_contexts_of_one_card_are_charged(name: str, other_card: bool, tmp_path: Path) -> None:
     """They were taken for copies between cards: 8.9 of 1."""
@@ -191,9 +187,7 @@ def test_every_function_that_puts_work_on_a_card_passes_the_gate() -> None:
     folder = native.ROOT / "vcuda"
     table = (folder / "sim/src/cuda/cu_api.def").read_text()
     names = set(re.findall(r"^SIM_\w+\((\w+)", table, re.MULTILINE))
-    gated = set(
-        re.findall(r"^VC_HOOK\w*\((\w+)", (folder / "src/cuda/driver/work.def").read_text(), re.MULTILINE)
-    )
+    gated = set(re.findall(r"^VC_HOOK\w*\((\w+)", (folder / "src/cuda/driver/work.def").read_text(), re.MULTILINE))
     working = {name for name in names if re.match(r"cu(Launch|Memcpy|Memset|MemBatch|GraphLaunch)", name)}
     assert len(working) > 100
     assert {name for name in working - gated if not NOT_BY_ITSELF.match(name)} == set()
@@ -247,9 +241,7 @@ def test_a_refused_launch_on_several_cards_costs_nothing(tmp_path: Path) -> None
     assert limited.usage().cards[0].gpu_time_ns == 0
 
 
-@pytest.mark.parametrize(
-    ("cores", "core_limit", "priority"), [(30, 20, 1), (30, 4000, 1), (30, 60, 7), (0, 0, 1)]
-)
+@pytest.mark.parametrize(("cores", "core_limit", "priority"), [(30, 20, 1), (30, 4000, 1), (30, 60, 7), (0, 0, 1)])
 def test_impossible_limits_are_said_once_and_counted(
     cores: int, core_limit: int, priority: int, tmp_path: Path
 ) -> None:

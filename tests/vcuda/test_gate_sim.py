@@ -77,9 +77,7 @@ class Bench:
         (folder / "lib64" / "drv").mkdir(parents=True)
         (folder / "vcuda").mkdir()
         shutil.copyfile(SHIM, folder / "lib64" / "libcuda.so.1")
-        (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(
-            self.machine.library_folder / "libcuda.so.1"
-        )
+        (folder / "lib64" / "drv" / "libcuda-driver.so.1").symlink_to(self.machine.library_folder / "libcuda.so.1")
         card = region.CardLimit(
             uuid=self.machine.cards[0].uuid,
             minor=0,
@@ -96,9 +94,7 @@ class Bench:
 
     def start(self, share: Share, **options: str | int | float) -> subprocess.Popen[str]:
         arguments = [f"{name}={value}" for name, value in options.items()]
-        process = subprocess.Popen(
-            [self.load, *arguments], env=share.environment, stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([self.load, *arguments], env=share.environment, stdout=subprocess.PIPE, text=True)
         self.running.append(process)
         return process
 
@@ -111,10 +107,7 @@ class Bench:
         from_ns, before = self.busy()
         time.sleep(seconds)
         to_ns, after = self.busy()
-        return [
-            100 * (after[process.pid] - before.get(process.pid, 0)) / (to_ns - from_ns)
-            for process in processes
-        ]
+        return [100 * (after[process.pid] - before.get(process.pid, 0)) / (to_ns - from_ns) for process in processes]
 
     def expect(self, processes: list[subprocess.Popen[str]], seconds: float, *expected: Any) -> None:
         """They get this in one of six windows: the machine, and its host, may be busy with others in some."""
@@ -124,9 +117,7 @@ class Bench:
                 return
         assert got == list(expected)
 
-    def expect_between(
-        self, process: subprocess.Popen[str], seconds: float, least: float, most: float
-    ) -> None:
+    def expect_between(self, process: subprocess.Popen[str], seconds: float, least: float, most: float) -> None:
         """It gets no more than `most` in any window, and `least` in one of them, less the part of that window in which its threads were
         ready to run and another program had the processor.
         """

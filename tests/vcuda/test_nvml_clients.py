@@ -17,9 +17,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("client", clients.CLIENTS, ids=lambda client: client.name)
-def test_the_client_shows_the_limit_as_total_the_own_use_and_no_neighbour(
-    scene: Scene, client: Client
-) -> None:
+def test_the_client_shows_the_limit_as_total_the_own_use_and_no_neighbour(scene: Scene, client: Client) -> None:
     try:
         assert client.check(scene)
     except genuine.Unavailable as reason:

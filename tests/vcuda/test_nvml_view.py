@@ -68,9 +68,7 @@ def ask(share: Share, code: str, *arguments: str) -> Any:
 
 @contextlib.contextmanager
 def tenant(share: Share, count: int = 50 * MIB, code: str = "") -> Iterator[subprocess.Popen[str]]:
-    process = share.start(
-        f"begin(); assert alloc({count})[0] == 0; answer('ready')\n{code}\nsys.stdin.read()"
-    )
+    process = share.start(f"begin(); assert alloc({count})[0] == 0; answer('ready')\n{code}\nsys.stdin.read()")
     assert process.stdout and process.stdout.readline() == '"ready"\n'
     try:
         yield process
@@ -158,9 +156,7 @@ def test_a_busy_neighbour_is_not_seen(share: Share, machine: Machine) -> None:
     assert found == [[0, 0, 0], [0, [[mine.pid, 0]]]]
 
 
-def test_a_share_that_has_the_card_for_itself_shows_the_drivers_figures(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_share_that_has_the_card_for_itself_shows_the_drivers_figures(machine: Machine, tmp_path: Path) -> None:
     limit = shares.limit(machine, 0, LIMIT, cores=50, core_limit=100)
     share = shares.simulated(tmp_path / "alone", machine, [limit])
     busy = "while True: call('cuMemsetD8_v2', u64(0), 0, size(0)), time.sleep(0.01)"

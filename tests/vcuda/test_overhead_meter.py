@@ -38,9 +38,7 @@ def test_overhead_is_what_the_driver_says_beyond_the_ledger_once_two_samples_agr
     assert meter.figure("c") == 0
     assert meter.take("c", ledger(100), ledger(100), 130) == 0
     assert meter.take("c", ledger(100), ledger(100), 130) == 30
-    assert (
-        meter.take("c", ledger(100), ledger(100), 110) == 30
-    )  # a module was unloaded, or memory is on its way
+    assert meter.take("c", ledger(100), ledger(100), 110) == 30  # a module was unloaded, or memory is on its way
     assert meter.take("c", ledger(100), ledger(100), 110) == 10
     assert settled(meter, ledger(100), 80) == 0  # a context that costs less than it was charged
 

@@ -106,9 +106,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(
-        PROBE, tmp_path_factory.mktemp("probe") / "linked", "-DLINKED", f"-L{LIB / 'stubs'}", "-lcuda"
-    )
+    return compiled(PROBE, tmp_path_factory.mktemp("probe") / "linked", "-DLINKED", f"-L{LIB / 'stubs'}", "-lcuda")
 
 
 @pytest.fixture
@@ -194,9 +192,7 @@ def test_the_limit_holds_when_the_driver_is_opened_by_its_versioned_path(
     assert run(share, probe, "dlsym", str(path)) == LIMITED
 
 
-def test_a_library_that_is_opened_deep_bound_and_needs_the_driver_is_limited(
-    share: Preloaded, tmp_path: Path
-) -> None:
+def test_a_library_that_is_opened_deep_bound_and_needs_the_driver_is_limited(share: Preloaded, tmp_path: Path) -> None:
     library = compiled(
         "int cuInit(unsigned); int cuCtxCreate_v2(void **, unsigned, int);\n"
         "int cuMemAlloc_v2(unsigned long long *, unsigned long);\n"
@@ -276,10 +272,7 @@ int main(int count, char **words) { printf("%d\\n", getppid()); return 0; }
 
 def test_rtld_next_is_the_next_of_the_caller(share: Preloaded, tmp_path: Path) -> None:
     program = compiled(SUM, tmp_path / "sum")
-    adders = [
-        compiled(ADDS % number, tmp_path / f"adds{number}.so", "-shared", "-fPIC")
-        for number in (100000, 200000)
-    ]
+    adders = [compiled(ADDS % number, tmp_path / f"adds{number}.so", "-shared", "-fPIC") for number in (100000, 200000)]
     plain = os.getpid()
     for before, after in (((), adders), (adders, ()), (adders[:1], adders[1:])):
         arranged = dataclasses.replace(share, before=before, after=after)

@@ -81,9 +81,7 @@ def test_usage_may_lie_elsewhere(tmp_path: Path) -> None:
         ([replace(CARD, memory_bytes=2**64)], "impossible limit"),
     ],
 )
-def test_impossible_limits_are_refused_and_nothing_is_made(
-    tmp_path: Path, cards: list[CardLimit], words: str
-) -> None:
+def test_impossible_limits_are_refused_and_nothing_is_made(tmp_path: Path, cards: list[CardLimit], words: str) -> None:
     with pytest.raises(RegionError, match=words):
         region.create(tmp_path, cards)
     assert list(tmp_path.iterdir()) == []
@@ -116,12 +114,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    if (
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)], check=False
-        ).returncode
-        != 0
-    ):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)], check=False).returncode != 0:
         pytest.skip("this machine does not let the test mount a small tmpfs")
     try:
         with pytest.raises(RegionError, match="No space left on device"):
@@ -133,9 +126,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_an_update_is_in_place_and_complete(folder: Path) -> None:
     inode = (folder / "limits").stat().st_ino
-    changed = replace(
-        CARD, memory_bytes=1 << 30, cores=10, core_limit=20, shared=True, priority="low", context_bytes=7
-    )
+    changed = replace(CARD, memory_bytes=1 << 30, cores=10, core_limit=20, shared=True, priority="low", context_bytes=7)
     region.update(folder, [changed, OTHER])
     assert region.read_limits(folder) == (changed, OTHER)
     assert (folder / "limits").stat().st_ino == inode
@@ -150,11 +141,7 @@ def test_a_running_share_keeps_its_cards(folder: Path, cards: list[CardLimit]) -
 
 
 def test_an_update_finishes_what_a_killed_one_began(folder: Path) -> None:
-    with (
-        (folder / "limits").open("r+b")
-        if os.access(folder / "limits", os.W_OK)
-        else _writable(folder) as file
-    ):
+    with (folder / "limits").open("r+b") if os.access(folder / "limits", os.W_OK) else _writable(folder) as file:
         file.seek(ffi.offsetof("struct vc_limits", "sequence"))
         file.write((5).to_bytes(8, "little"))
     assert region.read_limits(folder) == (CARD, OTHER)  # odd for ever: read in bounded time all the same
@@ -178,10 +165,7 @@ def _writable(folder: Path):  # type: ignore[no-untyped-def]
 
 
 def test_readers_see_all_of_an_update_or_nothing(folder: Path) -> None:
-    states = [
-        (replace(CARD, memory_bytes=number << 20, cores=number, core_limit=number), OTHER)
-        for number in (11, 77)
-    ]
+    states = [(replace(CARD, memory_bytes=number << 20, cores=number, core_limit=number), OTHER) for number in (11, 77)]
     stop = threading.Event()
 
     def write() -> None:

@@ -169,8 +169,6 @@ def test_no_byte_over_the_limit_whatever_a_container_does_to_its_account(
         got = lines(neighbour)
     finally:
         end(started)
-    print(
-        f"{deed}: the container held at most {most >> 20} MiB of its {LIMIT >> 20}, its neighbour {got} MiB"
-    )
+    print(f"{deed}: the container held at most {most >> 20} MiB of its {LIMIT >> 20}, its neighbour {got} MiB")
     assert most <= LIMIT
     assert got == (CARD - LIMIT) // MIB - 64  # less its context

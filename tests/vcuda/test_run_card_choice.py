@@ -63,9 +63,7 @@ def test_cards_are_named_by_index_or_the_start_of_a_uuid(name: str, index: int) 
     assert chosen([held(0, 50, 1)], wish(10, 1, devices=(name,))) == [index]
 
 
-@pytest.mark.parametrize(
-    "devices", [("3",), ("GPU-",), ("GPU-9",), ("0", "GPU-0"), ("",), ("²",), ("9" * 5000,)]
-)
+@pytest.mark.parametrize("devices", [("3",), ("GPU-",), ("GPU-9",), ("0", "GPU-0"), ("",), ("²",), ("9" * 5000,)])
 def test_names_that_do_not_say_one_card_are_refused(devices: tuple[str, ...]) -> None:
     with pytest.raises(RunError, match="--device"):
         chosen([], wish(10, 1, devices=devices))
@@ -125,9 +123,7 @@ def test_limits_lend_to_ones_own_runs_only() -> None:
 
 texts = st.text(max_size=20)
 shares = st.builds(
-    lambda uuid, minor, cores, extra, memory, whole: Share(
-        uuid, minor, cores, min(100, cores + extra), memory, whole
-    ),
+    lambda uuid, minor, cores, extra, memory, whole: Share(uuid, minor, cores, min(100, cores + extra), memory, whole),
     texts,
     st.integers(-1, 255),
     st.integers(1, 100),

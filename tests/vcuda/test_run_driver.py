@@ -41,9 +41,7 @@ def test_links_are_resolved_to_the_versioned_files(tmp_path: Path, library: Path
     assert found == driver.Driver(usual / "libcuda.so.570.1", usual / "libnvidia-ml.so.570.1")
 
 
-def test_the_users_library_path_comes_first_then_the_cache_then_usual_folders(
-    tmp_path: Path, library: Path
-) -> None:
+def test_the_users_library_path_comes_first_then_the_cache_then_usual_folders(tmp_path: Path, library: Path) -> None:
     path, cached, usual = (put(tmp_path / name, library) for name in ("path", "cached", USUAL))
     put(tmp_path / "other", library)
     (tmp_path / "etc").mkdir()

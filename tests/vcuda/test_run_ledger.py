@@ -51,9 +51,7 @@ def book(folder: Path, warnings: list[str]) -> Iterator[Ledger]:
 
 
 def wanted(cores: int = 30) -> Booking:
-    return Booking(
-        "", 0, os.getpid(), time.time(), "python train.py", "", (Share("GPU-1", 0, cores, cores, GIB),)
-    )
+    return Booking("", 0, os.getpid(), time.time(), "python train.py", "", (Share("GPU-1", 0, cores, cores, GIB),))
 
 
 def add(book: Ledger, cores: int = 30) -> tuple[Booking, int]:
@@ -251,9 +249,7 @@ def test_damaged_entries_are_named_once_and_ignored(book: Ledger, warnings: list
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd"), Path.mkdir])
-def test_a_lock_that_is_no_plain_file_is_refused(
-    folder: Path, book: Ledger, make: Callable[[Path], None]
-) -> None:
+def test_a_lock_that_is_no_plain_file_is_refused(folder: Path, book: Ledger, make: Callable[[Path], None]) -> None:
     make(folder / "lock")
     with pytest.raises(RunError, match="lock can't be opened"), book.locked():
         pass
@@ -309,9 +305,7 @@ def test_users_see_each_others_bookings_but_can_touch_only_their_own(folder: Pat
             theirs.purge()
         with pytest.raises(OSError):
             (folder / entry.name).rename(folder / "gone")
-        mine, held_by_me = run.book(
-            theirs, card_choice.RunRequest(20, 20, GIB), ["true"], [CARD], run.Machine(folder)
-        )
+        mine, held_by_me = run.book(theirs, card_choice.RunRequest(20, 20, GIB), ["true"], [CARD], run.Machine(folder))
         assert mine.user_id == OTHER_USER
         os.close(held_by_me)
 
@@ -338,9 +332,7 @@ def test_another_users_slot_counts_without_a_right_to_read_it(folder: Path, book
 
 
 @needs_root
-def test_cleaning_up_never_touches_what_another_users_booking_names(
-    folder: Path, book: Ledger, tmp_path: Path
-) -> None:
+def test_cleaning_up_never_touches_what_another_users_booking_names(folder: Path, book: Ledger, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     path = _entry(folder, "run-trap", booking.encode(replace(wanted(), folder=str(victim))))
@@ -352,9 +344,7 @@ def test_cleaning_up_never_touches_what_another_users_booking_names(
 
 
 @needs_root
-def test_a_folder_with_another_users_booking_inside_is_ignored(
-    folder: Path, book: Ledger, warnings: list[str]
-) -> None:
+def test_a_folder_with_another_users_booking_inside_is_ignored(folder: Path, book: Ledger, warnings: list[str]) -> None:
     path = _entry(folder, "run-mixed", booking.encode(wanted()))
     os.chown(path / "booking", OTHER_USER, -1)
     assert book.bookings() == []

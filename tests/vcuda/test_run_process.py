@@ -97,9 +97,7 @@ def test_the_command_gets_its_input_its_output_and_our_variables(vcuda: Runner) 
 
 
 def test_the_users_own_library_path_comes_after_ours(vcuda: Runner) -> None:
-    result = vcuda.call(
-        *vcuda.run("sh", "-c", 'echo "$LD_LIBRARY_PATH"'), LD_LIBRARY_PATH="/opt/mine:/opt/yours"
-    )
+    result = vcuda.call(*vcuda.run("sh", "-c", 'echo "$LD_LIBRARY_PATH"'), LD_LIBRARY_PATH="/opt/mine:/opt/yours")
     ours, *rest = result.stdout.strip().split(":")
     assert ours.startswith(str(vcuda.ledger))
     assert rest[-2:] == ["/opt/mine", "/opt/yours"]

@@ -155,6 +155,4 @@ def test_an_ordinary_user_needs_no_rights(tmp_path: Path) -> None:
     process.start()
     process.join(60)
     assert (process.exitcode, said.read_text()) == (4, "uid 65534\n")
-    assert [
-        path.name for path in (home / "machine" / "ledger").iterdir() if path.name.startswith("run-")
-    ] == []
+    assert [path.name for path in (home / "machine" / "ledger").iterdir() if path.name.startswith("run-")] == []

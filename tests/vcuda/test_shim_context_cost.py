@@ -44,9 +44,7 @@ def test_a_neighbour_that_grows_is_no_part_of_the_first_context(place: str, tmp_
     costs = []
     try:
         for number in range(5):
-            share = shares.simulated(
-                tmp_path / f"s{number}", machine, [shares.limit(machine, memory_bytes=1024 * MIB)]
-            )
+            share = shares.simulated(tmp_path / f"s{number}", machine, [shares.limit(machine, memory_bytes=1024 * MIB)])
             costs.append(share.run(place + "begin(); answer((info()[1] - info()[0]) >> 20)"))
     finally:
         neighbour.communicate("\n", timeout=60)

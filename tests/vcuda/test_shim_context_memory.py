@@ -31,9 +31,7 @@ def free():
 """
 
 
-def share_of(
-    tmp_path: Path, *, memory_bytes: int = LIMIT, cores: int = 50, newer: bool = False, **knobs: int
-) -> Share:
+def share_of(tmp_path: Path, *, memory_bytes: int = LIMIT, cores: int = 50, newer: bool = False, **knobs: int) -> Share:
     machine = Machine.create(tmp_path / "machine", [SimCard(knobs=knobs)], newer=newer)
     limits = shares.limit(machine, memory_bytes=memory_bytes, cores=cores, core_limit=cores)
     return shares.simulated(tmp_path / "share", machine, [limits])
@@ -71,9 +69,7 @@ def most_held(share: Share, code: str) -> tuple[object, int]:
         "in_body(CHANGE[3], function(16))",
     ],
 )
-def test_a_kernel_whose_frame_does_not_fit_is_not_launched(
-    tmp_path: Path, launching: str, cores: int
-) -> None:
+def test_a_kernel_whose_frame_does_not_fit_is_not_launched(tmp_path: Path, launching: str, cores: int) -> None:
     answered, most = most_held(
         share_of(tmp_path, cores=cores, newer="ADD[4]" in launching or "CHANGE[3]" in launching),
         f"""

@@ -178,9 +178,7 @@ show()
 
 def test_an_importer_of_another_container_pays(share: Share, tmp_path: Path) -> None:
     assert share.machine
-    other = shares.simulated(
-        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=LIMIT)]
-    )
+    other = shares.simulated(tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=LIMIT)])
     server = f"""
 {CLIENT}
 listener = socket.socket(socket.AF_UNIX); listener.bind(os.environ["SOCKET"]); listener.listen()

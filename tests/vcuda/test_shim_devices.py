@@ -58,9 +58,7 @@ def test_a_tenant_chooses_among_them_by_environment(tmp_path: Path, machine: Mac
     assert chosen[:2] == [1, [plain(machine, 3)]]
 
 
-def test_a_context_on_the_only_card_of_the_share_needs_no_other_number(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_a_context_on_the_only_card_of_the_share_needs_no_other_number(tmp_path: Path, machine: Machine) -> None:
     share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine, 2, memory_bytes=100 * MIB)])
     total = share.run("""
         ok("cuInit", 0)

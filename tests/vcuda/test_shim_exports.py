@@ -22,9 +22,7 @@ SHIMS = {
 
 
 def output_of(*command: object) -> str:
-    result = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=60, check=True
-    )
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60, check=True)
     return result.stdout
 
 
@@ -79,14 +77,10 @@ def test_no_python_symbols_and_no_constructors_of_ours(name: str) -> None:
     path = LIB / "shim" / name
     undefined = output_of("nm", "-D", "--undefined-only", "-P", path)
     assert "Py" not in undefined
-    assert not any(
-        name in undefined.split() for name in ("sigaction", "signal", "exit", "_exit", "abort", "getenv")
-    )
+    assert not any(name in undefined.split() for name in ("sigaction", "signal", "exit", "_exit", "abort", "getenv"))
     # One entry each: the C runtime's frame_dummy.
     sections = output_of("readelf", "-SW", path)
-    sizes = [
-        int(line.split()[6], 16) for line in sections.replace("[ ", "[").splitlines() if ".init_array" in line
-    ]
+    sizes = [int(line.split()[6], 16) for line in sections.replace("[ ", "[").splitlines() if ".init_array" in line]
     assert sizes == [8]
 
 
@@ -105,9 +99,7 @@ def test_names_that_the_driver_lacks_are_not_found_in_a_share(name: str, tmp_pat
 
 
 def test_a_driver_that_cannot_be_read_takes_no_name_away(tmp_path: Path) -> None:
-    for number, content in enumerate(
-        (b"", b"no library", b"\x7fELF\x02\x01" + b"\xff" * 100, b"\x7fELF\x02\x01")
-    ):
+    for number, content in enumerate((b"", b"no library", b"\x7fELF\x02\x01" + b"\xff" * 100, b"\x7fELF\x02\x01")):
         real, shim = tmp_path / f"real{number}", tmp_path / f"shim{number}"
         real.write_bytes(content)
         shutil.copy(LIB / "shim" / "libcuda.so.1", shim)

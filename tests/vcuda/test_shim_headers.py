@@ -129,9 +129,7 @@ def rows(folder: Path) -> set[str]:
 
 def preprocessed(source: str, *flags: str) -> str:
     command = ["gcc", "-E", "-P", *flags, "-x", "c", "-"]
-    return subprocess.run(
-        command, input=source, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
+    return subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 SHOW = """
@@ -187,7 +185,9 @@ def test_hooks_and_structures_have_the_shape_of_the_genuine_header(
             f'#include "{SOURCES}/{part}/hooks.def"\n',
         )
     )
-    include = f'#include "{SOURCES}/include/vc_{header}"\n#include <stdint.h>\nextern "C" {{\n{preprocessed(names)}\n}}\n'
+    include = (
+        f'#include "{SOURCES}/include/vc_{header}"\n#include <stdint.h>\nextern "C" {{\n{preprocessed(names)}\n}}\n'
+    )
     structs = {**STRUCTS[header], **NEWER_STRUCTS.get(label, {})}
     mine = sizes(include, ours, structs, tmp_path)
 
@@ -251,9 +251,7 @@ def test_every_setter_of_nvml_is_refused_or_explained() -> None:
     assert changes == {"nvmlDeviceSetCpuAffinity", "nvmlDeviceClearCpuAffinity"}
 
 
-def test_a_new_entry_point_fails_the_coverage_check(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_entry_point_fails_the_coverage_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cuda.h").write_text(
         "int cuMemAlloc_v9(void); int cuMemAlloc_v2(int a); int cuLaunchKernelEx_ptsz(void); int cuDeviceGetName_ptsz(int);\n"
         "int cuGraphExecDestroy_ptsz(void);\n"
@@ -305,17 +303,14 @@ UNDECLARED["nvml.h 13"] = UNDECLARED["nvml.h"] - {"nvmlDeviceGetAccountingStats_
 CONSTANT = re.compile(r"^\s+(CU\w+) = (\w+),|^#define (CU\w+) +(\S.*)$", re.MULTILINE)
 
 
-def test_constants_have_the_value_of_the_newest_genuine_header(
-    headers: dict[str, Path], tmp_path: Path
-) -> None:
+def test_constants_have_the_value_of_the_newest_genuine_header(headers: dict[str, Path], tmp_path: Path) -> None:
     text = (SOURCES / "include" / "vc_cuda.h").read_text()
     ours = [(first or third, second or fourth) for first, second, third, fourth in CONSTANT.findall(text)]
     assert ("CUDA_ERROR_OUT_OF_MEMORY", "2") in ours and len(ours) > 50
     for name, value in (*ours, ("CUDA_SUCCESS", "7")):
         assert "/*" not in value, name
     lines = [
-        f'if ((long)({name}) != (long)({value})) puts("{name}");'
-        for name, value in (*ours, ("CUDA_SUCCESS", "7"))
+        f'if ((long)({name}) != (long)({value})) puts("{name}");' for name, value in (*ours, ("CUDA_SUCCESS", "7"))
     ]
     source, program = tmp_path / "constants.c", tmp_path / "constants"
     source.write_text('#include <stdio.h>\n#include "cuda.h"\nint main(void) {' + "\n".join(lines) + "}")

@@ -282,9 +282,7 @@ show()
 
 
 @pytest.mark.parametrize("order", ["plain memory first", "arrays of another shape first"])
-def test_a_chunk_that_a_small_array_keeps_stays_charged_when_its_neighbours_go(
-    share: Share, order: str
-) -> None:
+def test_a_chunk_that_a_small_array_keeps_stays_charged_when_its_neighbours_go(share: Share, order: str) -> None:
     """Each chunk holds one array and one other thing, of the same size to the driver; `steps_and_truth` compares with its books."""
     other = {
         "plain memory first": ("alloc(MIB)[1]", 'ok("cuMemFree_v2", one)'),

@@ -212,9 +212,7 @@ def test_refusals_and_failed_calls_have_no_side_effects(share: Share) -> None:
     assert outcome == [[2, 2, 2, 2], [1, 1], 12345, True]
 
 
-def test_total_memory_is_the_share_and_free_never_more_than_really_free(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_total_memory_is_the_share_and_free_never_more_than_really_free(machine: Machine, tmp_path: Path) -> None:
     size = machine.cards[0].memory_bytes
     crowded = shares.simulated(tmp_path / "crowded", machine, [shares.limit(machine, memory_bytes=size // 2)])
     greedy = shares.simulated(tmp_path / "greedy", machine, [shares.limit(machine, memory_bytes=size)])

@@ -36,19 +36,13 @@ def ask(share: Share, code: str) -> Any:
 
 def tenant(share: Share, count: int) -> subprocess.Popen[str]:
     device = 1 if share.region_directory.exists() else 0
-    process = share.start(
-        f"begin({device}); assert alloc({count})[0] == 0; answer('ready'); sys.stdin.read()"
-    )
+    process = share.start(f"begin({device}); assert alloc({count})[0] == 0; answer('ready'); sys.stdin.read()")
     assert process.stdout and process.stdout.readline() == '"ready"\n'
     return process
 
 
-def test_memory_is_the_limit_and_the_containers_own_use(
-    share: Share, machine: Machine, tmp_path: Path
-) -> None:
-    neighbour = tenant(
-        shares.simulated(tmp_path / "other", machine, [shares.limit(machine, 1, 2 * LIMIT)]), 800 * MIB
-    )
+def test_memory_is_the_limit_and_the_containers_own_use(share: Share, machine: Machine, tmp_path: Path) -> None:
+    neighbour = tenant(shares.simulated(tmp_path / "other", machine, [shares.limit(machine, 1, 2 * LIMIT)]), 800 * MIB)
     mine = tenant(share, 100 * MIB)
     v1, v2 = ask(
         share,

@@ -13,7 +13,9 @@ from vcuda import region
 from vcuda.sim import Machine, SimCard
 
 PHYSICAL, QUOTA = 200 * MIB, 400 * MIB
-SAID = "vcuda: the share is oversold and its physical part is full: from here on memory may lie on the host, and be slow\n"
+SAID = (
+    "vcuda: the share is oversold and its physical part is full: from here on memory may lie on the host, and be slow\n"
+)
 
 # What the driver says of a pointer: CU_POINTER_ATTRIBUTE_IS_MANAGED 8, MEMORY_TYPE 2, DEVICE_ORDINAL 9.
 ATTRIBUTES = """
@@ -137,9 +139,7 @@ for line in sys.stdin:
     for _ in range(5):
         kinds = [kind for line in both() for kind in json.loads(line)]
         assert len(kinds) == (QUOTA - 128 * MIB) // (2 * MIB)
-        assert (
-            (PHYSICAL - 128 * MIB) // (2 * MIB) - 2 <= kinds.count(0) <= (PHYSICAL - 128 * MIB) // (2 * MIB)
-        )
+        assert (PHYSICAL - 128 * MIB) // (2 * MIB) - 2 <= kinds.count(0) <= (PHYSICAL - 128 * MIB) // (2 * MIB)
         assert both() == ['"freed"\n'] * 2
     for process in processes:
         process.communicate(timeout=60)

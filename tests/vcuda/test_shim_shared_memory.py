@@ -97,9 +97,7 @@ ok("cuIpcCloseMemHandle", pointer); show(alloc(700 * MIB)[0])
 def across(share: Share, tmp_path: Path, maker_bytes: int, maker: str, code: str) -> Any:
     """The answer of `code` in the share; `here` leads to `there`, `maker`'s in a container with such a limit."""
     assert share.machine
-    other = shares.simulated(
-        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=maker_bytes)]
-    )
+    other = shares.simulated(tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=maker_bytes)])
     address = str(tmp_path / "s")
     making = other.start(
         f"""
@@ -319,9 +317,7 @@ killed(child)
     assert found == [[0, 0], 594]
 
 
-def test_what_nothing_says_the_owner_of_is_refused_where_it_does_not_fit(
-    share: Share, tmp_path: Path
-) -> None:
+def test_what_nothing_says_the_owner_of_is_refused_where_it_does_not_fit(share: Share, tmp_path: Path) -> None:
     found = across(
         share,
         tmp_path,

@@ -108,9 +108,7 @@ DAMAGES = [remove, truncate, overwrite, replace_by_a_fifo, replace_by_a_folder]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_unreadable_limits_refuse_memory_but_not_computing(
-    share: Share, damage: Callable[[Path], None]
-) -> None:
+def test_unreadable_limits_refuse_memory_but_not_computing(share: Share, damage: Callable[[Path], None]) -> None:
     damage(share.region_directory / "limits")
     ((results, _), said) = outcome(share)
     assert results == [2, 2]

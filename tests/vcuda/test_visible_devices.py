@@ -29,9 +29,7 @@ answer([result, uuids])
 
 
 @pytest.mark.parametrize("place", ["container", "run"])
-def test_cuda_visible_devices_chooses_among_the_shares_cards_as_the_driver_does(
-    tmp_path: Path, place: str
-) -> None:
+def test_cuda_visible_devices_chooses_among_the_shares_cards_as_the_driver_does(tmp_path: Path, place: str) -> None:
     """The same value must give the same cards inside a share of cards 1 and 2 as on a machine that has only these."""
     machine = Machine.create(tmp_path / "machine", [SimCard(), SimCard(), SimCard()])
     cards = [shares.limit(machine, index, LIMIT) for index in (1, 2)]

@@ -47,9 +47,7 @@ def chosen(options: argparse.Namespace) -> Machine:
         elsewhere.append(Path.home())
     if options.sim is None:
         return Machine(options.ledger or ledger.default_folder(), elsewhere=elsewhere)
-    simulated = (
-        sim.Machine(options.sim) if options.sim else _own_simulated(temporary / f"vcuda-sim-{os.geteuid()}")
-    )
+    simulated = sim.Machine(options.sim) if options.sim else _own_simulated(temporary / f"vcuda-sim-{os.geteuid()}")
     libraries = simulated.library_folder
     return Machine(
         options.ledger or simulated.directory / "ledger",
@@ -66,9 +64,7 @@ def _own_simulated(folder: Path) -> sim.Machine:
             made = sim.Machine.create(folder)
         except sim.SimError:
             return sim.Machine(folder)
-        say(
-            f"made the simulated machine {folder} ({len(made.cards)} x {made.cards[0].name}); `vcuda sim` changes it"
-        )
+        say(f"made the simulated machine {folder} ({len(made.cards)} x {made.cards[0].name}); `vcuda sim` changes it")
         return made
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

@@ -53,9 +53,7 @@ def add_parser(commands: Commands) -> None:
         metavar="SIZE",
         help="hold up to SIZE in all: what exceeds --memory becomes managed memory, which may lie on the host and be slow",
     )
-    parser.add_argument(
-        "--core-limit", metavar="N", help="use idle time up to this (default: hard limit at --core)"
-    )
+    parser.add_argument("--core-limit", metavar="N", help="use idle time up to this (default: hard limit at --core)")
     parser.add_argument(
         "--device",
         metavar="UUID|INDEX",
@@ -71,9 +69,7 @@ def add_parser(commands: Commands) -> None:
         "commands that set their own library path (default: shim)",
     )
     machine.add_options(parser)
-    parser.add_argument(
-        "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="what to run, with its arguments"
-    )
+    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     parser.set_defaults(run=_run, fail=parser.error)
 
 
@@ -98,9 +94,7 @@ def wish(
     cores_per_card = units.CORES_PER_CARD if whole else cores
     memory_bytes = None if memory is None else units.parse_bytes(memory, "--memory")
     if memory_bytes is None and not whole:
-        raise InvalidRequest(
-            Reason.INCOMPLETE_REQUEST, "a share needs --memory too, for instance --memory 4GiB"
-        )
+        raise InvalidRequest(Reason.INCOMPLETE_REQUEST, "a share needs --memory too, for instance --memory 4GiB")
     if memory_bytes == 0:
         raise InvalidRequest(Reason.INVALID_MEMORY, "--memory is 0; ask for instance 4GiB")
     limit = cores_per_card if core_limit is None else units.parse_count(core_limit, "--core-limit")

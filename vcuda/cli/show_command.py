@@ -31,9 +31,7 @@ def add_parsers(commands: Commands) -> None:
     details = commands.add_parser(
         "show", help="the cards with what is free on them; one run with its processes", allow_abbrev=False
     )
-    details.add_argument(
-        "wanted", nargs="?", metavar="RUN", help="process ID or name of a run, as `vcuda ls` shows it"
-    )
+    details.add_argument("wanted", nargs="?", metavar="RUN", help="process ID or name of a run, as `vcuda ls` shows it")
     details.set_defaults(run=_show)
     for parser in (listing, details):
         machine.add_options(parser)
@@ -105,9 +103,7 @@ def _show_run(options: argparse.Namespace) -> int:
     _print(_table_of_runs(found))
     _print(_table_of_time(found[0]))
     if found[0].limits_impossible:
-        print(
-            f"{found[0].limits_impossible} processes met limits that make no sense and keep to the guaranteed cores"
-        )
+        print(f"{found[0].limits_impossible} processes met limits that make no sense and keep to the guaranteed cores")
     table = _table("process", "program", "memory")
     for process in found[0].processes:
         table.add_row(str(process.pid), process.command, format_bytes(sum(process.memory_bytes.values())))
@@ -151,9 +147,7 @@ def _cores(share: ShareView) -> str:
     """The guarantee, and the elastic limit where there is one; in brackets while another user's run forbids lending."""
     if share.share.core_limit == share.share.cores:
         return str(share.share.cores)
-    limit = (
-        f"{share.share.core_limit}" if share.core_limit > share.share.cores else f"({share.share.core_limit})"
-    )
+    limit = f"{share.share.core_limit}" if share.core_limit > share.share.cores else f"({share.share.core_limit})"
     return f"{share.share.cores}-{limit}"
 
 

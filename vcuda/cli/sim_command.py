@@ -34,18 +34,12 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[..., faults.Fault]]] = {
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the `sim` command; the parsed arguments have `run`, which takes them and returns the exit status."""
-    parser = subparsers.add_parser(
-        "sim", help="simulated cards: make, show, break and use a machine without a GPU"
-    )
+    parser = subparsers.add_parser("sim", help="simulated cards: make, show, break and use a machine without a GPU")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     create = _verb(verbs, "create", _create, "make a machine in a new folder")
     create.add_argument("--cards", type=int, default=1, metavar="N", help="number of cards (1)")
-    create.add_argument(
-        "--memory", metavar="SIZE", help='memory of each card, for instance "8GiB" (the model\'s own)'
-    )
-    create.add_argument(
-        "--model", default=DEFAULT_MODEL, help=f"one of: {', '.join(MODELS)}; or any other name"
-    )
+    create.add_argument("--memory", metavar="SIZE", help='memory of each card, for instance "8GiB" (the model\'s own)')
+    create.add_argument("--model", default=DEFAULT_MODEL, help=f"one of: {', '.join(MODELS)}; or any other name")
     create.add_argument(
         "--mig", default="", metavar="PROFILES", help='MIG instances of each card, for instance "1g,2g"'
     )
@@ -59,9 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
     kernel = _verb(verbs, "kernel", _kernel, "say how long kernels take, from now on")
     kernel.add_argument("pattern", help="shell pattern of the kernel's name")
     kernel.add_argument("ns", type=int, help="nanoseconds of a launch")
-    kernel.add_argument(
-        "ns_per_block", type=int, nargs="?", default=0, help="and for each block of its grid (0)"
-    )
+    kernel.add_argument("ns_per_block", type=int, nargs="?", default=0, help="and for each block of its grid (0)")
     _verb(verbs, "env", _env, 'print what a shell must set to use the machine: eval "$(vcuda sim env DIR)"')
 
 
@@ -90,17 +82,13 @@ def _create(arguments: argparse.Namespace) -> None:
         memory_bytes=None if arguments.memory is None else parse_bytes(arguments.memory),
         mig=tuple(part for part in arguments.mig.split(",") if part),
     )
-    machine = Machine.create(
-        arguments.directory, [card] * max(0, arguments.cards), nvidia_smi=arguments.nvidia_smi
-    )
+    machine = Machine.create(arguments.directory, [card] * max(0, arguments.cards), nvidia_smi=arguments.nvidia_smi)
     for made in machine.cards:
         print(f"card {made.index}: {made.name}, {format_bytes(made.memory_bytes)}, {made.uuid}")
         for part in made.mig:
             print(f"  MIG {part.profile}: {format_bytes(part.memory_bytes)}, {part.uuid}")
     if not machine.character_devices:
-        print(
-            "device nodes are regular files: making character devices needs root and no real driver on this host"
-        )
+        print("device nodes are regular files: making character devices needs root and no real driver on this host")
 
 
 def _show(arguments: argparse.Namespace) -> None:
@@ -109,9 +97,7 @@ def _show(arguments: argparse.Namespace) -> None:
         state = ", LOST" if card.lost else ""
         xids = f", {card.xid_count} Xids" if card.xid_count else ""
         used, total = format_bytes(card.used_bytes), format_bytes(card.memory_bytes)
-        print(
-            f"card {card.index} {card.uuid}: {used} of {total}, busy {card.busy_ns / 1e9:.3f} s{state}{xids}"
-        )
+        print(f"card {card.index} {card.uuid}: {used} of {total}, busy {card.busy_ns / 1e9:.3f} s{state}{xids}")
         for process in card.processes:
             print(
                 f"  pid {process.pid} {process.name}: {format_bytes(process.memory_bytes)}, "
@@ -121,9 +107,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 def _inject(arguments: argparse.Namespace) -> None:
     wanted, make = FAULTS[arguments.fault]
-    if len(arguments.numbers) > len(wanted) or (
-        arguments.fault in ("xid", "slow-call") and not arguments.numbers
-    ):
+    if len(arguments.numbers) > len(wanted) or (arguments.fault in ("xid", "slow-call") and not arguments.numbers):
         raise SimError(f"fault {arguments.fault} is followed by {' '.join(wanted) or 'no number'}")
     Machine(arguments.directory).inject(make(arguments.card, *arguments.numbers))
 

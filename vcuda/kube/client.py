@@ -61,9 +61,7 @@ class Client:
         """One object. ApiError 404 if there is none."""
         return self.call("GET", path(kind, namespace, name), timeout=timeout)
 
-    def find(
-        self, kind: str, namespace: str, name: str, *, timeout: float | None = None
-    ) -> dict[str, Any] | None:
+    def find(self, kind: str, namespace: str, name: str, *, timeout: float | None = None) -> dict[str, Any] | None:
         """One object; None if there is none."""
         try:
             return self.get(kind, namespace, name, timeout=timeout)

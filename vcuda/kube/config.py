@@ -143,9 +143,7 @@ def _program(where: str, settings: Mapping[str, Any]) -> Token:
                 TypeError,
                 AttributeError,
             ) as error:
-                raise ApiUnreachable(
-                    f"{where}: the program {command[0]} gave no token: {error!s:.200}"
-                ) from error
+                raise ApiUnreachable(f"{where}: the program {command[0]} gave no token: {error!s:.200}") from error
         return token
 
     return run
@@ -195,9 +193,7 @@ def from_file(path: Path) -> Login:
         url = str(cluster["server"]).rstrip("/")
         for unsupported in ("auth-provider", "username"):
             if unsupported in user:
-                raise NoConfiguration(
-                    f"{where} uses {unsupported!r}; use a certificate, token, tokenFile or exec"
-                )
+                raise NoConfiguration(f"{where} uses {unsupported!r}; use a certificate, token, tokenFile or exec")
         if not url.startswith(("http://", "https://")):
             raise NoConfiguration(f"{where}: {url!r:.120} is no http:// or https:// URL")
         login = Login(

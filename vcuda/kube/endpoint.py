@@ -96,9 +96,7 @@ class _Response(http.client.HTTPResponse):
 class Stream:
     """An answer without an end, such as a watch. `close` may be called by any thread, and ends the reader."""
 
-    def __init__(
-        self, connection: http.client.HTTPConnection, response: _Response, path: str, silence: float
-    ) -> None:
+    def __init__(self, connection: http.client.HTTPConnection, response: _Response, path: str, silence: float) -> None:
         self._connection, self._response, self._path, self._silence = connection, response, path, silence
 
     def lines(self) -> Iterator[bytes]:
@@ -242,9 +240,7 @@ class Endpoint:
         headers, deadline = self.headers(None), time.monotonic() + silence
         connection = None
         try:
-            connection, response = self._begin(
-                None, "GET", self._target(path, query), None, headers, deadline
-            )
+            connection, response = self._begin(None, "GET", self._target(path, query), None, headers, deadline)
             if response.status >= 300:
                 data = response.read(4096)
                 connection.close()
@@ -289,9 +285,7 @@ class Endpoint:
             connection.close()
         if isinstance(error, ssl.SSLError):
             self._tls = None
-        return ApiUnreachable(
-            f"no answer from {self.url}: {str(error) or type(error).__name__:.{_MOST_EXCERPT}}"
-        )
+        return ApiUnreachable(f"no answer from {self.url}: {str(error) or type(error).__name__:.{_MOST_EXCERPT}}")
 
     def _idle(self) -> http.client.HTTPConnection | None:
         """A kept connection that the server has not closed meanwhile: a request that it never saw must not count as in doubt."""

@@ -17,9 +17,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _GONE = 410
 _PAUSE = 0.1  # between two watches
-_SHORTEST = (
-    1.0  # a watch that ends sooner without a word is a failure: asking again at once would make us spin
-)
+_SHORTEST = 1.0  # a watch that ends sooner without a word is a failure: asking again at once would make us spin
 _WATCH_SECONDS = 300.0
 # API servers send a bookmark every minute. A server that sends none only costs a new watch from the same version.
 SILENCE_SECONDS = 90.0

@@ -76,9 +76,7 @@ class Worker:
                     return  # closing what it was reading from ends it
                 in_a_row += 1
                 self.failures += 1
-                wait = min(self._longest_wait, _FIRST_WAIT * 2.0 ** min(in_a_row, 30)) * random.uniform(
-                    0.5, 1.0
-                )
+                wait = min(self._longest_wait, _FIRST_WAIT * 2.0 ** min(in_a_row, 30)) * random.uniform(0.5, 1.0)
                 self._report(error, wait)
             self._stop.wait(wait)
 

@@ -130,9 +130,7 @@ def describe(entry: Booking, share: Share) -> str:
     """One line about who holds a share."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.since))
     amount = f"{share.cores} cores, {format_bytes(share.memory_bytes)}"
-    return (
-        f"pid {entry.pid} of {user_name(entry.user_id)} since {since}: {amount}: {short(entry.command):.80}"
-    )
+    return f"pid {entry.pid} of {user_name(entry.user_id)} since {since}: {amount}: {short(entry.command):.80}"
 
 
 def short(command: str) -> str:
@@ -176,10 +174,6 @@ def _refusal(candidates: Sequence[CardRoom], request: RunRequest, needed: int) -
         free = f"{room.free_cores} of {CORES_PER_CARD} cores"
         memory = f"{format_bytes(max(0, room.free_bytes))} of {format_bytes(room.card.memory_bytes)}"
         health = "" if room.card.healthy else " (the card does not answer)"
-        lines.append(
-            f"  card {room.index} {room.card.uuid} {room.card.model}: {free} and {memory} free{health}"
-        )
-        lines += [
-            f"    {describe(entry, share)}" for entry in room.bookings if (share := entry.on(room.card.uuid))
-        ]
+        lines.append(f"  card {room.index} {room.card.uuid} {room.card.model}: {free} and {memory} free{health}")
+        lines += [f"    {describe(entry, share)}" for entry in room.bookings if (share := entry.on(room.card.uuid))]
     return "\n".join(lines)

@@ -37,11 +37,7 @@ class ContextCosts:
         """Measure those of the cards that are not known with this driver. Never raises."""
         mark = _mark(driver.cuda)
         known = self._read() if self._driver() == mark else {}
-        found = {
-            uuid: self.measure(driver.cuda, driver.nvml, uuid, environment)
-            for uuid in uuids
-            if uuid not in known
-        }
+        found = {uuid: self.measure(driver.cuda, driver.nvml, uuid, environment) for uuid in uuids if uuid not in known}
         if any(found.values()):
             known = known | {uuid: count for uuid, count in found.items() if count}
             with contextlib.suppress(OSError):
@@ -63,9 +59,7 @@ class ContextCosts:
         cards = self._content().get("cards")
         if not isinstance(cards, dict):
             return {}
-        return {
-            str(uuid): count for uuid, count in cards.items() if type(count) is int and 0 < count < 1 << 36
-        }
+        return {str(uuid): count for uuid, count in cards.items() if type(count) is int and 0 < count < 1 << 36}
 
     def _content(self) -> dict[str, object]:
         """Only what this user wrote is believed: the folder is everybody's."""

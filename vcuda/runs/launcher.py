@@ -85,11 +85,7 @@ class _Launcher:
             if progress.status is not None:
                 return self._end(progress.status)
             signal_info = signal.sigtimedwait([*FORWARDED, signal.SIGCHLD], _SECONDS_PER_LOOK)
-            if (
-                signal_info is not None
-                and signal_info.si_signo in FORWARDED
-                and signal_info.si_code != _SI_KERNEL
-            ):
+            if signal_info is not None and signal_info.si_signo in FORWARDED and signal_info.si_code != _SI_KERNEL:
                 self._forward(signal_info.si_signo)
 
     def _listen(self) -> None:
@@ -117,9 +113,7 @@ class _Launcher:
             self._keeper_gone = True
             self._listen()  # its last words
             if self._progress.status is None and self._progress.failure is None:
-                self._say(
-                    "the supervisor of this run was killed; the share stays booked while its processes live"
-                )
+                self._say("the supervisor of this run was killed; the share stays booked while its processes live")
         progress = self._progress
         if progress.status is not None or progress.failure is not None:
             return
@@ -139,9 +133,7 @@ class _Launcher:
 
     def _end(self, status: int) -> int:
         if self._progress.lingering:
-            self._say(
-                "processes that the command left behind keep the share until they end; `vcuda ls` shows it"
-            )
+            self._say("processes that the command left behind keep the share until they end; `vcuda ls` shows it")
         elif self._keeper_gone:
             self._task.finish()
         else:

@@ -59,17 +59,13 @@ class Ledger:
                 folder.mkdir(mode=0o1777)
             descriptor = files.open_folder(str(folder))
         except OSError as error:
-            raise RunError(
-                f"the ledger {folder} can't be used: {error.strerror}; give another --ledger"
-            ) from error
+            raise RunError(f"the ledger {folder} can't be used: {error.strerror}; give another --ledger") from error
         status = os.fstat(descriptor)
         theirs = status.st_uid not in (0, os.geteuid())
         open_to_all = bool(status.st_mode & stat.S_IWOTH)
         if open_to_all and not status.st_mode & stat.S_ISVTX:
             os.close(descriptor)
-            raise RunError(
-                f"the ledger {folder} is not safe: anyone may delete others' bookings; `chmod +t` it"
-            )
+            raise RunError(f"the ledger {folder} is not safe: anyone may delete others' bookings; `chmod +t` it")
         if theirs and not open_to_all:
             os.close(descriptor)
             raise RunError(
@@ -103,9 +99,7 @@ class Ledger:
                 while not locks.try_exclusive(descriptor):
                     if time.monotonic() > deadline:
                         holder = locks.holder(descriptor)
-                        raise RunError(
-                            f"the ledger {self.folder} stays locked by {holder}; end that process or wait"
-                        )
+                        raise RunError(f"the ledger {self.folder} stays locked by {holder}; end that process or wait")
                     time.sleep(_POLL_SECONDS)
                 if not _is_same(descriptor, path):
                     continue  # it was removed while we waited; its successor counts
@@ -127,9 +121,7 @@ class Ledger:
         """
         name = f"{ENTRY_PREFIX}{secrets.token_hex(6)}"
         temporary = self.folder / f"{UNFINISHED_PREFIX}{name}"
-        entry = replace(
-            wanted, name=name, user_id=os.geteuid(), folder=wanted.folder or str(self.folder / name)
-        )
+        entry = replace(wanted, name=name, user_id=os.geteuid(), folder=wanted.folder or str(self.folder / name))
         descriptor = -1
         try:
             with files.permissive_umask():
@@ -148,17 +140,13 @@ class Ledger:
                 os.close(descriptor)
             shutil.rmtree(temporary, ignore_errors=True)
             raise (
-                error
-                if isinstance(error, RunError)
-                else RunError(f"nothing can be booked in {self.folder}: {error}")
+                error if isinstance(error, RunError) else RunError(f"nothing can be booked in {self.folder}: {error}")
             ) from error
         return entry, descriptor
 
     def remove(self, name: str, libraries: str) -> None:
         """Take one's own booking out and delete its files, and its folder with libraries if that lies elsewhere."""
-        with contextlib.suppress(
-            OSError
-        ):  # first out of sight at once: a half-deleted entry would look damaged
+        with contextlib.suppress(OSError):  # first out of sight at once: a half-deleted entry would look damaged
             os.rename(
                 name,
                 UNFINISHED_PREFIX + name,
@@ -189,9 +177,7 @@ class Ledger:
         try:
             descriptor = files.open_or_create(str(path), 0o600)
         except OSError as error:
-            self._warn_once(
-                str(path), f"{path} can't be opened ({error}): no idle GPU time is lent; remove that file"
-            )
+            self._warn_once(str(path), f"{path} can't be opened ({error}): no idle GPU time is lent; remove that file")
             return None
         if locks.try_exclusive(descriptor):
             return descriptor
@@ -228,9 +214,7 @@ class Ledger:
         try:
             return _Seen(user_id, alive, booking.decode(raw, name, user_id))
         except ValueError as error:
-            self._warn_once(
-                name, f"ignoring the booking {self.folder / name}: {error}; its owner should remove it"
-            )
+            self._warn_once(name, f"ignoring the booking {self.folder / name}: {error}; its owner should remove it")
             return _Seen(user_id, alive, None)
 
     def _warn_once(self, key: str, message: str) -> None:

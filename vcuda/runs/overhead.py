@@ -93,9 +93,7 @@ class RunOverhead:
         if self._driver is None:
             self._driver = _optional(pynvml.nvmlInit) is not _FAILED
         handle = _optional(pynvml.nvmlDeviceGetHandleByUUID, uuid) if self._driver else _FAILED
-        found = (
-            _FAILED if handle is _FAILED else _optional(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        )
+        found = _FAILED if handle is _FAILED else _optional(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
         if found is _FAILED or any(item.usedGpuMemory is None for item in found):
             return None
         return {int(item.pid): int(item.usedGpuMemory) for item in found}

@@ -62,9 +62,7 @@ def run(
     Raises RunError (nothing booked, nothing started) or CommandError (the command can't be executed).
     """
     if MARK in environment:
-        raise RunError(
-            f"this shell is inside the run {environment[MARK]:.40} already; a share can't be divided again"
-        )
+        raise RunError(f"this shell is inside the run {environment[MARK]:.40} already; a share can't be divided again")
     found = machine.find_driver(environment)
     available = machine.cards(found)
     ledger = Ledger.open(machine.ledger, say)
@@ -158,9 +156,7 @@ def _environment(
     added = dict(machine.environment)
     paths = [added.pop("LD_LIBRARY_PATH", ""), environment.get("LD_LIBRARY_PATH", "")]
     if injection == PRELOAD:
-        added["LD_PRELOAD"] = " ".join(
-            word for word in (str(libraries), environment.get("LD_PRELOAD", "")) if word
-        )
+        added["LD_PRELOAD"] = " ".join(word for word in (str(libraries), environment.get("LD_PRELOAD", "")) if word)
     else:
         paths.insert(0, str(libraries))
         added["TRITON_LIBCUDA_PATH"] = str(libraries)  # Triton asks ldconfig instead of the linker

@@ -179,9 +179,7 @@ def resolve(directory: Path, cards: Sequence[SimCard]) -> tuple[Card, ...]:
     return tuple(resolved)
 
 
-def _card(
-    directory: Path, index: int, card: SimCard, minor: int, links: Mapping[int, str], place: int
-) -> Card:
+def _card(directory: Path, index: int, card: SimCard, minor: int, links: Mapping[int, str], place: int) -> Card:
     where = f"card {index} ({card.model!r:.70})"
     if not _NAME.fullmatch(card.model) or '"' in card.model:
         raise SimError(f"{where}: a model name has 1 to 63 printable ASCII characters and no double quote")
@@ -201,9 +199,7 @@ def _card(
             raise SimError(f"{where}: {key} is {value}; it can't be negative")
     made = card.uuid or "GPU-" + str(uuids.uuid5(uuids.NAMESPACE_URL, f"vcuda-sim:{directory}:{index}"))
     if not _UUID.fullmatch(made):
-        raise SimError(
-            f"{where}: the UUID {made!r:.60} does not look like GPU-00000000-0000-0000-0000-000000000000"
-        )
+        raise SimError(f"{where}: the UUID {made!r:.60} does not look like GPU-00000000-0000-0000-0000-000000000000")
     return Card(
         index=index,
         minor=minor,
@@ -236,9 +232,7 @@ def _mig(
     where: str, card_uuid: str, minor: int, memory: int, profiles: Sequence[str], model: CardModel, place: int
 ) -> tuple[MigInstance, ...]:
     if profiles and not model.mig:
-        raise SimError(
-            f"{where}: this model can't be cut into MIG instances; take for instance {DEFAULT_MODEL}"
-        )
+        raise SimError(f"{where}: this model can't be cut into MIG instances; take for instance {DEFAULT_MODEL}")
     made: list[MigInstance] = []
     compute = used = 0
     for text in profiles:
@@ -282,9 +276,7 @@ def _links(cards: Sequence[SimCard]) -> list[dict[int, str]]:
     for index, card in enumerate(cards):
         for peer, kind in card.links.items():
             if not 0 <= peer < len(cards) or peer == index:
-                raise SimError(
-                    f"card {index} is linked to card {peer}, which is not another card of this machine"
-                )
+                raise SimError(f"card {index} is linked to card {peer}, which is not another card of this machine")
             if not _LINK.fullmatch(kind):
                 raise SimError(
                     f"card {index}: no connection {kind!r:.40}; known: NV1 to NV18, PIX, PXB, PHB, NODE, SYS"

@@ -46,9 +46,7 @@ class HostRoot:
 
     def _install_nvidia_smi(self, program: Path) -> None:
         if not program.is_file():
-            raise SimError(
-                f"there is no nvidia-smi at {program}; leave it out, or give the path of a genuine one"
-            )
+            raise SimError(f"there is no nvidia-smi at {program}; leave it out, or give the path of a genuine one")
         target = self.path / "usr/bin/nvidia-smi"
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(program, target)
@@ -60,9 +58,7 @@ class HostRoot:
         """What `modprobe nvidia nvidia-uvm` and nvidia-modprobe leave behind; the uvm major may be chosen."""
         taken = majors_of(HOST_DEVICES)
         free = [major for major in DYNAMIC_MAJORS if major not in taken and major != uvm_major]
-        self._write_majors(
-            {"nvidia-uvm": free[0] if uvm_major is None else uvm_major, "nvidia-caps": free[1]}
-        )
+        self._write_majors({"nvidia-uvm": free[0] if uvm_major is None else uvm_major, "nvidia-caps": free[1]})
         proc = "proc/driver/nvidia"
         self._write(
             f"{proc}/version",
@@ -81,9 +77,7 @@ class HostRoot:
             )
         self._write(
             "proc/driver/nvidia-caps/mig-minors",
-            "".join(
-                f"{path.replace('/mig', '', 1)} {minor}\n" for path, minor in self._capabilities().items()
-            ),
+            "".join(f"{path.replace('/mig', '', 1)} {minor}\n" for path, minor in self._capabilities().items()),
         )
         for name in self.node_numbers():
             self.make_node(name)
@@ -100,9 +94,7 @@ class HostRoot:
         """Majors by driver name as the root's own proc/devices has them; empty while the driver is unloaded."""
         text = (self.path / "proc/devices").read_text()
         pairs = (line.split() for line in text.splitlines())
-        return {
-            words[1]: int(words[0]) for words in pairs if len(words) == 2 and words[1].startswith("nvidia")
-        }
+        return {words[1]: int(words[0]) for words in pairs if len(words) == 2 and words[1].startswith("nvidia")}
 
     def _write_majors(self, dynamic: dict[str, int]) -> None:
         fixed = dict.fromkeys(("nvidia", "nvidia-modeset", "nvidiactl"), NVIDIA_MAJOR)
@@ -188,9 +180,7 @@ def majors_of(devices: Path) -> set[int]:
         lines = devices.read_text().splitlines()
     except OSError:
         return set()
-    return {
-        int(words[0]) for words in (line.split() for line in lines) if len(words) == 2 and words[0].isdigit()
-    }
+    return {int(words[0]) for words in (line.split() for line in lines) if len(words) == 2 and words[0].isdigit()}
 
 
 def _devices_text(majors: dict[str, int]) -> str:

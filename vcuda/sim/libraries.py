@@ -30,9 +30,7 @@ def newer_version() -> str:
     """The version of the newer driver's libcuda, which a checkout builds. Raises SimError where it is not."""
     found = [path.name.split(".so.")[1] for path in (BUILT / "newer").glob("libcuda.so.*.*")]
     if len(found) != 1:
-        raise SimError(
-            f"{BUILT / 'newer'} holds no newer driver; in a checkout `python -m vcuda._build` builds it"
-        )
+        raise SimError(f"{BUILT / 'newer'} holds no newer driver; in a checkout `python -m vcuda._build` builds it")
     return found[0]
 
 

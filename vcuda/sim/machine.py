@@ -76,14 +76,10 @@ class Machine:
             state.chmod(0o777)  # tenants run under any user; a simulated machine guards nothing
             _write_readable(state / "machine.conf", conf.machine_conf(resolved, version, cuda_version))
             _write_readable(state / "kernels", "")
-            HostRoot(temporary / "root", resolved, version).create(
-                None if nvidia_smi is None else Path(nvidia_smi)
-            )
+            HostRoot(temporary / "root", resolved, version).create(None if nvidia_smi is None else Path(nvidia_smi))
             temporary.replace(target)
         except OSError as error:
-            raise SimError(
-                f"no simulated machine can be made in {target}: {error}; give a writable folder"
-            ) from error
+            raise SimError(f"no simulated machine can be made in {target}: {error}; give a writable folder") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return cls(target)
@@ -132,9 +128,7 @@ class Machine:
         if not _RULE_PATTERN.fullmatch(pattern) or len(pattern) > 200:
             raise SimError(f"the kernel pattern {pattern!r:.60} must be one word, for instance 'spin*'")
         if min(ns, ns_per_block, other_ns, every_ns) < 0:
-            raise SimError(
-                f"kernel {pattern}: {ns} ns + {ns_per_block} ns per block; neither can be negative"
-            )
+            raise SimError(f"kernel {pattern}: {ns} ns + {ns_per_block} ns per block; neither can be negative")
         path = self.state / "kernels"
         others = [line for line in path.read_text().splitlines() if line.split()[:1] != [pattern]]
         turns = f" {other_ns} {every_ns}" if every_ns else ""

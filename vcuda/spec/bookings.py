@@ -13,9 +13,7 @@ from vcuda.spec.placement import MOST_BLOCKS
 
 VERSION = 1
 _MOST_CORES = 100_000  # of one card by one pod's containers together
-_MOST_BYTES = (
-    128 * 1024
-)  # all annotations of an object have 256 KiB (apimachinery, TotalAnnotationSizeLimitB)
+_MOST_BYTES = 128 * 1024  # all annotations of an object have 256 KiB (apimachinery, TotalAnnotationSizeLimitB)
 
 # UUID → (cores, memory blocks)
 Use = Mapping[str, tuple[int, int]]
@@ -43,10 +41,7 @@ def decode(text: str) -> dict[str, dict[str, tuple[int, int]]]:
         data = json.loads(text)
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']!r:.20} is not {VERSION}")
-        return {
-            uid: {uuid: _amounts(*amounts) for uuid, amounts in use.items()}
-            for uid, use in data["pods"].items()
-        }
+        return {uid: {uuid: _amounts(*amounts) for uuid, amounts in use.items()} for uid, use in data["pods"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
             Reason.INVALID_INVENTORY,

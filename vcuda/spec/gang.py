@@ -23,9 +23,7 @@ class Gang:
 def _size(text: str, where: str) -> int:
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
     if not 1 <= number <= MOST_MEMBERS:
-        raise InvalidRequest(
-            Reason.INVALID_ANNOTATION, f"{where} is {text!r:.60}; a gang has 1 to {MOST_MEMBERS} pods"
-        )
+        raise InvalidRequest(Reason.INVALID_ANNOTATION, f"{where} is {text!r:.60}; a gang has 1 to {MOST_MEMBERS} pods")
     return number
 
 
@@ -38,11 +36,7 @@ def parse(annotations: Mapping[str, str], labels: Mapping[str, str], names: Name
     text = annotations.get(names.gang)
     if text is None:
         name, size = labels.get(OLD_POD_GROUP_NAME_LABEL), labels.get(OLD_POD_GROUP_SIZE_LABEL)
-        return (
-            Gang(name, _size(size, f"label {OLD_POD_GROUP_SIZE_LABEL}"))
-            if name and size is not None
-            else None
-        )
+        return Gang(name, _size(size, f"label {OLD_POD_GROUP_SIZE_LABEL}")) if name and size is not None else None
     where = f"annotation {names.gang}"
     name, slash, size = text.strip().rpartition("/")
     if not slash:

@@ -98,9 +98,7 @@ def check(placement: Placement, request: PodRequest) -> None:
     for container in request.containers:
         shares = placement.containers.get(container.name, ())
         right_cores = all(share.cores == container.cores_per_card for share in shares)
-        right_memory = container.whole or all(
-            share.memory_blocks == container.memory_blocks for share in shares
-        )
+        right_memory = container.whole or all(share.memory_blocks == container.memory_blocks for share in shares)
         if len(shares) != container.card_count or not right_cores or not right_memory:
             raise InvalidPlacement(
                 Reason.INVALID_PLACEMENT,

@@ -150,9 +150,7 @@ def _check_container(
     if cores == 0:
         if names.memory in limits:
             return None  # 0 of both, explicitly: no share
-        raise InvalidRequest(
-            Reason.INVALID_CORES, f"{where} asks for 0 {names.core}; ask 1 to 99 or a multiple of 100"
-        )
+        raise InvalidRequest(Reason.INVALID_CORES, f"{where} asks for 0 {names.core}; ask 1 to 99 or a multiple of 100")
     check_cores(cores, f"{where} asks for {cores} {names.core}")
     if blocks == 0 and cores < CORES_PER_CARD:
         if names.memory not in limits:
@@ -276,11 +274,7 @@ class _Oversell:
 
 def _containers(spec: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
     value = spec.get(key) or ()
-    if (
-        not isinstance(value, Sequence)
-        or isinstance(value, str)
-        or not all(isinstance(c, Mapping) for c in value)
-    ):
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(c, Mapping) for c in value):
         raise InvalidRequest(Reason.INVALID_POD, f"spec.{key} is not a list of containers")
     return value
 
@@ -324,9 +318,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
     if not asks_for_share(pod, names):
         return PodRequest(*identity, ())
     spec = _mapping(pod.get("spec"), "spec")
-    annotations = {
-        str(k): str(v) for k, v in _mapping(metadata.get("annotations"), "metadata.annotations").items()
-    }
+    annotations = {str(k): str(v) for k, v in _mapping(metadata.get("annotations"), "metadata.annotations").items()}
     labels = {str(k): str(v) for k, v in _mapping(metadata.get("labels"), "metadata.labels").items()}
     core_limit = _core_limit(annotations, names)
     oversell = _Oversell.parse(annotations, names)
@@ -334,9 +326,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
     for key in ("initContainers", "containers"):
         for position, container in enumerate(_containers(spec, key)):
             name = str(container.get("name", ""))
-            limits = _mapping(
-                _mapping(container.get("resources"), "resources").get("limits"), "resources.limits"
-            )
+            limits = _mapping(_mapping(container.get("resources"), "resources").get("limits"), "resources.limits")
             if key == "containers":
                 kind, index = Kind.APP, position
             else:

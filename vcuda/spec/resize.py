@@ -141,9 +141,7 @@ def promised(placement: Placement, request: PodRequest, granted: Mapping[str, Ta
             return share
         return CardShare(share.uuid, asked.cores_per_card, asked.memory_blocks)
 
-    original = {
-        name: tuple(amounts(name, share) for share in shares) for name, shares in placement.containers.items()
-    }
+    original = {name: tuple(amounts(name, share) for share in shares) for name, shares in placement.containers.items()}
     return applied(Placement(original), granted)
 
 
@@ -157,10 +155,7 @@ def as_asked(placement: Placement, request: PodRequest, granted: Mapping[str, Ta
         return dataclasses.replace(share, cores=asked.cores_per_card, memory_blocks=asked.memory_blocks)
 
     return Placement(
-        {
-            name: tuple(original(name, share) for share in shares)
-            for name, shares in placement.containers.items()
-        }
+        {name: tuple(original(name, share) for share in shares) for name, shares in placement.containers.items()}
     )
 
 

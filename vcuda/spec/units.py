@@ -62,9 +62,7 @@ def parse_count(value: object, what: str) -> int:
         amount, rest = divmod(found[0], found[1])
         if 0 <= amount <= _MOST and not rest:
             return amount
-        problem = (
-            "below 0" if amount < 0 else "above 2^63 - 1" if amount >= _MOST else f"{value!r:.60}, a fraction"
-        )
+        problem = "below 0" if amount < 0 else "above 2^63 - 1" if amount >= _MOST else f"{value!r:.60}, a fraction"
     raise InvalidRequest(Reason.INVALID_QUANTITY, f'{what} is {problem}; write a whole number such as "30"')
 
 
@@ -76,9 +74,7 @@ def parse_bytes(text: str, what: str = "memory") -> int:
     """
     match = _BYTES.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
-        raise InvalidRequest(
-            Reason.INVALID_MEMORY, f'{what} is {text!r:.60}; write for instance "4GiB" or "512MiB"'
-        )
+        raise InvalidRequest(Reason.INVALID_MEMORY, f'{what} is {text!r:.60}; write for instance "4GiB" or "512MiB"')
     letters = match["suffix"].lower().removesuffix("b")
     power = " kmgtp".index(letters[0]) if letters else 0
     base = 1024 if letters.endswith("i") else 1000
