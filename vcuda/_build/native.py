@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What the simulated driver says it is; also the version in its file names.
 SIM_DRIVER_VERSION = "550.163.01"
-# And one with functions of CUDA 13.3, for tests of what an older one lacks; the number is none of NVIDIA's.
-SIM_NEWER_VERSION = "610.0.0"
+# And one with functions of CUDA 13.3 and of NVML 13.615, for tests of what an older one lacks; the number is none of NVIDIA's.
+SIM_NEWER_VERSION = "615.0.0"
 
 C_FLAGS = (
     "-std=c11",
@@ -188,6 +188,15 @@ LIBRARIES: tuple[Library, ...] = (
         link=("-Wl,-Bsymbolic", "-lpthread", "-lm"),
         shipped=False,
     ),
+    Library(
+        "sim-nvml-newer",
+        f"sim/newer/libnvidia-ml.so.{SIM_NEWER_VERSION}",
+        ("vcuda/sim/src/core", "vcuda/sim/src/nvml", "vcuda/sim/src/nvml_newer"),
+        SIM_INCLUDES,
+        "libnvidia-ml.so.1",
+        link=("-lpthread", "-lm"),
+        shipped=False,
+    ),
     # For programs built where no driver is: `gcc program.c -L .../stubs -lcuda`. Never loaded.
     Library(
         "cuda-stub", "stubs/libcuda.so", (), (), "libcuda.so.1", needs=("sim-cuda",), stub_names="cu[A-Z]"
@@ -292,6 +301,9 @@ def _finish(library: Library, objects: Iterable[Path], out: Path) -> None:
         made.replace(output)
     for link, target in library.links:
         replace_link(output.with_name(link), target)
+    for stale in output.parent.glob(f"{output.name.partition('.so.')[0]}.so.*.*.*"):
+        if stale != output and not stale.is_symlink():
+            stale.unlink()  # of another version; the simulated driver is found by its name
     _stamp(output).write_text(wanted)
 
 

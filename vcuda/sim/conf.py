@@ -16,7 +16,7 @@ from vcuda.sim.errors import SimError
 _TIMING_KEYS = ("context", "run_to_completion", *KNOBS)
 
 
-def machine_conf(cards: Sequence[Card], driver_version: str, cuda_version: int) -> str:
+def machine_conf(cards: Sequence[Card], driver_version: str, cuda_version: int, memory_limits: str = "none") -> str:
     """The text of `state/machine.conf`; its grammar is in vcuda/sim/src/core/sim_config.h."""
     lines = [
         "# The simulated machine's cards. Written by vcuda.sim when the machine was made; read by its driver.",
@@ -26,6 +26,7 @@ def machine_conf(cards: Sequence[Card], driver_version: str, cuda_version: int) 
                 "version": driver_version,
                 "cuda": cuda_version,
                 "pid_namespace": Path("/proc/self/ns/pid").stat().st_ino,
+                "memory_limits": memory_limits,
             },
         ),
     ]

@@ -17,6 +17,7 @@ from vcuda.sim.hostroot import LIBRARY_FOLDER, HostRoot
 from vcuda.sim.report import Report, parse_report
 
 CONTAINER_DIRECTORY = "/run/vcuda-sim"  # where the driver looks when nothing else is said
+MEMORY_LIMITS = ("dmem", "misc", "none")
 _RULE_PATTERN = re.compile(r"[^\s#]\S*")
 
 
@@ -56,16 +57,20 @@ class Machine:
         *,
         nvidia_smi: str | os.PathLike[str] | None = None,
         newer: bool = False,
+        memory_limits: str = "dmem",
     ) -> Machine:
         """Make a machine in a folder that does not exist yet or is empty; all or nothing.
 
         `nvidia_smi` is the path of a genuine one, to be found below the root's usr/bin. `newer` takes a driver of CUDA 13.3
-        instead of the 550's (vcuda/sim/src/newer); only a checkout has it. Raises SimError.
+        instead of the 550's and NVML of 13.615 (vcuda/sim/src/newer, nvml_newer); only a checkout has it. `memory_limits`: what counts
+        there for limits of control groups: the kernel ("dmem"), the driver ("misc"), nobody ("none"). Raises SimError.
         """
         target = Path(directory).absolute()
         version = libraries.newer_version() if newer else libraries.version()
         cuda_version = libraries.NEWER_CUDA_VERSION if newer else libraries.CUDA_VERSION
         resolved = resolve(target, cards)
+        if memory_limits not in MEMORY_LIMITS:
+            raise SimError(f"memory_limits is {memory_limits!r:.40}; it is one of {', '.join(MEMORY_LIMITS)}")
         temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -74,7 +79,10 @@ class Machine:
             state = temporary / "state"
             state.mkdir(parents=True)
             state.chmod(0o777)  # tenants run under any user; a simulated machine guards nothing
-            _write_readable(state / "machine.conf", conf.machine_conf(resolved, version, cuda_version))
+            _write_readable(
+                state / "machine.conf",
+                conf.machine_conf(resolved, version, cuda_version, memory_limits if newer else "none"),
+            )
             _write_readable(state / "kernels", "")
             HostRoot(temporary / "root", resolved, version).create(None if nvidia_smi is None else Path(nvidia_smi))
             temporary.replace(target)

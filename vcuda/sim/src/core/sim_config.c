@@ -199,6 +199,15 @@ static int set_driver_key(sim_config *config, const char *key, const char *value
             return -1;
         config->cuda_version = (int)number;
     }
+    if (!strcmp(key, "memory_limits")) {
+        static const char *const names[] = {[SIM_LIMITS_NONE] = "none", [SIM_LIMITS_DMEM] = "dmem", [SIM_LIMITS_MISC] = "misc"};
+        int found = 0;
+        while (found < 3 && strcmp(names[found], value))
+            found++;
+        if (found == 3)
+            return -1;
+        config->memory_limits = (sim_memory_limits)found;
+    }
     if (!strcmp(key, "pid_namespace") && to_number(value, UINT64_MAX >> 1, &config->pid_namespace))
         return -1;
     return 0;

@@ -3,7 +3,7 @@
  * One statement per line, `#` starts a comment line, values with spaces stand in double quotes. Unknown keys are
  * ignored, an unknown statement or a malformed value is an error that names the line.
  *
- *   driver version=550.163.01 cuda=12040 pid_namespace=4026531836
+ *   driver version=550.163.01 cuda=12040 pid_namespace=4026531836 memory_limits=dmem
  *   card index=0 minor=0 uuid=GPU-… model="NVIDIA A100-SXM4-40GB" memory=42949672960 pci=0000:01:00.0 \
  *        numa=0 cc=8.0 sms=108 context=67108864 slice_us=2000 switch_us=75 run_to_completion=0 mig=0 pools=even pool_seed=0 \
  *        context_ms=0 unlisted_kib=0 stream_kib=0 texels=0 \
@@ -60,10 +60,13 @@ typedef struct {
     char profile[32]; /* MIG profile, "" for a whole card */
 } sim_card_config;
 
+typedef enum { SIM_LIMITS_NONE, SIM_LIMITS_DMEM, SIM_LIMITS_MISC } sim_memory_limits;
+
 typedef struct {
     int card_count;
     uint64_t pid_namespace; /* the host's: whose PIDs NVML speaks. Default: the kernel's first */
     int cuda_version; /* as cuDriverGetVersion says it */
+    sim_memory_limits memory_limits; /* what counts the memory of control groups; only a newer libnvidia-ml can set limits */
     char driver_version[32];
     sim_card_config cards[SIM_MAX_CARDS];
     char *text; /* the file as read, for sim_config_extra */

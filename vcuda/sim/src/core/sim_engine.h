@@ -25,7 +25,7 @@ void sim_advance(sim_state *state, sim_card *card, uint64_t now);
  * `bytes` of the card's memory: -2 when they are not there. */
 int32_t sim_context_create(sim_state *state, sim_card *card, uint64_t bytes);
 /* Add `bytes` (may be negative) to what the context costs; -1 when the card has not that much left. */
-int sim_context_resize(sim_card *card, int32_t context, int64_t bytes);
+int sim_context_resize(sim_state *state, sim_card *card, int32_t context, int64_t bytes);
 void sim_context_destroy(sim_card *card, int32_t context);
 int32_t sim_stream_create(sim_card *card, int32_t context, int blocking, int legacy, int priority);
 /* The stream ends when what it still holds is done. */
@@ -37,9 +37,24 @@ void sim_purge(sim_card *card, int32_t slot);
 /* Make the card's tables consistent after their writer died. */
 void sim_repair(sim_card *card);
 
-/* Take or give back memory for the own process; take returns -1 when the card has not that much left. */
-int sim_memory_take(sim_state *state, sim_card *card, uint64_t bytes);
-void sim_memory_give(sim_state *state, sim_card *card, uint64_t bytes);
+/* Take or give back memory for the own process; take returns -1 when the card, or a limit of the process's control group, has not
+ * that much left. `managed`: no such limit counts it. */
+int sim_memory_take(sim_state *state, sim_card *card, uint64_t bytes, int managed);
+void sim_memory_give(sim_state *state, sim_card *card, uint64_t bytes, int managed);
+
+/* Limits of control groups (core/sim_limits.c). `refused`: whether one forbids the process in `slot` so much more. `seen`: the limit
+ * by which the driver tells a process of this group what it may have, or NULL. `used`: what counts against a limit. */
+int sim_limit_refused(sim_state *state, sim_card *card, int32_t slot, uint64_t bytes);
+const sim_limit *sim_limit_seen(const sim_state *state, const sim_card *card, const char *group);
+uint64_t sim_limit_used(const sim_state *state, const sim_card *card, const sim_limit *limit);
+sim_limit *sim_limit_find(sim_card *card, uint64_t group);
+/* 0; -1: the table is full; -2: the driver's own accounting takes no limit below what is in use. */
+int sim_limit_set(const sim_state *state, sim_card *card, uint64_t group, const char *path, uint64_t soft_bytes, uint64_t hard_bytes);
+void sim_limit_clear(sim_limit *limit);
+/* What a process held before a limit came is no more than what it holds. */
+void sim_limit_given_back(sim_card *card, int32_t slot);
+/* The control group (v2) of the calling process, "/" if it can't be told. */
+void sim_own_group(char group[SIM_GROUP_TEXT]);
 
 /* Memory of other processes' (core/sim_sharing.c). `share`: the own process, which has paid for it, begins to share it; -1: the
  * table is full. `join`: the own process holds it too; nobody's any more, it pays, and -1 says that it is not there. `leave`:

@@ -29,7 +29,7 @@ int32_t sim_context_create(sim_state *state, sim_card *card, uint64_t bytes)
         index++;
     if (index == SIM_MAX_CONTEXTS)
         return SIM_NONE;
-    if (bytes > card->config.memory_bytes - card->used_bytes)
+    if (bytes > card->config.memory_bytes - card->used_bytes || sim_limit_refused(state, card, state->slot, bytes))
         return -2;
     card->contexts[index] = (sim_context){
         .process = state->slot, .first_stream = SIM_NONE, .legacy_stream = SIM_NONE, .bytes = bytes};
@@ -42,11 +42,12 @@ int32_t sim_context_create(sim_state *state, sim_card *card, uint64_t bytes)
     return index;
 }
 
-int sim_context_resize(sim_card *card, int32_t index, int64_t bytes)
+int sim_context_resize(sim_state *state, sim_card *card, int32_t index, int64_t bytes)
 {
     sim_context *context = &card->contexts[index];
     sim_usage *usage = &card->usage[context->process];
-    if (bytes > 0 && (uint64_t)bytes > card->config.memory_bytes - card->used_bytes)
+    if (bytes > 0 && ((uint64_t)bytes > card->config.memory_bytes - card->used_bytes ||
+                      sim_limit_refused(state, card, context->process, (uint64_t)bytes)))
         return -1;
     context->bytes += (uint64_t)bytes;
     usage->context_bytes += (uint64_t)bytes;
@@ -155,20 +156,24 @@ void sim_event_destroy(sim_card *card, int32_t event)
     card->first_free_event = event;
 }
 
-int sim_memory_take(sim_state *state, sim_card *card, uint64_t bytes)
+int sim_memory_take(sim_state *state, sim_card *card, uint64_t bytes, int managed)
 {
     sim_usage *usage = own_usage(state, card);
     if (bytes > card->config.memory_bytes - card->used_bytes)
         return -1;
+    if (!managed && sim_limit_refused(state, card, state->slot, bytes))
+        return -1;
     usage->memory_bytes += bytes;
+    usage->managed_bytes += managed ? bytes : 0;
     card->used_bytes += bytes;
     note_peak(usage);
     return 0;
 }
 
-void sim_memory_give(sim_state *state, sim_card *card, uint64_t bytes)
+void sim_memory_give(sim_state *state, sim_card *card, uint64_t bytes, int managed)
 {
     card->usage[state->slot].memory_bytes -= bytes;
+    card->usage[state->slot].managed_bytes -= managed ? bytes : 0;
     card->used_bytes -= bytes;
 }
 
@@ -192,6 +197,7 @@ void sim_purge(sim_card *card, int32_t slot)
     sim_objects_purge(card, slot); /* what others hold too is theirs now */
     card->used_bytes -= usage->memory_bytes;
     memset(usage, 0, sizeof *usage);
+    sim_limit_given_back(card, slot);
 }
 
 void sim_repair(sim_card *card)

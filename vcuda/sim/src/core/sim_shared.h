@@ -15,7 +15,7 @@
 
 #define SIM_MAGIC 0x314d495341445543ull
 enum {
-    SIM_LAYOUT = 2,
+    SIM_LAYOUT = 3,
     SIM_MAX_PROCESSES = 256,
     SIM_MAX_CONTEXTS = 256,  /* per card */
     SIM_MAX_STREAMS = 1024,  /* per card */
@@ -24,6 +24,8 @@ enum {
     SIM_SAMPLES = 64,        /* ring of utilization buckets */
     SIM_XIDS = 16,
     SIM_MAX_OBJECTS = 4096, /* per card: memory that a process has handed to others */
+    SIM_MAX_LIMITS = 128,   /* per card: control groups with a limit */
+    SIM_GROUP_TEXT = 512,
     SIM_NONE = -1
 };
 #define SIM_SAMPLE_NS 50000000ull /* width of a utilization bucket */
@@ -101,6 +103,7 @@ typedef struct {
     int32_t contexts;
     uint64_t context_bytes;
     uint64_t memory_bytes; /* allocations, without contexts */
+    uint64_t managed_bytes; /* of these, managed memory, which no group's limit counts */
     uint64_t peak_bytes;   /* of both together */
     uint64_t busy_ns;      /* ground truth of GPU time: union of its busy intervals */
     uint64_t launches;
@@ -128,6 +131,14 @@ typedef struct {
     uint64_t holders[SIM_MAX_PROCESSES / 64];
 } sim_object;
 
+/* What the processes of a control group may hold together (sim_limits.c). */
+typedef struct {
+    uint64_t group; /* its ID, which is its folder's inode number; 0: free */
+    uint64_t soft_bytes, hard_bytes;
+    uint64_t before_bytes[SIM_MAX_PROCESSES]; /* by the driver's own accounting: held when the limit came, never counted */
+    char path[SIM_GROUP_TEXT]; /* from the root of the hierarchy on */
+} sim_limit;
+
 typedef struct {
     pthread_mutex_t mutex;
     sim_card_config config;
@@ -150,6 +161,8 @@ typedef struct {
     sim_sample samples[SIM_SAMPLES];
     int32_t objects_used; /* high-water mark */
     sim_object objects[SIM_MAX_OBJECTS];
+    int32_t limits_used; /* high-water mark */
+    sim_limit limits[SIM_MAX_LIMITS];
     sim_usage usage[SIM_MAX_PROCESSES];
     sim_context contexts[SIM_MAX_CONTEXTS];
     sim_event events[SIM_MAX_EVENTS];
@@ -165,6 +178,7 @@ typedef struct {
     uint64_t start_ticks; /* /proc/PID/stat field 22 */
     uint64_t pid_namespace; /* inode number */
     char name[64]; /* argv[0] or comm, for reports */
+    char group[SIM_GROUP_TEXT]; /* its control group, when it last took memory of a card with limits */
 } sim_process;
 
 typedef struct {

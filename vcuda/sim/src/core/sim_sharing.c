@@ -19,7 +19,7 @@ static void hold(sim_object *object, int32_t slot)
 int sim_object_share(sim_state *state, sim_card *card, uint64_t id, uint64_t bytes)
 {
     sim_object *object = find(card, id);
-    sim_memory_take(state, card, 0); /* what is left of the slot's owner before goes first */
+    sim_memory_take(state, card, 0, 0); /* what is left of the slot's owner before goes first */
     if (!object)
         object = find(card, 0);
     if (!object && card->objects_used < SIM_MAX_OBJECTS)
@@ -35,12 +35,12 @@ int sim_object_share(sim_state *state, sim_card *card, uint64_t id, uint64_t byt
 int sim_object_join(sim_state *state, sim_card *card, uint64_t id, uint64_t bytes)
 {
     const int paid = !find(card, id);
-    if (paid && sim_memory_take(state, card, bytes))
+    if (paid && sim_memory_take(state, card, bytes, 0))
         return -1;
     if (!sim_object_share(state, card, id, bytes))
         return 0;
     if (paid)
-        sim_memory_give(state, card, bytes);
+        sim_memory_give(state, card, bytes, 0);
     return -1;
 }
 

@@ -22,35 +22,45 @@ CUresult cu_alloc_fault(CUcontext ctx)
     return cu_card(ctx)->faults.lost ? cu_lost(ctx) : cu_alloc_fault_on(ctx->device);
 }
 
-static CUresult take(int card, uint64_t bytes, int reap)
+static CUresult take(int card, uint64_t bytes, int managed, int reap)
 {
     sim_state *state = cu_process.state;
     sim_card_lock(state, card);
     if (reap)
         sim_reap(state, card);
-    const int refused = sim_memory_take(state, sim_card_at(state, card), bytes);
+    const int refused = sim_memory_take(state, sim_card_at(state, card), bytes, managed);
     sim_card_unlock(state, card);
     return refused ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-CUresult cu_charge(int device, uint64_t bytes)
+CUresult cu_charge_as(int device, uint64_t bytes, int managed)
 {
     const int card = cu_process.devices[device].card;
-    CUresult bad = take(card, bytes, 0);
+    CUresult bad = take(card, bytes, managed, 0);
     if (bad) { /* the newest deaths, then our own idle pools, may hold what is missing */
         cu_pools_trim(device);
         cu_physical_sweep();
-        bad = take(card, bytes, 1);
+        bad = take(card, bytes, managed, 1);
     }
     return bad;
 }
 
-void cu_discharge(int device, uint64_t bytes)
+void cu_discharge_as(int device, uint64_t bytes, int managed)
 {
     const int card = cu_process.devices[device].card;
     sim_card_lock(cu_process.state, card);
-    sim_memory_give(cu_process.state, sim_card_at(cu_process.state, card), bytes);
+    sim_memory_give(cu_process.state, sim_card_at(cu_process.state, card), bytes, managed);
     sim_card_unlock(cu_process.state, card);
+}
+
+CUresult cu_charge(int device, uint64_t bytes)
+{
+    return cu_charge_as(device, bytes, 0);
+}
+
+void cu_discharge(int device, uint64_t bytes)
+{
+    cu_discharge_as(device, bytes, 0);
 }
 
 static CUresult allocate(CUdeviceptr *pointer, size_t bytes)
@@ -182,6 +192,15 @@ CU_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     const int lost = card->faults.lost;
     *total = card->config.memory_bytes;
     *free_bytes = card->config.memory_bytes - card->used_bytes;
+    char group[SIM_GROUP_TEXT];
+    sim_own_group(group);
+    const sim_limit *limit = sim_limit_seen(cu_process.state, card, group);
+    if (limit && limit->hard_bytes < *total) {
+        const uint64_t used = sim_limit_used(cu_process.state, card, limit);
+        const uint64_t left = used < limit->hard_bytes ? limit->hard_bytes - used : 0;
+        *total = limit->hard_bytes;
+        *free_bytes = left < *free_bytes ? left : *free_bytes;
+    }
     sim_card_unlock(cu_process.state, ctx->card);
     return lost ? cu_lost(ctx) : CUDA_SUCCESS;
 }

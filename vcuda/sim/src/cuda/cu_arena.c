@@ -137,13 +137,14 @@ static CUresult place_large(cu_block *block, int charge)
     const size_t count = block->bytes / CU_CHUNK + (block->bytes % CU_CHUNK != 0); /* no sum: it may be all that there is */
     if (count > page_count)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    const CUresult bad = charge ? cu_charge(block->device, count * CU_CHUNK) : CUDA_SUCCESS;
+    const int managed = block->kind == CU_BLOCK_MANAGED;
+    const CUresult bad = charge ? cu_charge_as(block->device, count * CU_CHUNK, managed) : CUDA_SUCCESS;
     if (bad)
         return bad;
     const size_t first = find_pages(count);
     if (first == page_count) {
         if (charge)
-            cu_discharge(block->device, count * CU_CHUNK);
+            cu_discharge_as(block->device, count * CU_CHUNK, managed);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     for (size_t i = 0; i < count; i++)
@@ -211,7 +212,7 @@ int cu_arena_is_shared(uintptr_t address)
 
 /* The pages read as zero again, and the card gets back what it was paid for here: at once, or when the last process that maps
  * them lets go. What a pool pays for (`charged` 0) is the pool's to give back. */
-static void end_pages(size_t first, size_t count, int device, uint64_t charged)
+static void end_pages(size_t first, size_t count, int device, uint64_t charged, int managed)
 {
     unsigned char *start = (unsigned char *)(base + first * CU_CHUNK);
     const uint64_t shared = pages[first].shared;
@@ -219,7 +220,7 @@ static void end_pages(size_t first, size_t count, int device, uint64_t charged)
     if (!shared) {
         madvise(start, count * CU_CHUNK, MADV_DONTNEED);
         if (charged)
-            cu_discharge(device, charged);
+            cu_discharge_as(device, charged, managed);
         return;
     }
     for (size_t i = 0; i < count; i++)
@@ -246,7 +247,7 @@ static void unplace_small(cu_block *block, slab *home)
         return;
     unlink_slab(home);
     pages[home->page].small = NULL;
-    end_pages(home->page, 1, home->device, home->charge ? CU_CHUNK : 0);
+    end_pages(home->page, 1, home->device, home->charge ? CU_CHUNK : 0, 0);
     free(home);
 }
 
@@ -259,7 +260,7 @@ void cu_unplace(cu_block *block)
         const size_t count = (block->bytes + CU_CHUNK - 1) / CU_CHUNK;
         for (size_t i = 0; i < count; i++)
             pages[first + i].large = NULL;
-        end_pages(first, count, block->device, block->charged);
+        end_pages(first, count, block->device, block->charged, block->kind == CU_BLOCK_MANAGED);
     }
     free(block);
 }

@@ -77,7 +77,7 @@ static CUresult hold(CUcontext ctx, size_t frame, const size_t limits[3])
     int64_t bytes = local > cu_default_limits[0] ? (int64_t)(local - cu_default_limits[0]) * threads : 0;
     for (int limit = 1; limit < 3; limit++)
         bytes += limits[limit] > cu_default_limits[limit] ? (int64_t)(limits[limit] - cu_default_limits[limit]) : 0;
-    if (sim_context_resize(cu_card(ctx), ctx->index, bytes - ctx->held))
+    if (sim_context_resize(cu_process.state, cu_card(ctx), ctx->index, bytes - ctx->held))
         return CUDA_ERROR_OUT_OF_MEMORY;
     ctx->held = bytes;
     ctx->frame = frame;

@@ -8,10 +8,10 @@ int cu_managed_move(cu_block *block, int device)
     const size_t whole = (block->bytes + CU_CHUNK - 1) / CU_CHUNK * CU_CHUNK;
     if (block->charged ? block->device == device : device < 0)
         return 0;
-    if (device >= 0 && cu_charge(device, whole))
+    if (device >= 0 && cu_charge_as(device, whole, 1))
         return 0; /* the card is full: it stays where it is, and the card reads it there */
     if (block->charged)
-        cu_discharge(block->device, block->charged);
+        cu_discharge_as(block->device, block->charged, 1);
     block->charged = device >= 0 ? whole : 0;
     if (device >= 0)
         block->device = device;

@@ -68,6 +68,9 @@ void cu_each_block(CUcontext ctx, void (*visit)(cu_block *block));
 /* Charge and discharge the device's card. Takes nothing but the card's lock; retries after trimming idle pools. */
 CUresult cu_charge(int device, uint64_t bytes);
 void cu_discharge(int device, uint64_t bytes);
+/* The same; `managed` memory counts against no control group's limit. */
+CUresult cu_charge_as(int device, uint64_t bytes, int managed);
+void cu_discharge_as(int device, uint64_t bytes, int managed);
 /* Physical memory by handle (cu_vmm.c); all with cu_lock held. Keep it like a mapping does, or (-1) let it go; -1: there is none. */
 int cu_physical_keep(CUmemGenericAllocationHandle handle, int by);
 /* What was exported and is open nowhere any more goes. cu_lock held. */

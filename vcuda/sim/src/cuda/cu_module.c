@@ -67,7 +67,7 @@ CUresult cu_function_of(CUfunction function)
 static CUresult charge_code(CUcontext ctx, int64_t bytes)
 {
     sim_card_lock(cu_process.state, ctx->card);
-    const int bad = sim_context_resize(cu_card(ctx), ctx->index, bytes);
+    const int bad = sim_context_resize(cu_process.state, cu_card(ctx), ctx->index, bytes);
     sim_card_unlock(cu_process.state, ctx->card);
     return bad ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }

@@ -23,7 +23,7 @@ static int pay(CUcontext ctx)
     const uint64_t before = (each * (uint64_t)ctx->streams_most + CU_CHUNK - 1) / CU_CHUNK, now = (each * (uint64_t)count + CU_CHUNK - 1) / CU_CHUNK;
     if (count <= ctx->streams_most || !each)
         return 0;
-    if (sim_context_resize(cu_card(ctx), ctx->index, (int64_t)((now - before) * CU_CHUNK)))
+    if (sim_context_resize(cu_process.state, cu_card(ctx), ctx->index, (int64_t)((now - before) * CU_CHUNK)))
         return -1;
     ctx->streams_most = count;
     return 0;
