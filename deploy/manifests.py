@@ -1,4 +1,4 @@
-"""Makes the plain manifests in deploy/kubernetes from the Helm chart, by Helm's own engine; with --check only compares."""
+"""Makes the plain manifests in deploy/kubernetes from the Helm chart, by Helm's engine; --check only compares."""
 
 from __future__ import annotations
 

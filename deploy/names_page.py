@@ -1,4 +1,4 @@
-"""Makes docs/names.md, the page of all names that users, operators and dashboards meet, from the code; with --check only compares."""
+"""Makes docs/names.md, the page of all names that users, operators and dashboards meet, from the code."""
 
 from __future__ import annotations
 
@@ -116,11 +116,14 @@ def variables() -> list[tuple[str, str]]:
 
 
 def keys() -> list[tuple[str, str]]:
-    """Resources, annotations and labels with what they mean, in their order. Raises ValueError for one that does not say."""
+    """Resources, annotations and labels with what they mean, in their order.
+
+    Raises ValueError for one that does not say.
+    """
     here = names.Names()
     rows = []
     for name, member in vars(names.Names).items():
-        text = inspect.getdoc(member) or ""
+        text = " ".join((inspect.getdoc(member) or "").split())
         if isinstance(member, cached_property):
             rows.append((str(getattr(here, name)), text))
         elif name == "predicate_gpu_index":
@@ -147,7 +150,8 @@ def page() -> str:
         f"<!-- Made by `{COMMAND}`; do not edit. -->",
         "# Names",
         "",
-        f"Everything that has a name outside of our code. `{names.DEFAULT_DOMAIN}` is the default of `--resource-domain`.",
+        f"Everything that has a name outside of our code. `{names.DEFAULT_DOMAIN}` is the default of "
+        "`--resource-domain`.",
         "",
         "## Resources, annotations, labels",
         "",
@@ -162,7 +166,8 @@ def page() -> str:
         *_table(("metric", "of", "what"), metrics()),
         "## Events",
         "",
-        "What to do about each, and about refusals: [troubleshooting.md](troubleshooting.md). A refusal is an event too, with its reason.",
+        "What to do about each, and about refusals: [troubleshooting.md](troubleshooting.md). A refusal is an event "
+        "too, with its reason.",
         "",
         *_table(("event", "by"), events()),
         "## Reasons",

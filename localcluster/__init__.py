@@ -1,1 +1,1 @@
-"""A cluster on one machine, from a checkout only: stand-in API server, kubelet, scheduler and container runtime, and the demo."""
+"""A cluster on one machine, from a checkout only: stand-ins for API server, kubelet, scheduler, runtime; the demo."""

@@ -1,4 +1,4 @@
-"""A small client of the API server for the stand-ins: JSON in, JSON out, one connection per request, watches as iterators."""
+"""A small client of the API server for the stand-ins: JSON in and out, a connection per request, watches iterate."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class Api:
                 "kind": "Pod", "apiVersion": "v1", "name": metadata["name"], "namespace": namespace,
                 "uid": metadata.get("uid", ""),
             },
-            "type": kind, "reason": reason, "message": message, "source": {"component": component}, "count": 1, "firstTimestamp": now, "lastTimestamp": now,
+            "type": kind, "reason": reason, "message": message, "source": {"component": component},
+            "count": 1, "firstTimestamp": now, "lastTimestamp": now,
         }  # fmt: skip
         try:
             self.call("POST", f"/api/v1/namespaces/{namespace}/events", body)

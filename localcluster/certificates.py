@@ -1,4 +1,4 @@
-"""A self-signed certificate for loopback, made by openssl where it is installed: kubectl sends its token only over TLS."""
+"""A self-signed certificate for loopback, made by openssl if there is one: kubectl sends its token only over TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The command line of the local deployment: demo, up, apply, get, logs, delete. Errors are one message, never a traceback."""
+"""The command line of the local deployment: demo, up, apply, get, logs, delete.
+
+Errors are one message, never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from vcuda.spec import units
 from vcuda.spec.errors import SpecError
 
 _FAILURES = (
-    apis.ApiFailure, ClusterFailure, DaemonFailure, RuntimeFailure, ServerFailure, scenario.ScenarioFailure, sim.SimError,
-    SpecError, OSError,
+    apis.ApiFailure, ClusterFailure, DaemonFailure, RuntimeFailure, ServerFailure, scenario.ScenarioFailure,
+    sim.SimError, SpecError, OSError,
 )  # fmt: skip
 _PODS = "/api/v1/namespaces/default/pods"
 
@@ -134,9 +137,8 @@ def _apply(arguments: argparse.Namespace) -> int:
 def _get(arguments: argparse.Namespace) -> int:
     for pod in _client(arguments).call("GET", _PODS)["items"]:
         message = checks.refusal_of(pod) or pod["status"].get("message", "")
-        print(
-            f"{pod['metadata']['name']:<24} {pod_state(pod):<28} {pod['spec'].get('nodeName', ''):<12} {message}".rstrip()
-        )
+        name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
+        print(f"{name:<24} {pod_state(pod):<28} {node:<12} {message}".rstrip())
     return 0
 
 

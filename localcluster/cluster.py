@@ -1,4 +1,4 @@
-"""The whole deployment on one machine: simulated cards, stand-ins, the real daemon and extender; started, watched, cleaned up."""
+"""All parts on one machine: simulated cards, stand-ins, the real daemon and extender; started, watched, cleaned up."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class ClusterOptions:
 
 
 def free_port() -> int:
-    """A port that is free now. Between this and its use another program may take it: then the start fails and says so."""
+    """A port that is free now.
+
+    Between this and its use another program may take it: then the start fails and says so.
+    """
     with socket.socket() as probe_socket:
         probe_socket.bind(("127.0.0.1", 0))
         port: int = probe_socket.getsockname()[1]
@@ -114,7 +117,10 @@ class Cluster:
 
     # --- start and stop ---
     def start(self) -> None:
-        """Start everything and wait until the node offers its cards. Raises ClusterFailure, DaemonFailure, …; then stopped."""
+        """Start everything and wait until the node offers its cards.
+
+        Raises ClusterFailure, DaemonFailure, …; then stopped.
+        """
         try:
             self._start()
         except BaseException:

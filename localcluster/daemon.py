@@ -22,7 +22,10 @@ class DaemonFailure(Exception):
 
 
 class Daemon:
-    """`python -m MODULE ARGUMENTS`, its output in `log`. May be started again after it ended; ends with the thread that starts it."""
+    """`python -m MODULE ARGUMENTS`, its output in `log`.
+
+    May be started again after it ended; ends with the thread that starts it.
+    """
 
     def __init__(
         self, name: str, module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the stand-ins' HTTP servers share: a thread per connection, nothing on stderr, and an end that leaves no connection open."""
+"""What the stand-ins' HTTP servers share: a thread per connection, silence on stderr, an end that closes them all."""
 
 from __future__ import annotations
 

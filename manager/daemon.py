@@ -59,7 +59,8 @@ from vcuda.kube.config import Login
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
-# A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not take.
+# A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not
+# take.
 STUCK_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -307,7 +308,7 @@ class Daemon:
         log.info("serving on %s", addresses.with_port(self.settings.query_addr, self.port))
 
     def stop(self) -> None:
-        """Calls of kubelet that have begun are answered first, all else ends within two seconds; running containers are left as they are."""
+        """Answer the calls of kubelet that have begun, end the rest within two seconds; containers run on."""
         self._stack.close()
 
     def _restore(self) -> None:

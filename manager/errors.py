@@ -8,7 +8,10 @@ from vcuda.spec.errors import SpecError
 
 
 class Reason(enum.StrEnum):
-    """Stable codes of refusals that only a node can make. They appear in events, metrics and tests; never rename one."""
+    """Stable codes of refusals that only a node can make.
+
+    They appear in events, metrics and tests; never rename one.
+    """
 
     POD_UNKNOWN = "PodUnknown"
     POD_AMBIGUOUS = "PodAmbiguous"

@@ -92,7 +92,7 @@ class Audits:
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """Pods that are gone give back what they had; annotations say what was promised; failed admissions make way for their successors."""
+    """Frees what gone pods had; has annotations say what was promised; deletes pods whose admission failed."""
 
     settings: Callable[[], Settings]
     names: Names
@@ -129,7 +129,9 @@ class Collection:
 
 
 class Housekeeper:
-    """One thread that does its chores in their order, once per interval and when woken; then it collects, if that is due; `afterwards` is last."""
+    """One thread that does its chores in their order, once per interval and when woken; then it collects, if that is
+    due; `afterwards` is last.
+    """
 
     def __init__(
         self,

@@ -20,13 +20,16 @@ from manager.process import logs
 from vcuda.settings import describe
 
 _FILES = 16384
-# mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of pods.
-# After 100 admissions beside 200 shares (benchmarks/manager.py) the daemon has 70 MiB with it and 76 without.
+# mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of
+# pods. After 100 admissions beside 200 shares (benchmarks/manager.py) the daemon has 70 MiB with it and 76 without.
 _M_ARENA_MAX = -8
 
 
 def main() -> int:
-    """0: ended by a signal; 1: could not start; 2: wrong settings. `gpu-manager doctor [flags]` looks at the node and ends."""
+    """0: ended by a signal; 1: could not start; 2: wrong settings.
+
+    `gpu-manager doctor [flags]` looks at the node and ends.
+    """
     examine = sys.argv[1:2] == ["doctor"]
     try:
         parsed = reader.parse(sys.argv[1 + examine :], os.environ)
@@ -63,7 +66,10 @@ def main() -> int:
 
 
 def _signals(*numbers: int) -> Callable[[], int]:
-    """Waits for the next of these. Python's handlers run in the main thread, which nobody wakes when another thread takes the signal: a pipe does."""
+    """Waits for the next of these.
+
+    Python's handlers run in the main thread, which nobody wakes when another thread takes the signal: a pipe does.
+    """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -73,7 +79,7 @@ def _signals(*numbers: int) -> Callable[[], int]:
 
 
 def _raise_files() -> None:
-    """As many open files as we may have: runtimes give 1024 at first, and a burst of connections is no reason to fail pods."""
+    """As many open files as we may have: runtimes give 1024, and a burst of connections must not fail pods."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

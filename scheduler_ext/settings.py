@@ -144,7 +144,8 @@ def read(given: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
         raise InvalidSettings("--pod is for the role label of replicas; give --lease too")
     if not (settings.client_ca or settings.allow_anyone or _is_loopback(settings.bind_address)):
         raise InvalidSettings(
-            f"on {settings.bind_address} everybody who reaches the port could book cards and bind pods; give --client-ca "
+            f"on {settings.bind_address} everybody who reaches the port could book cards and bind pods; give "
+            "--client-ca "
             "(kube-scheduler sends its certificate by tlsConfig.certFile), --bind-address 127.0.0.1 or --allow-anyone"
         )
     return settings

@@ -1,4 +1,4 @@
-"""Addresses of servers, ours and others', where IPv6 may be all there is: its addresses stand in brackets before a port."""
+"""Addresses of servers, ours and others', where IPv6 may be all there is: its addresses stand in brackets."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ class Arbiter:
     def add(self, name: str, directory: Path | str, *, usage_directory: Path | str | None = None) -> None:
         """Take on the region in `directory` under a name of the caller's choice.
 
-        Raises RegionError if it can't be opened, the name is taken, or the arbiter is closed. Whole cards are left alone.
+        Raises RegionError if it can't be opened, the name is taken, or the arbiter is closed. Whole cards are left
+        alone.
         """
         limits = os.fsencode(Path(directory) / LIMITS_NAME)
         usage = os.fsencode(Path(usage_directory if usage_directory is not None else directory) / USAGE_NAME)

@@ -1,4 +1,4 @@
-"""Which device nodes a process of a control group may open, where the kernel shows it by trying only (control groups v2)."""
+"""Which device nodes a process of a control group may open, where only trying shows it (control groups v2)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _TIMEOUT_MS = 500
 def closed(group: Path, nodes: Sequence[Path]) -> list[bool]:
     """For each node, whether a process in the group `group` may not read and write it; nothing is opened.
 
-    At most 64 nodes. Raises OSError: FileNotFoundError for a group that is gone, TimeoutError for a frozen one, BlockingIOError (EAGAIN)
-    where the group may hold no further process, EBUSY where its processes are in the groups below it.
+    At most 64 nodes. Raises OSError: FileNotFoundError for a group that is gone, TimeoutError for a frozen one,
+    BlockingIOError (EAGAIN) where the group may hold no further process, EBUSY where its processes are in the groups
+    below it.
     """
     paths = [ffi.new("char[]", os.fsencode(node)) for node in nodes]
     answer = ffi.new("uint64_t *")

@@ -1,7 +1,8 @@
-"""What a container uses of a card beside its ledger: the driver's reading of its processes less what the shims have charged.
+"""What a container uses of a card beside its ledger: what its processes hold by the driver, less the shims' charges.
 
-Code that is loaded at a kernel's first use, the driver's own buffers: nothing in the tenant's process can tell them exactly. Whoever
-sees the driver's figures (gpu-manager, the supervisor of `vcuda run`) measures here and writes the figure into the limits.
+Code that is loaded at a kernel's first use, the driver's own buffers: nothing in the tenant's process can tell them
+exactly. Whoever sees the driver's figures (gpu-manager, the supervisor of `vcuda run`) measures here and writes the
+figure into the limits.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _MOST_RESTLESS = 3  # samples in a row during which the ledger changed
 class Meter:
     """The overhead of every container and card, by any key of the caller's.
 
-    A figure moves only as far as two samples in a row agree (it is the median of itself and the last two), so that memory
-    on its way between the driver's books and the ledger is neither taken for overhead nor makes it vanish.
+    A figure moves only as far as two samples in a row agree (it is the median of itself and the last two), so that
+    memory on its way between the driver's books and the ledger is neither taken for overhead nor makes it vanish.
     """
 
     def __init__(self) -> None:
@@ -36,9 +37,10 @@ class Meter:
     def take(self, key: Hashable, before: CardUsage, after: CardUsage, driver_bytes: int) -> int:
         """One sample: the driver's bytes, and the ledger read before and after them. Returns the figure now.
 
-        It counts only if the ledger did not change meanwhile; a tenant could keep it changing for ever, so that after _MOST_RESTLESS
-        such samples in a row what exceeded all that was reserved in each of them counts. Whether a driver counts managed memory as the process's is not
-        known: any figure between both readings is right then, and the one in force is kept as far as it is one.
+        It counts only if the ledger did not change meanwhile; a tenant could keep it changing for ever, so that after
+        _MOST_RESTLESS such samples in a row what exceeded all that was reserved in each of them counts. Whether a
+        driver counts managed memory as the process's is not known: any figure between both readings is right then, and
+        the one in force is kept as far as it is one.
         """
         figure = self.figure(key)
         if before.ledger_mark != after.ledger_mark or before.unsettled or after.unsettled:

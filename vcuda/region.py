@@ -38,8 +38,8 @@ class CardLimit:
     `cores` are guaranteed hundredths of the card, `core_limit` the most it may use when the card is idle (1 <= cores
     <= core_limit <= 100). A `whole` card is not limited below the card. `shared`: another container is placed on the
     card too. `context_bytes`: what a CUDA context takes on this card, 0 if unknown; `overhead_bytes`: device memory
-    that the container uses beside its allocations, as measured from outside (`write_overhead` changes it, `update` does not).
-    `physical_bytes`: the share is oversold; what exceeds this, up to `memory_bytes`, becomes managed memory.
+    that the container uses beside its allocations, as measured from outside (`write_overhead` changes it, `update` does
+    not). `physical_bytes`: the share is oversold; what exceeds this, up to `memory_bytes`, becomes managed memory.
     """
 
     uuid: str
@@ -59,10 +59,11 @@ class CardLimit:
 class CardUsage:
     """One card's figures of a container, all its living processes together; the counters include the dead.
 
-    `memory_used_bytes` is `ledger_bytes` (what the shims have charged) plus the overhead. Of the ledger, `managed_bytes` need not
-    be on the card, and `oversold_bytes` of these were asked for as plain memory. `ledger_mark` is another one whenever the
-    ledger has changed; `unsettled`: an allocation was under way, so that `reserved_bytes` are more than `ledger_bytes`. `hidden_bytes`: what the kernel
-    witnesses beyond what the slots say; more than 0 twice in a row means that somebody overwrote them. `granted_cores` is the share of the card's time in force now, in
+    `memory_used_bytes` is `ledger_bytes` (what the shims have charged) plus the overhead. Of the ledger,
+    `managed_bytes` need not be on the card, and `oversold_bytes` of these were asked for as plain memory. `ledger_mark`
+    is another one whenever the ledger has changed; `unsettled`: an allocation was under way, so that `reserved_bytes`
+    are more than `ledger_bytes`. `hidden_bytes`: what the kernel witnesses beyond what the slots say; more than 0 twice
+    in a row means that somebody overwrote them. `granted_cores` is the share of the card's time in force now, in
     hundredths of the card: what the arbiter grants, or the guaranteed share while there is none.
     """
 
@@ -114,7 +115,7 @@ class Usage:
 
 
 def create(directory: Path | str, cards: Sequence[CardLimit], *, usage_directory: Path | str | None = None) -> None:
-    """Write `limits` (0444) into `directory` and `usage` (0666, all blocks allocated) into `usage_directory` or there too.
+    """Write `limits` (0444) into `directory`, `usage` (0666, all blocks allocated) into `usage_directory` or there.
 
     Atomic: both files or neither. The directories must exist. Raises RegionError; an existing region is never replaced,
     because running processes may have it mapped.
@@ -210,8 +211,8 @@ def _card_array(cards: Sequence[CardLimit]) -> Any:
         if card.physical_bytes is not None:
             if not 0 < card.physical_bytes <= card.memory_bytes:
                 raise RegionError(
-                    f"card {card.uuid} has {card.physical_bytes} physical bytes of {card.memory_bytes}; an oversold share has more than 0 "
-                    "and at most its limit"
+                    f"card {card.uuid} has {card.physical_bytes} physical bytes of {card.memory_bytes}; an oversold "
+                    "share has more than 0 and at most its limit"
                 )
             target.flags |= lib.VC_CARD_OVERSELL
         target.priority = _PRIORITIES[card.priority]

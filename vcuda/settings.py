@@ -1,7 +1,8 @@
-"""Settings of a program: a frozen dataclass whose fields say how they are read; command line over environment over file over default.
+"""Settings of a program: a frozen dataclass whose fields say how they are read; flag > environment > file > default.
 
-A setting `query_port` of a program with the prefix GPU_MANAGER_ is the flag `--query-port`, the variable `GPU_MANAGER_QUERY_PORT` and the
-key `query-port` of the YAML file that `--config` names. What a setting is read by raises ValueError that says what to write instead.
+A setting `query_port` of a program with the prefix GPU_MANAGER_ is the flag `--query-port`, the variable
+`GPU_MANAGER_QUERY_PORT` and the key `query-port` of the YAML file that `--config` names. What a setting is read by
+raises ValueError that says what to write instead.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def option(
     secret: bool = False,
     live: bool = False,
 ) -> Any:
-    """A field. `repeated`: the flag may be given several times; `separated`: it takes several values with commas between.
+    """A field. `repeated`: the flag may come several times; `separated`: it takes values with commas between.
 
     `secret`: its values are not printed; `live`: it may change while running.
     """
@@ -79,7 +80,11 @@ def read(
     *,
     also: Mapping[str, str] | None = None,
 ) -> T:
-    """The settings. `given`: the parsed command line; `also`: variables without the prefix that stand for a field. Raises InvalidSettings."""
+    """The settings.
+
+    `given`: the parsed command line; `also`: variables without the prefix that stand for a field. Raises
+    InvalidSettings.
+    """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     variables = {variable: name for variable, name in (also or {}).items() if variable in environment}
     variables |= {variable: field.name for field in fields if (variable := prefix + field.name.upper()) in environment}

@@ -1,7 +1,7 @@
 """What the example workloads share: a card through NVIDIA's CUDA driver API, and kernels that take a known time.
 
-Nothing here knows that the card may be shared. The kernels spin on the card's own clock, so they take their time on a real
-card too; the simulated one goes by their names.
+Nothing here knows that the card may be shared. The kernels spin on the card's own clock, so they take their time on a
+real card too; the simulated one goes by their names.
 """
 
 from __future__ import annotations

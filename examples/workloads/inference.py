@@ -29,9 +29,8 @@ def main() -> None:
         card.synchronize()
         latencies.append(1000 * (time.monotonic() - start))
         if pace.due():
-            print(
-                f"{len(latencies)} requests, median {statistics.median(latencies):.1f} ms, worst {max(latencies):.1f} ms"
-            )
+            median = statistics.median(latencies)
+            print(f"{len(latencies)} requests, median {median:.1f} ms, worst {max(latencies):.1f} ms")
             latencies.clear()
 
 

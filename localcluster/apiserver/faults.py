@@ -24,7 +24,7 @@ class Request:
 
     @property
     def timeout_s(self) -> float:
-        """For how long it may be carried out: what it asks, else what API servers allow (kube-apiserver --request-timeout)."""
+        """For how long it may be carried out: what it asks, else what API servers allow (--request-timeout)."""
         asked = re.fullmatch(r"(\d+)(ms|s)", self.query.get("timeout", ""))
         return _TIMEOUT_S if asked is None else int(asked[1]) * (0.001 if asked[2] == "ms" else 1.0)
 
@@ -37,9 +37,10 @@ class Request:
 class Fault:
     """What happens instead of the true answer; all defaults: nothing but the true answer.
 
-    `status`: this is answered, with `body` (else a Status that says so); 0 cuts the connection without an answer. `done`: the request
-    is carried out all the same. `late_s` passes before the answer, `stalled_s` before the request is carried out, whether its client is
-    still there or not; a request whose own `timeout` is over by then never is, and gets a 504.
+    `status`: this is answered, with `body` (else a Status that says so); 0 cuts the connection without an answer.
+    `done`: the request is carried out all the same. `late_s` passes before the answer, `stalled_s` before the request
+    is carried out, whether its client is still there or not; a request whose own `timeout` is over by then never is,
+    and gets a 504.
     """
 
     status: int | None = None

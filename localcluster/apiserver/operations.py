@@ -23,7 +23,10 @@ _SERVER_METADATA = (
 
 
 class Operations:
-    """The API's verbs on in-memory stores; every refusal is an ApiError. Hold `lock` around a verb: it reads before it writes."""
+    """The API's verbs on in-memory stores; every refusal is an ApiError.
+
+    Hold `lock` around a verb: it reads before it writes.
+    """
 
     def __init__(self, history: int = 2048) -> None:
         clock = Clock()

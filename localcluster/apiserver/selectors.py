@@ -9,9 +9,9 @@ from localcluster.apiserver.store import JsonObject, Selector
 
 _SET = re.compile(r"(?P<key>[\w./-]+)\s+(?P<not>not)?in\s+\((?P<values>[^)]*)\)|(?P<plain>[^,]+)")
 _FIELDS = {
-    "metadata.name", "metadata.namespace", "spec.nodeName", "spec.schedulerName", "spec.restartPolicy", "status.phase",
-    "spec.unschedulable", "involvedObject.name", "involvedObject.namespace", "involvedObject.kind", "involvedObject.uid",
-    "reason", "type",
+    "metadata.name", "metadata.namespace", "spec.nodeName", "spec.schedulerName", "spec.restartPolicy",
+    "spec.unschedulable", "status.phase", "involvedObject.name", "involvedObject.namespace", "involvedObject.kind",
+    "involvedObject.uid", "reason", "type",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The HTTP face of the stand-in API server on a loopback port: paths, tokens, watches, errors as Status objects, and its kubeconfig."""
+"""The stand-in API server's HTTP face on loopback: paths, tokens, watches, errors as Status, and its kubeconfig."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _since(query: Mapping[str, str]) -> int | None:
 class Server:
     """The API server as the other parts see it: a URL and a kubeconfig. With `certificate` it speaks TLS.
 
-    `hook` sees every request first, and what it answers is what happens. `kubelet_token` is what the server shows kubelet to read logs.
+    `hook` sees every request first, and what it answers is what happens. `kubelet_token` is what the server shows
+    kubelet to read logs.
     """
 
     def __init__(

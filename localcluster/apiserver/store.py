@@ -51,7 +51,7 @@ class Change:
 
 
 class Clock:
-    """The one counter of versions that all resources share; who holds `changed` reads and writes alone, its waiters hear of changes."""
+    """The one counter of versions; who holds `changed` reads and writes alone, its waiters hear of changes."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -65,7 +65,8 @@ class Clock:
 class Store:
     """The objects of one resource. `history` is how many changes a watch may lag behind before it gets 410.
 
-    An object that was stored is never changed, but replaced by another. `on_change` is told of every change, in their order.
+    An object that was stored is never changed, but replaced by another. `on_change` is told of every change, in their
+    order.
     """
 
     def __init__(self, resource: str, clock: Clock, history: int = 2048) -> None:
@@ -159,7 +160,8 @@ class Store:
     ) -> Iterator[JsonObject | None]:
         """Events after version `since`; None begins with every present object.
 
-        Gives None whenever nothing happened for `idle_s`, so that the caller may end it. Raises ApiError 410 when too old.
+        Gives None whenever nothing happened for `idle_s`, so that the caller may end it. Raises ApiError 410 when too
+        old.
         """
 
         def selected(item: JsonObject) -> bool:

@@ -1,4 +1,4 @@
-"""What each pod really uses, from the simulated machine's own books; the manager's figures are read beside them, never trusted."""
+"""What each pod really uses, by the simulated machine's books; the manager's figures stand beside them, untrusted."""
 
 from __future__ import annotations
 

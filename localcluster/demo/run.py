@@ -172,7 +172,8 @@ class Demo:
                 pod.name: {
                     "expect": str(pod.expect), "cores": pod.cores, "core_limit": pod.core_limit,
                     "memory_limit_bytes": pod.memory_bytes, "share": period.share(pod.name),
-                    "peak_bytes": period.last.truth[pod.name].peak_bytes, "launches": period.last.truth[pod.name].launches,
+                    "peak_bytes": period.last.truth[pod.name].peak_bytes,
+                    "launches": period.last.truth[pod.name].launches,
                     "cards": sorted(period.last.truth[pod.name].cards),
                 }
                 for pod in self._pods if pod.name in period.last.truth

@@ -1,4 +1,4 @@
-"""What the demonstration applies and expects: the example pods, each with its request and the label that says what should happen."""
+"""What the demonstration applies and expects: each example pod, its request, and the label that says what happens."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def load_manifests(paths: list[Path]) -> list[JsonObject]:
 
 
 def describe(manifest: JsonObject) -> DemoPod:
-    """The pod with its request; what no card can give counts as 0 of it. Raises ScenarioFailure for an unknown label."""
+    """The pod with its request; what no card can give counts as 0 of it.
+
+    Raises ScenarioFailure for an unknown label.
+    """
     metadata = manifest["metadata"]
     label = (metadata.get("labels") or {}).get(EXPECT_LABEL, Expect.RUNS)
     if label not in list(Expect):

@@ -97,6 +97,7 @@ def table(title: str, content: Sequence[Row]) -> Table:
 def lines(content: Sequence[Row]) -> list[str]:
     """One line per pod, for logs."""
     return [
-        f"  {row.name:<12} card {row.card or '?':<4} {row.memory:<22} share {row.share:<14} manager {row.manager or '-':<18} {row.state}"
+        f"  {row.name:<12} card {row.card or '?':<4} {row.memory:<22} share {row.share:<14} manager "
+        f"{row.manager or '-':<18} {row.state}"
         for row in content
     ]

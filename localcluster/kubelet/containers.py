@@ -15,7 +15,8 @@ from localcluster.runner.config import ContainerConfig, Device, Isolation, Mount
 JsonObject = dict[str, Any]
 _REFERENCE = re.compile(r"\$(\$|\((?P<name>[A-Za-z_][\w.-]*)\))")
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-# What real clusters do with these and a process on this machine can't: they are named in an event, not dropped silently.
+# What real clusters do with these and a process on this machine can't: they are named in an event, not dropped
+# silently.
 _WITHOUT_EFFECT = (
     "livenessProbe",
     "readinessProbe",

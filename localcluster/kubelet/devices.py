@@ -111,7 +111,10 @@ class DeviceManager:
         self._on_change()
 
     def capacity(self) -> dict[str, tuple[int, int]]:
-        """(capacity, allocatable) of each resource. Names known only from the checkpoint count 0 until their plugin comes."""
+        """(capacity, allocatable) of each resource.
+
+        Names known only from the checkpoint count 0 until their plugin comes.
+        """
         with self._lock:
             return {
                 resource: (len(devices), sum(device.healthy for device in devices.values()))
@@ -130,14 +133,17 @@ class DeviceManager:
 
     # --- admission ---
     def steps(self, pod: JsonObject) -> Iterator[tuple[str, str, int]]:
-        """Container, resource and count of every call of Allocate, init containers first; resources in any order, as Go's maps."""
+        """Container, resource and count of every Allocate: init containers first, resources in any order, as in Go."""
         for container in [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]:
             wanted = list(limits_of(container).items())
             self._dice.shuffle(wanted)
             yield from ((container["name"], resource, count) for resource, count in wanted if count)
 
     def allocate(self, pod: JsonObject) -> None:
-        """Give every container of the pod its devices. Raises AdmissionFailure; what was given before it stays until `release`."""
+        """Give every container of the pod its devices.
+
+        Raises AdmissionFailure; what was given before it stays until `release`.
+        """
         for name, resource, count in self.steps(pod):
             self.give(pod, name, resource, count)
 
@@ -239,7 +245,10 @@ class DeviceManager:
 
     # --- checkpoint ---
     def save(self) -> None:
-        """Write the checkpoint in kubelet's v2 format, atomically. Its checksum is ours: kubelet's hashes Go's memory layout."""
+        """Write the checkpoint in kubelet's v2 format, atomically.
+
+        Its checksum is ours: kubelet's hashes Go's memory layout.
+        """
         entries = [
             {
                 "PodUID": uid, "ContainerName": container, "ResourceName": resource,

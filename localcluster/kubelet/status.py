@@ -112,5 +112,6 @@ def pod_status(
     return {
         "phase": phase, "conditions": list(old.values()), "containerStatuses": containers,
         "initContainerStatuses": [record.status("PodInitializing") for record in inits],
-        "hostIP": "127.0.0.1", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}], "startTime": timestamp(started_at),
+        "hostIP": "127.0.0.1", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}],
+        "startTime": timestamp(started_at),
     }  # fmt: skip

@@ -1,8 +1,9 @@
 """Where the machine allows no mounts: the same container on host paths, its environment and layout rewritten.
 
 Below the container's own `fs` folder every mount and device appears at its container path as a link, and environment,
-command and working directory are rewritten to it. The interposer finds its region at `$ORIGIN/../vcuda` of its own file,
-so the driver directory is laid out privately: its shims are regular files of this container, `vcuda` leads to its region.
+command and working directory are rewritten to it. The interposer finds its region at `$ORIGIN/../vcuda` of its own
+file, so the driver directory is laid out privately: its shims are regular files of this container, `vcuda` leads to its
+region.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The container runtime: creates, starts, stops and lists containers. It outlives kubelet's restarts, as a real one does."""
+"""The container runtime: creates, starts, stops and lists containers.
+
+It outlives kubelet's restarts, as a real one does.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The monitor of one container, a process of its own: builds its root, starts its command, reports how it ended.
 
-Started by the runtime as `python -S -E -c ... CONFIG`; standard library only, so that it starts quickly. Commands arrive as lines
-on stdin: `TERM` signals the command, `KILL` ends everything. End of file means that the runtime is gone: everything ends.
+Started by the runtime as `python -S -E -c ... CONFIG`; standard library only, so that it starts quickly. Commands
+arrive as lines on stdin: `TERM` signals the command, `KILL` ends everything. End of file means that the runtime is
+gone: everything ends.
 """
 
 from __future__ import annotations

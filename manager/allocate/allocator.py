@@ -1,4 +1,4 @@
-"""Allocate, PreStartContainer and GetPreferredAllocation: one decision per container, booked once, obeyed afterwards."""
+"""Allocate, PreStartContainer and GetPreferredAllocation: one decision per container, booked once, then obeyed."""
 
 from __future__ import annotations
 
@@ -137,7 +137,10 @@ class Allocator:
             self._regions.reshare(self._allocations, {uuid})
 
     def _save(self, put: Collection[Allocation], drop: Collection[tuple[str, str]] = ()) -> None:
-        """`put` stands in the allocations already, `drop` may still. Raises Refusal; then the files say what they said before."""
+        """`put` stands in the allocations already, `drop` may still.
+
+        Raises Refusal; then the files say what they said before.
+        """
         gone = set(drop)
         try:
             self._state.append(put, drop, lambda: [item for key, item in self._allocations.items() if key not in gone])
@@ -185,7 +188,7 @@ class Allocator:
             time.sleep(LEAVING_LOOK_S)  # without the lock: whoever frees the cards needs it
 
     def _somebody_leaves(self, candidate: Candidate, pods: Sequence[Facts]) -> bool:
-        """Whether a placed pod stands behind one that kubelet has let go of already, of which the API server's watch has not told yet."""
+        """Whether a placed pod waits for one that kubelet has let go of, of which our watch has not told yet."""
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
         listed = {facts.uid for facts in pods}
         return self._names.placement in annotations and any(uid not in listed for uid in self._allocations.pods)
@@ -250,8 +253,8 @@ class Allocator:
         if (before.cores, before.memory_blocks) != (container.cores, container.memory_blocks):
             raise Refusal(
                 Reason.CALLS_DISAGREE,
-                f"container {container.name!r} asks for {container.cores} cores and {container.memory_blocks} blocks, but "
-                f"{before.cores} and {before.memory_blocks} were booked for it; recreate the pod",
+                f"container {container.name!r} asks for {container.cores} cores and {container.memory_blocks} blocks, "
+                f"but {before.cores} and {before.memory_blocks} were booked for it; recreate the pod",
             )
 
     def _request(self, pod: Pod) -> PodRequest:
@@ -330,7 +333,10 @@ class Allocator:
     # The other calls.
 
     def prestart(self, resource: str, device_ids: Sequence[str]) -> None:
-        """Before a container starts: is it the one these devices were given to, and is all still in place? Raises Refusal."""
+        """Before a container starts: is it the one these devices were given to, and is all still in place?
+
+        Raises Refusal.
+        """
         self._called = time.monotonic()
         held = Held.of(device_ids)
         entries = self._pod_finder.records()  # without the lock: kubelet may be slow, and pods are being admitted
@@ -339,7 +345,8 @@ class Allocator:
             if not mine:
                 raise Refusal(
                     Reason.NOT_ALLOCATED,
-                    f"{held.count} devices for {resource} were never given to a container of this node; recreate the pod",
+                    f"{held.count} devices for {resource} were never given to a container of this node; recreate the "
+                    "pod",
                 )
             about = tuple((item.namespace, item.pod_name, item.pod_uid) for item in mine[:1])
             try:
@@ -355,7 +362,8 @@ class Allocator:
         if other is not None:
             raise Refusal(
                 Reason.CALLS_DISAGREE,
-                f"kubelet gave these devices to container {other.container!r} of pod {other.pod_uid or '/'.join(other.pod)}, we "
+                f"kubelet gave these devices to container {other.container!r} of pod "
+                f"{other.pod_uid or '/'.join(other.pod)}, we "
                 f"booked them for {mine[0].name}; recreate both pods",
             )
 
@@ -365,8 +373,8 @@ class Allocator:
             if before != item.card.minor:
                 raise Refusal(
                     Reason.CARD_CHANGED,
-                    f"card {item.card.uuid} was /dev/nvidia{before} at admission and is /dev/nvidia{item.card.minor} now; "
-                    "kubelet would hand out the old one: recreate the pod",
+                    f"card {item.card.uuid} was /dev/nvidia{before} at admission and is /dev/nvidia{item.card.minor} "
+                    "now; kubelet would hand out the old one: recreate the pod",
                 )
         self._nodes(self._cards_of(allocation))
         if not Path(allocation.mirror).is_dir():
@@ -406,9 +414,9 @@ class Allocator:
     def resize(self, changes: Sequence[tuple[Allocation, Allocation]]) -> tuple[str, int] | None:
         """Put allocations of one pod in place of others, live, all of them or none. Returns None when that is done.
 
-        Else the container that waits, and the bytes that it still uses beyond its new limit. Nothing changes then, nor where a Refusal is
-        raised. First the limits in force, then the state: a start after a kill in between writes what the state says, and the resize is asked
-        for again.
+        Else the container that waits, and the bytes that it still uses beyond its new limit. Nothing changes then, nor
+        where a Refusal is raised. First the limits in force, then the state: a start after a kill in between writes
+        what the state says, and the resize is asked for again.
         """
         # Who grows has its memory only once who shrinks can't take it any more.
         in_order = sorted(changes, key=lambda change: _growth(*change))
@@ -466,7 +474,8 @@ class Allocator:
             if held[0] + needed[0] > CORES_PER_CARD:
                 raise Refusal(
                     errors.Reason.INSUFFICIENT_CORES,
-                    f"card {uuid} has {CORES_PER_CARD - held[0]} cores beside other pods, and {name} would need {needed[0]}",
+                    f"card {uuid} has {CORES_PER_CARD - held[0]} cores beside other pods, and {name} would need "
+                    f"{needed[0]}",
                 )
             if held[1] + needed[1] > blocks:
                 raise Refusal(
@@ -505,7 +514,8 @@ class Allocator:
                 del self._allocations[item.key]
                 self._booked.pop(item.key, None)
         for item in gone:
-            # One by one, so that a pod that is being admitted waits for one at most; a static pod may have come again meanwhile.
+            # One by one, so that a pod that is being admitted waits for one at most; a static pod may have come again
+            # meanwhile.
             with self._lock:
                 if item.key not in self._allocations:
                     self._regions.remove(item)

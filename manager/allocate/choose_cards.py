@@ -1,7 +1,7 @@
 """Choosing cards when no extender did: pure comparators in a map, one selection.
 
-A share goes to the fullest card that fits (or the emptiest, by the pod's policy); one whole card is taken where it tears
-the fewest links between free cards; several are the best connected set.
+A share goes to the fullest card that fits (or the emptiest, by the pod's policy); one whole card is taken where it
+tears the fewest links between free cards; several are the best connected set.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 def told_of_visible_devices(container: str, asked: str) -> str:
     return (
-        f"container {container!r} sets NVIDIA_VISIBLE_DEVICES={asked!r:.80}: under NVIDIA's runtime that brings cards and the real driver past "
-        "its share; take it out, or set it to void"
+        f"container {container!r} sets NVIDIA_VISIBLE_DEVICES={asked!r:.80}: under NVIDIA's runtime that brings cards "
+        "and the real driver past its share; take it out, or set it to void"
     )
 
 
@@ -72,19 +72,21 @@ class Decider:
             raise Refusal(
                 Reason.SHARE_TOO_SMALL,
                 f"container {container.name!r} asks for {own} {self._names.memory}, this node gives no share below "
-                f"{settings.smallest_memory}, because a CUDA context needs as much; ask for more, or lower --smallest-memory",
+                f"{settings.smallest_memory}, because a CUDA context needs as much; ask for more, or lower "
+                "--smallest-memory",
             )
         if limit and container.oversell_blocks > limit * own:
             raise Refusal(
                 Reason.OVERSELL_FORBIDDEN,
-                f"{self._names.oversell} gives container {container.name!r} {container.oversell_blocks} blocks in all, this node at most "
-                f"{limit * own} for {own}; ask for fewer, or raise --oversell-limit",
+                f"{self._names.oversell} gives container {container.name!r} {container.oversell_blocks} blocks in all, "
+                f"this node at most {limit * own} for {own}; ask for fewer, or raise --oversell-limit",
             )
         hides = in_the_way(volume_paths(candidate.pod, container.name))
         if hides is not None:
             raise Refusal(
                 Reason.MOUNT_IN_THE_WAY,
-                f"container {container.name!r} mounts a volume at {hides!r:.120}, which would hide its limits or our library; mount it elsewhere",
+                f"container {container.name!r} mounts a volume at {hides!r:.120}, which would hide its limits or our "
+                "library; mount it elsewhere",
             )
         asked = visible_devices(candidate.pod, container.name)
         if asked is not None and settings.visible_devices_policy == "refuse":
@@ -119,15 +121,15 @@ class Decider:
                 if not choose_cards.allowed(request, by_uuid[share.uuid].card):
                     raise Refusal(
                         errors.Reason.CARD_NOT_ALLOWED,
-                        f"the placement names card {share.uuid}, which the pod's own annotations exclude: the extender chose no such card; "
-                        f"recreate the pod without the annotation {self._names.placement}",
+                        f"the placement names card {share.uuid}, which the pod's own annotations exclude: the extender "
+                        f"chose no such card; recreate the pod without the annotation {self._names.placement}",
                     )
                 fit.require(by_uuid[share.uuid], container)
                 if share != placement.share_of(container, by_uuid[share.uuid].card):
                     raise InvalidPlacement(
                         errors.Reason.INVALID_PLACEMENT,
-                        f"the placement gives {share.memory_blocks} blocks of card {share.uuid} to a whole-card container; "
-                        "recreate the pod",
+                        f"the placement gives {share.memory_blocks} blocks of card {share.uuid} to a whole-card "
+                        "container; recreate the pod",
                     )
         else:
             reserved = self._reserved(candidate.uid, pods, allocations.pods)

@@ -1,4 +1,4 @@
-"""Finding the pod being admitted: asks kubelet (or the API server) and applies the rules of `matcher`, in bounded time."""
+"""Finds the pod being admitted: asks kubelet or the API server and applies the rules of `matcher`, in bounded time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Presence:
-    """Pods by UID: `present` to kubelet or the API server, `ended` by either. `certain`: the API server was asked. `started`: when, monotonic.
+    """Pods by UID: `present` to kubelet or the API server, `ended` by either.
 
-    A kubelet that has just started lists only the pods that it has looked at, so its word alone does not make a pod gone.
+    `certain`: the API server was asked, for a kubelet that has just started lists only the pods that it has looked at.
+    `started`: when, by the monotonic clock.
     """
 
     started: float
@@ -92,7 +93,10 @@ class PodFinder:
             self._kubelet_is_new, self._lost = True, None
 
     def pods(self, deadline: float | None = None) -> tuple[list[Pod], bool]:
-        """This node's pods, and whether they are kubelet's own view. Raises Refusal. `deadline`: on the monotonic clock."""
+        """This node's pods, and whether they are kubelet's own view.
+
+        Raises Refusal. `deadline`: on the monotonic clock.
+        """
         deadline = time.monotonic() + BUDGET_S if deadline is None else deadline
         problems = []
         self._away = ""
@@ -110,7 +114,8 @@ class PodFinder:
                 return self._kube.pods(_within(PODS_TIMEOUT_S, deadline)), False
             except KubeError as error:
                 problems.append(f"the API server: {error}")
-                # Kubelet asks the API server who we are, and so refuses us while that one is away; what it admits then, both have told before.
+                # Kubelet asks the API server who we are, and so refuses us while that one is away; what it admits then,
+                # both have told before.
                 known = self._known()
                 if known is not None:
                     self._away = "; ".join(problems)
@@ -121,7 +126,10 @@ class PodFinder:
     def find(
         self, resource: str, count: int, allocations: AllocationIndex, deadline: float
     ) -> tuple[Candidate, list[Facts]]:
-        """The container that this call is for, and the facts of all pods of the node. Raises Refusal, soon after the deadline at latest."""
+        """The container that this call is for, and the facts of all pods of the node.
+
+        Raises Refusal, soon after the deadline at latest.
+        """
         pods, own_view = self.pods(deadline)
         facts = self._facts.of(pods)
         with self._lock:
@@ -174,7 +182,8 @@ class PodFinder:
     ) -> list[Candidate]:
         """Whom a kubelet that has lost its checkpoint asks for again: of those that fit the pod that it admits first.
 
-        It admits running pods anew, the oldest first, and would kill whom we refuse (kubernetes pkg/kubelet, HandlePodAdditions).
+        It admits running pods anew, the oldest first, and would kill whom we refuse (kubernetes pkg/kubelet,
+        HandlePodAdditions).
         """
         known = self._kubelet_holdings([item.pod for item in facts], deadline, damaged=True)
         if known is None:
@@ -194,7 +203,8 @@ class PodFinder:
         }
         recorded = {uid for uid, _ in known}
         if self._lost is None:
-            # A lost checkpoint has lost all: kubelet that knows one of them has it still, and then the others are no matter of it.
+            # A lost checkpoint has lost all: kubelet that knows one of them has it still, and then the others are no
+            # matter of it.
             self._lost = set() if ours & recorded else ours
         lost = self._lost = self._lost & ours - recorded
         if not lost:
@@ -228,7 +238,10 @@ class PodFinder:
     def _records(
         self, deadline: float | None, *, answers: bool = False, damaged: bool = False
     ) -> tuple[list[Entry], bool]:
-        """Kubelet's records, and whether it has said anything. `damaged`: a checkpoint that can't be parsed counts as an empty one."""
+        """Kubelet's records, and whether it has said anything.
+
+        `damaged`: a checkpoint that can't be parsed counts as an empty one.
+        """
         found: list[Entry] = []
         heard = False
         sources: list[tuple[str, Callable[[], list[Entry]]]] = [
@@ -252,7 +265,10 @@ class PodFinder:
     def _kubelet_holdings(
         self, pods: list[Pod], deadline: float, *, damaged: bool = False
     ) -> dict[tuple[str, str], set[str]] | None:
-        """What kubelet's records say, by UID; None if there are none. `damaged`: an empty or unreadable checkpoint says "nothing"."""
+        """What kubelet's records say, by UID; None if there are none.
+
+        `damaged`: an empty or unreadable checkpoint says "nothing".
+        """
         entries, heard = self._records(deadline, damaged=damaged)
         if not entries and not (damaged and heard):
             return None

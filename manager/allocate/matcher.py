@@ -1,8 +1,8 @@
 """Which container an Allocate call is for: pure rules over lists of pods and records.
 
 Kubelet admits pods one after another, and within a pod container by container (init containers first, in order), asking
-for all resources of one container before the next, in random order. So the call is for a pod that is neither finished nor
-refused, whose first container that lacks something lacks this resource and asks this number.
+for all resources of one container before the next, in random order. So the call is for a pod that is neither finished
+nor refused, whose first container that lacks something lacks this resource and asks this number.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class FactsCache:
         self._last: tuple[Sequence[Pod], list[Facts]] = ((), [])
 
     def of(self, pods: Sequence[Pod]) -> list[Facts]:
-        """A list that has not changed since the last one may be the same object; then the answer is the same object too."""
+        """A list that has not changed may be the same object; then the answer is the same object too."""
         if pods is self._last[0]:
             return self._last[1]
         known = {}
@@ -143,8 +143,8 @@ def candidates(
 ) -> list[Candidate]:
     """All containers that the call may be for.
 
-    `excluded`: UIDs of refused pods. `last_uid`: the pod of the last call that went well; admission is serial, so another
-    pod that has some of its devices but not all was given up. None: unknown (the daemon just started).
+    `excluded`: UIDs of refused pods. `last_uid`: the pod of the last call that went well; admission is serial, so
+    another pod that has some of its devices but not all was given up. None: unknown (the daemon just started).
     """
     passed = {uid for uid, _ in holdings} - {last_uid} if last_uid is not None else frozenset()
     found = []

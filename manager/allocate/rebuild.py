@@ -1,9 +1,10 @@
 """Allocations out of what else remembers them, for a state file that is lost, damaged or behind.
 
-In the order in which they are trusted: the container's region, which only we write and which holds what is in force; kubelet's checkpoint, which keeps what
-we answered at first (cards and amounts in annotations, the region among the mounts), as far as the card has room beside the regions: the share may have been
-resized since; the pod's own annotation, which whoever may edit the pod writes: it counts only as far as it says what the container holds and asks. Nothing
-else of the pod's metadata is read: no edit of a running pod loses what was promised to it.
+In the order in which they are trusted: the container's region, which only we write and which holds what is in force;
+kubelet's checkpoint, which keeps what we answered at first (cards and amounts in annotations, the region among the
+mounts), as far as the card has room beside the regions: the share may have been resized since; the pod's own
+annotation, which whoever may edit the pod writes: it counts only as far as it says what the container holds and asks.
+Nothing else of the pod's metadata is read: no edit of a running pod loses what was promised to it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ def complete(
     regions_base: Path,
     cards: Mapping[str, Card],
 ) -> dict[Key, Allocation]:
-    """`known`, with what kubelet and the regions of living pods hold beyond it. What can't be rebuilt is logged and left out.
+    """`known`, and what kubelet and regions of living pods hold beyond it; what can't be rebuilt is logged, left out.
 
-    Kubelet keeps what ended pods held until it next gives out devices: those stay out. `cards`: this node's now, by UUID.
+    Kubelet keeps what ended pods held until it next gives out devices: those stay out. `cards`: this node's now, by
+    UUID.
     """
     by_uid = {uid_of(pod): pod for pod in pods}
     by_name = uids_by_name(pods)
@@ -69,7 +71,8 @@ def complete(
         allocation, sure = _rebuild(key, group, held, by_uid.get(key[0]), names, regions_base, cards)
         if allocation is None:
             log.warning(
-                "container %s of pod %s holds devices by kubelet's records, but its cards can't be told; recreate the pod",
+                "container %s of pod %s holds devices by kubelet's records, but its cards can't be told; recreate the "
+                "pod",
                 key[1],
                 key[0],
             )
@@ -104,7 +107,8 @@ def _within_cards(
     for uuid, (cores, blocks) in booked(fitting.values()).items():
         if uuid in cards and (cores > CORES_PER_CARD or blocks > cards[uuid].memory_blocks):
             log.error(
-                "card %s is promised to more than it has (%d cores, %d blocks): %s; it stays so until one of them shrinks or ends",
+                "card %s is promised to more than it has (%d cores, %d blocks): %s; it stays so until one of them "
+                "shrinks or ends",
                 uuid, cores, blocks, ", ".join(item.name for item in fitting.on_cards([uuid])),
             )  # fmt: skip
     for key in found:
@@ -118,7 +122,8 @@ def _within_cards(
             fitting[key] = item
         elif any(share.cores < (CORES_PER_CARD if item.whole else 1) or share.memory_blocks < 1 for share in shares):
             log.error(
-                "%s held what others have of its card by their regions, and there is nothing left: it is not booked; recreate the pod",
+                "%s held what others have of its card by their regions, and there is nothing left: it is not booked; "
+                "recreate the pod",
                 item.name,
             )
         else:
@@ -140,7 +145,7 @@ def _clipped(share: CardShare, others: Use, own: Use, cards: Mapping[str, Card])
 
 
 def _in_order(found: Mapping[Key, Allocation], pods: Mapping[str, Pod]) -> list[Key]:
-    """Containers of a pod as it lists them, init containers first: what of it runs at the same time depends on the order."""
+    """A pod's containers in its order, init containers first: the order decides what runs at the same time."""
     places = {
         (uid, str(container.get("name"))): place
         for uid, pod in pods.items()
@@ -217,7 +222,7 @@ def _limits(directory: Path) -> tuple[region.CardLimit, ...]:
 
 
 def _answered_minors(group: Sequence[Entry], shares: Sequence[CardShare], cards: Mapping[str, Card]) -> dict[str, int]:
-    """The cards' minors at admission, for a region that is gone; which of several answered nodes is whose, today's say."""
+    """The cards' minors at admission, for a region that is gone; of several answered nodes, today's say whose."""
     answered = {
         int(match[1])
         for entry in group
@@ -241,7 +246,10 @@ def _request(pod: Pod | None, container: str, names: Names) -> ContainerRequest 
 
 
 def _agree(shares: Sequence[CardShare], cores: int, blocks: int) -> bool:
-    """Whether shares are what a container holds that has this many devices. Whole cards may ask any number of blocks."""
+    """Whether shares are what a container holds that has this many devices.
+
+    Whole cards may ask any number of blocks.
+    """
     if not shares or sum(share.cores for share in shares) != cores:
         return False
     return not blocks or cores >= CORES_PER_CARD or sum(share.memory_blocks for share in shares) == blocks

@@ -1,4 +1,4 @@
-"""Live resize: what the extender granted a running container is put into its limits, now or as soon as its memory allows it."""
+"""Live resize: what the extender granted a running container becomes its limits, as soon as its memory allows it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class Resizer:
                 answer,
                 pod,
                 "ResizeWaits",
-                f"container {container} uses {-(-beyond // 2**20)} MiB more than its new limit; it is resized when it has freed them",
+                f"container {container} uses {-(-beyond // 2**20)} MiB more than its new limit; it is resized when it "
+                "has freed them",
             )
             return
         done = (f"container {before.container}: {_said(before)} → {_said(after)}" for before, after in changes)
@@ -125,8 +126,8 @@ def _require_goal(pod: Sequence[Allocation], answer: Answer) -> None:
         if cores > most_cores or blocks > most_blocks:
             raise Refusal(
                 Reason.CALLS_DISAGREE,
-                f"the pod was granted {most_cores} cores, {most_blocks} blocks of card {uuid} in all and would have {cores} cores, {blocks} blocks; "
-                "ask again",
+                f"the pod was granted {most_cores} cores, {most_blocks} blocks of card {uuid} in all and would have "
+                f"{cores} cores, {blocks} blocks; ask again",
             )
 
 

@@ -1,4 +1,4 @@
-"""The allocations of a node and what they add up to: per pod, per card, and what is left of each card for one more container."""
+"""A node's allocations and what they add up to: per pod, per card, and what is left of each card for one more."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def pod_use(allocations: Sequence[Allocation]) -> dict[str, tuple[int, int]]:
 
 
 def _total_of(groups: Iterable[Sequence[Allocation]]) -> dict[str, tuple[int, int]]:
-    """What pods together book. Nearly every pod is one share of one card, and there are hundreds: those are summed at once."""
+    """What pods together book.
+
+    Nearly every pod is one share of one card, and there are hundreds: those are summed at once.
+    """
     summed: dict[str, tuple[int, int]] = {}
     others: list[Use] = []
     for group in groups:
@@ -93,9 +96,9 @@ def states_for(
 ) -> list[CardState]:
     """What each card has left for this container.
 
-    `others`: what other pods book, which count with their peaks; `beside`: the allocations of its own pod, of which only what runs at
-    the same time counts: a finished init container's share is free again. `reserved`: uses of pods that were placed here but have not
-    been admitted yet.
+    `others`: what other pods book, which count with their peaks; `beside`: the allocations of its own pod, of which
+    only what runs at the same time counts: a finished init container's share is free again. `reserved`: uses of pods
+    that were placed here but have not been admitted yet.
     """
     own = [item for item in beside if item.container != container.name and item.kind is not Kind.INIT]
     uses: list[Use] = [others, *reserved]
@@ -120,7 +123,7 @@ class AllocationView(Protocol):
 
 
 class AllocationIndex(MutableMapping[Key, Allocation]):
-    """Allocations by key, in the order in which they were made, with what every call of kubelet asks of them: counting anew took longest.
+    """Allocations by key, in the order in which they were made, with the sums that every call of kubelet asks for.
 
     Changed under the allocator's lock; `snapshot` may be read without.
     """

@@ -29,9 +29,10 @@ class Allocation:
     """One container's share as handed to kubelet.
 
     `held` maps "core" and "memory" to the devices of each call that came. `minors` are the cards' minors at that time,
-    by UUID: kubelet replays old responses, and a card may have another minor after a reboot. `oversell_blocks`: what it may
-    hold in all of each card, beyond its share as managed memory; 0: no more than its share. `elastic`: `core_limit` was promised
-    and stays, though the share has been resized to it or beyond; without it such a limit is no more than the share.
+    by UUID: kubelet replays old responses, and a card may have another minor after a reboot. `oversell_blocks`: what it
+    may hold in all of each card, beyond its share as managed memory; 0: no more than its share. `elastic`: `core_limit`
+    was promised and stays, though the share has been resized to it or beyond; without it such a limit is no more than
+    the share.
     """
 
     pod_uid: str

@@ -1,8 +1,9 @@
 """What is allocated, on disk: a snapshot and a journal of the changes since, both checksummed.
 
-`state.json` is versioned and replaced atomically; `state.journal` begins with the checksum of the snapshot that it continues and gets one line
-per change: a pod that is being admitted waits for an append, never for the disk. After `save` returns, the change survives the death of this
-process. A power cut may take the changes since the last `sync`: those are in kubelet's own checkpoint, from which a start completes them.
+`state.json` is versioned and replaced atomically; `state.journal` begins with the checksum of the snapshot that it
+continues and gets one line per change: a pod that is being admitted waits for an append, never for the disk. After
+`save` returns, the change survives the death of this process. A power cut may take the changes since the last `sync`:
+those are in kubelet's own checkpoint, from which a start completes them.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class StateFile:
         drop: Collection[Key],
         everything: Callable[[], Iterable[Allocation]],
     ) -> None:
-        """Write these changes; `everything`: all allocations as they are after them, in case that they have to be written anew.
+        """Write these changes; `everything`: all allocations after them, in case that they have to be written anew.
 
         Raises StateError; then the files say what they said before.
         """
@@ -169,10 +170,11 @@ class StateFile:
         self._unsynced = True
 
     def fold(self, lock: threading.Lock, everything: Callable[[], Iterable[Allocation]]) -> None:
-        """Put what the journal says into a new snapshot. `lock`: the writer's, which is not held while the disk is waited for.
+        """Put the journal into a new snapshot. `lock`: the writer's; nobody holds it while the disk is waited for.
 
-        A line in the old journal says that it continues the new snapshot too: all its changes in their order end in the same state, whichever of
-        the two they begin from. So one rename decides, and a kill at any moment loses nothing. Raises StateError.
+        A line in the old journal says that it continues the new snapshot too: all its changes in their order end in the
+        same state, whichever of the two they begin from. So one rename decides, and a kill at any moment loses nothing.
+        Raises StateError.
         """
         with lock:
             if self._descriptor < 0 or self._inodes != self._current_inodes():
@@ -232,7 +234,10 @@ class StateFile:
         return self._bytes > JOURNAL_BYTES
 
     def sync(self) -> None:
-        """Bring the changes to the disk; the caller need not hold any lock. A failure is the next `append`'s to tell."""
+        """Bring the changes to the disk; the caller need not hold any lock.
+
+        A failure is the next `append`'s to tell.
+        """
         if not self._unsynced:
             return
         self._unsynced = False
@@ -260,7 +265,10 @@ def _snapshot(allocations: Iterable[Allocation]) -> tuple[str, bytes]:
 
 
 def _replay(found: dict[Key, Allocation], changes: bytes, snapshot: str) -> None:
-    """Apply a journal that continues this snapshot. Raises ValueError for a damaged line; the last may be half written, and then nobody was told."""
+    """Apply a journal that continues this snapshot.
+
+    Raises ValueError for a damaged line; the last may be half written, and then nobody was told.
+    """
     lines, ours = [], False
     whole = changes.splitlines(keepends=True)
     for number, line in enumerate(whole):

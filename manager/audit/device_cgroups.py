@@ -1,8 +1,8 @@
 """The device cgroups of running containers: has one lost a card that it was given?
 
-An update of a container rewrites its device cgroup from its configuration; whatever was added behind the runtime's back is gone then, and
-`open` of the card fails from that moment. Our containers list their devices, so it must not happen; where it does, it is told and, by
-`--device-cgroup-policy=restore`, undone.
+An update of a container rewrites its device cgroup from its configuration; whatever was added behind the runtime's back
+is gone then, and `open` of the card fails from that moment. Our containers list their devices, so it must not happen;
+where it does, it is told and, by `--device-cgroup-policy=restore`, undone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Watch:
-    """What one look found. `lost`: paths of the nodes that a running container may no longer open; `looked_at`: how many containers."""
+    """What one look found.
+
+    `lost`: paths of the nodes that a running container may no longer open; `looked_at`: how many containers.
+    """
 
     readable: bool = True
     why: str = ""
@@ -48,7 +51,7 @@ class Watcher:
         tell: Tell,
         owners: Owners,
     ) -> None:
-        """`root`: where control groups are mounted. `nodes`: a folder of ours for device nodes, on a machine with version 2.
+        """`root`: where control groups are mounted; `nodes`: our folder for device nodes, on a machine with version 2.
 
         `numbers`: a container's device nodes; `tell(allocation, reason, message)`.
         """

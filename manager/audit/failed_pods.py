@@ -1,6 +1,7 @@
 """Pods that kubelet could not admit: removed after a grace period when a controller makes another one.
 
-A pod that fails with UnexpectedAdmissionError stays in the API server for good; its controller has replaced it long ago.
+A pod that fails with UnexpectedAdmissionError stays in the API server for good; its controller has replaced it long
+ago.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FAILED_ADMISSION = "UnexpectedAdmissionError"
 
 
 def failed_admissions(pods: Iterable[Pod], names: Names, grace_s: float, now: float) -> Iterator[Pod]:
-    """Pods asking for a share whose admission failed at least `grace_s` before `now` (Unix time) and which a controller owns."""
+    """Pods with a share and a controller whose admission failed at least `grace_s` before `now` (Unix time)."""
     for pod in pods:
         status = pod.get("status") or {}
         if phase_of(pod) != "Failed" or status.get("reason") != FAILED_ADMISSION:

@@ -26,7 +26,11 @@ class ForeignUse:
         tenant: Callable[[int], bool],
         proc: Path = Path("/proc"),
     ) -> None:
-        """`tenant`: whether a process is of a pod with a share, which may call itself as it likes. `held_elsewhere`: IDs of other plugins' devices and who holds them; may raise RecordsError, then the last answer counts."""
+        """`tenant`: whether a process is of a pod with a share, which may call itself as it likes.
+
+        `held_elsewhere`: IDs of other plugins' devices and who holds them; may raise RecordsError, then the last answer
+        counts.
+        """
         self._processes = processes
         self._held_elsewhere = held_elsewhere
         self._tenant = tenant

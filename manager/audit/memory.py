@@ -1,7 +1,8 @@
-"""The bypass audit: what the driver says processes hold on the cards, against the ledgers of the containers they run in.
+"""The bypass audit: what processes hold on the cards, by the driver, against the ledgers of their containers.
 
-Bypassing the shim can't be prevented in user space; what a container holds beyond its ledger, and who uses a card past our library
-(manager.audit.shim_bypass), is shown, told to its pod and, by `--audit-policy`, gets no more memory (`refuse`) or ends the pod (`evict`). Processes of no container with a share are summed per card.
+Bypassing the shim can't be prevented in user space; what a container holds beyond its ledger, and who uses a card past
+our library (manager.audit.shim_bypass), is shown, told to its pod and, by `--audit-policy`, gets no more memory
+(`refuse`) or ends the pod (`evict`). Processes of no container with a share are summed per card.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Finding:
-    """What an audit found. `beyond`: bytes that containers hold beyond their ledger, by container and card UUID, 0 included.
+    """One audit's findings. `beyond`: bytes held beyond the ledger, by container and card UUID, 0 included.
 
     `others`: bytes of processes of no container with a share, by card UUID. Cards that do not say are in neither.
     `without_shim`: how many processes use the card past our library, by container and card UUID.
@@ -42,7 +43,11 @@ def compare(
     held: Mapping[str, Iterable[CardProcess]],
     owners: Owners,
 ) -> Finding:
-    """One audit. `held`: the processes of each card that says, by UUID; `usages`: the ledgers that could be read; others count as empty."""
+    """One audit.
+
+    `held`: the processes of each card that says, by UUID; `usages`: the ledgers that could be read; others count as
+    empty.
+    """
     by_driver: dict[tuple[Key, str], int] = {}
     others: dict[str, int] = {}
     for uuid, processes in held.items():
@@ -79,7 +84,7 @@ class Auditor:
         owners: Owners,
         bypass: BypassWatch | None = None,
     ) -> None:
-        """`processes` of a card by its UUID, None if it does not say; `tell` is called once per container with the finding."""
+        """`processes` of a card by its UUID, None if it does not say; `tell` is called once per container."""
         self._processes, self._usage, self._tell = processes, usage, tell
         self._owners, self._bypass = owners, bypass
         self._seen: dict[tuple[Key, str], int] = {}
@@ -103,8 +108,8 @@ class Auditor:
             for (key, uuid), times in self._seen.items():
                 if key == item.key and times == LASTING_AUDITS:
                     message = (
-                        f"container {item.container} holds {over[key, uuid] >> 20} MiB of card {uuid} beyond what its shim has "
-                        "counted: it bypasses its limit, or its modules need more than --audit-tolerance"
+                        f"container {item.container} holds {over[key, uuid] >> 20} MiB of card {uuid} beyond what its "
+                        "shim has counted: it bypasses its limit, or its modules need more than --audit-tolerance"
                     )
                     log.warning("%s: %s", item.name, message)
                     self._tell(item, "MemoryUnaccounted", message)

@@ -1,7 +1,7 @@
 """Feeds the containers' overhead into their limits: one reading of the driver for this and for the bypass audit.
 
-A container that lies about its ledger makes its own overhead larger, and so its own quota smaller. Cards that do not say who holds
-what are not measured; a sample that fails leaves the last figure.
+A container that lies about its ledger makes its own overhead larger, and so its own quota smaller. Cards that do not
+say who holds what are not measured; a sample that fails leaves the last figure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Whose process it is: its control group names the pod and the container, and the kernel's table of its mounts the region that the runtime gave.
+"""Whose process it is: its control group names pod and container, its mounts in the kernel's table the region.
 
-A tenant can leave neither its control group nor, without the node's administrator, mount what is not its own. No path inside a tenant's root is
-ever resolved: its links could lead to another pod's region, and a file system of its own (FUSE) need never answer.
+A tenant can leave neither its control group nor, without the node's administrator, mount what is not its own. No path
+inside a tenant's root is ever resolved: its links could lead to another pod's region, and a file system of its own
+(FUSE) need never answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from vcuda.region import Usage
 
 Key = tuple[str, str]
 
-# Kubelet's names of a pod's group: "pod<uid>" (cgroupfs) and "…-pod<uid with _>.slice" (systemd); a static pod's UID is 32 digits.
+# Kubelet's names of a pod's group: "pod<uid>" (cgroupfs) and "…-pod<uid with _>.slice" (systemd); a static pod's UID is
+# 32 digits.
 POD_GROUP = re.compile(
     r"(?:^|-)pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$"
 )
@@ -31,7 +33,7 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands: `pod` is the UID without dashes, `container` the group below the pod's ("" in the pod's own)."""
+    """Where a process stands: `pod`, the UID without dashes; `container`, the group below the pod's or ""."""
 
     pod: str
     container: str
@@ -113,7 +115,7 @@ class Owners:
         return place is not None and place.pod in self._by_pod
 
     def _mounted(self, pid: int, place: Place, keys: Collection[Key]) -> Key | None:
-        """By the mounts of the process; of one that has changed its root, by those of the processes that it comes from."""
+        """By the mounts of the process; of one that has changed its root, by its ancestors' in the container."""
         known = self._containers.get(place)
         if known in keys:
             return known
@@ -144,7 +146,10 @@ class Owners:
 
 
 def read(path: str, limit: int = _PROC_BYTES) -> str:
-    """A file of /proc; empty if it can't be read. A text file's object would take longer than the calls, for hundreds of processes."""
+    """A file of /proc; empty if it can't be read.
+
+    A text file's object would take longer than the calls, for hundreds of processes.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
-"""Processes of containers with a share that hold a card without our library: they went past it, and nothing limits them.
+"""Processes of containers with a share that hold a card without our library: nothing limits them.
 
-A process holds a card if the driver lists it there or if it has the card's device node open. Ours are the files of the driver directory
-that its container was given, by identity: a tenant can name a file of its own as it likes.
+A process holds a card if the driver lists it there or if it has the card's device node open. Ours are the files of the
+driver directory that its container was given, by identity: a tenant can name a file of its own as it likes.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class BypassWatch:
             if times == LASTING_LOOKS:
                 item = by_key[at[0]]
                 message = (
-                    f"container {item.container}: process {pid} ({self._name(pid)}) uses card {at[1]} without our library, so "
-                    "nothing limits it; it found the driver by another way, see docs/clients.md"
+                    f"container {item.container}: process {pid} ({self._name(pid)}) uses card {at[1]} without our "
+                    "library, so nothing limits it; it found the driver by another way, see docs/clients.md"
                 )
                 log.warning("%s: %s", item.name, message)
                 self._tell(item, "DriverWithoutShim", message)
@@ -124,7 +124,7 @@ class BypassWatch:
         yield from (int(name) for name in names if name.isdigit())
 
     def _open_cards(self, pid: int, most: int | None) -> tuple[set[int], int]:
-        """The minors of the cards whose device nodes are among the process's open files, and how many were read: all, or `most` in a row."""
+        """Minors of the cards whose nodes the process has open, and how many files were read: all, or `most`."""
         folder = f"{self._proc}/{pid}/fd"
         minors: set[int] = set()
         try:

@@ -1,7 +1,7 @@
-"""GPU time as NVML's utilization of processes tells it, against what their containers were charged, and against their limits.
+"""GPU time by NVML's utilization of processes, against what their containers were charged, and against their limits.
 
-NVML rounds and lags, so no limit is ever set by it: who is apart from its charges is told, and who stays above its limit too, which the
-operator's policy may end. Cards and containers that NVML says nothing of are left out.
+NVML rounds and lags, so no limit is ever set by it: who is apart from its charges is told, and who stays above its
+limit too, which the operator's policy may end. Cards and containers that NVML says nothing of are left out.
 """
 
 from __future__ import annotations
@@ -47,15 +47,17 @@ class Drift:
         owners: Owners,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`utilization` of the processes of a card by its UUID since a time (Unix microseconds), None if it does not say; `held`: who is
-        on it; `metered`: whether a container is charged there; `tolerance` in hundredths of the card; `tell` is called once per onset.
+        """`utilization` of the processes of a card by its UUID since a time (Unix microseconds), None if it does not
+        say; `held`: who is on it; `metered`: whether a container is charged there; `tolerance` in hundredths of the
+        card; `tell` is called once per onset.
         """
         self._utilization, self._held, self._usage, self._metered = utilization, held, usage, metered
         self._allocations, self._whose, self._clock = allocations, owners, clock
         self._tell, self._tolerance = tell, tolerance
         self.turn_s = TURN_S
         self.window_s = WINDOW_S
-        # NVML's less the charged hundredths of the last window, by container and card UUID; without those that can't be told.
+        # NVML's less the charged hundredths of the last window, by container and card UUID; without those that can't be
+        # told.
         self.found: Mapping[At, float] = {}
         self._times: dict[At, int] = {}
         self._times_over: dict[At, int] = {}
@@ -92,7 +94,10 @@ class Drift:
             self.turn()
 
     def turn(self) -> None:
-        """Read NVML once; at the end of a window compare and begin the next one. Never raises for what a tenant or the driver does."""
+        """Read NVML once; at the end of a window compare and begin the next one.
+
+        Never raises for what a tenant or the driver does.
+        """
         allocations = self._allocations()
         if not self._before:
             self._begin(allocations)
@@ -173,7 +178,8 @@ class Drift:
                 if at[0] == item.key and times == LASTING_WINDOWS:
                     by_driver, charged = compared[at]
                     message = (
-                        f"container {item.container} was charged {charged:.0f} hundredths of card {at[1]} over {passed_s:.0f} s, and NVML saw "
+                        f"container {item.container} was charged {charged:.0f} hundredths of card {at[1]} over "
+                        f"{passed_s:.0f} s, and NVML saw "
                         f"{by_driver:.0f}: its GPU time is not what its shim counts; its limits are left as they are"
                     )
                     log.warning("%s: %s", item.name, message)
@@ -182,7 +188,9 @@ class Drift:
     def _compare_with_limits(
         self, allocations: Sequence[Allocation], seen: Mapping[At, float], passed_s: float
     ) -> None:
-        """Whoever writes its own credit into its usage file may be charged all that it takes: only the driver's figures show it."""
+        """Whoever writes its own credit into its usage file may be charged all that it takes: only the driver's figures
+        show it.
+        """
         times = {}
         for item, uuid in self._charged(allocations, self._cards()):
             at = item.key, uuid
@@ -192,15 +200,19 @@ class Drift:
             times[at] = self._times_over.get(at, 0) + 1
             if times[at] == LASTING_WINDOWS:
                 message = (
-                    f"container {item.container} may use {limit} hundredths of card {uuid}, and NVML saw {seen[at]:.0f} over "
-                    f"{passed_s:.0f} s: nothing in it limits its GPU time any more; what becomes of its pod says --audit-policy"
+                    f"container {item.container} may use {limit} hundredths of card {uuid}, and NVML saw "
+                    f"{seen[at]:.0f} over "
+                    f"{passed_s:.0f} s: nothing in it limits its GPU time any more; what becomes of its pod says "
+                    "--audit-policy"
                 )
                 log.warning("%s: %s", item.name, message)
                 self._tell(item, "GpuTimeOverLimit", message)
         self._times_over = times
 
     def _seen(self, allocations: Sequence[Allocation]) -> dict[At, float]:
-        """Hundredths of a card by container, of those that NVML's process lists have; none of a card on which it named nobody."""
+        """Hundredths of a card by container, of those that NVML's process lists have; none of a card on which it named
+        nobody.
+        """
         found: dict[At, float] = {}
         told = {uuid: sums for uuid, sums in self._sums.items() if sums and self._turns[uuid] >= _LEAST_TURNS}
         present = {uuid: {process.pid: 0.0 for process in self._held(uuid) or ()} for uuid in told}

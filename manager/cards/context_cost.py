@@ -1,6 +1,7 @@
-"""What a context takes of each card: measured once per card and driver, kept in a file, told to the shares by their limits.
+"""What a context takes of each card: measured once per card and driver, kept in a file, told to shares by their limits.
 
-Without it each container would learn it from what the card's use grows by while its first context is made, which neighbours disturb.
+Without it each container would learn it from what the card's use grows by while its first context is made, which
+neighbours disturb.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class ContextCosts:
         return self._known.get(uuid, 0)
 
     def look(self, snapshot: Snapshot) -> str:
-        """Measure one card that is not known yet, if there is one: its UUID, or "" if nothing was learnt. Never raises."""
+        """Measure one card that is not known yet, if there is one: its UUID, or "" if nothing was learnt.
+
+        Never raises.
+        """
         if snapshot.driver_version != self._version:
             self._version, self._known, self._attempts = snapshot.driver_version, {}, {}
         for item in snapshot.cards:

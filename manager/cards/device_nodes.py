@@ -113,7 +113,10 @@ def _of_card(card: NodeCard) -> list[_Wanted]:
 
 
 def numbers(root: HostRoot, cards: Iterable[NodeCard]) -> dict[str, tuple[int, int]]:
-    """Major and minor of what `full_set` would give, by path in the container, without making anything. Raises NodeProblem."""
+    """Major and minor of what `full_set` would give, by path in the container, without making anything.
+
+    Raises NodeProblem.
+    """
     known = majors(root)
     wanted = list(_COMMON)
     if (root.path / "dev" / _MODESET.name).exists():

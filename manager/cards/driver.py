@@ -49,7 +49,10 @@ class XidEvent:
 
 @dataclass(frozen=True)
 class CardSample:
-    """What a card does now. `gpu_percent` is the driver's utilization over its own sample window, 0 to 100; None if it says none (MIG)."""
+    """What a card does now.
+
+    `gpu_percent` is the driver's utilization over its own sample window, 0 to 100; None if it says none (MIG).
+    """
 
     gpu_percent: int | None
     memory_used_bytes: int
@@ -65,7 +68,7 @@ class CardProcess:
 
 @dataclass(frozen=True)
 class ProcessUtilization:
-    """Part of a recent sample period in which a process kept the card busy, by the driver: its PID on the host, 0 to 100."""
+    """How much of a recent sample period a process kept the card busy, by the driver: host PID, 0 to 100."""
 
     pid: int
     percent: int
@@ -79,7 +82,7 @@ class Driver(Protocol):
     def probe(self) -> Probe: ...
 
     def wait_xid(self, timeout_s: float) -> XidEvent | None:
-        """Block at most `timeout_s`; None if nothing happened or events are not to be had (then it may return at once)."""
+        """Block at most `timeout_s`; None if nothing happened or there are no events (then perhaps at once)."""
 
     @property
     def has_events(self) -> bool: ...
@@ -88,10 +91,13 @@ class Driver(Protocol):
         """None if this card does not say."""
 
     def processes(self, uuid: str) -> tuple[CardProcess, ...] | None:
-        """Who computes on a card or MIG instance, for a card in MIG mode on all its instances; None if it does not say."""
+        """Who computes on a card or MIG instance, of a card in MIG mode on all its instances; None if unsaid."""
 
     def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:
-        """Samples newer than `since_us` (Unix time); idle processes may be left out. None if the card does not say (MIG)."""
+        """Samples newer than `since_us` (Unix time); idle processes may be left out.
+
+        None if the card does not say (MIG).
+        """
 
     def close(self) -> None: ...
 

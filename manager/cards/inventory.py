@@ -66,7 +66,8 @@ class Inventory:
     ) -> None:
         """`on_change` is called, by whoever probes or watches, after the first probe and whenever the snapshot differs.
 
-        `on_node_problem`: with the path of a device node that is missing. `on_card_problem`: with a card's UUID and why it is ill.
+        `on_node_problem`: with the path of a device node that is missing. `on_card_problem`: with a card's UUID and why
+        it is ill.
         """
         self._root, self._open_driver, self._settings = root, open_driver, settings
         self._on_change, self._on_node_problem, self._on_card_problem = (

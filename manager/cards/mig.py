@@ -18,7 +18,10 @@ _DEVICE_FILE_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)", re.MULTILINE)
 
 
 def instances(root: HostRoot, handle: Any, parent: Card) -> list[tuple[NodeCard, Any]]:
-    """The instances of a card in MIG mode with their handles; without any, the card offers nothing. Raises DriverError."""
+    """The instances of a card in MIG mode with their handles; without any, the card offers nothing.
+
+    Raises DriverError.
+    """
     try:
         present = nvml.mig_instances(handle)
     except pynvml.NVMLError as error:

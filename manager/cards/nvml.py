@@ -263,7 +263,8 @@ class NvmlDriver:
                 # Nothing newer; nvidia-ml-py raises success, too, where there is nobody.
                 idle = error.value in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS)
                 return () if idle else None
-        # Users of nvtop and nvitop saw drivers answer with a whole buffer of PIDs that are none, and with figures above 100.
+        # Users of nvtop and nvitop saw drivers answer with a whole buffer of PIDs that are none, and with figures above
+        # 100.
         return tuple(
             ProcessUtilization(int(item.pid), int(item.smUtil)) for item in found if item.pid and item.smUtil <= 100
         )

@@ -1,1 +1,1 @@
-"""Which devices the processes of a control group may open, and opening one again: version 1 by its lists, version 2 by its programs."""
+"""Which devices a control group's processes may open, and opening one again: by lists (version 1) or programs (2)."""

@@ -1,9 +1,10 @@
 """The device programs of a control group (v2): making one that also allows a device, by bpf(2).
 
-A group's programs must all say yes, so none can be added that allows more: each is replaced by itself with a few instructions in front. (A tail
-call into the old one would need a map that is emptied when the daemon ends; the container would lose all its devices then.)
-Sources: linux/bpf.h (commands, attributes, instructions), kernel documentation "cgroup-v2, Device controller". No library that is kept
-and small speaks bpf(2) from Python; what is needed are five commands and seven instructions for each device.
+A group's programs must all say yes, so none can be added that allows more: each is replaced by itself with a few
+instructions in front. (A tail call into the old one would need a map that is emptied when the daemon ends; the
+container would lose all its devices then.) Sources: linux/bpf.h (commands, attributes, instructions), kernel
+documentation "cgroup-v2, Device controller". No library that is kept and small speaks bpf(2) from Python; what is
+needed are five commands and seven instructions for each device.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def load(code: bytes) -> int:
     instructions = ctypes.create_string_buffer(code, len(code))
     license_ = ctypes.create_string_buffer(b"Apache-2.0")
     attributes = struct.pack(
-        "<IIQQIIQII16sII", _PROG_CGROUP_DEVICE, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(license_),
+        "<IIQQIIQII16sII",
+        _PROG_CGROUP_DEVICE, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(license_),
         0, 0, 0, 0, 0, b"vcuda_devices", 0, _ATTACH_CGROUP_DEVICE,
     )  # fmt: skip
     return _bpf(_PROG_LOAD, attributes)[0]
@@ -105,7 +107,10 @@ def attach(group: int, program: int, replaced: int | None = None) -> None:
 
 
 def attached(group: int) -> tuple[list[int], bool]:
-    """IDs of the programs attached to this very group, and whether one can be replaced among several. Raises OSError."""
+    """IDs of the programs attached to this very group, and whether one can be replaced among several.
+
+    Raises OSError.
+    """
     ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
     asked = struct.pack("<IIIIQII", group, _ATTACH_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS, 0)
     _, told = _bpf(_PROG_QUERY, asked)
@@ -122,7 +127,7 @@ def _closing(descriptor: int) -> Iterator[int]:
 
 
 def allow(group: Path, numbers: Collection[Number]) -> None:
-    """Let the group's processes read and write these devices, whatever its own programs say; groups above it still count.
+    """Let the group's processes read and write these devices, whatever its programs say; groups above still count.
 
     Each program stays in force for every other device. Raises OSError, with words where the kernel has none.
     """

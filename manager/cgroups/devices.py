@@ -31,7 +31,10 @@ class Devices(Protocol):
     version: str
 
     def lost(self, group: Path, needed: Mapping[str, Number]) -> tuple[str, ...]:
-        """Which of the `needed` nodes (path to number) the group may not read and write. Raises OSError (it is gone) and CannotTell."""
+        """Which of the `needed` nodes (path to number) the group may not read and write.
+
+        Raises OSError (it is gone) and CannotTell.
+        """
 
     def allow(self, group: Path, numbers: Collection[Number]) -> None:
         """Let it read and write these devices. Raises OSError."""
@@ -114,7 +117,10 @@ class Probed:
         bpf.allow(group, numbers)
 
     def _node(self, number: Number) -> Path:
-        """A device node to ask about. The host's own may be missing, and have rights of their own. Raises CannotTell."""
+        """A device node to ask about.
+
+        The host's own may be missing, and have rights of their own. Raises CannotTell.
+        """
         path = self._nodes / f"{number[0]}:{number[1]}"
         try:
             if not path.exists():

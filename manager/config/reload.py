@@ -32,7 +32,10 @@ class Reloader:
         self._asked.set()
 
     def poll(self) -> Settings | None:
-        """The settings from now on; None if they are as before. What is wrong with new ones is logged, and the old ones stay."""
+        """The settings from now on; None if they are as before.
+
+        What is wrong with new ones is logged, and the old ones stay.
+        """
         mark = _mark(self._settings.config)
         if mark == self._mark and not self._asked.is_set():
             return None

@@ -120,13 +120,15 @@ class Settings:
     oversell_limit: int = option(
         0,
         number(0, 2**31),
-        "blocks that a share may hold in all by vcuda-oversell, per block of its own; 1: none beyond its own, 0: as many as it asks",
+        "blocks that a share may hold in all by vcuda-oversell, per block of its own; 1: none beyond its own, 0: as "
+        "many as it asks",
         live=True,
     )
     visible_devices_policy: str = option(
         "report",
         choice("report", "refuse"),
-        "what becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself: its value wins over ours, under NVIDIA's runtime past our library",
+        "what becomes of a pod that sets NVIDIA_VISIBLE_DEVICES itself: its value wins over ours, under NVIDIA's "
+        "runtime past our library",
         live=True,
     )
     # Health
@@ -150,7 +152,8 @@ class Settings:
     audit_policy: str = option(
         "report",
         choice("report", "refuse", "evict"),
-        "what becomes of a pod that holds memory beyond its ledger, or uses GPU time beyond its limit: its containers get no more memory, or it ends",
+        "what becomes of a pod that holds memory beyond its ledger, or uses GPU time beyond its limit: its containers "
+        "get no more memory, or it ends",
         live=True,
     )
     audit_tolerance: int = option(
@@ -201,7 +204,8 @@ class Settings:
     query_auth: str = option(
         "none",
         choice("none", "kubernetes"),
-        "who may see /metrics, /usage and /graph, which name tenants: anybody, or whom Kubernetes allows (TokenReview, nonResourceURLs)",
+        "who may see /metrics, /usage and /graph, which name tenants: anybody, or whom Kubernetes allows (TokenReview, "
+        "nonResourceURLs)",
     )
     sample_period: float = option(
         1.0, values.seconds, "seconds for which a reading of cards and regions is reused", live=True

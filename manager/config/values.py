@@ -1,4 +1,4 @@
-"""How the text of a setting that only the daemon has becomes its value; each function raises ValueError with what to write instead."""
+"""How the text of a setting that only the daemon has becomes its value; a ValueError says what to write instead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def directory(value: str) -> Path:
 
 
 def strategies(value: str) -> frozenset[str]:
-    """Of the names of NVIDIA's device plugin those that go with shares; device-specs, which is always there, is ours."""
+    """Those names of NVIDIA's device plugin that go with shares; device-specs, which is always there, is ours."""
     names = frozenset(value.replace(",", " ").split())
     if names & {"envvar", "volume-mounts"}:
         raise ValueError(

@@ -1,9 +1,10 @@
-"""This node's cards as a CDI specification, for runtimes that inject devices by name (--device-list-strategy=cdi-cri, cdi-annotations).
+"""This node's cards as a CDI specification, for runtimes that inject devices by name (--device-list-strategy).
 
-The answer to Allocate stays complete without it: a runtime that takes no notice of CDI must not start a container without its
-shim or with a part of its nodes. One that does replaces what it is told twice, by path, and brings every restart of a
-container the nodes and the driver directory of that moment. The environment is not in it: there it would go before the pod's own.
-Rules: SPEC.md of the Container Device Interface, 0.5.0 (the first with a node's path on the host).
+The answer to Allocate stays complete without it: a runtime that takes no notice of CDI must not start a container
+without its shim or with a part of its nodes. One that does replaces what it is told twice, by path, and brings every
+restart of a container the nodes and the driver directory of that moment. The environment is not in it: there it would
+go before the pod's own. Rules: SPEC.md of the Container Device Interface, 0.5.0 (the first with a node's path on the
+host).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def device_name(uuid: str) -> str:
-    """A card's name in the specification: its UUID, or the key of our device IDs where that has forbidden characters."""
+    """A card's name in the specification: its UUID, or our device IDs' key where that has forbidden characters."""
     return uuid if _DEVICE_NAME.fullmatch(uuid) else device_ids.card_key(uuid)
 
 
@@ -85,7 +86,10 @@ class CdiKeeper:
                 self._conditions.clear("cdi", f"the CDI specification {self.path} is current")
 
     def names(self, cards: Iterable[NodeCard]) -> list[str]:
-        """The cards' full names, none without a CDI strategy. Raises Refusal when a runtime would not find them by these."""
+        """The cards' full names, none without a CDI strategy.
+
+        Raises Refusal when a runtime would not find them by these.
+        """
         if not self._strategies:
             return []
         wanted = [device_name(item.card.uuid) for item in cards]
@@ -93,7 +97,8 @@ class CdiKeeper:
         if missing:
             raise Refusal(
                 Reason.CDI_UNAVAILABLE,
-                f"{self.path} does not describe {', '.join(missing)}: {self._problem}; mend that, or run without --device-list-strategy",
+                f"{self.path} does not describe {', '.join(missing)}: {self._problem}; mend that, or run without "
+                "--device-list-strategy",
             )
         return [f"{self.kind}={name}" for name in wanted]
 

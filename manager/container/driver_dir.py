@@ -4,7 +4,8 @@
                                           lib64/drv/    the real libcuda and libnvidia-ml and their fixed aliases
                                           preload/      the preload library, and the /etc/ld.so.preload that names it
                                           bin/          nvidia-smi when the host has it
-                                          vcuda/limits  link to the container's: where a volume hides those, it leads nowhere, and
+                                          vcuda/limits  link to the container's: where a volume hides those, it leads
+                                          nowhere, and
                                                         shims that find limits but can't read them refuse memory
     driver/current                                      link to the newest
 
@@ -83,7 +84,7 @@ class DriverDir:
 
     @functools.cached_property
     def loader_files(self) -> tuple[str, ...]:
-        """Files of lib64 that are also mounted where the dynamic linker looks by default; a finished directory keeps them."""
+        """Files of lib64 that are also mounted where the dynamic linker looks; a finished directory keeps them."""
         names = (*SHIMS, *LOADER_COMPANIONS)
         return tuple(name for name in names if (self.lib64 / name).exists())
 
@@ -115,7 +116,8 @@ class _Source:
 def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> DriverDir:
     """The driver directory below `base` for the driver below `root` and the shims in the folder `shims`.
 
-    `loaded`: the version of the kernel's driver by NVML; libraries of it go before those of another that was installed since. An existing one is reused. Raises DriverDirError.
+    `loaded`: the version of the kernel's driver by NVML; libraries of it go before those of another that was installed
+    since. An existing one is reused. Raises DriverDirError.
     """
     try:
         return _make(base, root, shims, loaded)

@@ -1,7 +1,7 @@
 """What kubelet is told to give a container: device nodes, mounts, environment, annotations.
 
-Everything hangs on the answer for cores, which every share has; the one for memory carries the annotations only, because
-kubelet merges both and unmodified runtimes must get no mount twice.
+Everything hangs on the answer for cores, which every share has; the one for memory carries the annotations only,
+because kubelet merges both and unmodified runtimes must get no mount twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may see the pages that name tenants: Kubernetes says, as kube-rbac-proxy asks it (TokenReview, then SubjectAccessReview)."""
+"""Who may see the pages that name tenants: whom Kubernetes allows (TokenReview, then SubjectAccessReview)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Access:
-    """Answers of the API server, each believed for half a minute. Rights: `create` on tokenreviews and subjectaccessreviews."""
+    """Answers of the API server, each believed for half a minute.
+
+    Rights: `create` on tokenreviews and subjectaccessreviews.
+    """
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

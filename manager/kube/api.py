@@ -50,7 +50,7 @@ class Kube:
     def patch_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None], timeout: float
     ) -> None:
-        """Set annotations (None: take one away) of exactly this pod: with its UID in the patch, a namesake is refused (409)."""
+        """Set annotations of exactly this pod (None takes one away): its UID in the patch refuses a namesake (409)."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         self._patch(path("pods", namespace, name), body, timeout)
 

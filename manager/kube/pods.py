@@ -18,7 +18,7 @@ _SOURCE_ANNOTATION = "kubernetes.io/config.source"
 
 
 def essential(pod: Mapping[str, Any]) -> Pod:
-    """What our rules read of a pod; environments, volumes and conditions are most of what is listed, and of the memory they would take.
+    """What our rules read of a pod; the rest is most of what is listed, and of the memory it would take.
 
     What has not the form of a pod stays as it is: those rules judge it.
     """
@@ -63,7 +63,7 @@ def _named(pod: Pod, container: str) -> Mapping[str, Any]:
 
 
 def visible_devices(pod: Pod, container: str) -> str | None:
-    """What a container's own NVIDIA_VISIBLE_DEVICES asks NVIDIA's runtime for; None if it is not set, or brings nothing."""
+    """What a container's own NVIDIA_VISIBLE_DEVICES asks NVIDIA's runtime for; None: unset, or brings nothing."""
     for one in _named(pod, container).get("env") or ():
         # The API server leaves an empty value out. "none" still brings the driver's libraries.
         if "valueFrom" in one or one.get("value", "") not in ("", "void"):

@@ -157,7 +157,8 @@ class ApiWriter:
             elif error.status == 404 and name == _NODE:
                 self._node.set(
                     "node",
-                    f"the API server does not have our node: {error}; trying again until kubelet has made it (is --hostname-override its name?)",
+                    f"the API server does not have our node: {error}; trying again until kubelet has made it (is "
+                    "--hostname-override its name?)",
                 )
                 message.postpone(self._clock())
                 return True

@@ -1,8 +1,8 @@
 """Device IDs and the lists that kubelet sees: they name card and slot, but decide nothing.
 
-An ID is ten hexadecimal digits of a hash of the card's UUID, a dash, the first letter of the resource and the slot. Kubelets look for the pod of a
-device by its ID alone (kubernetes pkg/kubelet/cm/devicemanager), so no core has the ID of a block of memory. Eight cards of 192 GB are 6144 memory
-devices, and one message to kubelet must stay below 4 MiB.
+An ID is ten hexadecimal digits of a hash of the card's UUID, a dash, the first letter of the resource and the slot.
+Kubelets look for the pod of a device by its ID alone (kubernetes pkg/kubelet/cm/devicemanager), so no core has the ID
+of a block of memory. Eight cards of 192 GB are 6144 memory devices, and one message to kubelet must stay below 4 MiB.
 """
 
 from __future__ import annotations

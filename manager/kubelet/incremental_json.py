@@ -15,10 +15,10 @@ _COMMA = ord(",")
 
 @dataclass(frozen=True)
 class Form:
-    """How a document without spaces is written: its items stand between the first `begin` and the last `end`, which begins with "]".
+    """How a document without spaces is written: its items stand between the first `begin` and the last `end` ("]…").
 
-    `between` is the end of one item and the beginning of the next. `key` gives what an item that begins at a place is known by; `without`
-    says whether a document is the whole one with an empty list.
+    `between` is the end of one item and the beginning of the next. `key` gives what an item that begins at a place is
+    known by; `without` says whether a document is the whole one with an empty list.
     """
 
     begin: bytes
@@ -31,8 +31,8 @@ class Form:
 class Pieces(Generic[T]):
     """The items of one document after another, each made of its JSON once while its bytes stay the same.
 
-    A known item ends where its text ends, for that is a whole JSON value; a new one where the next begins. A cut in a wrong place leaves
-    what is no JSON.
+    A known item ends where its text ends, for that is a whole JSON value; a new one where the next begins. A cut in a
+    wrong place leaves what is no JSON.
     """
 
     def __init__(self, form: Form, make: Callable[[Any], T]) -> None:
@@ -48,7 +48,10 @@ class Pieces(Generic[T]):
             return self._parse(data)
 
     def _parse(self, data: bytes) -> list[T]:
-        """All items; the same list while all are the same, in whatever order. Raises ValueError for another form, and what `make` raises."""
+        """All items; the same list while all are the same, in whatever order.
+
+        Raises ValueError for another form, and what `make` raises.
+        """
         form = self._form
         place, end = data.find(form.begin) + len(form.begin), data.rfind(form.end)
         if place < len(form.begin) or end < place:

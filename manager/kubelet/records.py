@@ -42,7 +42,8 @@ class RecordsDamaged(RecordsError):
 class Entry:
     """Devices of one resource ("core" or "memory") that a container holds.
 
-    The checkpoint fills `pod_uid` and `answer` (what Allocate answered, as it stands there), PodResources fills `pod` (namespace, name).
+    The checkpoint fills `pod_uid` and `answer` (what Allocate answered, as it stands there), PodResources fills `pod`
+    (namespace, name).
     """
 
     container: str
@@ -83,7 +84,7 @@ _FORM = Form(
 
 
 class Checkpoint:
-    """Kubelet's checkpoint in its device plugin directory; parsed only when it is another file, for every start asks for it."""
+    """Kubelet's device checkpoint; parsed only when it is another file, for every start asks for it."""
 
     def __init__(self, directory: Path, names: Names) -> None:
         self._path = directory / CHECKPOINT_FILE
@@ -92,7 +93,10 @@ class Checkpoint:
         self._pieces = Pieces(_FORM, lambda row: _checkpoint_entry(row, names, False))
 
     def list(self, *, answers: bool = False) -> list[Entry]:
-        """Entries of our resources; empty if there is no checkpoint yet. `answers`: with what Allocate answered. Raises RecordsError."""
+        """Entries of our resources; empty if there is no checkpoint yet.
+
+        `answers`: with what Allocate answered. Raises RecordsError.
+        """
         path = self._path
         try:
             status = path.stat()

@@ -1,7 +1,7 @@
-"""The HTTP surface: metrics, probes, usage and graph of the node; whoever can reach it can neither exhaust it nor hold it up.
+"""The HTTP surface: metrics, probes, usage and graph of the node; nobody who reaches it can exhaust it or hold it up.
 
-On the standard library: a request's head has a time and a size, there are so many connections and no more, and when there are more, those go that
-have not asked yet. ASGI servers have no such time.
+On the standard library: a request's head has a time and a size, there are so many connections and no more, and when
+there are more, those go that have not asked yet. ASGI servers have no such time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise StartError(
-            f"cannot listen on {addresses.with_port(address, port)} ({why}); free the port or set --query-addr and --query-port"
+            f"cannot listen on {addresses.with_port(address, port)} ({why}); free the port or set --query-addr and "
+            "--query-port"
         ) from None
 
 

@@ -221,8 +221,10 @@ _SHARE_GAUGES = (
     ("vcuda_container_memory_used_bytes", "memory_used_bytes", 1, "Memory in use by the share"),
     ("vcuda_container_memory_peak_bytes", "memory_peak_bytes", 1, "Most memory ever in use"),
     ("vcuda_container_unaccounted_bytes", "unaccounted_bytes", 1, "Memory held beyond the ledger, by the driver"),
-    ("vcuda_container_bypassing_processes", "bypassing_processes", 1, "Processes that use the card without our library"),
-    ("vcuda_container_gpu_time_drift", "drift_cores", 1, "Hundredths of the card that NVML saw in use, less those charged"),
+    ("vcuda_container_bypassing_processes", "bypassing_processes", 1,
+     "Processes that use the card without our library"),
+    ("vcuda_container_gpu_time_drift", "drift_cores", 1,
+     "Hundredths of the card that NVML saw in use, less those charged"),
     ("vcuda_container_overhead_bytes", "overhead_bytes", 1, "Memory in use beside the ledger that its limit counts"),
     ("vcuda_container_oversold_bytes", "oversold_bytes", 1, "Memory beyond the physical share, as managed memory"),
 )  # fmt: skip

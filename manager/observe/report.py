@@ -25,7 +25,10 @@ from vcuda.spec.units import BLOCK_BYTES, format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CardReport:
-    """A card of the node. `other_memory_bytes`: of processes of no container with a share. None: the card does not say."""
+    """A card of the node.
+
+    `other_memory_bytes`: of processes of no container with a share. None: the card does not say.
+    """
 
     uuid: str
     minor: int
@@ -45,12 +48,14 @@ class CardReport:
 class ShareReport:
     """A container's share of one card: limits and what its processes say they use.
 
-    `gpu_time_ns` is None while the container is alone on the card and uncapped: then nothing measures it, and `card_percent` is
-    the driver's utilization of the card, all of which is this container's; else None. `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell.
-    `overhead_bytes` of what is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
-    `bypassing_processes`: how many use the card past our library, by the last audit. `granted_cores`: the share of the card's time in
-    force, in hundredths; None if the region can't be read.
-    `drift_cores`: NVML's utilization less what was charged, in hundredths of the card, over the last window; None if it can't be told.
+    `gpu_time_ns` is None while the container is alone on the card and uncapped: then nothing measures it, and
+    `card_percent` is the driver's utilization of the card, all of which is this container's; else None.
+    `unaccounted_bytes`: held beyond the ledger by the last audit; None if it could not tell. `overhead_bytes` of what
+    is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
+    `bypassing_processes`: how many use the card past our library, by the last audit. `granted_cores`: the share of the
+    card's time in force, in hundredths; None if the region can't be read.
+    `drift_cores`: NVML's utilization less what was charged, in hundredths of the card, over the last window; None if it
+    can't be told.
     """
 
     uuid: str

@@ -1,7 +1,7 @@
 """Serving both plugins in kubelet's directory and registering them, again whenever kubelet starts anew.
 
-A starting kubelet deletes every socket in the directory and makes its own kubelet.sock: either sign makes new servers. The
-directory is watched by inotify; a look once a second catches what a watch can miss (a directory made later).
+A starting kubelet deletes every socket in the directory and makes its own kubelet.sock: either sign makes new servers.
+The directory is watched by inotify; a look once a second catches what a watch can miss (a directory made later).
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ class Registrar:
             if not self._claim():
                 self._conditions.set(
                     "kubelet",
-                    f"another gpu-manager serves {self._directory}; stop it, or give this one another --device-plugin-path",
+                    f"another gpu-manager serves {self._directory}; stop it, or give this one another "
+                    "--device-plugin-path",
                 )
                 return False
             self._serve()

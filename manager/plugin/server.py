@@ -1,4 +1,4 @@
-"""The device plugin of one resource: kubelet's five calls, translated to the allocator, and the device list it streams."""
+"""The device plugin of one resource: kubelet's five calls, put to the allocator, and the device list it streams."""
 
 # ruff: noqa: N802, ARG002  (names and parameters are the protocol's)
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """SELinux: what containers mount from us carries the label that they may read and write, in whatever folder it lies.
 
-Kubelet relabels the volumes of a pod, but nothing that a device plugin names, and a tmpfs or a folder below /etc has a label of its own.
+Kubelet relabels the volumes of a pod, but nothing that a device plugin names, and a tmpfs or a folder below /etc has a
+label of its own.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Kubelet's two gRPC protocols: the .proto files are written here, the modules beside them are generated (generate.py)."""
+"""Kubelet's two gRPC protocols: the .proto files are ours, the modules beside them are generated (generate.py)."""

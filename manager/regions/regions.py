@@ -110,7 +110,8 @@ class Regions:
     def create(self, allocation: Allocation, shared: frozenset[str]) -> None:
         """Make the region afresh. Raises Refusal; then nothing is left.
 
-        The arbiter gets it from `ensure`, before the container starts: kubelet's admission of pods does not wait for the arbiter's turn.
+        The arbiter gets it from `ensure`, before the container starts: kubelet's admission of pods does not wait for
+        the arbiter's turn.
         """
         directory = Path(allocation.region)
         self._forget(allocation)
@@ -125,7 +126,7 @@ class Regions:
         self._shared[allocation.key], self._written[allocation.key] = shared, limits
 
     def ensure(self, allocation: Allocation, shared: frozenset[str]) -> bool:
-        """Before a container starts: make the region again if a reboot or a clean-up took it, and hand it to the arbiter.
+        """Before a container starts: make a region again that a reboot or clean-up took, and tell the arbiter.
 
         Returns whether it was made again. Raises Refusal.
         """
@@ -159,7 +160,10 @@ class Regions:
             log.warning("%s", refusal.message)
 
     def change(self, allocation: Allocation, shared: frozenset[str]) -> None:
-        """Write a running container's limits as the allocation says them now. Raises Refusal; then they are as they were."""
+        """Write a running container's limits as the allocation says them now.
+
+        Raises Refusal; then they are as they were.
+        """
         limits = self.limits(allocation, shared)
         if self._written.get(allocation.key) == limits:
             return
@@ -198,7 +202,7 @@ class Regions:
             self._arbiter.remove(allocation.region)
 
     def metered(self, allocation: Allocation, uuid: str) -> bool:
-        """Whether the container's shim measures GPU time on this card: one that is alone there and uncapped passes ungated."""
+        """Whether the shim measures GPU time on this card: a container alone there and uncapped passes ungated."""
         if allocation.whole:
             return False
         return uuid in self._shared.get(allocation.key, ()) or allocation.core_limit < CORES_PER_CARD
@@ -241,7 +245,8 @@ class Regions:
         for directory in orphans:
             self._drop(directory)
         for pod in self.base.iterdir() if self.base.is_dir() else ():
-            # A kill between making or removing a container's folder and its pod's leaves an empty one; others can't be removed so.
+            # A kill between making or removing a container's folder and its pod's leaves an empty one; others can't be
+            # removed so.
             with contextlib.suppress(OSError):
                 pod.rmdir()
         return orphans

@@ -1,6 +1,7 @@
 """Where a region's files live: a small tmpfs per container, or a plain directory.
 
-The tenant may grow its `usage` file; on a tmpfs of fixed size that harms nobody, on a plain directory it can fill the disk.
+The tenant may grow its `usage` file; on a tmpfs of fixed size that harms nobody, on a plain directory it can fill the
+disk.
 """
 
 from __future__ import annotations

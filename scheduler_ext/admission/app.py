@@ -26,11 +26,13 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.reviews = Counter(
-            "vcuda_webhook_reviews", "Pods that were reviewed: untouched, changed, refused; requests that made no sense: bad",
+            "vcuda_webhook_reviews",
+            "Pods that were reviewed: untouched, changed, refused; requests that made no sense: bad",
             ["result"], registry=self.registry,
         )  # fmt: skip
         self.seconds = Histogram(
-            "vcuda_webhook_review_seconds", "Time to answer a review, its body read", buckets=_BUCKETS, registry=self.registry
+            "vcuda_webhook_review_seconds", "Time to answer a review, its body read",
+            buckets=_BUCKETS, registry=self.registry,
         )  # fmt: skip
         for result in ("untouched", "changed", "refused", "bad"):
             self.reviews.labels(result)

@@ -1,7 +1,7 @@
-"""What becomes of a pod that somebody creates or changes: let through, completed, corrected, or refused with the extender's own reason.
+"""What becomes of a pod that is created or changed: let through, completed, corrected, or refused with a reason.
 
-Nothing here looks at the cluster: what is refused could run on no card at all, and a pod that asks for no share is only ever
-relieved of annotations that are not its author's to write.
+Nothing here looks at the cluster: what is refused could run on no card at all, and a pod that asks for no share is only
+ever relieved of annotations that are not its author's to write.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST_WARNINGS = 8
 class Rules:
     """The operator's choices.
 
-    `scheduler_name`: given to pods with a share whose author chose none. `annotations`: given to pods with a share that lack them.
-    `cores` and `memory_blocks`: what a container gets that names only the other of the two resources; 0: it is refused.
-    `trusted`: users whose word about placements counts. `exempt`: namespaces whose pods pass as they are.
+    `scheduler_name`: given to pods with a share whose author chose none. `annotations`: given to pods with a share that
+    lack them. `cores` and `memory_blocks`: what a container gets that names only the other of the two resources; 0: it
+    is refused. `trusted`: users whose word about placements counts. `exempt`: namespaces whose pods pass as they are.
     """
 
     names: Names = field(default_factory=Names)
@@ -65,7 +65,10 @@ def decide(review: Review, rules: Rules) -> Verdict:
 
 
 class _Change:
-    """What becomes of a pod, the patch that makes it of the original, and why. Only what changes is copied: pods may be large."""
+    """What becomes of a pod, the patch that makes it of the original, and why.
+
+    Only what changes is copied: pods may be large.
+    """
 
     def __init__(self, pod: Mapping[str, Any]) -> None:
         self.pod: dict[str, Any] = dict(pod)

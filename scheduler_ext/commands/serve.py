@@ -145,7 +145,8 @@ class _Replica:
         self._reads = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
         self._binder = Binder(api, engine, self._reads, self._standby_reason)
         self._sweeper = Worker(
-            "sweeper", lambda: _sweep(engine, self._binder), failed=engine.metrics.worker_failures.labels("sweeper").inc,
+            "sweeper", lambda: _sweep(engine, self._binder),
+            failed=engine.metrics.worker_failures.labels("sweeper").inc,
             pause=min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4),
         )  # fmt: skip
         self._teller = Worker(
@@ -177,8 +178,8 @@ class _Replica:
         settings = self._settings
         application = app.App(
             self._engine, self._binder, body_bytes=settings.body_mib * MIB, body_seconds=settings.body_seconds,
-            unhealthy_reason=self._unhealthy_reason, standby_reason=self._standby_reason, authenticate=settings.client_ca is not None,
-            client_name=settings.client_name,
+            unhealthy_reason=self._unhealthy_reason, standby_reason=self._standby_reason,
+            authenticate=settings.client_ca is not None, client_name=settings.client_name,
         )  # fmt: skip
         open_to_all = app.Probes(self._engine, self._unhealthy_reason, self._standby_reason)
         probes = (open_to_all, self._probes) if self._probes else None

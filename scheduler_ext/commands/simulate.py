@@ -208,7 +208,8 @@ def _run_recording(options: argparse.Namespace) -> int:
         print()
         return 0
     table = Table(
-        title=f"{options.recording.name}: {recorded.decisions} decisions on {len(recorded.nodes)} pods; means over the decisions"
+        title=f"{options.recording.name}: {recorded.decisions} decisions on {len(recorded.nodes)} pods; "
+        "means over the decisions"
     )
     for column in ("policy", "allocated %", "fragmented %", "waited", "unplaced", "elsewhere", "p50/p99 ms"):
         table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
@@ -227,7 +228,10 @@ def _run_recording(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Run the simulation. Raises TraceError, RecordingError and NoPlot; ends with a usage message if options contradict."""
+    """Run the simulation.
+
+    Raises TraceError, RecordingError and NoPlot; ends with a usage message if options contradict.
+    """
     if options.recording is not None:
         if options.nodes or options.pods or options.seeds or options.published:
             parser.error(

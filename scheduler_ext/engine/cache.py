@@ -91,7 +91,10 @@ class SchedulerCache:
         if not self.unsynced:
             if not self.inherited or self.clock() >= self.inherited_until:
                 return None
-            return f"the last extender may have written for some of {len(self.inherited)} waiting pods; the API server carries that out soon, or never"
+            return (
+                f"the last extender may have written for some of {len(self.inherited)} waiting pods; the API server "
+                "carries that out soon, or never"
+            )
         return f"the first list of {' and '.join(sorted(self.unsynced))} from the API server is not complete"
 
     def asked(self, pod: Mapping[str, Any]) -> tuple[PodRequest, Shape]:

@@ -24,7 +24,7 @@ _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 
 
 class Choice(NamedTuple):
-    """`row`: the chosen one; `rows`: those asked for, and their `codes`, if they were needed; `quota`: which one closed some.
+    """`row`: the chosen one; `rows`: those asked for; `codes` of these, if needed; `quota`: which one closed some.
 
     `refusal`: why the pod gets no node although it fits.
     """

@@ -80,7 +80,7 @@ class Engine:
             return self._filter.prioritize_cpu_only(names)
 
     def preempt(self, pod: Mapping[str, Any], proposed: Mapping[str, Victims]) -> dict[str, Victims]:
-        """Per node the pods to evict, instead of those that kube-scheduler proposes; nodes where it can't help are left out.
+        """Per node the pods to evict, instead of kube-scheduler's; nodes where eviction can't help are left out.
 
         Evicted are the fewest shares of the lowest priorities below the pod's own whose cards let it in; proposed pods
         without a share stay proposed. Decides and books nothing; the search holds no lock.
@@ -102,7 +102,7 @@ class Engine:
     def simulate(
         self, pod: Mapping[str, Any], names: Sequence[str], nodes: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Per name why a pod does not fit there, "" where it does. Of names that are unknown the objects in `nodes` count, as new nodes.
+        """Per name why a pod does not fit there, "" where it does; unknown names count as new nodes, by their `nodes`.
 
         Decides and books nothing.
         """
@@ -164,7 +164,7 @@ class Engine:
         self._intake.synced(kind)
 
     def expect_late_writes(self, seconds: float) -> None:
-        """For so long decide nothing while pods wait that did so when we began: another extender may have died while it bound them."""
+        """Decide nothing for so long while pods wait that waited when we began: a dead extender may have bound them."""
         self._intake.expect_late_writes(seconds)
 
     def expect_quotas(self) -> None:
@@ -186,7 +186,10 @@ class Engine:
             self._intake.keep_nodes(names)
 
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
-        """Take in the ConfigMap of quotas, None if there is none. Raises InvalidQuotas; then the last valid ones stay."""
+        """Take in the ConfigMap of quotas, None if there is none.
+
+        Raises InvalidQuotas; then the last valid ones stay.
+        """
         with self._lock:
             self._intake.see_quotas(config_map)
 
@@ -227,14 +230,19 @@ class Engine:
             self._intake.keep_pods(uids, listed_since)
 
     def expire(self) -> int:
-        """Release assumed placements whose Bind never came, and what is kept for nominations that never came. Returns how many."""
+        """Release assumed placements whose Bind never came, and what is kept for nominations that never came.
+
+        Returns how many.
+        """
         with self._lock:
             return self._intake.expire()
 
     # --- what people are told ---
 
     def compare(self) -> None:
-        """Compare bookings that may differ with what the nodes' managers report, a few nodes at a time; what has differed for a minute is told."""
+        """Compare bookings that may differ with what the nodes' managers report, a few nodes at a time; what has
+        differed for a minute is told.
+        """
         with self._lock:
             nodes = self._comparison.nodes()
         for start in range(0, len(nodes), _COMPARED_AT_ONCE):

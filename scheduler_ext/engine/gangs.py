@@ -85,7 +85,7 @@ class GangPlaces:
         return self._chooser.choose(table, names, asked.namespace)
 
     def _reserve(self, gang: Gang, shape: Shape, names: Sequence[str], priority: int) -> int:
-        """Bring the number of reserved places to what the gang lacks. Returns how many could not be had; then none is added.
+        """Reserve as many places as the gang lacks. Returns how many could not be had; then none is added.
 
         Members that are known get places of their own shape, those who have not come yet such as this one's.
         """
@@ -128,7 +128,7 @@ class GangPlaces:
         return wishes[: lacking - len(gang.places)]
 
     def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int) -> str | None:
-        """Reserve a place; kube-scheduler has checked the nodes' cpu and memory for one pod only, so they count here."""
+        """Reserve a place. kube-scheduler checked the nodes' cpu and memory for one pod only: they count here."""
         cluster, table = self._cache.cluster, self._cache.table(shape)
         enough = (cluster.free_cpu[rows] >= shape.cpu_milli) & (cluster.free_memory[rows] >= shape.memory_bytes)
         some = rows[enough]
@@ -139,8 +139,8 @@ class GangPlaces:
         uid = self._cache.gangs.new_place(gang, shape)
         self._cache.pods.put(
             Record(
-                uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[row], self._chooser.use_of(shape, table, row),
-                State.RESERVED, self._cache.clock(), priority=priority,
+                uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[row],
+                self._chooser.use_of(shape, table, row), State.RESERVED, self._cache.clock(), priority=priority,
             )
         )  # fmt: skip
         return uid
@@ -186,7 +186,10 @@ class GangPlaces:
         gang.until = None
 
     def lapse(self) -> int:
-        """Release the places, and the members not bound yet, of gangs whose deadline has passed. Returns how many gangs."""
+        """Release the places, and the members not bound yet, of gangs whose deadline has passed.
+
+        Returns how many gangs.
+        """
         late = [gang for gang in self._cache.gangs if gang.until is not None and gang.until < self._cache.clock()]
         for gang in late:
             self._dissolve(gang)

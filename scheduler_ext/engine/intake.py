@@ -40,8 +40,8 @@ class Intake:
         """See Engine.synced."""
         self._cache.unsynced.discard(kind)
         if not self._cache.unsynced and not self._frozen:
-            # Objects that live as long as we do. With 5,000 nodes of 8 cards a full collection takes 50 ms, which is then the longest
-            # of 3,000 requests; without what is frozen it is 4 ms.
+            # Objects that live as long as we do. With 5,000 nodes of 8 cards a full collection takes 50 ms, which is
+            # then the longest of 3,000 requests; without what is frozen it is 4 ms.
             gc.freeze()
             self._frozen = True
 
@@ -145,7 +145,8 @@ class Intake:
             if old.annotation == text:
                 return
             if old.usage.cards:
-                # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves its booking.
+                # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves
+                # its booking.
                 if not self._resizes.explains(old, pod):
                     self._distrust(old)
                 old.annotation = text
@@ -184,7 +185,7 @@ class Intake:
     def _bound_use(
         self, old: Record | None, pod: Mapping[str, Any], node: str
     ) -> tuple[PodRequest | None, Usage, Source]:
-        """What a pod that the API server shows as bound books: what we wrote for it, else what its node gave it, else what its annotation says."""
+        """What a bound pod books: what we wrote for it, else what its node gave it, else what its annotation says."""
         seen = objects.bound_use(pod, self._cache.names)
         wrong = seen.wrong is not None
         usage, source = seen.usage, Source.ANNOTATION
@@ -208,8 +209,8 @@ class Intake:
         cards = self._cache.cluster.overbooked(node, usage.cards)
         if cards:
             text = (
-                f"{', '.join(cards)} of node {node} holds more than it has since this pod came, which the extender did not place; "
-                "let kube-scheduler choose its node (no spec.nodeName)"
+                f"{', '.join(cards)} of node {node} holds more than it has since this pod came, which the extender did "
+                "not place; let kube-scheduler choose its node (no spec.nodeName)"
             )
             namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
             self._cache.notices.append(Notice("Pod", namespace, name, uid, CARD_OVERBOOKED, text))

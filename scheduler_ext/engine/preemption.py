@@ -40,7 +40,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Way:
-    """What lets the pod in on one node: the shares that go, those that leave anyway, and what the pod will hold then."""
+    """What lets the pod in on one node: shares that go, those that leave anyway, and what the pod will hold."""
 
     gone: Set
     leaving: Set
@@ -185,7 +185,7 @@ class Preemption:
             self._cache.pods.put(replace(new, since=self._cache.clock()))
 
     def _nominated(self, pod: Mapping[str, Any], node: str) -> Record | None:
-        """What to keep for a pod that another extender, or we before a restart, preempted for: what leaving pods free."""
+        """What to keep for a pod that another extender, or we before a restart, preempted for."""
         try:
             asked = request.parse_pod(pod, self._cache.names)
         except InvalidRequest:

@@ -172,7 +172,7 @@ class Resizes:
         return Answer(resize.known_as(text), new, goal=goal)
 
     def _trusted(self, record: Record, use: Use) -> bool:
-        """Whether a pod holds this by somebody else's word than its owner's: while a resize is under way two things may be true."""
+        """Whether a pod holds this by another's word than its owner's: during a resize two things may be true."""
         uid = record.uid
         reported = self._cache.reports.get(record.node, {}).get(record.known_as)
         return use in (reported, dict(record.usage.cards), self._held.get(uid), self._cache.resizing.get(uid))
@@ -188,6 +188,6 @@ class Resizes:
                 if wanted - booked > max(0, left):
                     raise _Refused(
                         reason,
-                        f"card {uuid} has {max(0, left)} {what} left beside the {booked} of this pod, which would need {wanted}; "
-                        "ask for less, or move a neighbour",
+                        f"card {uuid} has {max(0, left)} {what} left beside the {booked} of this pod, which would need "
+                        f"{wanted}; ask for less, or move a neighbour",
                     )

@@ -1,4 +1,4 @@
-"""Where a pod would fit, on nodes that exist and on such as an autoscaler could add; nothing is decided and nothing stays booked."""
+"""Where a pod would fit, on nodes that exist or that an autoscaler could add; nothing is decided or stays booked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from scheduler_ext.state.shape import Shape
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest
 
-UNKNOWN = f"{ExtenderReason.UNKNOWN_NODE}: no such node is known, and no object of it was sent (nodeCacheCapable: false sends them)"
+UNKNOWN = (
+    f"{ExtenderReason.UNKNOWN_NODE}: no such node is known, and no object of it was sent "
+    "(nodeCacheCapable: false sends them)"
+)
 _QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
 
 
@@ -43,7 +46,10 @@ class Simulation:
         self._cache, self._chooser = cache, chooser
 
     def here(self, pod: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, str], Ground]:
-        """Per node that exists why the pod does not fit there, "" where it does; and what judges others. Raises InvalidRequest."""
+        """Per node that exists why the pod does not fit there, "" where it does; and what judges others.
+
+        Raises InvalidRequest.
+        """
         cache = self._cache
         asked, shape = cache.asked(pod)
         aside = self._chooser.set_aside(asked.uid, objects.priority(pod))

@@ -148,7 +148,7 @@ class Probes(Pages):
 
 
 class App(Probes):
-    """Everything: kube-scheduler's verbs, explanations and plans, and the probes. Malformed requests get 400 and do nothing.
+    """Everything: kube-scheduler's verbs, explanations, plans, probes. Malformed requests get 400 and do nothing.
 
     `authenticate`: whoever has shown no certificate (of `client_name`, if one is given) gets 403 before anything of his
     is read, except for the probes. `unhealthy_reason` says why only a restart can help, for /healthz. `standby_reason`

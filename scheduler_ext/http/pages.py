@@ -1,4 +1,4 @@
-"""What is served by path: pages that are read, and those that are sent a body; and what is said of bodies that are not taken."""
+"""What is served by path: pages that are read, those that are sent a body, and what is said of bodies not taken."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Page = Callable[[Request], Answer | Awaitable[Answer]]
 
 
 class Pages:
-    """An `Application` of the server. `gets` and `posts`: by path; `larger` and `slower` say what a client can do about its body."""
+    """An `Application` of the server.
+
+    `gets` and `posts`: by path; `larger` and `slower` say what a client can do about its body.
+    """
 
     body_bytes, body_seconds = 4096, 10.0
     larger = slower = ""

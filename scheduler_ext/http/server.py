@@ -349,7 +349,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Server:
-    """Serves `application` on `listener`, with TLS if there is a certificate, and `probes` in plain HTTP on a socket of theirs."""
+    """Serves `application` on `listener`, with TLS if there is a certificate, and `probes` in plain HTTP beside."""
 
     def __init__(
         self,

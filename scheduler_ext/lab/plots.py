@@ -12,7 +12,7 @@ class NoPlot(Exception):
 
 
 class Curve(NamedTuple):
-    """One line in both halves of the plot: (x, allocated, fragmented), x as the label says, the others as parts of all cards."""
+    """One line in both halves of the plot: (x, allocated, fragmented), the latter two as parts of all cards."""
 
     name: str
     points: Sequence[tuple[float, float, float]]

@@ -1,8 +1,8 @@
 """The recording of an extender's inputs and decisions: JSON lines, written by a thread of its own, of bounded size.
 
 One file holds everything that is needed to decide again: it begins with a header and what was known when it began, then
-come events in order. Objects are cut down to what placement depends on: no image, command, environment or volume is written.
-The format is docs/extender.md, "Record and replay".
+come events in order. Objects are cut down to what placement depends on: no image, command, environment or volume is
+written. The format is docs/extender.md, "Record and replay".
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def slim_pod(pod: Mapping[str, Any], names: Names) -> Event:
 class Recorder:
     """Takes events from any thread without waiting, and writes them in order to `path`; `path`.1 is the part before.
 
-    Both together hold at most about `most_bytes`, or three times what is known, if that is more. What comes faster than it can
-    be written is left out and counted. When the disk refuses, it warns once, leaves events out and begins again once it can.
+    Both together hold at most about `most_bytes`, or three times what is known, if that is more. What comes faster than
+    it can be written is left out and counted. When the disk refuses, it warns once, leaves events out and begins again
+    once it can.
     """
 
     def __init__(
@@ -229,7 +230,10 @@ class Recorder:
         )
 
     def _offered(self, offered: Sequence[str]) -> str:
-        """ "all" known nodes, or the numbers of some as base64 of packed bits. Unknown nodes can't be chosen, and are left out."""
+        """ "all" known nodes, or the numbers of some as base64 of packed bits.
+
+        Unknown nodes can't be chosen, and are left out.
+        """
         if len(offered) >= len(self._nodes) and self._nodes.keys() <= set(offered):
             return "all"
         bits = np.zeros(len(self._numbers) + len(self._free), np.bool_)
@@ -277,7 +281,8 @@ class Recorder:
         except (OSError, ValueError) as error:
             if self._broken_until is None:
                 _log.warning(
-                    "recording: %s can't be written (%s); decisions go on, and are left out of the recording until it can",
+                    "recording: %s can't be written (%s); decisions go on, and are left out of the recording until it "
+                    "can",
                     self._path,
                     error,
                 )

@@ -54,8 +54,8 @@ class Point:
 class Outcome:
     """What one policy, or the recording itself (`policy` None), made of the recording.
 
-    `waited`: pods that were refused at least once; `unplaced`: those that never got a place. `seconds`: per decision. `nodes`: the first node
-    of each pod, by UID.
+    `waited`: pods that were refused at least once; `unplaced`: those that never got a place. `seconds`: per decision.
+    `nodes`: the first node of each pod, by UID.
     """
 
     policy: Policy | None

@@ -99,7 +99,7 @@ def run(
 
 
 def _emptiest_of_cards(cluster: Cluster, rows: Ints) -> int | None:
-    """Where a pod without a card goes: to the fewest free cards; ties go to the fewest free cpu, then to the first name."""
+    """Where a pod without a card goes: fewest free cards, then least free cpu, then the first name."""
     if not len(rows):
         return None
     free = cluster.free_cards(rows)

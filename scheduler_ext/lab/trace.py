@@ -1,4 +1,4 @@
-"""Reads nodes and pods in the CSV format of the public 2023 GPU trace ("openb") and draws the published experiment's pods."""
+"""Reads the nodes and pods of the public 2023 GPU trace ("openb", CSV) and draws the published experiment's pods."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ def _pod(row: _Row) -> TracePod:
 
 
 def read_pods(path: Path) -> list[TracePod]:
-    """Pods of `name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec,…]`. Raises TraceError that names file, line and column."""
+    """Pods of `name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec,…]`.
+
+    Raises TraceError that names file, line and column.
+    """
     return [_pod(row) for row in _rows(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"))]
 
 

@@ -1,8 +1,9 @@
-"""Plans moves that empty shared cards, on a copy of the state. A plan is advice: nothing here or elsewhere carries it out.
+"""Plans moves that empty shared cards, on a copy of the state. A plan is advice: nothing carries it out.
 
-A card is emptied by moving every pod on it to cards that stay shared; untouched cards stay untouched. Cards that need the fewest moves
-come first, so of all plans that move each pod at most once this one is greedy, not proven the shortest. Places are chosen with the
-code and the policy that place pods, within card filters, quotas, and the nodes' cpu and memory.
+A card is emptied by moving every pod on it to cards that stay shared; untouched cards stay untouched. Cards that need
+the fewest moves come first, so of all plans that move each pod at most once this one is greedy, not proven the
+shortest. Places are chosen with the code and the policy that place pods, within card filters, quotas, and the nodes'
+cpu and memory.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Freed:
 
 @dataclass(frozen=True)
 class Capacity:
-    """`untouched` cards; `fragmented` part of all cards; `pods`: how many pods of so many whole cards the cards would hold."""
+    """`untouched` cards; `fragmented` part of all cards; `pods`: how many of so many whole cards would fit."""
 
     untouched: int
     fragmented: float
@@ -58,7 +59,10 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Plan:
-    """`stopped`: why cards that might be emptied were not looked at, or "". `stay`: pods with a share that may not be moved."""
+    """`stopped`: why cards that might be emptied were not looked at, or "".
+
+    `stay`: pods with a share that may not be moved.
+    """
 
     freed: tuple[Freed, ...]
     before: Capacity
@@ -141,7 +145,9 @@ class _Planner:
         return found
 
     def _candidates(self, on_card: dict[tuple[int, int], list[Record]]) -> list[tuple[tuple[int, int], list[Record]]]:
-        """Cards whose holders may all be moved: fewest pods first, then those beside most untouched cards, then the emptiest."""
+        """Cards whose holders may all be moved: fewest pods first, then those beside most untouched cards, then the
+        emptiest.
+        """
         beside = untouched(self._cluster).sum(axis=1)
         possible = [
             (place, held)
@@ -249,7 +255,10 @@ def plan(snapshot: Snapshot, most_moves: int = DEFAULT_MOVES) -> Plan:
 
 
 def applied(snapshot: Snapshot, found: Plan) -> tuple[Cluster, PodCache]:
-    """The state that the moves lead to, made one after the other. Raises ValueError at a move for which there is no room."""
+    """The state that the moves lead to, made one after the other.
+
+    Raises ValueError at a move for which there is no room.
+    """
     cluster, pods, _ = snapshot.rebuilt()
     for move in found.moves:
         record = pods.release(move.uid)

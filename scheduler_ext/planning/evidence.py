@@ -25,7 +25,10 @@ _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
 
 
 class Holder(NamedTuple):
-    """A pod with a share of a node's cards. `bound`: the API server has shown it there; `leaving`: it is being deleted."""
+    """A pod with a share of a node's cards.
+
+    `bound`: the API server has shown it there; `leaving`: it is being deleted.
+    """
 
     uid: str
     name: str  # NAMESPACE/NAME
@@ -36,7 +39,7 @@ class Holder(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """What some pods would free, [k] positions: per card, of cpu and memory, and how many of them have unknown cards."""
+    """What some pods would free, [k] positions: per card, of cpu and memory; how many have unknown cards."""
 
     cores: Ints  # [k, cards]
     blocks: Ints  # [k, cards]
@@ -63,7 +66,10 @@ class Freed(NamedTuple):
 
 @dataclass(frozen=True)
 class Ground:
-    """The nodes that a pod may use, position by position. Free amounts may be negative where others overbooked a card."""
+    """The nodes that a pod may use, position by position.
+
+    Free amounts may be negative where others overbooked a card.
+    """
 
     shape: Shape
     typical: Typical

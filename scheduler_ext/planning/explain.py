@@ -107,7 +107,8 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
             what = "runs" if record.state is State.CONFIRMED else f"is {record.state.value}"
             summary = f"{what} on node {record.node}"
         found: dict[str, Any] = {
-            "state": record.state.value, "node": record.node, "cards": cards, "booked_from": record.source.value, "summary": summary,
+            "state": record.state.value, "node": record.node, "cards": cards,
+            "booked_from": record.source.value, "summary": summary,
         }  # fmt: skip
         if evidence.difference is not None:
             found["difference"] = evidence.difference

@@ -28,7 +28,10 @@ _MOST_SHOWN = 3
 
 @dataclass(frozen=True)
 class Remedy:
-    """One way out. `less`: what one container would have to ask less; `pods`: who would have to end (NAMESPACE/NAME)."""
+    """One way out.
+
+    `less`: what one container would have to ask less; `pods`: who would have to end (NAMESPACE/NAME).
+    """
 
     text: str
     node: str

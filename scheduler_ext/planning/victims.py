@@ -66,8 +66,10 @@ class _Search:
         named = [one for one in ground.holders[position] if one.uid in proposal.shares and not one.leaving]
         gone = self._leaving[position]
         lacks = (
-            ground.shape.cpu_milli - int(ground.view.free_cpu[position]) - proposal.cpu_milli - sum(one.usage.cpu_milli for one in gone),
-            ground.shape.memory_bytes - int(ground.view.free_memory[position]) - proposal.memory_bytes - sum(one.usage.memory_bytes for one in gone),
+            ground.shape.cpu_milli - int(ground.view.free_cpu[position]) - proposal.cpu_milli
+            - sum(one.usage.cpu_milli for one in gone),
+            ground.shape.memory_bytes - int(ground.view.free_memory[position]) - proposal.memory_bytes
+            - sum(one.usage.memory_bytes for one in gone),
         )  # fmt: skip
         frees = (sum(one.usage.cpu_milli for one in named), sum(one.usage.memory_bytes for one in named))
         return min(lacks[0], frees[0]), min(lacks[1], frees[1])
@@ -121,7 +123,7 @@ class _Search:
         )  # fmt: skip
 
     def smallest(self, levels: dict[int, int]) -> dict[int, Set]:
-        """Per position a smallest set; the exact one where there are few enough sets to try, else one that can't shrink."""
+        """Per position a smallest set: exact where few enough sets are to be tried, else one that can't shrink."""
         found: dict[int, Set] = {position: () for position, level in levels.items() if level < -(2**31)}
         open_ = {position: self.up_to(position, level) for position, level in levels.items() if position not in found}
         tried, here = 0, open_
@@ -142,7 +144,10 @@ class _Search:
         return found | self._shrunk({position: may for position, may in open_.items() if position not in found})
 
     def _shrunk(self, sets: dict[int, Set]) -> dict[int, Set]:
-        """One after the other stays, of whom the pod does not need that they go. What the rest frees is not summed anew each time."""
+        """One after the other stays, of whom the pod does not need that they go.
+
+        What the rest frees is not summed anew each time.
+        """
         positions = np.array(list(sets), np.int64)
         freed = self._ground.freed(positions, list(sets.values()))
         going: dict[int, list[Holder]] = {position: [] for position in sets}

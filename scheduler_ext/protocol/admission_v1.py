@@ -23,7 +23,10 @@ Patch = dict[str, Any]  # one operation of RFC 6902
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A pod that somebody wants to create or change. `old` is the pod as it was, empty for a new one; `user` is who asks."""
+    """A pod that somebody wants to create or change.
+
+    `old` is the pod as it was, empty for a new one; `user` is who asks.
+    """
 
     uid: str
     operation: str

@@ -64,7 +64,8 @@ class Verdict:
     """The decision on a filter request.
 
     `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
-    `quota`: which quota closes the nodes that would fit. `refusal`: one reason and message for all nodes; `curable`: whether evicting other pods might help.
+    `quota`: which quota closes the nodes that would fit. `refusal`: one reason and message for all nodes; `curable`:
+    whether evicting other pods might help.
     """
 
     chosen: str | None = None

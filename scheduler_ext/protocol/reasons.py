@@ -49,7 +49,8 @@ ROW_CODES: tuple[AnyReason | None, ...] = (
 CODE_OF: dict[AnyReason, int] = {reason: code for code, reason in enumerate(ROW_CODES) if reason is not None}
 FITS = 0
 
-# Evicting pods can't cure these (or, for a quota, only some namespace's pods would), so kube-scheduler must not try preemption there.
+# Evicting pods can't cure these (or, for a quota, only some namespace's pods would), so kube-scheduler must not try
+# preemption there.
 UNRESOLVABLE = frozenset(
     {
         CODE_OF[ExtenderReason.UNKNOWN_NODE],

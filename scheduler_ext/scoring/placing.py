@@ -1,4 +1,4 @@
-"""Choosing cards for every container of one class of pods on many nodes, and what that choice costs: the C core's typed face."""
+"""Chooses cards for one class of pods on many nodes, and says what each choice costs: the C core's typed face."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def reads_workload(shape: Shape) -> bool:
 
 
 class Plan(NamedTuple):
-    """For each of k nodes: the cost (inf: impossible), the reason code (0: fits), the picked columns in step order (if it fits)."""
+    """For each of k nodes: its cost (inf: impossible), the reason code (0: fits), the picked columns in step order."""
 
     cost: Floats
     code: Ints
@@ -120,7 +120,7 @@ def plan_rows(shape: Shape, cluster: Cluster, rows: Ints, allowed: Bools | None,
 
 
 def refresh(shape: Shape, cluster: Cluster, typical: Typical, planned: Ints, plan: Plan) -> None:
-    """Plan the rows that have changed since they were `planned` (at the cluster's clock), for a shape of one step without filters."""
+    """Plan the rows that changed since they were `planned` (cluster's clock), for a shape of one step, unfiltered."""
     nodes, now, plans = _of_cluster(cluster).pointer, cluster.clock, [_pointer(array) for array in plan]
     wish, pods, changed = _wish(shape).pointer, _typical(typical).pointer, _pointer(cluster.changed)
     if lib.vc_refresh(nodes, pods, wish, _CODES, changed, _pointer(planned), len(cluster), now, plans):
@@ -128,8 +128,8 @@ def refresh(shape: Shape, cluster: Cluster, typical: Typical, planned: Ints, pla
 
 
 def _place(
-    shape: Shape, arrays: Cluster | View, nodes: _Struct, allowed: Bools | None, typical: Typical, rows: Ints, plan: Plan,
-    *, at_rows: bool,
+    shape: Shape, arrays: Cluster | View, nodes: _Struct, allowed: Bools | None, typical: Typical, rows: Ints,
+    plan: Plan, *, at_rows: bool,
 ) -> None:  # fmt: skip
     accepted = ffi.NULL if allowed is None else _pointer(allowed)
     plans = [_pointer(array) for array in plan]
@@ -176,7 +176,10 @@ def fragmentation(cluster: Cluster, typical: Typical) -> Floats:
 
 
 def cheapest(costs: Floats, order: Ints, rows: Ints) -> int | None:
-    """The row of least cost among `rows`, of equals the first by `order`; None if none is finite. Rows of -1 do not count."""
+    """The row of least cost among `rows`, of equals the first by `order`; None if none is finite.
+
+    Rows of -1 do not count.
+    """
     row = lib.vc_cheapest(_pointer(costs), _pointer(order), _pointer(rows), len(rows))
     return None if row < 0 else row
 

@@ -1,12 +1,12 @@
 """What cards and their free parts are worth to the pods that are expected: values of free parts, rents of card models.
 
 A card is cut into shares like a roll of paper into strips. For a mix of wanted sizes the linear relaxation of that
-problem (Gilmore and Gomory 1961) needs the fewest cards, and its dual gives each size a price, in cards, such that no way
-to fill a card is worth more than one card. The value of a free part is the most that fits into it at those prices. What a share
-takes beyond its own value is what the best packing of the expected pods loses by placing it there.
+problem (Gilmore and Gomory 1961) needs the fewest cards, and its dual gives each size a price, in cards, such that no
+way to fill a card is worth more than one card. The value of a free part is the most that fits into it at those prices.
+What a share takes beyond its own value is what the best packing of the expected pods loses by placing it there.
 
-The rent of a card model is how much of it the expected pods would ask for if each kind spread evenly over the models that
-it accepts: cards that choosy pods depend on are dear to those that could go elsewhere.
+The rent of a card model is how much of it the expected pods would ask for if each kind spread evenly over the models
+that it accepts: cards that choosy pods depend on are dear to those that could go elsewhere.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _values(sizes: list[int], prices: list[float]) -> tuple[list[float], list[in
 def values(wanted: Mapping[int, float]) -> Floats:
     """The value in cards of a card's free hundredths 0…100, [101], for shares wanted by size (1…99) and weight.
 
-    A whole free card is worth 1, also if no share is wanted. Column generation over the patterns of one card, each found by
-    a knapsack over the hundredths; the basis holds as many patterns as there are sizes.
+    A whole free card is worth 1, also if no share is wanted. Column generation over the patterns of one card, each
+    found by a knapsack over the hundredths; the basis holds as many patterns as there are sizes.
     """
     frequent = sorted(wanted, key=lambda size: (-wanted[size], size))[:_MOST_SIZES]
     sizes = sorted(frequent)

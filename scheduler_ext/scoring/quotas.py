@@ -1,4 +1,4 @@
-"""Quotas: what a namespace may hold, in all or on some card models and some nodes; read from a ConfigMap, checked per node."""
+"""Quotas: what a namespace may hold, in all or by card models and nodes; read from a ConfigMap, checked per node."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
 
 
 class Quotas:
-    """The quotas in force, with running sums of what is booked against each. Not locked: the engine's lock covers it."""
+    """The quotas in force, with running sums of what is booked against each.
+
+    Not locked: the engine's lock covers it.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -40,7 +40,8 @@ class Typical:
     """Typical pods as arrays, [m]. `allowed` is [card models, m], or None if no typical pod chooses its model.
 
     `cpu_per_card` (milli) and `memory_per_card` (bytes): the mean need of all pods that request any; tiny if none does.
-    `values` [card models, 101]: what a card's free hundredths are worth; `rent` [card models]; both in cards, see prices.py.
+    `values` [card models, 101]: what a card's free hundredths are worth; `rent` [card models]; both in cards, see
+    prices.py.
     """
 
     version: int
@@ -110,7 +111,7 @@ class Workload:
             self._total = sum(self._counts.values())
 
     def typical(self, cluster: Cluster, now: float) -> Typical:
-        """The current distribution; a new version appears at most once a minute, and only if pods or cards have changed.
+        """The current distribution; a new version at most once a minute, and only if pods or cards have changed.
 
         `now` is in seconds of any monotonic clock. A new card model in the cluster makes a new version at once.
         """
@@ -161,7 +162,7 @@ def _per_card(weights: dict[Kind, float], amounts: list[int]) -> float:
 
 
 def _values(kinds: dict[Kind, float], blocks: Ints) -> Floats:
-    """Per model what free hundredths of its cards are worth, [models, 101]; a share's size is that of its scarcer half."""
+    """Per model what free hundredths of its cards are worth, [models, 101]; a share is as large as its scarcer half."""
     found: dict[int, Floats] = {}
     for total in sorted(set(blocks.tolist())):
         wanted: dict[int, float] = {}

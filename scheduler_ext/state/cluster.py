@@ -156,7 +156,10 @@ class Cluster:
         memory_bytes: int,
         problem: Reason | ExtenderReason | None = None,
     ) -> bool:
-        """Add a node, or bring it up to date; whether anything was new. `problem` says why its cards are not known (then `cards` is empty)."""
+        """Add a node, or bring it up to date; whether anything was new.
+
+        `problem` says why its cards are not known (then `cards` is empty).
+        """
         known = self.index.get(name)
         code = CODE_OF[problem] if problem else (FITS if cards else CODE_OF[Reason.NO_CARDS])
         if (
@@ -231,7 +234,10 @@ class Cluster:
         self._touch(row)
 
     def book(self, uid: str, node: str, usage: Usage) -> None:
-        """Book a pod on a node (which need not be known yet). A second booking of the same UID there replaces the first."""
+        """Book a pod on a node (which need not be known yet).
+
+        A second booking of the same UID there replaces the first.
+        """
         self.release(uid, node)
         bookings = self._bookings.setdefault(node, {})
         bookings[uid] = usage
@@ -260,7 +266,7 @@ class Cluster:
                 self._touch(row)
 
     def free(self, node: str, uuid: str) -> tuple[int, int]:
-        """Cores and blocks that nobody has booked of a card, below 0 if too much is; nothing of one that is unknown or unhealthy."""
+        """Cores and blocks of a card that nobody has booked, below 0 if overbooked; nothing of an unhealthy one."""
         row = self.index.get(node)
         column = None if row is None else self._columns[row].get(uuid)
         if row is None or column is None or not self.usable[row, column]:

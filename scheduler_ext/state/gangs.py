@@ -14,7 +14,10 @@ PLACE = "gang:"  # how the UID of a reserved place begins; a pod's never does
 
 @dataclass(slots=True)
 class Member:
-    """A live pod. `since`: monotonic seconds when it was first seen; `shown`: by the API server, not only by a request."""
+    """A live pod.
+
+    `since`: monotonic seconds when it was first seen; `shown`: by the API server, not only by a request.
+    """
 
     shape: Shape
     since: float
@@ -121,7 +124,7 @@ class Gangs:
         return [uid for uid, gang in self._of.items() if uid not in known and gang.members[uid].since < since]
 
     def unseen(self, since: float, pods: PodCache) -> list[str]:
-        """Members that only requests before `since` told of and that hold nothing: deleted before they were asked for."""
+        """Members known only by requests before `since` that hold nothing: deleted before they were asked for."""
         return [
             uid
             for uid, gang in self._of.items()

@@ -1,4 +1,4 @@
-"""Names of nodes as rows of the cluster: a request's names are read from its bytes by the C core, and made strings only when somebody asks."""
+"""Names of nodes as rows of the cluster: the C core reads them from a request; strings are made when asked for."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class NodeNames:
         self.version += 1
 
     def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
-        """A request's body with null in place of its NodeNames, and these; None where the JSON has any but the usual form."""
+        """A request's body with null in place of its NodeNames, and these; None where the JSON has an unusual form."""
         if len(self._rows) <= len(body) // _LEAST_BYTES:
             self._rows = np.empty(len(body), np.int64)
         place = ffi.new("size_t[2]")

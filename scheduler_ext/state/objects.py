@@ -1,4 +1,7 @@
-"""What the API server's objects mean for us: a node's cards, a pod's place and use. Nothing here trusts an unbound pod."""
+"""What the API server's objects mean for us: a node's cards, a pod's place and use.
+
+Nothing here trusts an unbound pod.
+"""
 
 from __future__ import annotations
 
@@ -151,8 +154,8 @@ def bound_use(pod: Mapping[str, Any], names: Names) -> SeenUse:
     """What a bound pod books on its node.
 
     A placement that contradicts the pod's own request books nothing: the manager refuses such a pod. A share
-    without any placement was bound past us: its cards are unknown until the manager or its owner names them. Of a pod that was
-    resized the annotation may say the old amounts or the new ones.
+    without any placement was bound past us: its cards are unknown until the manager or its owner names them. Of a pod
+    that was resized the annotation may say the old amounts or the new ones.
     """
     cpu, memory = pod_requests(pod)
     try:

@@ -24,7 +24,8 @@ class PodClasses:
         """`policy`: of pods that name none."""
         self._names, self._policy = names, policy
         self._annotations = (
-            names.core_limit, names.oversell, names.policy, names.priority, names.card_model, names.card_uuid, names.gang,
+            names.core_limit, names.oversell, names.policy, names.priority, names.card_model, names.card_uuid,
+            names.gang,
         )  # fmt: skip
         self._known: dict[bytes, tuple[PodRequest, Shape]] = {}
 

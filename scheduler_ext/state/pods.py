@@ -1,4 +1,4 @@
-"""What each pod holds, or gets when its victims have gone, and how sure that is: assumed, being bound, bound, seen by the watch. Keyed by UID."""
+"""What each pod (by UID) holds, or gets once its victims are gone, and how sure that is: assumed … seen."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ class Source(enum.Enum):
 class Record:
     """One pod's booking. `since`: monotonic seconds of the last change of state.
 
-    `request` and `placement` are ours only until the watch confirms the pod. `written`: the placement annotation of the last
-    write that was begun for it. `attempted`: a write for it failed.
+    `request` and `placement` are ours only until the watch confirms the pod. `written`: the placement annotation of the
+    last write that was begun for it. `attempted`: a write for it failed.
     `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
-    Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape`: its class, where it has a share; `movable`: its owner has not
-    forbidden to move it, and it is in no gang. `known_as`: the UID by which kubelet and the node's manager know it.
+    Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape`: its class, where it has a share; `movable`:
+    its owner has not forbidden to move it, and it is in no gang. `known_as`: the UID by which kubelet and the node's
+    manager know it.
     """
 
     uid: str

@@ -28,9 +28,10 @@ class Template(NamedTuple):
 
 
 def read(data: Mapping[str, Any], names: Names, models: Iterable[str], accepted: CardFilter) -> Template:
-    """Cards by the inventory that was copied from a node of the same group, else by allocatable resources and the model's label.
+    """Cards by the inventory copied from a node of the same group, else by allocatable resources and model label.
 
-    A label is not a model's whole name: it stands for that one of `models`, or of those that a pod names, whose label it is.
+    A label is not a model's whole name: it stands for that one of `models`, or of those that a pod names, whose label
+    it is.
     """
     seen = objects.node(data, names)
     # A new node's cards are other ones, and well.

@@ -59,8 +59,8 @@ class Writer:
 
     def __init__(self, api: ApiServer) -> None:
         self._client = AsyncClient(api.client.endpoint, timeout=api.client.timeout)
-        # The API server gives up what it has not done by then (apiserver filters/request_deadline.go), also when we are gone:
-        # whoever comes after us knows how long to wait for what we wrote.
+        # The API server gives up what it has not done by then (apiserver filters/request_deadline.go), also when we are
+        # gone: whoever comes after us knows how long to wait for what we wrote.
         self._deadline = f"?timeout={math.ceil(api.client.timeout * 1000)}ms"
         self.close = self._client.close
 

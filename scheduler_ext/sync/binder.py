@@ -42,7 +42,8 @@ class Binder:
     ) -> None:
         """`standby_reason` says why nothing may be written now, or None; it is asked right before each write.
 
-        A member of an incomplete gang waits `gang_wait_seconds` for the others, which must be less than kube-scheduler waits for us.
+        A member of an incomplete gang waits `gang_wait_seconds` for the others, which must be less than kube-scheduler
+        waits for us.
         """
         self._gang_wait = gang_wait_seconds
         self._api, self._engine, self._executor = api, engine, executor
@@ -63,7 +64,7 @@ class Binder:
         return await asyncio.shield(running)
 
     async def close(self) -> None:
-        """Wait for the results of all writes that have begun, each at most for the API server's time; then disconnect."""
+        """Wait for all writes that have begun, each at most for the API server's time; then disconnect."""
         while self._running:
             await asyncio.wait(self._running.values())
         await self._writer.close()
@@ -167,7 +168,7 @@ class Binder:
         return None
 
     def _after_doubt(self, args: BindingArgs, problem: str) -> Refused | None:
-        """The write failed in a way that may have taken effect, or somebody else bound the pod: look, never write again."""
+        """The write may have taken effect, or somebody else bound the pod: look, never write again."""
         _log.warning("binding %s/%s to %s: %s", args.namespace, args.name, args.node, problem)
         self._engine.end_bind(args.uid, State.UNCERTAIN)
         for record in self._engine.uncertain():

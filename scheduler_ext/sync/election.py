@@ -132,8 +132,11 @@ class Election:
 
     def _take(self, found: dict[str, Any] | None, spec: Mapping[str, Any], holder: str) -> None:
         wanted = {
-            **spec, "holderIdentity": self._identity, "leaseDurationSeconds": -int(-self._seconds // 1), "renewTime": _now(),
-        }  # fmt: skip
+            **spec,
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": -int(-self._seconds // 1),
+            "renewTime": _now(),
+        }
         if holder != self._identity:
             wanted["acquireTime"] = wanted["renewTime"]
             wanted["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (found is not None)

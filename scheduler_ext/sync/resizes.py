@@ -16,7 +16,10 @@ _GONE = (404, 409)
 
 
 def send(api: ApiServer, engine: Engine) -> None:
-    """All that wait, once. Raises KubeError for the first that the server did not take, after the others: it is tried again."""
+    """All that wait, once.
+
+    Raises KubeError for the first that the server did not take, after the others: it is tried again.
+    """
     failures = []
     for one in engine.unanswered():
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

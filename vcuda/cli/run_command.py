@@ -37,7 +37,8 @@ def add_parser(commands: Commands) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="vcuda run --core N --memory SIZE [--oversell SIZE] [--core-limit N] [--device UUID|INDEX]... [--injection shim|preload] [--sim[=DIR]] -- COMMAND [ARG...]",
+        usage="vcuda run --core N --memory SIZE [--oversell SIZE] [--core-limit N] [--device UUID|INDEX]... "
+        "[--injection shim|preload] [--sim[=DIR]] -- COMMAND [ARG...]",
     )
     parser.add_argument(
         "--core",
@@ -51,7 +52,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--oversell",
         metavar="SIZE",
-        help="hold up to SIZE in all: what exceeds --memory becomes managed memory, which may lie on the host and be slow",
+        help="hold up to SIZE in all: what exceeds --memory becomes managed memory, which may lie on the host and be "
+        "slow",
     )
     parser.add_argument("--core-limit", metavar="N", help="use idle time up to this (default: hard limit at --core)")
     parser.add_argument(

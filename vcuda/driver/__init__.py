@@ -1,1 +1,4 @@
-"""The machine's NVIDIA driver: where its files are, as the host sees them, and what NVML says of cards. Nothing of Kubernetes."""
+"""The machine's NVIDIA driver: where its files are, as the host sees them, and what NVML says of cards.
+
+Nothing of Kubernetes.
+"""

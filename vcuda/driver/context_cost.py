@@ -1,8 +1,9 @@
 """What a CUDA context takes of a card: made in a process of its own, and read from the driver's figure of that process.
 
-So it is the context's alone, whatever neighbours take or give back meanwhile. But that figure leaves some of it out, which only the card's total shows
-(an H100, driver 580: 518 of 527 MiB): so it is made a few times, and what the total rose by counts where a neighbour can't have done it. A process of its own, because a context of the caller's would stay on
-the card, and because a driver that crashes must not take the caller along.
+So it is the context's alone, whatever neighbours take or give back meanwhile. But that figure leaves some of it out,
+which only the card's total shows (an H100, driver 580: 518 of 527 MiB): so it is made a few times, and what the total
+rose by counts where a neighbour can't have done it. A process of its own, because a context of the caller's would stay
+on the card, and because a driver that crashes must not take the caller along.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Process(ctypes.Structure):
 
 
 def measure(cuda: Path, nvml: Path, uuid: str, environment: Mapping[str, str] | None = None) -> int:
-    """Bytes of a context on the card or MIG instance with this UUID; 0 if it can't be told. Takes as long as making one; never raises.
+    """Bytes of a context on this card or MIG instance; 0 if it can't be told. As slow as making one; never raises.
 
     `cuda`, `nvml`: the real libraries. `environment`: what clients of this driver need beside their paths.
     """
@@ -87,9 +88,10 @@ def _used(nvml: ctypes.CDLL, card: ctypes.c_void_p) -> int:
 
 
 def whole_cost(own: int, rises: list[int]) -> int:
-    """Bytes that a context takes, by the driver's figure of its process and by what the card's total rose with each of several.
+    """Bytes a context takes, by the driver's figure of its process and by what the card's total rose with each.
 
-    The first rise holds what the process itself takes, too. A rise that a neighbour had a part in is none that the figure explains.
+    The first rise holds what the process itself takes, too. A rise that a neighbour had a part in is none that the
+    figure explains.
     """
     likely = [rise for rise in rises if own <= rise <= own + own // _UNLISTED]
     if not likely:
@@ -118,7 +120,8 @@ def _main(cuda_path: str, nvml_path: str, uuid: str) -> None:
         if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
             break
         rises.append(_used(nvml, card) - empty)
-    # Where NVML counts processes as another PID namespace does, ours is the least of those that came: whoever else came has a context too.
+    # Where NVML counts processes as another PID namespace does, ours is the least of those that came: whoever else came
+    # has a context too.
     came = [used for pid, used in after.items() if pid not in before and 0 < used < _MOST_BYTES]
     own = after.get(os.getpid(), 0) if os.getpid() not in before else 0
     print(whole_cost(own or min(came, default=0), rises))

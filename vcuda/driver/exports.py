@@ -1,7 +1,8 @@
 """What a library exports, read from its file; and a copy of a shim that exports no more than the driver below it.
 
-Applications look names up to learn what a driver can do (numba takes `cuCtxSynchronize_v2` where there is one), and the shims have every name that any
-driver has. A symbol of value 0 is none to the dynamic linker; the shims' own use of it needs none (-Bsymbolic-functions).
+Applications look names up to learn what a driver can do (numba takes `cuCtxSynchronize_v2` where there is one), and the
+shims have every name that any driver has. A symbol of value 0 is none to the dynamic linker; the shims' own use of it
+needs none (-Bsymbolic-functions).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _VALUE = 8  # where st_value lies in it
 
 
 def _symbols(data: bytes | mmap.mmap) -> Iterator[tuple[str, int]]:
-    """Names that are defined, and where in the file their symbols lie. Raises ValueError for what is no ELF file of 64 bits."""
+    """Names that are defined, and where in the file their symbols lie.
+
+    Raises ValueError for what is no ELF file of 64 bits.
+    """
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("no ELF file of 64 bits")
     try:
@@ -47,7 +51,10 @@ def of(library: Path) -> frozenset[str]:
 
 
 def hide_missing(shim: Path, real: Path) -> None:
-    """Take away from a copy of a shim what the library below it lacks; a library that can't be read takes nothing away. Raises OSError."""
+    """Take away from a copy of a shim what the library below it lacks; a library that can't be read takes nothing away.
+
+    Raises OSError.
+    """
     try:
         known = of(real)
         data = bytearray(shim.read_bytes())

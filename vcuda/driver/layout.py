@@ -1,6 +1,6 @@
 """How our libraries stand before the driver's, in a container and in a run alike.
 
-LIB64/libcuda.so.1                   our shim as a regular file, with no name that the real one lacks; libcuda.so links to it
+LIB64/libcuda.so.1                   our shim as a regular file, with no name that the real one lacks; libcuda.so: link
 LIB64/drv/libcuda-driver.so.1        link to the real library: what the shim loads ($ORIGIN/drv)
 FOLDER/preload/libvcuda-preload.so   the preload library, for whoever loads the driver by a path of his own
 """

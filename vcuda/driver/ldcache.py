@@ -1,7 +1,8 @@
 """The dynamic linker's cache of a host, /etc/ld.so.cache: which file each library name leads to there.
 
-Format (glibc, sysdeps/generic/dl-cache.h): 48 bytes of header, then one entry of 24 bytes per library, whose key and value are offsets of
-strings from the header's start. An older table may stand before it; its own entries are the same libraries.
+Format (glibc, sysdeps/generic/dl-cache.h): 48 bytes of header, then one entry of 24 bytes per library, whose key and
+value are offsets of strings from the header's start. An older table may stand before it; its own entries are the same
+libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ class LdCacheError(Exception):
 
 
 def parse(data: bytes, machine: str | None = None) -> dict[str, tuple[str, ...]]:
-    """Paths by library name, in the cache's own order, of the 64-bit libraries for `machine` (this one's). Raises LdCacheError."""
+    """Paths by library name, in the cache's own order, of the 64-bit libraries for `machine` (this one's).
+
+    Raises LdCacheError.
+    """
     start = data.find(_MAGIC)
     if start < 0:
         raise LdCacheError(f"it does not hold {_MAGIC.decode()!r}")

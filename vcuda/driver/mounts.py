@@ -19,7 +19,7 @@ def points(mountinfo: str) -> list[str]:
 
 
 def is_mount_point(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether something is mounted exactly there; unlike os.path.ismount also for a bind mount of the same file system."""
+    """Whether something is mounted exactly there; unlike os.path.ismount also for a bind mount within a file system."""
     try:
         return os.path.realpath(path) in points(mountinfo.read_text())
     except OSError:

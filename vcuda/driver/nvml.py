@@ -1,4 +1,7 @@
-"""What NVML says of cards, read in one way by whoever shares them out. Functions raise pynvml.NVMLError; handles are NVML's."""
+"""What NVML says of cards, read in one way by whoever shares them out.
+
+Functions raise pynvml.NVMLError; handles are NVML's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def load(library: Path | str) -> None:
 
 
 def memory_bytes(handle: Any) -> int:
-    """What tenants can ever have of a card or instance: all less what the driver keeps for itself (nvml.h, nvmlMemory_v2_t)."""
+    """What tenants can ever have of a card or instance: all less the driver's own part (nvml.h, nvmlMemory_v2_t)."""
     total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     try:
         reserved = int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved)

@@ -1,4 +1,4 @@
-"""Paths below the driver root: resolving links as the host does, finding the driver's libraries, and what the runtime calls them."""
+"""Paths below the driver root: links as the host resolves them, the driver's libraries, and the runtime's names."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ class HostRoot:
     def find_library(self, soname: str, version: str = "", first: Iterable[Path] = ()) -> Path | None:
         """The regular file of a library such as "libnvidia-ml.so.1"; never one of our shims.
 
-        After what lies in the folders `first` (LD_LIBRARY_PATH's), what the host's own linker would load (its cache), then the usual folders,
-        by name and then, where the link is missing, by versioned name. With `version`, such as the driver's by NVML, a file of that
-        version goes before all others.
+        After what lies in the folders `first` (LD_LIBRARY_PATH's), what the host's own linker would load (its cache),
+        then the usual folders, by name and then, where the link is missing, by versioned name. With `version`, such as
+        the driver's by NVML, a file of that version goes before all others.
         """
         beside = [(folder / soname).resolve() for folder in first]
         found = [path for path in dict.fromkeys((*beside, *self._libraries(soname))) if is_driver(path)]

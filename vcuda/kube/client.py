@@ -73,7 +73,10 @@ class Client:
     def pages(
         self, kind: str, namespace: str = "", selector: str = "", *, timeout: float | None = None
     ) -> Iterator[tuple[list[dict[str, Any]], str]]:
-        """List page by page: (objects, resource version). `selector`: a field selector; the last page's version counts."""
+        """List page by page: (objects, resource version).
+
+        `selector`: a field selector; the last page's version counts.
+        """
         query, where = {"limit": str(_PAGE)} | _fields(selector), path(kind, namespace)
         while True:
             data = self.call("GET", where, query=query, timeout=timeout)
@@ -86,7 +89,10 @@ class Client:
     def watch(
         self, kind: str, namespace: str, version: str, selector: str, *, seconds: float, silence: float
     ) -> Stream:
-        """Begin a watch after `version`; its lines are events, one JSON object each. The server ends it after `seconds`."""
+        """Begin a watch after `version`; its lines are events, one JSON object each.
+
+        The server ends it after `seconds`.
+        """
         query = {
             "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true",
             "timeoutSeconds": str(int(seconds)),

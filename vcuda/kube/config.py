@@ -1,6 +1,7 @@
 """Where the API server is and how to prove who we are: a kubeconfig file, or a pod's service account.
 
-Ours, because the `kubernetes` package costs 20 MB of memory on every node and hides the TLS settings that an event loop needs.
+Ours, because the `kubernetes` package costs 20 MB of memory on every node and hides the TLS settings that an event loop
+needs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _no_token() -> str:
 class Login:
     """One server and our identity there. `token` may read a file or run a program; it raises ApiUnreachable.
 
-    `server_name`: the name that the server's certificate must carry, if it is not the URL's host. `proxy`: URL of an HTTP proxy.
+    `server_name`: the name that the server's certificate must carry, if it is not the URL's host. `proxy`: URL of an
+    HTTP proxy.
     """
 
     url: str

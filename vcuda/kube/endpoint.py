@@ -85,7 +85,10 @@ class _Within(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """An answer that has to be there in time. It can be read at once: in pieces, a long one would cost several times as much."""
+    """An answer that has to be there in time.
+
+    It can be read at once: in pieces, a long one would cost several times as much.
+    """
 
     def __init__(self, deadline: float, connection: socket.socket, *more: Any, **named: Any) -> None:
         super().__init__(connection, *more, **named)
@@ -288,7 +291,7 @@ class Endpoint:
         return ApiUnreachable(f"no answer from {self.url}: {str(error) or type(error).__name__:.{_MOST_EXCERPT}}")
 
     def _idle(self) -> http.client.HTTPConnection | None:
-        """A kept connection that the server has not closed meanwhile: a request that it never saw must not count as in doubt."""
+        """A kept connection, still open at the server: a request that it never saw must not count as in doubt."""
         while True:
             try:
                 connection = self._kept.pop()

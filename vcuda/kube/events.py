@@ -12,7 +12,7 @@ _MOST_MESSAGE = 1024
 
 
 def event_name(about: str) -> str:
-    """A name of its own for an event; as long as a name may be (DNS subdomain, 253 characters), however long its object's is."""
+    """A name of its own for an event, of at most 253 characters (DNS subdomain), however long its object's is."""
     suffix = f".{time.time_ns():x}"
     return about[: 253 - len(suffix)].rstrip("-.") + suffix
 
@@ -26,7 +26,7 @@ def post(
     message: str,
     timeout: float | None = None,
 ) -> None:
-    """Create one. `source`: component and perhaps host; `about`: kind, namespace, name, uid of the object; `kind`: Normal or Warning.
+    """Create one. `source`: component, perhaps host; `about`: kind, namespace, name, uid; `kind`: Normal or Warning.
 
     Raises KubeError.
     """

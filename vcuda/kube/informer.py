@@ -26,8 +26,9 @@ SILENCE_SECONDS = 90.0
 class Handlers(NamedTuple):
     """What to do with the objects of one kind; `selector` is a field selector, such as "metadata.name=quotas".
 
-    `seen` returns an object's key. `listed` gets all keys of a complete list and when the list began (monotonic seconds):
-    whatever else was known has gone. They may raise KeyError, TypeError and their like for an object that is malformed.
+    `seen` returns an object's key. `listed` gets all keys of a complete list and when the list began (monotonic
+    seconds): whatever else was known has gone. They may raise KeyError, TypeError and their like for an object that is
+    malformed.
     """
 
     kind: str

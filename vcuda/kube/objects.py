@@ -32,7 +32,10 @@ def checked(name: str) -> str:
 
 
 def path(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """The path of a collection, of an object, or of an object's subresource. `kind`: plural, lower case. Raises BadName."""
+    """The path of a collection, of an object, or of an object's subresource.
+
+    `kind`: plural, lower case. Raises BadName.
+    """
     parts = [_GROUPS.get(kind, _CORE)]
     if namespace:
         parts += ["namespaces", checked(namespace)]
@@ -72,9 +75,10 @@ def terminal(pod: Object) -> bool:
 
 
 def ended(pod: Object) -> bool:
-    """Whether nothing of a pod runs any more: one that exceeded its deadline is Failed while its containers still have their grace.
+    """Whether nothing of a pod runs any more: one past its deadline is Failed while its containers still run.
 
-    The one rule of daemon and extender for when a share is free again. What has not the form of a status counts for nothing.
+    The one rule of daemon and extender for when a share is free again. What has not the form of a status counts for
+    nothing.
     """
     status = pod.get("status")
     if not isinstance(status, Mapping) or not terminal(pod):

@@ -1,4 +1,4 @@
-"""What the supervisors of one user's runs do for all of them: one of them arbitrates, and keeps the limits in force true."""
+"""What one supervisor does for all runs of a user: it arbitrates, and keeps the limits in force true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PERIOD_SECONDS = 0.25  # how soon a dead arbiter is replaced, a new neighbour se
 
 @dataclass
 class Arbitration:
-    """One supervisor's part. The right to arbitrate is a file lock: it moves on when its holder dies, however it dies."""
+    """One supervisor's part.
+
+    The right to arbitrate is a file lock: it moves on when its holder dies, however it dies.
+    """
 
     ledger: Ledger
     user_id: int

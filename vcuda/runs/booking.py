@@ -1,4 +1,7 @@
-"""What one run holds, and its file in the ledger. Other users write these files too: nothing in one is believed blindly."""
+"""What one run holds, and its file in the ledger.
+
+Other users write these files too: nothing in one is believed blindly.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Booking:
-    """A run: `pid` of `vcuda run`, `since` in seconds of the epoch, `folder` with its libraries (the owner's business only).
+    """A run: `pid` of `vcuda run`, `since` in Unix seconds, `folder` with its libraries (its owner's business).
 
     `name` and `user_id` come from the file system, never from the file.
     """

@@ -1,4 +1,4 @@
-"""What a context takes of each card, measured once per card and driver for all runs of a user, and told to them by their limits."""
+"""What a context takes of each card: measured once per card and driver for all runs of a user, told by their limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _MOST_FILE_BYTES = 64 * 1024
 
 @dataclass
 class ContextCosts:
-    """The user's file in the ledger's folder. What can't be measured stays 0: the run's first context is then measured inside."""
+    """The user's file in the ledger's folder.
+
+    What can't be measured stays 0: the run's first context is then measured inside.
+    """
 
     folder: Path
     measure: Callable[[Path, Path, str, Mapping[str, str]], int] = context_cost.measure

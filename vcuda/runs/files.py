@@ -36,7 +36,8 @@ def open_file(path: str, flags: int = os.O_RDONLY, *, folder: int | None = None)
 def open_or_create(path: str, mode: int) -> int:
     """A descriptor for reading and writing of a regular file that all may race to create. Raises OSError.
 
-    Not O_CREAT on an existing file: fs.protected_regular forbids that in a sticky folder, even where opening is allowed.
+    Not O_CREAT on an existing file: fs.protected_regular forbids that in a sticky folder, even where opening is
+    allowed.
     """
     while True:
         with contextlib.suppress(FileNotFoundError):

@@ -42,8 +42,8 @@ class _Progress:
 def run(task: Task, say: Callable[[str], None]) -> int:
     """Run the task's command under a supervisor; return its exit status (128 + signal if one ended it).
 
-    Single-threaded callers only: it forks. Raises CommandError if the command can't be executed, RunError if supervisor and
-    command were both killed before the command's end was known.
+    Single-threaded callers only: it forks. Raises CommandError if the command can't be executed, RunError if supervisor
+    and command were both killed before the command's end was known.
     """
     processes.adopt_orphans()  # should the supervisor be killed, the command becomes our child
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})

@@ -1,8 +1,8 @@
 """The machine's ledger: a folder that all users share, one sub-folder per run, held alive by the run's processes.
 
 A booking lives while any process holds its file's lock: the descriptor is inherited by the whole process tree, and the
-kernel drops the lock with the last holder, whatever killed it. A process that closed the descriptor still counts through
-its slot in the region. Other users' entries are theirs to write: what is malformed is ignored with one warning.
+kernel drops the lock with the last holder, whatever killed it. A process that closed the descriptor still counts
+through its slot in the region. Other users' entries are theirs to write: what is malformed is ignored with one warning.
 """
 
 from __future__ import annotations

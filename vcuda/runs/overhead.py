@@ -1,4 +1,4 @@
-"""The overhead of one user's runs: what their processes hold of the cards beside their ledgers, by NVML, written into their limits."""
+"""The overhead of one user's runs: what NVML says they hold beside their ledgers, written into their limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _BETWEEN_ANSWERS_S = 0.1
 
 
 class RunOverhead:
-    """Measures the runs whose region folders it is told of. In another PID namespace than the driver's it finds nothing: 0."""
+    """Measures the runs whose region folders it is told of.
+
+    In another PID namespace than the driver's it finds nothing: 0.
+    """
 
     def __init__(self) -> None:
         self._meter = Meter()

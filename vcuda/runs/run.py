@@ -28,7 +28,7 @@ MARK = "VCUDA_RUN"  # in the environment of a run's processes: the name of its b
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to find the driver and the ledger; `environment` is what clients of this driver need beside the library path.
+    """Where the driver and the ledger are; `environment`: what this driver's clients need beside the library path.
 
     `driver` None: the machine's own, looked for as the dynamic linker does.
     """
@@ -42,7 +42,10 @@ class Machine:
         return self.driver or driver.find(_split(environment.get("LD_LIBRARY_PATH", "")))
 
     def cards(self, found: Driver) -> tuple[Card, ...]:
-        """All cards, from NVML. Puts the driver's variables into this process's own environment: NVML reads them there."""
+        """All cards, from NVML.
+
+        Puts the driver's variables into this process's own environment: NVML reads them there.
+        """
         os.environ.update(self.environment)
         return cards.discover(found.nvml)
 
@@ -95,7 +98,10 @@ def run(
 
 
 def tell_context_costs(ledger: Ledger, entry: Booking, found: Driver, machine: Machine) -> None:
-    """Into the limits of a run that has not begun. Without it each of its cards is measured in the run's first process."""
+    """Into the limits of a run that has not begun.
+
+    Without it each of its cards is measured in the run's first process.
+    """
     costs = ContextCosts(ledger.folder)
     costs.learn(found, [share.uuid for share in entry.shares if not share.whole], dict(machine.environment))
     folder = ledger.region_folder(entry.name)
@@ -106,7 +112,7 @@ def tell_context_costs(ledger: Ledger, entry: Booking, found: Driver, machine: M
 def book(
     ledger: Ledger, request: RunRequest, command: Sequence[str], available: Sequence[Card], machine: Machine
 ) -> tuple[Booking, int]:
-    """Find room and book it, in one step under the ledger's lock; return the booking and the descriptor that holds it."""
+    """Find room and book it, in one step under the ledger's lock; return the booking and its descriptor."""
     elsewhere = layout.other_folder(machine.ledger, machine.elsewhere)
     try:
         with ledger.locked():

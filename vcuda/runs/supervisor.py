@@ -1,4 +1,4 @@
-"""The supervisor: the process between `vcuda run` and its command that outlives both and ends the booking with the tree.
+"""The supervisor: the process between `vcuda run` and its command; it outlives both and ends the booking.
 
 It is the parent of the command and adopts every descendant that is orphaned, so it knows when the last one is gone,
 also of those that closed all their files. It lives in a session of its own: no terminal and no signal to the command's

@@ -29,7 +29,8 @@ class ShareView:
 class RunView:
     """A run with its processes that use CUDA, as far as they may be seen.
 
-    `limits_impossible`: processes that met limits of GPU time which make no sense; None where the region may not be read.
+    `limits_impossible`: processes that met limits of GPU time which make no sense; None where the region may not be
+    read.
     """
 
     booking: Booking

@@ -23,17 +23,18 @@ _CAP_FIRST, _CAP_PER_INSTANCE, _CAP_INSTANCES = 3, 9, 15
 
 # Numbers, but for `pools`. The grammar and the meaning are in vcuda/sim/src/core/sim_config.h.
 KNOBS = (
-    "pools", "pool_seed", "context_ms", "unlisted_kib", "stream_kib", "texels", "slice_us", "slice_spread_us", "switch_us",
-    "switch_spread_us", "cold_us", "cold_ppm", "drag_ppm", "gap_ns", "gap_spread_ns", "call_ns", "reach_ns", "event_step_ns", "event_jitter_ns",
-    "kernel_jitter_ppm", "timing_seed",
+    "pools", "pool_seed", "context_ms", "unlisted_kib", "stream_kib", "texels", "slice_us", "slice_spread_us",
+    "switch_us", "switch_spread_us", "cold_us", "cold_ppm", "drag_ppm", "gap_ns", "gap_spread_ns", "call_ns",
+    "reach_ns", "event_step_ns", "event_jitter_ns", "kernel_jitter_ppm", "timing_seed",
 )  # fmt: skip
 # A card whose time goes otherwise than the default one's in all that a client might lean on (docs/simulated-driver.md).
 SECOND_TIMING: Mapping[str, int | str] = {
-    "slice_us": 1300, "slice_spread_us": 1400, "switch_us": 40, "switch_spread_us": 160, "cold_us": 100, "cold_ppm": 300_000,
-    "drag_ppm": 150_000, "gap_ns": 2000, "gap_spread_ns": 6000, "event_step_ns": 500, "event_jitter_ns": 700,
-    "kernel_jitter_ppm": 30_000, "timing_seed": 1,
+    "slice_us": 1300, "slice_spread_us": 1400, "switch_us": 40, "switch_spread_us": 160, "cold_us": 100,
+    "cold_ppm": 300_000, "drag_ppm": 150_000, "gap_ns": 2000, "gap_spread_ns": 6000, "event_step_ns": 500,
+    "event_jitter_ns": 700, "kernel_jitter_ppm": 30_000, "timing_seed": 1,
 }  # fmt: skip
-# What `python -m benchmarks.card_facts` and launches timed by the host found on an H100 80GB HBM3 with driver 580.159.04.
+# What `python -m benchmarks.card_facts` and launches timed by the host found on an H100 80GB HBM3 with driver
+# 580.159.04.
 H100_TIMING: Mapping[str, int | str] = {
     "slice_us": 2130, "switch_us": 137, "gap_ns": 500, "call_ns": 2500, "reach_ns": 6000,
 }  # fmt: skip
@@ -85,8 +86,8 @@ class SimCard:
     the model's. `uuid` and `minor` are chosen by the machine when not given. `links` maps the position of another
     card of the machine to how nvidia-smi would name the connection: "NV1".."NV18", "PIX", "PXB", "PHB", "NODE", "SYS".
     `mig` lists GPU instances by profile, for instance ("1g", "3g") or with the gigabytes, ("1g.5gb",).
-    `context_bytes` is what a context costs; `slice_ns` how long one keeps the card while others wait and `switch_ns` what
-    changing it costs; with `run_to_completion` a running operation is never cut at the end of its slice.
+    `context_bytes` is what a context costs; `slice_ns` how long one keeps the card while others wait and `switch_ns`
+    what changing it costs; with `run_to_completion` a running operation is never cut at the end of its slice.
     `knobs` choose the models of what a driver is free to do, by their names in machine.conf (KNOBS), for instance
     {"pools": "ragged", "pool_seed": 7}; docs/simulated-driver.md says what each does.
     """

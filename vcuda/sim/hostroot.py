@@ -1,8 +1,8 @@
-"""The host root of a simulated machine: device nodes, /proc/devices, the driver's files, as a node with a driver has them.
+"""The host root of a simulated machine: device nodes, /proc/devices and the driver's files, as on a node.
 
 Nodes are character devices where this process may make them, else regular files of the same names. Majors are the
-genuine ones where they are constants; nvidia-uvm's and nvidia-caps' are dynamic and chosen free on this machine, so that
-opening such a node never reaches a device of another driver.
+genuine ones where they are constants; nvidia-uvm's and nvidia-caps' are dynamic and chosen free on this machine, so
+that opening such a node never reaches a device of another driver.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class HostRoot:
         self._write("proc/devices", _devices_text({**fixed, **dynamic}))
 
     def set_uvm_major(self, major: int) -> None:
-        """As after a reboot that gave nvidia-uvm another major; the node still has the old one until it is made anew."""
+        """As after a reboot that gave nvidia-uvm another major; the node has the old one until it is made anew."""
         majors = self.majors()
         if not majors:
             raise SimError("the simulated driver is unloaded; load it first")

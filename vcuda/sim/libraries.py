@@ -20,8 +20,8 @@ def version() -> str:
     versions = [sorted(path.name.split(".so.")[1] for path in BUILT.glob(f"{name}.so.*.*")) for name in NAMES]
     if not all(versions) or versions[0] != versions[1] or len(versions[0]) != 1:
         raise SimError(
-            f"{BUILT} holds no simulated driver ({versions[0]} of libcuda, {versions[1]} of libnvidia-ml); in a checkout "
-            "`python -m vcuda._build` builds it"
+            f"{BUILT} holds no simulated driver ({versions[0]} of libcuda, {versions[1]} of libnvidia-ml); in a "
+            "checkout `python -m vcuda._build` builds it"
         )
     return versions[0][0]
 

@@ -61,9 +61,10 @@ class Machine:
     ) -> Machine:
         """Make a machine in a folder that does not exist yet or is empty; all or nothing.
 
-        `nvidia_smi` is the path of a genuine one, to be found below the root's usr/bin. `newer` takes a driver of CUDA 13.3
-        instead of the 550's and NVML of 13.615 (vcuda/sim/src/newer, nvml_newer); only a checkout has it. `memory_limits`: what counts
-        there for limits of control groups: the kernel ("dmem"), the driver ("misc"), nobody ("none"). Raises SimError.
+        `nvidia_smi` is the path of a genuine one, to be found below the root's usr/bin. `newer` takes a driver of CUDA
+        13.3 instead of the 550's and NVML of 13.615 (vcuda/sim/src/newer, nvml_newer); only a checkout has it.
+        `memory_limits`: what counts there for limits of control groups: the kernel ("dmem"), the driver ("misc"),
+        nobody ("none"). Raises SimError.
         """
         target = Path(directory).absolute()
         version = libraries.newer_version() if newer else libraries.version()
@@ -130,8 +131,8 @@ class Machine:
     ) -> None:
         """Kernels whose name matches the shell pattern take ns + ns_per_block x blocks, in running clients too.
 
-        With `every_ns`, `ns` and `other_ns` take turns each `every_ns` of wall time, by the moment of the launch. The rule set
-        last wins; clients see it within 10 ms. Raises SimError for a pattern with spaces or negative times.
+        With `every_ns`, `ns` and `other_ns` take turns each `every_ns` of wall time, by the moment of the launch. The
+        rule set last wins; clients see it within 10 ms. Raises SimError for a pattern with spaces or negative times.
         """
         if not _RULE_PATTERN.fullmatch(pattern) or len(pattern) > 200:
             raise SimError(f"the kernel pattern {pattern!r:.60} must be one word, for instance 'spin*'")

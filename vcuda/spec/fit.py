@@ -1,4 +1,7 @@
-"""Whether a share fits a card, for who decides one container at a time: the manager. The extender has the same rule over arrays (`scheduler_ext.scoring`)."""
+"""Whether a share fits a card, for who decides one container at a time: the manager.
+
+The extender has the same rule over arrays (`scheduler_ext.scoring`).
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ def _size(text: str, where: str) -> int:
 def parse(annotations: Mapping[str, str], labels: Mapping[str, str], names: Names) -> Gang | None:
     """The gang that a pod names, or None. Raises InvalidRequest (InvalidAnnotation).
 
-    Either our annotation, "NAME/SIZE" or "SIZE" beside the label scheduling.x-k8s.io/pod-group; or the two labels of the
-    coscheduling plugin's first version. That label alone has no size (a PodGroup object does) and is not ours to judge.
+    Either our annotation, "NAME/SIZE" or "SIZE" beside the label scheduling.x-k8s.io/pod-group; or the two labels of
+    the coscheduling plugin's first version. That label alone has no size (a PodGroup object does) and is not ours to
+    judge.
     """
     text = annotations.get(names.gang)
     if text is None:

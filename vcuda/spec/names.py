@@ -69,7 +69,7 @@ class Names:
 
     @cached_property
     def oversell(self) -> str:
-        """Annotation: how many blocks a share may hold in all, beyond its own as managed memory (`vcuda.spec.request`)."""
+        """Annotation: how many blocks a share may hold in all, beyond its own as managed memory (see `request`)."""
         return f"{self.domain}/vcuda-oversell"
 
     @cached_property
@@ -84,7 +84,10 @@ class Names:
 
     @cached_property
     def resize(self) -> str:
-        """Annotation on a running pod: the amounts that it is to have from now on. Condition of the pod: what the extender answered."""
+        """Annotation on a running pod: the amounts that it is to have from now on.
+
+        Condition of the pod: what the extender answered.
+        """
         return f"{self.domain}/vcuda-resize"
 
     # --- what the extender writes at bind; untrusted and replaced on a new pod ---

@@ -48,8 +48,8 @@ class Policy(enum.StrEnum):
 class ContainerRequest:
     """One container's request: `cores` in 1/100 card, `memory_blocks` of 256 MiB, `core_limit` elastic ceiling.
 
-    `index` counts `spec.containers`, and is None for init containers and sidecars. `oversell_blocks`: what it may hold in all,
-    beyond `memory_blocks` as managed memory; 0: no more than these.
+    `index` counts `spec.containers`, and is None for init containers and sidecars. `oversell_blocks`: what it may hold
+    in all, beyond `memory_blocks` as managed memory; 0: no more than these.
     """
 
     name: str
@@ -224,7 +224,7 @@ def _card_filter(value: str) -> CardFilter:
 
 @dataclass(frozen=True)
 class _Oversell:
-    """The annotation: `true` doubles every share; a number of blocks is what each may hold in all; `name=number` is for one container."""
+    """The annotation: `true` doubles every share; a number is each share's blocks in all; `name=number` is for one."""
 
     annotation: str
     doubled: bool = False
@@ -244,8 +244,8 @@ class _Oversell:
             except InvalidRequest:
                 raise InvalidRequest(
                     Reason.INVALID_ANNOTATION,
-                    f'annotation {names.oversell} is {value!r:.60}; it must be "true", a number of blocks of 256 MiB, or '
-                    "container=number, ...",
+                    f'annotation {names.oversell} is {value!r:.60}; it must be "true", a number of blocks of '
+                    "256 MiB, or container=number, ...",
                 ) from None
             if equals:
                 by_name[name] = count
@@ -259,7 +259,8 @@ class _Oversell:
             if named is not None:
                 raise InvalidRequest(
                     Reason.INVALID_ANNOTATION,
-                    f"annotation {self.annotation} names container {request.name!r}, which has whole cards: their memory is not limited",
+                    f"annotation {self.annotation} names container {request.name!r}, which has whole cards: their "
+                    "memory is not limited",
                 )
             return request
         wanted = named if named is not None else 2 * request.memory_blocks if self.doubled else self.blocks
@@ -365,7 +366,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
 
 
 def parse_spec(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
-    """What the spec alone asks, for a pod that has its devices: limits can't change then, but annotations and labels may be edited.
+    """What the spec alone asks, for a pod that has its devices: its limits can't change, its annotations may.
 
     Elastic limit, oversell, priority and what chooses cards are the defaults. Raises InvalidRequest for the spec.
     """

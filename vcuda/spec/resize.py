@@ -1,7 +1,7 @@
-"""Live resize: what a running pod's owner asks for in an annotation, and what the extender answered in a condition of the pod.
+"""Live resize: what the owner of a running pod asks in an annotation, and what the extender grants in a condition.
 
-The annotation is a request and may say anything. The answer stands in the pod's status, which the rights to edit pods do not reach
-(the subresource `pods/status` is one of its own), so the node's manager may obey it.
+The annotation is a request and may say anything. The answer stands in the pod's status, which the rights to edit pods
+do not reach (the subresource `pods/status` is one of its own), so the node's manager may obey it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    """The extender's answer to `request` (`known_as` of the annotation), and all that it has granted so far, by container.
+    """The extender's answer to `request` (`known_as` of the annotation), and all grants so far, by container.
 
     `goal`: what the whole pod is to book of each card then.
     """
@@ -55,7 +55,7 @@ def known_as(text: str) -> str:
 
 
 def parse(text: str, request: PodRequest, names: Names) -> dict[str, dict[str, int]]:
-    """`core=50,memory=12,core-limit=80` for a pod with one share, else `NAME:core=50;NAME:memory=3`: amounts by container.
+    """`core=50,memory=12,core-limit=80` for the only share, else `NAME:core=50;NAME:memory=3` by container.
 
     Raises InvalidRequest (InvalidAnnotation) that says what to write instead.
     """
@@ -110,7 +110,8 @@ def target(amounts: Mapping[str, int], share: CardShare, before: Target | None, 
         if "core-limit" in amounts:
             raise InvalidRequest(
                 Reason.INVALID_ANNOTATION,
-                f"annotation {names.resize}: core-limit {limit} is below the {cores} cores; the elastic limit must be at least the share",
+                f"annotation {names.resize}: core-limit {limit} is below the {cores} cores; the elastic limit must be "
+                "at least the share",
             )
         limit = cores
     return Target(CardShare(share.uuid, cores, amounts.get("memory", share.memory_blocks)), limit)

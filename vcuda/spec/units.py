@@ -31,7 +31,7 @@ def blocks_on_card(memory_bytes: int) -> int:
 
 
 def parse_quantity(value: object) -> tuple[int, int] | None:
-    """Parse a Kubernetes quantity such as 30, "500m", "2Gi" or "3e1" into an exact numerator and denominator; None if it is none."""
+    """Parse a Kubernetes quantity (30, "500m", "2Gi", "3e1") into numerator and denominator, exactly; None if none."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value, 1
     if not isinstance(value, str) or len(value) > _LONGEST:
