@@ -245,3 +245,20 @@ def test_sizes_that_no_card_has_and_pointers_that_are_not_ours_are_refused(machi
                 int(cu.cuMemFreeAsync(variable, stream)[0]), held() - 4])
         """,
     ) == [2, 2, 2, 2, 2, 2, 1, 1, 0]
+
+
+def test_a_managed_pool_has_reserved_what_is_allocated_from_it_however_it_is_trimmed(
+    machine: sim.Machine,
+) -> None:
+    assert run(
+        machine,
+        """
+        props = cu.CUmemPoolProps(); props.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+        props.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE; props.location.id = 0
+        pool = ok(cu.cuMemPoolCreate(props)); steps = []
+        def step(): ok(cu.cuMemPoolTrimTo(pool, 0)); ok(cu.cuCtxSynchronize()); steps.append(told("RESERVED_MEM_CURRENT", pool) / 2**20)
+        pointer = ok(cu.cuMemAllocFromPoolAsync(5 << 20, pool, stream)); step()
+        ok(cu.cuMemFreeAsync(pointer, stream)); step()
+        answer(steps)
+        """,
+    ) == [6, 0]

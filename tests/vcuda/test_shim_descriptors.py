@@ -156,7 +156,7 @@ answer([[result for result, _ in first], left, free()])
     assert found == [[0, 2, 2], 160, 960]
 
 
-def test_who_gives_on_what_was_imported_answers_for_it(share: Share) -> None:
+def test_what_was_imported_and_is_given_on_is_its_makers_still(share: Share) -> None:
     found = shown(
         share,
         """
@@ -173,7 +173,32 @@ if again == 0:
 show()
 """,
     )
-    assert found == [[296, 0, 0], [360], [960]]
+    assert found == [[596, 0, 0], [660], [960]]
+
+
+def test_who_gave_it_on_is_killed_and_its_maker_pays_for_the_descriptor(share: Share) -> None:
+    """And for who imports that, or takes it back; not once it is closed."""
+    found = shown(
+        share,
+        """
+GIVES = '''
+descriptor = taken(there)
+begin(); result, handle = imported(descriptor); os.close(descriptor)
+shared = C.c_int()
+ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
+socket.send_fds(there, [b"x"], [shared.value]); there.recv(1)
+'''
+giver, here = export(None, GIVES)
+taker, there = export(None, "descriptor = taken(there); begin(); imported(descriptor); os.close(descriptor); there.send(b'i'); there.recv(1)")
+handle, shared = exporter(here)
+descriptor = taken(here); show()
+os.close(shared); ok("cuMemRelease", handle); killed(giver); show(); show()
+result, handle = imported(descriptor); show(result); ok("cuMemRelease", handle); show()
+socket.send_fds(there, [b"x"], [descriptor]); os.close(descriptor); there.recv(1); show()
+killed(taker); show(); show()
+""",
+    )
+    assert found == [[596], [660], [660], [660, 0], [660], [596], [960], [960]]
 
 
 def test_an_importer_of_another_container_pays(share: Share, tmp_path: Path) -> None:
@@ -205,3 +230,26 @@ answer([result, held, free()])
     )
     shares.end(exporting)
     assert found == [0, 660, 960]
+
+
+def test_memory_goes_when_a_process_without_cuda_closes_the_last_descriptor(share: Share) -> None:
+    """ "… all outstanding references to the handle (including its shareable counterparts)": whoever has them."""
+    assert share.machine
+    process = share.start(
+        CLIENT
+        + """
+child, here = export(None, '''
+descriptor = socket.recv_fds(there, 1, 1)[1][0]
+there.recv(1); os.close(descriptor); there.send(b"c"); there.recv(1)
+''')
+handle, shared = exporter(here, 500)
+ok("cuMemRelease", handle); os.close(shared); before = free()
+here.send(b"e"); here.recv(1)
+answer([before, len(fill(60 * MIB)[1])])
+sys.stdin.readline()
+"""
+    )
+    assert process.stdout and process.stdout.readline() == "[460, 16]\n"
+    peak = max(one.peak_bytes for one in share.machine.report().cards[0].processes)
+    shares.end(process)
+    assert peak <= LIMIT

@@ -94,10 +94,12 @@ ok("cuIpcCloseMemHandle", pointer); show(alloc(700 * MIB)[0])
     assert found == [[596, 0], [660, 2], [260, 0]]
 
 
-def across(share: Share, tmp_path: Path, maker_bytes: int, maker: str, code: str) -> Any:
+def across(share: Share, tmp_path: Path, maker_bytes: int, maker: str, code: str, **limit: bool) -> Any:
     """The answer of `code` in the share; `here` leads to `there`, `maker`'s in a container with such a limit."""
     assert share.machine
-    other = shares.simulated(tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=maker_bytes)])
+    other = shares.simulated(
+        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=maker_bytes, **limit)]
+    )
     address = str(tmp_path / "s")
     making = other.start(
         f"""
@@ -317,6 +319,17 @@ killed(child)
     assert found == [[0, 0], 594]
 
 
+def test_what_was_given_on_where_nothing_is_limited_is_charged_to_who_imports_it(share: Share, tmp_path: Path) -> None:
+    maker = """
+child, far = export(None, "exporter(there); there.recv(1)")
+begin(); handle = imported(taken(far))[1]
+shared = C.c_int(); ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
+socket.send_fds(there, [b"x"], [shared.value]); there.recv(1)
+"""
+    found = across(share, tmp_path, LIMIT, maker, "begin(); answer([imported(taken(here))[0], free()])", whole=True)
+    assert found == [0, 660]
+
+
 def test_what_nothing_says_the_owner_of_is_refused_where_it_does_not_fit(share: Share, tmp_path: Path) -> None:
     found = across(
         share,
@@ -391,3 +404,20 @@ answer([results, first, free()])
 """
     )
     assert found == [[0, 0, 2], 60, 260]
+
+
+def test_what_a_process_has_exported_and_imports_as_external_memory_is_charged_once(share: Share) -> None:
+    found = shown(
+        share,
+        IPC
+        + """
+begin()
+handle, shared = C.c_uint64(), C.c_int()
+ok("cuMemCreate", C.byref(handle), size(600 * MIB), C.byref(Properties(1, 1, Location(1, 0))), u64(0))
+ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
+result, memory = external(shared.value); show(result)
+ok("cuMemRelease", handle); show(alloc(700 * MIB)[0])
+ok("cuDestroyExternalMemory", memory); show(alloc(700 * MIB)[0])
+""",
+    )
+    assert found == [[360, 0], [360, 2], [260, 0]]

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 
 #define VC__HELD ((off_t)1 << 56) /* beyond the witnesses; then slot, card, chunk */
+#define VC__ENDED ((off_t)1 << 57) /* beyond those; then slot, chunk: what was is next to what was, so the kernel keeps few of them */
 #define VC__CHUNK_BITS 40         /* of one slot's and card's extents: more than numbers */
 #define VC__MOST_QUESTIONS 4096   /* more locks than processes have were made to hide behind */
 
@@ -61,6 +62,23 @@ bool vc_extent_is_held(int descriptor, const struct vc_extent *extent)
             return true;
     }
     return false;
+}
+
+static off_t end_of(const struct vc_extent *extent)
+{
+    return VC__ENDED + ((off_t)extent->slot << VC__CHUNK_BITS) + (off_t)extent->first;
+}
+
+bool vc_extent_end(int descriptor, const struct vc_extent *extent)
+{
+    struct flock lock = range(F_WRLCK, end_of(extent), (off_t)extent->chunks);
+    return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
+}
+
+bool vc_extent_has_ended(int descriptor, const struct vc_extent *extent)
+{
+    struct flock found;
+    return vc_extent_find(descriptor, end_of(extent), end_of(extent) + (off_t)extent->chunks, &found);
 }
 
 bool vc_extent_any(int descriptor, uint32_t slot)

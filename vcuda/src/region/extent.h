@@ -33,6 +33,10 @@ bool vc_extent_set(int descriptor, short type, const struct vc_extent *extent);
 /* Whether another description's owner holds some of it. Errors count as held. */
 bool vc_extent_is_held(int descriptor, const struct vc_extent *extent);
 
+/* Its owner says that it is no more, by this description, or asks whether that was said by another. Errors count as said. */
+bool vc_extent_end(int descriptor, const struct vc_extent *extent);
+bool vc_extent_has_ended(int descriptor, const struct vc_extent *extent);
+
 /* Whether another one holds anything that the slot's process owned. Errors count as held. */
 bool vc_extent_any(int descriptor, uint32_t slot);
 

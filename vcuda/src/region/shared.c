@@ -33,6 +33,15 @@ bool vc_shared_new(struct vc_region *region, uint32_t cards, uint64_t bytes, str
     return (first + chunks) >> VC_EXTENT_BITS == 0;
 }
 
+bool vc_shared_end(struct vc_region *region, const struct vc_extent *extent)
+{
+    pthread_mutex_lock(&region->slow_mutex);
+    int descriptor = vc_slots_descriptor(region); /* who holds it looks for the end after that; so one of us sees the other */
+    bool ended = descriptor >= 0 && vc_extent_end(descriptor, extent) && !vc_extent_is_held(descriptor, extent);
+    pthread_mutex_unlock(&region->slow_mutex);
+    return ended;
+}
+
 /* Pre: region->slow_mutex held. What this process holds of that slot and some of those chunks; NULL: nothing. */
 static struct vc_hold **hold_of(struct vc_region *region, const struct vc_extent *extent)
 {
@@ -59,7 +68,7 @@ bool vc_shared_hold(struct vc_region *region, const struct vc_extent *extent, ui
     } else if (made && descriptor >= 0 && slot != region->slot && vc_extent_set(descriptor, F_RDLCK, extent)) {
         /* Whoever frees the slot looks for holders after its process has let go of its own lock: so we are seen, or it is gone. */
         held = vc_slot_locked(descriptor, extent->slot) && vc_load(&slot->state) == VC_SLOT_CLAIMED &&
-               vc_slot_tag(region, extent->slot) == tag;
+               vc_slot_tag(region, extent->slot) == tag && !vc_extent_has_ended(descriptor, extent);
         if (!held)
             vc_extent_set(descriptor, F_UNLCK, extent);
     }

@@ -14,7 +14,11 @@
 /* An extent of this process's own that was never given. False: it has no slot, or too many were given. */
 bool vc_shared_new(struct vc_region *region, uint32_t cards, uint64_t bytes, struct vc_extent *extent);
 
-/* Hold what another process owns, undone by as many lets. False: its owner is gone, by the slot's tag (slot.h), or it is our own. */
+/* An extent of our own is no more: nobody can hold it from now on. False: another process does, or it can't be said. */
+bool vc_shared_end(struct vc_region *region, const struct vc_extent *extent);
+
+/* Hold what another process owns, undone by as many lets. False: its owner is gone, by the slot's tag (slot.h), has ended it, or it is our
+ * own. */
 bool vc_shared_hold(struct vc_region *region, const struct vc_extent *extent, uint32_t tag);
 void vc_shared_let(struct vc_region *region, const struct vc_extent *extent);
 

@@ -36,11 +36,11 @@ static CUresult take(int card, uint64_t bytes, int managed, int reap)
 CUresult cu_charge_as(int device, uint64_t bytes, int managed)
 {
     const int card = cu_process.devices[device].card;
-    CUresult bad = take(card, bytes, managed, 0);
+    cu_physical_sweep();
+    CUresult bad = take(card, bytes, 0);
     if (bad) { /* the newest deaths, then our own idle pools, may hold what is missing */
         cu_pools_trim(device);
-        cu_physical_sweep();
-        bad = take(card, bytes, managed, 1);
+        bad = take(card, bytes, 1);
     }
     return bad;
 }

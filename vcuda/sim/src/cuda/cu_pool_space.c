@@ -213,6 +213,8 @@ static uint64_t release_segments(CUmemoryPool pool, uint64_t keep)
 uint64_t cu_space_release(CUmemoryPool pool, uint64_t keep)
 {
     uint64_t released = 0;
+    if (pool->place == CU_POOL_MANAGED)
+        return 0; /* each allocation is by itself: nothing is ever idle */
     if (pool->ragged) {
         released = release_segments(pool, keep);
     } else {

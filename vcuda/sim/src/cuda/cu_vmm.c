@@ -18,6 +18,7 @@ typedef struct physical {
     int fd, references, mappings;
     int unpaid;      /* on no card: host memory, a multicast object */
     int exported;    /* by descriptors that may still be open somewhere: they keep it, too (as on an H100) */
+    int left;        /* only those descriptors keep it */
     uint64_t shared; /* by this name other processes may hold it too; 0: none can */
 } physical;
 
@@ -28,6 +29,7 @@ typedef struct reservation {
 } reservation;
 
 static physical *physicals; /* under cu_lock, as all of this */
+static int left_count;
 static reservation *reservations;
 static CUmemGenericAllocationHandle next_handle = 0x5110000001ull;
 
@@ -72,8 +74,14 @@ static int is_open(const physical *one)
 static void release_if_unused(physical *one)
 {
     physical **link = &physicals;
-    if (one->references > 0 || one->mappings > 0 || (one->exported && is_open(one)))
+    if (one->references > 0 || one->mappings > 0)
         return;
+    if (one->exported && is_open(one)) {
+        left_count += !one->left;
+        one->left = 1;
+        return;
+    }
+    left_count -= one->left;
     while (*link != one)
         link = &(*link)->next;
     *link = one->next;
@@ -85,11 +93,13 @@ static void release_if_unused(physical *one)
     cu_physical_sweep(); /* its file may have been the last to keep what this process exported and imported again */
 }
 
+/* The driver frees it "when all outstanding references to the handle (including its shareable counterparts)" are released: at once,
+ * whoever closes the last descriptor. Nobody tells us, so it is looked at before anything is taken. */
 void cu_physical_sweep(void)
 {
-    physical *one = physicals;
+    physical *one = left_count ? physicals : NULL;
     while (one) {
-        const int gone = one->exported && one->references <= 0 && one->mappings <= 0 && !is_open(one);
+        const int gone = one->left && !is_open(one);
         if (gone)
             release_if_unused(one);
         one = gone ? physicals : one->next; /* others may have gone with it */
@@ -448,6 +458,7 @@ CUresult cu_physical_import(int fd, uint64_t shared, int device, size_t bytes, C
                                       .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                       .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     const int card = cu_process.devices[device].card;
+    cu_physical_sweep();
     sim_card_lock(cu_process.state, card);
     const int full = sim_object_join(cu_process.state, sim_card_at(cu_process.state, card), shared, bytes);
     sim_card_unlock(cu_process.state, card);

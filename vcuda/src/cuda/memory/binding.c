@@ -85,7 +85,7 @@ CUresult vc_hook_cuMulticastCreate(CUmemGenericAllocationHandle *handle, const v
 {
     CUresult result = vc_real.cuMulticastCreate(handle, properties);
     if (result == CUDA_SUCCESS)
-        vc_object_add_foreign(*handle);
+        vc_object_add_uncharged(*handle, true);
     return result;
 }
 

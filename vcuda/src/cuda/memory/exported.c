@@ -5,8 +5,9 @@
  * another description of the same file sees the lock until the last copy of the descriptor is closed. An imported descriptor through which
  * the lock is not seen is the very one that holds it: then the handle stands for our object.
  *
- * The lock is the exporter's signature: his slot and its tag, and the object's extent (region/shared.h), a byte for each chunk. Who imports
- * it holds the extent: as long the exporter pays, or his slot does when he is dead. An exporter who is gone already, of another container,
+ * The lock is a signature: the slot of who pays for the object and its tag, and the object's extent (region/shared.h), a byte for each
+ * chunk. Who imports it holds the extent: as long the one who made it pays, or his slot does when he is dead. Who exports again what he has
+ * imported signs for him. An exporter who is gone already, of another container,
  * or not known (the file was opened anew, its lock taken away, no descriptor was free) does not: then the importer pays, by the
  * signature's size before the driver is called, without one by what the driver lets him map of it. What is exported, of a dead exporter, and imported by nobody is not charged: the descriptor may lie in a socket that
  * nobody reads. */
@@ -18,7 +19,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cuda/memory/object.h"
 #include "region/descriptor.h"
 #include "region/slot.h"
 
@@ -100,6 +100,23 @@ static void leave_probe(struct probe *probe)
     free(probe);
 }
 
+/* Whether a descriptor is open that says this of itself, or of another export of the same object: its maker's, though the one who exported
+ * it again is dead. */
+static bool is_open(const struct export *one)
+{
+    const off_t copies = (off_t)VC__NOTHING << VC__COPY_SHIFT;
+    bool open = sees_lock(one->probe->descriptor, one->place);
+    for (off_t copy = 0; !open && copy < copies; copy += (off_t)1 << VC__COPY_SHIFT)
+        open = sees_lock(one->probe->descriptor, (one->place & ~copies) | copy);
+    return open;
+}
+
+/* Whether another process holds what we have made. */
+static bool is_held(struct vc_object *object)
+{
+    return vc_object_is_ours(object) && vc_shared_is_held(vc_region_get(), vc_object_extent(object));
+}
+
 /* Let go of what is open nowhere any more. */
 static void sweep(void)
 {
@@ -109,7 +126,7 @@ static void sweep(void)
     pthread_mutex_lock(&mutex);
     for (struct export **link = &exports; *link;) {
         struct export *one = *link;
-        if (sees_lock(one->probe->descriptor, one->place) || vc_shared_is_held(vc_region_get(), vc_object_extent(one->object))) {
+        if (is_open(one) || is_held(one->object)) {
             link = &one->next;
             continue;
         }
@@ -186,25 +203,19 @@ static void sign_as_nothing(int descriptor)
 CUresult vc_hook_cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)
 {
     struct vc_object *object = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? vc_object_hold(handle) : NULL;
-    if (object && !vc_object_pay(object)) { /* who gives on what he imported answers for it */
-        vc_object_drop(object);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     CUresult result = vc_real.cuMemExportToShareableHandle(shareable, handle, type, flags);
     if (!object)
         return result;
-    if (result != CUDA_SUCCESS || !vc_object_is_ours(object)) {
-        if (result == CUDA_SUCCESS)
-            sign_as_nothing(*(int *)shareable);
-        vc_object_drop(object);
+    if (result == CUDA_SUCCESS && track(*(int *)shareable, object))
         return result;
-    }
-    track(*(int *)shareable, object); /* where that can't be done it stays charged until the process ends */
+    if (result == CUDA_SUCCESS && vc_object_is_nothing(object))
+        sign_as_nothing(*(int *)shareable);
+    if (result != CUDA_SUCCESS || !vc_object_is_ours(object))
+        vc_object_drop(object); /* else it stays charged until the process ends */
     return result;
 }
 
-/* Our object behind a descriptor, held; NULL: another process's. */
-static struct vc_object *find(int descriptor)
+struct vc_object *vc_exported_find(int descriptor)
 {
     struct vc_object *object = NULL;
     struct stat status;
@@ -318,7 +329,7 @@ static CUresult end_import(CUmemGenericAllocationHandle handle, struct vc_import
             limit = vc_quota_limit(region, card);
     if (limit == UINT64_MAX) { /* nothing is limited */
         undo_import(import);
-        vc_object_add_foreign(handle);
+        vc_object_add_uncharged(handle, false);
         return CUDA_SUCCESS;
     }
     if (import->held) {
@@ -340,7 +351,7 @@ CUresult vc_hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
     struct vc_signature signature = {0};
     struct vc_import import = {0};
     int descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? (int)(intptr_t)shareable : -1;
-    struct vc_object *object = descriptor >= 0 ? find(descriptor) : NULL;
+    struct vc_object *object = descriptor >= 0 ? vc_exported_find(descriptor) : NULL;
     bool is_signed = !object && descriptor >= 0 && vc_signature_read(descriptor, &signature);
     CUresult result = is_signed && !signature.is_nothing ? begin_import(&signature, &import) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
@@ -355,7 +366,7 @@ CUresult vc_hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
     if (object)
         vc_object_add_handle(*handle, object);
     else if (signature.is_nothing)
-        vc_object_add_foreign(*handle);
+        vc_object_add_uncharged(*handle, true);
     else
         result = end_import(*handle, &import);
     return result;

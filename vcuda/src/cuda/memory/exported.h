@@ -2,7 +2,7 @@
 #ifndef VC_EXPORTED_H
 #define VC_EXPORTED_H
 
-#include "region/shared.h"
+#include "cuda/memory/object.h"
 
 /* The exporter's extent, and his slot's tag. */
 struct vc_signature {
@@ -10,6 +10,9 @@ struct vc_signature {
     uint32_t tag;
     bool is_nothing; /* no memory: a multicast object */
 };
+
+/* Our object behind a descriptor, held; NULL: another process's. */
+struct vc_object *vc_exported_find(int descriptor);
 
 /* False: nothing says whose it is. */
 bool vc_signature_read(int descriptor, struct vc_signature *signature);

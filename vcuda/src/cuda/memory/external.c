@@ -13,7 +13,18 @@ struct external {
     uint64_t bytes;
     struct vc_extent extent;
     bool held; /* it is of CUDA, and its exporter pays */
+    struct vc_object *object; /* it is our own export, charged already; NULL: it is not */
 };
+
+/* Of what is not charged here. */
+static void let_go(struct external *external)
+{
+    if (external->held)
+        vc_shared_let(vc_region_get(), &external->extent);
+    if (external->object)
+        vc_object_drop(external->object);
+    free(external);
+}
 
 static void freed(const struct vc_allocation *allocation)
 {
@@ -21,9 +32,7 @@ static void freed(const struct vc_allocation *allocation)
     if (vc_sub(&external->references, 1) > 0)
         return;
     vc_cards_release(vc_region_get(), allocation->cards, external->bytes, VC_QUOTA_PLAIN);
-    if (external->held)
-        vc_shared_let(vc_region_get(), &external->extent);
-    free(external);
+    let_go(external);
 }
 
 static const struct vc_source external_memory = {.freed = freed};
@@ -41,7 +50,8 @@ static bool record(struct external *external, const struct vc_charge *charge, ui
     return false;
 }
 
-/* The size that is said is a part's where the object is larger. What CUDA itself has exported is its exporter's, while we hold it. */
+/* What there is to charge. The size that is said is a part's where the object is larger. What CUDA itself has exported is its exporter's,
+ * while we hold it. */
 static uint64_t look_at(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, struct external *external)
 {
     struct vc_signature signature;
@@ -53,6 +63,9 @@ static uint64_t look_at(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, stru
         return bytes;
     if (fstat(descriptor->handle.fd, &status) == 0 && status.st_size > 0 && (uint64_t)status.st_size > bytes)
         bytes = (uint64_t)status.st_size;
+    external->object = vc_exported_find(descriptor->handle.fd);
+    if (external->object)
+        return 0;
     if (!vc_signature_read(descriptor->handle.fd, &signature))
         return bytes;
     external->extent = signature.extent;
@@ -91,11 +104,8 @@ CUresult vc_hook_cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXT
     if (!external)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = import(memory, descriptor, external);
-    if (external->references > 0)
-        return result;
-    if (external->held)
-        vc_shared_let(vc_region_get(), &external->extent);
-    free(external);
+    if (external->references == 0)
+        let_go(external);
     return result;
 }
 

@@ -13,11 +13,12 @@
 
 struct vc_object {
     uint32_t references; /* handles, mappings and bindings that keep it */
-    vc_cards cards;      /* none: not memory of ours, nothing is charged */
+    vc_cards cards;      /* none: nothing is charged to us */
     CUdevice device;
     uint64_t bytes;
     struct vc_import *import; /* NULL: not imported */
-    struct vc_extent extent;  /* no chunks: it has none */
+    struct vc_extent extent;  /* of our own; no chunks: it has none */
+    bool is_nothing;
 };
 
 struct handle {
@@ -74,6 +75,8 @@ static void end_import(struct vc_import *import)
 
 const struct vc_extent *vc_object_extent(struct vc_object *object)
 {
+    if (object->import && object->import->held)
+        return &object->import->extent;
     pthread_mutex_lock(&mutex);
     bool has = object->extent.chunks > 0;
     if (!has && object->cards && vc_shared_new(vc_region_get(), object->cards, object->bytes, &object->extent)) {
@@ -91,9 +94,10 @@ void vc_object_drop(struct vc_object *object)
     size_t count;
     if (vc_sub(&object->references, 1) > 0)
         return;
-    if (object->extent.chunks > 0)
+    bool over = object->extent.chunks == 0 || vc_shared_end(vc_region_get(), &object->extent);
+    if (object->extent.chunks > 0 && over)
         vc_cards_share(vc_region_get(), object->cards, -(int64_t)object->bytes);
-    if (object->cards)
+    if (object->cards && over) /* else it stays charged until the process ends */
         vc_cards_release(vc_region_get(), object->cards, object->bytes, VC_QUOTA_PLAIN);
     struct vc_object **kept = vc_holder_let_go(object, NULL, &count);
     while (count-- > 0)
@@ -164,29 +168,32 @@ void vc_object_add_handle(CUmemGenericAllocationHandle value, struct vc_object *
     add_handle(value, object);
 }
 
-void vc_object_add_foreign(CUmemGenericAllocationHandle value)
+bool vc_object_is_nothing(const struct vc_object *object)
+{
+    return object->is_nothing;
+}
+
+void vc_object_add_uncharged(CUmemGenericAllocationHandle value, bool is_nothing)
 {
     struct vc_object *known = vc_object_hold(value); /* the driver may give one handle for what is imported twice */
     struct vc_object *object = known ? known : calloc(1, sizeof *object);
     if (object && !known)
-        object->references = 1;
+        *object = (struct vc_object){.references = 1, .is_nothing = is_nothing};
     if (object && !add_handle(value, object))
         vc_object_drop(object);
 }
 
-bool vc_object_pay(struct vc_object *object)
+/* We pay for what was imported: out of what is reserved for it, if that is where it lies. False: that is over the limit. */
+static bool pay(struct vc_object *object, vc_cards *reserved)
 {
     struct vc_charge charge;
     const struct vc_import *import = object->import;
-    if (object->cards || !import)
-        return true;
-    if (vc_charge_cards(&charge, import->cards, import->bytes) != CUDA_SUCCESS)
+    if ((import->cards & ~*reserved) == 0)
+        *reserved &= ~import->cards;
+    else if (vc_charge_cards(&charge, import->cards, import->bytes) != CUDA_SUCCESS)
         return false;
-    vc_cards none = 0;
-    if (__atomic_compare_exchange_n(&object->cards, &none, import->cards, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        vc_cards_commit(charge.region, charge.cards, charge.reserved, VC_QUOTA_PLAIN);
-    else /* another thread has paid */
-        vc_charge_drop(&charge);
+    object->cards = import->cards;
+    vc_cards_commit(vc_region_get(), import->cards, import->bytes, VC_QUOTA_PLAIN);
     return true;
 }
 
@@ -194,22 +201,18 @@ CUresult vc_object_add_import(CUmemGenericAllocationHandle value, const struct v
 {
     struct vc_object *known = vc_object_hold(value), *object = known ? known : calloc(1, sizeof *object);
     struct vc_import *import = malloc(sizeof *import);
-    struct vc_region *region = vc_region_get();
-    vc_cards unused = made->reserved;
+    vc_cards reserved = made->reserved;
+    bool fits = object && import;
     if (import)
         *import = *made;
     if (known) { /* the driver gave one handle for what is imported twice */
         end_import(import);
     } else if (object && import) {
         *object = (struct vc_object){.references = 1, .device = made->device, .bytes = made->bytes, .import = import};
-        if (!made->held && (made->cards & ~made->reserved) == 0) {
-            object->cards = made->cards;
-            vc_cards_commit(region, made->cards, made->bytes, VC_QUOTA_PLAIN);
-            unused &= ~made->cards;
-        }
+        fits = made->held || pay(object, &reserved);
     }
-    vc_cards_rollback(region, unused, made->bytes);
-    if (object && import && (known || import->held || vc_object_pay(object)) && add_handle(value, object))
+    vc_cards_rollback(vc_region_get(), reserved, made->bytes);
+    if (fits && add_handle(value, object))
         return CUDA_SUCCESS;
     if (object)
         vc_object_drop(object);

@@ -5,7 +5,7 @@
 #include "cuda/memory/account.h"
 #include "region/shared.h"
 
-/* What a handle stands for: memory that is charged, a multicast object, or something imported, which are not. */
+/* What a handle stands for: memory that is charged, to us or to who exported it, or something that takes none. */
 struct vc_object;
 
 /* Keep the object behind a handle, or behind a mapped address; NULL: not one of ours, nothing to drop. */
@@ -21,15 +21,21 @@ bool vc_is_pinned_on_host(const CUmemAllocationProp *properties);
 /* The device whose memory it is. */
 CUdevice vc_object_device(const struct vc_object *object);
 
-/* One more reference to what is held already; whether its memory is charged to us. */
+/* One more reference to what is held already. */
 struct vc_object *vc_object_held(struct vc_object *object);
+
+/* Whether it is charged to us. */
 bool vc_object_is_ours(const struct vc_object *object);
+
+/* Whether it takes no memory: a multicast object. */
+bool vc_object_is_nothing(const struct vc_object *object);
 
 /* A handle stands for the object from now on, whose reference it takes over. Without host memory it stays charged until the process ends. */
 void vc_object_add_handle(CUmemGenericAllocationHandle value, struct vc_object *object);
 
-/* A handle that stands for no memory of this process came into being. Without host memory it is not recorded. */
-void vc_object_add_foreign(CUmemGenericAllocationHandle handle);
+/* A handle came into being of which nothing is charged: of what takes no memory, or where nothing is limited. Without host memory it is
+ * not recorded. */
+void vc_object_add_uncharged(CUmemGenericAllocationHandle handle, bool is_nothing);
 
 /* What another process has exported, as it was imported. Its exporter pays as long as we hold its extent; or, if he is gone, of another
  * container or not known, who imports. */
@@ -46,11 +52,8 @@ struct vc_import {
  * reservation. */
 CUresult vc_object_add_import(CUmemGenericAllocationHandle handle, const struct vc_import *import);
 
-/* The extent by which others hold it, given at the first call; NULL: it can't have one. */
+/* The extent by which others hold it: its owner's, given at the first call if that is us; NULL: it can't have one. */
 const struct vc_extent *vc_object_extent(struct vc_object *object);
-
-/* From now on we pay for it, whoever did. False: that is over the limit. */
-bool vc_object_pay(struct vc_object *object);
 
 /* A place in a holder: bytes of a multicast object (by device) or of a mip tail, else a box of a level and layer. */
 struct vc_place {
