@@ -37,7 +37,6 @@ from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Refusal, StartError
 from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
-from manager.kube.access import Access
 from manager.kube.api import Kube, Pod
 from manager.kube.pods import NodePods
 from manager.kube.writer import ApiWriter
@@ -55,6 +54,7 @@ from manager.regions.regions import ArbiterLike, Regions
 from vcuda import addresses
 from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
+from vcuda.kube.access import Access
 from vcuda.kube.config import Login
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
@@ -80,8 +80,10 @@ class Daemon:
         shims: Path = layout.SHIMS_FOLDER,
         open_driver: Callable[[HostRoot], Driver] = nvml.open_driver,
         reread: Callable[[], Settings] | None = None,
+        look: http.Doctor = http.no_doctor,
     ) -> None:
-        """`reread` parses the settings anew; it may raise StartError."""
+        """`reread` parses the settings anew; it may raise StartError. `look`: what the page /doctor shows."""
+        self._look = look
         self._reloader = Reloader(settings, reread or (lambda: settings))
         self._settings = self._reloader.current
         self._names = Names(settings.resource_domain)
@@ -281,8 +283,15 @@ class Daemon:
         )
         self.metrics.watch(reporter.report)
         self.metrics.count(self._counts)
-        pages = http.Pages(self.metrics.exposition, reporter.report, self.unhealthy, self.not_ready, vcuda.__version__)
-        guard = Access(kube).refusal if kube and self.settings.query_auth == "kubernetes" else None
+        pages = http.Pages(
+            self.metrics.exposition,
+            reporter.report,
+            self.unhealthy,
+            self.not_ready,
+            vcuda.__version__,
+            self._look,
+        )
+        guard = Access(kube.client).refusal if kube and self.settings.query_auth == "kubernetes" else None
         self._web = http.WebServer(pages, listener, guard)
 
     # Life.
@@ -451,11 +460,12 @@ def run(
     environment: Mapping[str, str],
     next_signal: Callable[[], int],
     reread: Callable[[], Settings],
+    look: http.Doctor,
 ) -> None:
     """Start, serve until `next_signal` gives another one than SIGHUP, stop. Raises StartError."""
     from vcuda.arbiter import Arbiter
 
-    daemon = Daemon(settings, environment, Arbiter, reread=reread)
+    daemon = Daemon(settings, environment, Arbiter, reread=reread, look=look)
     daemon.start()
     address = notify_address(environment)
     sdnotify.notify(address, f"READY=1\nMAINPID={os.getpid()}")

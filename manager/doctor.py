@@ -6,7 +6,9 @@ import enum
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.kube import api
 from manager.kubelet import pods
+from manager.observe.http import DoctorFailed
 from manager.plugin import registration
 from manager.regions import storage
 from vcuda.driver import layout
@@ -26,6 +29,7 @@ from vcuda.driver.root import HostRoot
 from vcuda.kube.errors import KubeError
 
 _TIMEOUT_S = 3.0
+_LOOK_S = 30.0
 
 
 class Verdict(enum.StrEnum):
@@ -56,6 +60,22 @@ def examine(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
         lambda: _host(settings),
     )
     return [check for part in parts for check in part()]
+
+
+def look(arguments: Sequence[str]) -> bytes:
+    """What `gpu-manager doctor` says with these arguments, as JSON. Raises DoctorFailed.
+
+    In a process of its own: a stuck driver may hold it.
+    """
+    command = [sys.executable, "-m", "manager.main", "doctor", *arguments, "--log-format=json"]
+    try:
+        found = subprocess.run(command, capture_output=True, timeout=_LOOK_S, check=False)
+        json.loads(found.stdout)
+    except subprocess.TimeoutExpired:
+        raise DoctorFailed(f"gpu-manager doctor did not end within {_LOOK_S:.0f} s: is the driver stuck?") from None
+    except ValueError:
+        raise DoctorFailed(f"gpu-manager doctor failed: {found.stderr.decode(errors='replace')[-300:]}") from None
+    return found.stdout
 
 
 def text(checks: list[Check]) -> str:

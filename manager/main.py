@@ -57,7 +57,7 @@ def main() -> int:
         return again.settings if again is not None else parsed.settings
 
     try:
-        daemon.run(parsed.settings, os.environ, next_signal, reread)
+        daemon.run(parsed.settings, os.environ, next_signal, reread, lambda: doctor.look(sys.argv[1:]))
     except StartError as error:
         log.error("%s", error)
         return 1

@@ -85,6 +85,11 @@ class Settings:
     probe_port: int | None = option(
         None, reading.port, "port of its own, plain HTTP, for /healthz, /readyz, /metrics and /version"
     )
+    query_auth: str = option(
+        "off",
+        choice("off", "kubernetes"),
+        "kubernetes: /explain is answered on --probe-port too, to bearers of a token whom Kubernetes allows that path",
+    )
     assume_seconds: float = option(300.0, _TIME, "how long a decision waits for its Bind")
     gang_seconds: float = option(120.0, _TIME, "how long the places of an incomplete gang stay reserved")
     body_mib: int = option(32, number(1, 1024), "largest request body in MiB")

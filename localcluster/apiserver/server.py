@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from localcluster import web
-from localcluster.apiserver import errors, resources, selectors, table
+from localcluster.apiserver import errors, proxy, resources, selectors, table
 from localcluster.apiserver.faults import Fault, Hook, Request
 from localcluster.apiserver.logs import fetch_log
 from localcluster.apiserver.operations import Operations
@@ -152,6 +152,9 @@ class Server:
             document = resources.discovery(request.path) if request.method == "GET" else None
             if document is not None:
                 return _json(document)
+            passed_on = proxy.forward(self.operations, request)
+            if passed_on is not None:
+                return Answer(*passed_on)
             target = resources.parse_path(request.path)
             if request.query.get("dryRun"):
                 raise errors.bad_request("dryRun is not supported by this stand-in API server")

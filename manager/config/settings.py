@@ -204,8 +204,8 @@ class Settings:
     query_auth: str = option(
         "none",
         choice("none", "kubernetes"),
-        "who may see /metrics, /usage and /graph, which name tenants: anybody, or whom Kubernetes allows (TokenReview, "
-        "nonResourceURLs)",
+        "who may see /metrics, /usage, /graph and /doctor, which name tenants: anybody, or whom Kubernetes allows "
+        "(TokenReview, nonResourceURLs)",
     )
     sample_period: float = option(
         1.0, values.seconds, "seconds for which a reading of cards and regions is reused", live=True

@@ -12,9 +12,10 @@ import json
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -23,6 +24,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from manager.errors import StartError
 from manager.observe.report import NodeReport, graph
 from vcuda import addresses
+from vcuda.kube.access import TOKEN_HEADER
 from vcuda.kube.worker import Worker
 
 HEAD_BYTES = 8192
@@ -36,6 +38,17 @@ log = logging.getLogger(__name__)
 
 # Asked with a bearer token ("" without one) and a path: why this one may not be shown, as a status, or None.
 Guard = Callable[[str, str], HTTPStatus | None]
+# What `gpu-manager doctor` finds on this node, as JSON. Raises DoctorFailed.
+Doctor = Callable[[], bytes]
+
+
+class DoctorFailed(Exception):
+    """Nothing was found out; the message says why."""
+
+
+def no_doctor() -> bytes:
+    """For daemons that tests compose themselves."""
+    raise DoctorFailed("this daemon was started without its command line")
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,8 @@ class Pages:
     healthy: Callable[[], list[str]]
     ready: Callable[[], list[str]]
     version: str
+    doctor: Doctor = no_doctor
+    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def page(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """Status, content type and body."""
@@ -57,6 +72,8 @@ class Pages:
                 return HTTPStatus.OK, _JSON, json.dumps(self.report().to_dict()).encode()
             case "/graph":
                 return HTTPStatus.OK, _TEXT, graph(self.report()).encode()
+            case "/doctor":
+                return self._looked()
             case "/version":
                 return HTTPStatus.OK, _JSON, json.dumps({"version": self.version}).encode()
             case "/healthz" | "/readyz":
@@ -66,12 +83,27 @@ class Pages:
         return (
             HTTPStatus.NOT_FOUND,
             _TEXT,
-            b"there is /metrics, /usage, /graph, /version, /healthz and /readyz\n",
+            b"there is /metrics, /usage, /graph, /doctor, /version, /healthz and /readyz\n",
         )
+
+    def _looked(self) -> tuple[HTTPStatus, str, bytes]:
+        """One look at a time: each is a process of its own."""
+        if not self._looking.acquire(blocking=False):
+            return (
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                _TEXT,
+                b"somebody looks at this node already; ask again in some seconds\n",
+            )
+        try:
+            return HTTPStatus.OK, _JSON, self.doctor()
+        except DoctorFailed as error:
+            return HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{error}\n".encode()
+        finally:
+            self._looking.release()
 
 
 # These name tenants and what they use.
-GUARDED = frozenset({"/metrics", "/metric", "/usage", "/graph"})
+GUARDED = frozenset({"/metrics", "/metric", "/usage", "/graph", "/doctor"})
 _PROBES = frozenset({"/healthz", "/readyz"})
 
 
@@ -211,7 +243,9 @@ class WebServer:
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
         }
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        return words[0], words[1].partition("?")[0], token.strip() if scheme.lower() == "bearer" else ""
+        if scheme.lower() != "bearer":
+            token = headers.get(TOKEN_HEADER.lower(), "")
+        return words[0], words[1].partition("?")[0], token.strip()
 
     def _answer(self, method: str, path: str, token: str) -> bytes:
         refused = self._guard(token, path) if self._guard is not None and path in GUARDED else None

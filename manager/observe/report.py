@@ -100,7 +100,7 @@ class ContainerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """Everything at one moment. `device_cgroups`: "watched", or why they are not."""
+    """Everything at one moment (`at_s`, monotonic). `device_cgroups`: "watched", or why they are not."""
 
     node: str
     driver: str
@@ -109,6 +109,7 @@ class NodeReport:
     device_cgroups: str
     cards: tuple[CardReport, ...]
     containers: tuple[ContainerReport, ...]
+    at_s: float = 0.0
 
     def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -161,6 +162,7 @@ class Reporter:
                 _card(item.card, snapshot, samples[item.card.uuid], booked, finding) for item in snapshot.cards
             ),
             containers=tuple(self._container(item, finding, percents) for item in allocations),
+            at_s=time.monotonic(),
         )
 
     def _container(

@@ -21,6 +21,7 @@ from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
 from vcuda import addresses
+from vcuda.kube.access import Access
 from vcuda.kube.errors import KubeError
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
@@ -181,7 +182,8 @@ class _Replica:
             unhealthy_reason=self._unhealthy_reason, standby_reason=self._standby_reason,
             authenticate=settings.client_ca is not None, client_name=settings.client_name,
         )  # fmt: skip
-        open_to_all = app.Probes(self._engine, self._unhealthy_reason, self._standby_reason)
+        refusal = Access(self._api.client).refusal if settings.query_auth == "kubernetes" else None
+        open_to_all = app.Probes(self._engine, self._unhealthy_reason, self._standby_reason, refusal)
         probes = (open_to_all, self._probes) if self._probes else None
         return Server(application, self._listener, self._certificate, probes)
 

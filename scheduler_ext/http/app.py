@@ -7,6 +7,7 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -27,6 +28,7 @@ _LIGHT = 3  # containers; scoring more for all nodes at once would hold up other
 Verb = Callable[[bytes], bytes | Awaitable[bytes]]
 Observe = Callable[[float], None]
 Reason = Callable[[], str | None]
+Guard = Callable[[str, str], HTTPStatus | None]
 
 
 class NotReady(Exception):
@@ -121,11 +123,20 @@ def _well() -> None:
 
 
 class Probes(Pages):
-    """What is open to all: probes, metrics and the version; on a port of its own if there is one."""
+    """What is open to all: probes, metrics and the version; on a port of its own if there is one.
 
-    def __init__(self, engine: Engine, unhealthy_reason: Reason = _well, standby_reason: Reason = _well) -> None:
+    `refusal`: why the bearer of a token may not get a path, as a status; whom it allows gets explanations there too.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        unhealthy_reason: Reason = _well,
+        standby_reason: Reason = _well,
+        refusal: Guard | None = None,
+    ) -> None:
         super().__init__("gpu-scheduler-extender")
-        self._engine = engine
+        self._engine, self._refusal = engine, refusal
         self._unhealthy_reason, self._standby_reason = unhealthy_reason, standby_reason
         self.gets |= {
             "/scheduler/version": self.gets["/version"], "/healthz": self._healthz, "/readyz": self._readyz,
@@ -145,6 +156,33 @@ class Probes(Pages):
             return Answer(200, f"ok: {idle}\n".encode(), TEXT)
         problem = self._engine.not_ready()
         return Answer(200 if problem is None else 503, f"{problem or 'ok'}\n".encode(), TEXT)
+
+    def page(self, path: str) -> Page | None:
+        found = super().page(path)
+        if found is None and self._refusal is not None and _explains(path):
+            return self._explained_to_bearer
+        return found
+
+    async def _explained_to_bearer(self, request: Request) -> Answer:
+        assert self._refusal is not None
+        path = request.path.removeprefix("/scheduler")
+        status = await asyncio.to_thread(self._refusal, request.token, path)
+        if status is None:
+            return await self._explained(request)
+        return error(status, f"{status.phrase.lower()}: Kubernetes is asked about GET of {path:.300}; see --query-auth")
+
+    async def _explained(self, request: Request) -> Answer:
+        idle = self._standby_reason()
+        if idle is not None:
+            return error(503, f"{ExtenderReason.NOT_LEADER}: {idle}")
+        where = _asked_for(request.path)
+        named = {"uid": where[0]} if len(where) == 1 else dict(zip(("namespace", "name"), where, strict=True))
+        evidence = self._engine.evidence(**named)
+        found = await asyncio.to_thread(explain.explanation, evidence)
+        if found is not None:
+            return Answer(200, orjson.dumps(found))
+        missing = f"nothing is known about pod {'/'.join(where)}: kube-scheduler has not asked about it lately"
+        return error(404, f"{missing}; see its events (kubectl describe pod)")
 
 
 class App(Probes):
@@ -182,9 +220,7 @@ class App(Probes):
 
     def page(self, path: str) -> Page | None:
         found = super().page(path)
-        if found is None and path.removeprefix("/scheduler").startswith("/explain/"):
-            return self._explained if 1 <= len(_asked_for(path)) <= 2 else None
-        return found
+        return self._explained if found is None and _explains(path) else found
 
     def refuse(self, method: str, path: str, client: str | None) -> Answer | None:
         if self._authenticate and path not in _OPEN and (client is None or self._client_name not in (None, client)):
@@ -224,19 +260,6 @@ class App(Probes):
 
     # --- what people ask ---
 
-    async def _explained(self, request: Request) -> Answer:
-        idle = self._standby_reason()
-        if idle is not None:
-            return error(503, f"{ExtenderReason.NOT_LEADER}: {idle}")
-        where = _asked_for(request.path)
-        named = {"uid": where[0]} if len(where) == 1 else dict(zip(("namespace", "name"), where, strict=True))
-        evidence = self._engine.evidence(**named)
-        found = await asyncio.to_thread(explain.explanation, evidence)
-        if found is not None:
-            return Answer(200, orjson.dumps(found))
-        missing = f"nothing is known about pod {'/'.join(where)}: kube-scheduler has not asked about it lately"
-        return error(404, f"{missing}; see its events (kubectl describe pod)")
-
     async def _defragmentation(self, request: Request) -> Answer:
         idle, problem = self._standby_reason(), self._engine.not_ready()
         if idle is not None or problem is not None:
@@ -250,6 +273,10 @@ class App(Probes):
         async with self._planning:
             found = await asyncio.to_thread(lambda: defrag.plan(self._engine.snapshot(), int(text)))
         return Answer(200, orjson.dumps(found.as_json(), option=orjson.OPT_NON_STR_KEYS))
+
+
+def _explains(path: str) -> bool:
+    return path.removeprefix("/scheduler").startswith("/explain/") and 1 <= len(_asked_for(path)) <= 2
 
 
 def _asked_for(path: str) -> list[str]:

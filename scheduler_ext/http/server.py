@@ -21,9 +21,11 @@ import orjson
 import uvloop
 
 from scheduler_ext.http.certificate import ServerCertificate
+from vcuda.kube.access import TOKEN_HEADER
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
+_TOKEN_HEADER = TOKEN_HEADER.lower().encode()
 _HEAD_SECONDS = 10.0  # that a request's head may take once it has begun
 _SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each costs a descriptor
 _HANDSHAKE_SECONDS = 5.0
@@ -39,13 +41,17 @@ _MOST_WAITING = 8  # requests that a client may send ahead of their answers
 
 
 class Request(NamedTuple):
-    """`client`: the verified common name of the peer ("" if its certificate has none), or None."""
+    """`client`: the verified common name of the peer ("" if its certificate has none), or None.
+
+    `token`: what it sent in `vcuda.kube.access.TOKEN_HEADER`.
+    """
 
     method: str
     path: str
     query: str
     body: bytes
     client: str | None
+    token: str = ""
 
 
 class Answer(NamedTuple):
@@ -183,6 +189,7 @@ class Connection(asyncio.BufferedProtocol):
         self._url = b""
         self._size: int | None = None
         self._continues = False
+        self._token = ""
         self._chunks: list[bytes] = []
         self._received = 0
         self._complete = False
@@ -197,6 +204,8 @@ class Connection(asyncio.BufferedProtocol):
             self._size = int(value)
         elif name == b"expect":
             self._continues = value.lower() == b"100-continue"
+        elif name == _TOKEN_HEADER:
+            self._token = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         if self._closed:
@@ -258,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
         self._give_room()
         chunks, self._chunks = self._chunks, []
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        request = Request(self._method, self._path, self._query, body, self._client)
+        request = Request(self._method, self._path, self._query, body, self._client, self._token)
         keep = self._parser.should_keep_alive()
         self._head_bytes = 0
         if self._task is None:

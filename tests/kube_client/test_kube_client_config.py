@@ -108,3 +108,40 @@ def test_outside_a_pod_there_is_no_service_account() -> None:
     assert config.in_cluster({}) is None
     with pytest.raises(NoConfiguration, match="no --kubeconfig was given and there is no service account"):
         config.load(None, {})
+
+
+def test_of_several_files_the_first_that_has_an_entry_counts_and_a_context_can_be_named(tmp_path: Path) -> None:
+    """As kubectl merges $KUBECONFIG; paths in an entry are relative to the file that it stands in."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/token").write_text("of one")
+    first = {
+        "current-context": "work",
+        "contexts": [{"name": "work", "context": {"cluster": "k", "user": "u", "namespace": "team-a"}}],
+        "users": [{"name": "u", "user": {"tokenFile": "token"}}],
+    }
+    second = {
+        "current-context": "other",
+        "contexts": [
+            {"name": "work", "context": {"cluster": "gone"}},
+            {"name": "other", "context": {"cluster": "k"}},
+        ],
+        "clusters": [{"name": "k", "cluster": SERVER}],
+        "users": [{"name": "u", "user": {"token": "of two"}}],
+    }
+    paths = [tmp_path / "one/config", tmp_path / "two"]
+    for path, document in zip(paths, (first, second), strict=True):
+        path.write_text(json.dumps(document))
+    found = config.files({"KUBECONFIG": f"{paths[0]}:{tmp_path / 'none'}::{paths[1]}"})
+    assert found == paths
+    current, other = config.context(found), config.context(found, "other")
+    assert (current.namespace, current.login.token()) == ("team-a", "of one")
+    assert (other.namespace, other.login.token()) == ("default", "")
+    with pytest.raises(NoConfiguration, match="is incomplete: no 'nobody'"):
+        config.context(found, "nobody")
+    with pytest.raises(NoConfiguration, match="no current-context"):
+        config.context([_without(tmp_path)])
+
+
+def _without(tmp_path: Path) -> Path:
+    (tmp_path / "bare").write_text("{}")
+    return tmp_path / "bare"

@@ -7,8 +7,10 @@ import os
 import re
 import socket
 import stat
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,8 @@ from manager.cards.driver import DriverError, NodeCard, NullDriver, Probe
 from manager.config.reader import parse
 from manager.config.settings import Settings
 from manager.doctor import Verdict
-from tests.manager.manager_support import Node
+from manager.observe import http
+from tests.manager.manager_support import Node, free_port, node_report
 from vcuda.sim import Machine
 from vcuda.spec.inventory import Card
 
@@ -199,3 +202,22 @@ def test_sockets_control_groups_and_folders_of_a_host(node: Node, short_director
     assert found["device cgroups"] == (Verdict.OK, f"{tmp_path}/devices, control groups v1")
     verdict, details = found["regions"]
     assert verdict is Verdict.FAIL and "cannot write to /proc/none" in details and "--virtual-manager-path" in details
+
+
+def test_the_running_daemon_shows_what_the_doctor_finds(process: Callable[..., Any], node: Node) -> None:
+    """Its own command line counts; the look is a process of its own, one at a time."""
+    port = free_port()
+    process(f"--query-port={port}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/doctor", timeout=60) as answer:
+        found = {check["what"]: check["verdict"] for check in json.loads(answer.read())}
+    assert found["driver"] == "ok" and found["kubelet"] == "ok"
+
+
+def test_a_doctor_that_fails_or_is_at_work_says_so() -> None:
+    with pytest.raises(http.DoctorFailed, match=r"gpu-manager doctor failed: .*--nonsense"):
+        doctor.look(["--nonsense"])
+    pages = http.Pages(lambda: b"", node_report, list, list, "1")
+    assert pages.page("/doctor")[0] == 500
+    with pages._looking:
+        assert pages.page("/doctor")[0] == 503
+    assert pages.page("/doctor")[0] == 500

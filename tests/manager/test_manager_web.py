@@ -13,10 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from manager.kube.access import Access
-from manager.kube.api import Kube
 from manager.observe import http
 from tests.manager.manager_support import node_report
+from vcuda.kube.access import Access
 from vcuda.kube.client import Client
 from vcuda.kube.errors import ApiUnreachable
 
@@ -152,7 +151,7 @@ def test_pages_that_name_tenants_are_for_whom_kubernetes_allows() -> None:
                 }
             }
 
-    guard = Access(Kube(cast(Client, Api()), "node-1")).refusal
+    guard = Access(cast(Client, Api())).refusal
     report = node_report()
     pages = http.Pages(lambda: b"", lambda: report, list, list, "1")
     made = http.WebServer(pages, http.listen("127.0.0.1", 0), guard)

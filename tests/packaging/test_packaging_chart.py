@@ -231,7 +231,7 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
     assert right in {("nodes/proxy", "get"), ("nodes/pods", "get")}  # by the version of the cluster
     assert rules(found["ClusterRole", "vcuda-gpu-scheduler-extender"]) == {
         ("pods", "get"), ("pods", "list"), ("pods", "watch"), ("nodes", "list"), ("nodes", "watch"), ("pods/binding", "create"),
-        ("events", "create"), ("pods/status", "patch"),
+        ("events", "create"), ("pods/status", "patch"), ("tokenreviews", "create"), ("subjectaccessreviews", "create"),
     }  # fmt: skip
     assert rules(found["Role", "gpu-scheduler-extender"]) == {
         ("leases", "get"), ("leases", "update"), ("leases", "create"), ("pods", "patch"),
@@ -245,11 +245,18 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
     asked = objects({"manager": {"queryAuth": "none"}})
     reviews = {("tokenreviews", "create"), ("subjectaccessreviews", "create")}
     assert rules(asked["ClusterRole", "vcuda-gpu-manager"]) == manager - reviews
+    assert not rules(asked["ClusterRole", "vcuda-gpu-scheduler-extender"]) & reviews
+    user = {("pods", "list"), ("pods/proxy", "get"), ("serviceaccounts/token", "create")}
+    assert rules(found["Role", "vcuda-user"]) == user
+    assert rules(asked["Role", "vcuda-user"]) == user - {("serviceaccounts/token", "create")}
+    (token,) = [rule for rule in found["Role", "vcuda-user"]["rules"] if rule["resources"] == ["serviceaccounts/token"]]
+    assert token["resourceNames"] == ["vcuda-reader"] and ("ServiceAccount", "vcuda-reader") in found
     assert ("ClusterRole", "vcuda-gpu-manager-reader") not in asked
     for values, given in ((asked, False), (found, True)):
-        assert ("--query-auth=kubernetes" in container(values["DaemonSet", "gpu-manager"])["args"]) == given
+        for program in (("DaemonSet", "gpu-manager"), ("Deployment", "gpu-scheduler-extender")):
+            assert ("--query-auth=kubernetes" in container(values[program])["args"]) == given
     (readable,) = found["ClusterRole", "vcuda-gpu-manager-reader"]["rules"]
-    assert set(readable["nonResourceURLs"]) == GUARDED
+    assert set(readable["nonResourceURLs"]) == GUARDED | {"/explain/*"}
     for access, more in (
         ("proxy", {("nodes/proxy", "get")}),
         ("pods", {("nodes/pods", "get")}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import resource
 import socket
@@ -16,6 +17,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.http import server as servers
 from scheduler_ext.main import main
 from tests.scheduler_ext.extender_support import FakeApi, Served, cards, eventually, node, pod
@@ -261,3 +263,42 @@ def test_bodies_in_flight_are_bounded(api: FakeApi, start: Any, monkeypatch: pyt
     for slow in held:
         slow.close()
     eventually(lambda: extender.client.post("/scheduler/filter", content=b"x" * 900).status_code == 400)
+
+
+def test_explanations_on_the_probe_port_are_for_whom_kubernetes_allows(
+    api: FakeApi, tmp_path: Path, pairs: dict[str, Pair]
+) -> None:
+    """Through the API server's proxy nobody can show a client certificate; names of pods are no page for all."""
+    api.put("nodes", node("a", cards("a", 1)))
+    api.put("pods", pod("p", 100, None, uid="u"))
+    reviewed: list[tuple[str, Any]] = []
+
+    def review(request: Request) -> Fault | None:
+        if not request.path.endswith("reviews"):
+            return None
+        spec = request.body["spec"]
+        reviewed.append((request.path, spec.get("nonResourceAttributes")))
+        status = {
+            "authenticated": spec.get("token") in ("reader", "jane"),
+            "user": {"username": spec.get("token")},
+            "allowed": spec.get("user") == "reader",
+        }
+        return Fault(201, body=json.dumps({"status": status}).encode())
+
+    api.hook = review
+    path = "/explain/default/p"
+    with serving(api, tmp_path, pairs, "--probe-port", "0", "--query-auth", "kubernetes") as served:
+        assert served.process.stderr is not None
+        found = re.search(r"probes on (http://\S+)", served.process.stderr.readline())
+        assert found
+        with client(served, pairs, "scheduler") as scheduler, httpx.Client(base_url=found[1], timeout=20) as probes:
+            eventually(lambda: probes.get("/readyz").status_code == 200)
+            body = {"Pod": api.find("pods", "default/p"), "NodeNames": ["a"]}
+            assert scheduler.post("/scheduler/filter", json=body).json()["NodeNames"] == ["a"]
+            tokens = ("", "forged", "jane", "reader")
+            answers = [probes.get(path, headers={"X-Vcuda-Token": token}) for token in tokens]
+            assert [answer.status_code for answer in answers] == [401, 401, 403, 200]
+            assert "is assumed on node a" in answers[-1].json()["summary"] and "see --query-auth" in answers[0].text
+            assert reviewed[-1][1] == {"path": path, "verb": "get"}
+            assert probes.get("/scheduler/defrag").status_code == 404
+            assert probes.get("/metrics").status_code == 200

@@ -16,7 +16,7 @@ import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,40 +176,81 @@ def in_cluster(environment: Mapping[str, str] = os.environ) -> Login | None:
     return login
 
 
+@dataclass(frozen=True)
+class Context:
+    """What a context of a kubeconfig stands for. `namespace`: where its user works."""
+
+    login: Login
+    namespace: str = "default"
+
+
 def from_file(path: Path) -> Login:
     """The login of a kubeconfig's current context. Raises NoConfiguration."""
+    return context([path]).login
+
+
+def files(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """The kubeconfig files that kubectl reads where none is named: $KUBECONFIG's that exist, else ~/.kube/config."""
+    named = [Path(name) for name in environment.get("KUBECONFIG", "").split(os.pathsep) if name]
+    there = [path for path in named if path.exists()]
+    return there or named[:1] or [Path.home() / ".kube" / "config"]
+
+
+def context(paths: Sequence[Path], name: str | None = None) -> Context:
+    """The context of that name, else the current one. Of several files the first with an entry counts (as in kubectl).
+
+    Raises NoConfiguration.
+    """
+    where = f"the kubeconfig {os.pathsep.join(map(str, paths))}"
+    entries: dict[str, dict[str, tuple[dict[str, Any], Path]]] = {"context": {}, "cluster": {}, "user": {}}
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise NoConfiguration(f"cannot read the kubeconfig {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise NoConfiguration(f"the kubeconfig {path} is not YAML: {str(error).splitlines()[0]}") from error
-    where = f"the kubeconfig {path}"
-    try:
-        contexts = {item["name"]: item["context"] for item in data["contexts"]}
-        clusters = {item["name"]: item["cluster"] for item in data["clusters"]}
-        users = {item["name"]: item.get("user") or {} for item in data.get("users") or ()}
-        context = contexts[data["current-context"]]
-        cluster = clusters[context["cluster"]]
-        user = users.get(context.get("user"), {})
-        url = str(cluster["server"]).rstrip("/")
-        for unsupported in ("auth-provider", "username"):
-            if unsupported in user:
-                raise NoConfiguration(f"{where} uses {unsupported!r}; use a certificate, token, tokenFile or exec")
-        if not url.startswith(("http://", "https://")):
-            raise NoConfiguration(f"{where}: {url!r:.120} is no http:// or https:// URL")
-        login = Login(
-            url, _token(where, path, user), _source(where, path, cluster, "certificate-authority"),
-            _source(where, path, user, "client-certificate"), _source(where, path, user, "client-key"),
-            not cluster.get("insecure-skip-tls-verify"), cluster.get("tls-server-name"), cluster.get("proxy-url"),
-        )  # fmt: skip
+        for path in paths:
+            data = _document(path)
+            name = name or data.get("current-context")
+            for kind, known in entries.items():
+                for item in data.get(f"{kind}s") or ():
+                    known.setdefault(item["name"], (item.get(kind) or {}, path))
+        if not name:
+            raise NoConfiguration(f"{where} has no current-context; name one")
+        chosen, _ = entries["context"][name]
+        cluster, beside = entries["cluster"][chosen["cluster"]]
+        login = _login(where, cluster, beside, *entries["user"].get(chosen.get("user", ""), ({}, beside)))
+        found = Context(login, str(chosen.get("namespace") or "default"))
     except (KeyError, TypeError, AttributeError) as error:
         raise NoConfiguration(f"{where} is incomplete: no {error}") from error
     try:
         login.tls()
     except NoConfiguration as error:
         raise NoConfiguration(f"{where}: {error}") from error
-    return login
+    return found
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoConfiguration(f"cannot read the kubeconfig {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise NoConfiguration(f"the kubeconfig {path} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(data, dict):
+        raise NoConfiguration(f"the kubeconfig {path} is incomplete: it is no mapping")
+    return data
+
+
+def _login(
+    where: str, cluster: Mapping[str, Any], cluster_file: Path, user: Mapping[str, Any], user_file: Path
+) -> Login:
+    url = str(cluster["server"]).rstrip("/")
+    for unsupported in ("auth-provider", "username"):
+        if unsupported in user:
+            raise NoConfiguration(f"{where} uses {unsupported!r}; use a certificate, token, tokenFile or exec")
+    if not url.startswith(("http://", "https://")):
+        raise NoConfiguration(f"{where}: {url!r:.120} is no http:// or https:// URL")
+    return Login(
+        url, _token(where, user_file, user), _source(where, cluster_file, cluster, "certificate-authority"),
+        _source(where, user_file, user, "client-certificate"), _source(where, user_file, user, "client-key"),
+        not cluster.get("insecure-skip-tls-verify"), cluster.get("tls-server-name"), cluster.get("proxy-url"),
+    )  # fmt: skip
 
 
 def _token(where: str, path: Path, user: Mapping[str, Any]) -> Token:

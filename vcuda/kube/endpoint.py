@@ -212,9 +212,10 @@ class Endpoint:
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
         content_type: str = "application/json",
+        more: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Send a request; the answer's body, whole within `timeout` seconds."""
-        headers = self.headers(content_type if body is not None else None)
+        """Send a request; the answer's body, whole within `timeout` seconds. `more`: headers beside the usual ones."""
+        headers = self.headers(content_type if body is not None else None) | dict(more or {})
         deadline = time.monotonic() + timeout
         target, connection = self._target(path, query), self._idle()
         try:

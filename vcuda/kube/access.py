@@ -9,9 +9,11 @@ from collections import OrderedDict
 from http import HTTPStatus
 from typing import Any
 
-from manager.kube.api import Kube
-from manager.process.logs import Conditions
+from vcuda.kube.client import Client
 from vcuda.kube.errors import KubeError
+
+# The API server takes `Authorization` off what it passes on to a pod: who asks through it names the token so.
+TOKEN_HEADER = "X-Vcuda-Token"
 
 _KEPT_S = 30.0
 _KEPT = 256
@@ -27,10 +29,10 @@ class Access:
     Rights: `create` on tokenreviews and subjectaccessreviews.
     """
 
-    def __init__(self, kube: Kube) -> None:
-        self._kube = kube
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._known: OrderedDict[tuple[bytes, str], tuple[float, HTTPStatus | None]] = OrderedDict()
-        self._conditions = Conditions(log)
+        self._away = False
 
     def refusal(self, token: str, path: str) -> HTTPStatus | None:
         """Why the bearer of a token may not get a path; None if it may."""
@@ -43,9 +45,13 @@ class Access:
         try:
             found = self._ask(token, path)
         except KubeError as error:
-            self._conditions.set("access", f"nobody can be shown tenants: {error}")
+            if not self._away:
+                log.warning("nobody can be shown tenants: %s", error)
+            self._away = True
             return HTTPStatus.SERVICE_UNAVAILABLE
-        self._conditions.clear("access", "the API server says again who may see tenants")
+        if self._away:
+            log.info("the API server says again who may see tenants")
+        self._away = False
         self._known[key] = time.monotonic() + _KEPT_S, found
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
@@ -69,6 +75,6 @@ class Access:
     def _review(self, group: str, kind: str, spec: dict[str, object]) -> dict[str, Any]:
         version = f"{group}.k8s.io/v1"
         body = {"apiVersion": version, "kind": kind, "spec": spec}
-        answer = self._kube.client.call("POST", f"/apis/{version}/{kind.lower()}s", body, timeout=_TIMEOUT_S)
+        answer = self._client.call("POST", f"/apis/{version}/{kind.lower()}s", body, timeout=_TIMEOUT_S)
         status = answer.get("status")
         return status if isinstance(status, dict) else {}
