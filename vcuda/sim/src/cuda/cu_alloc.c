@@ -37,10 +37,10 @@ CUresult cu_charge_as(int device, uint64_t bytes, int managed)
 {
     const int card = cu_process.devices[device].card;
     cu_physical_sweep();
-    CUresult bad = take(card, bytes, 0);
+    CUresult bad = take(card, bytes, managed, 0);
     if (bad) { /* the newest deaths, then our own idle pools, may hold what is missing */
         cu_pools_trim(device);
-        bad = take(card, bytes, 1);
+        bad = take(card, bytes, managed, 1);
     }
     return bad;
 }
