@@ -205,13 +205,12 @@ class Daemon:
             bypass=BypassWatch(tell),
         )
         self.drift = Drift(
-            utilization=self.inventory.utilization,
-            held=self.overhead.held,
-            usage=self._regions.usage,
-            metered=self._regions.metered,
+            settings=self._settings,
+            inventory=self.inventory,
+            overhead=self.overhead,
+            regions=self._regions,
             allocations=self._allocations,
             tell=tell,
-            tolerance=lambda: self.settings.drift_tolerance,
             owners=self.owners,
         )
         stack.callback(self.drift.stop)

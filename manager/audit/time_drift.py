@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from manager.allocations.record import Allocation
 from manager.audit.consequences import Tell
+from manager.audit.overhead import Overhead
 from manager.audit.owners import Key, Owners
-from manager.cards.driver import CardProcess, ProcessUtilization
+from manager.cards.driver import ProcessUtilization
+from manager.cards.inventory import Inventory
+from manager.config.settings import Settings
+from manager.regions.regions import Regions
 from vcuda.kube.worker import Worker
-from vcuda.region import Usage
 
 TURN_S = 1.0
 WINDOW_S = 10.0
@@ -37,23 +40,20 @@ class Drift:
     def __init__(
         self,
         *,
-        utilization: Callable[[str, int], Sequence[ProcessUtilization] | None],
-        held: Callable[[str], Sequence[CardProcess] | None],
-        usage: Callable[[Allocation], Usage | None],
-        metered: Callable[[Allocation, str], bool],
+        settings: Callable[[], Settings],
+        inventory: Inventory,
+        overhead: Overhead,
+        regions: Regions,
         allocations: Callable[[], Sequence[Allocation]],
         tell: Tell,
-        tolerance: Callable[[], int],
         owners: Owners,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`utilization` of the processes of a card by its UUID since a time (Unix microseconds), None if it does not
-        say; `held`: who is on it; `metered`: whether a container is charged there; `tolerance` in hundredths of the
-        card; `tell` is called once per onset.
+        """`inventory` says what the driver saw, `overhead` who was on the cards, `regions` what was charged; `tell` is
+        called once per onset.
         """
-        self._utilization, self._held, self._usage, self._metered = utilization, held, usage, metered
-        self._allocations, self._whose, self._clock = allocations, owners, clock
-        self._tell, self._tolerance = tell, tolerance
+        self._settings, self._inventory, self._overhead, self._regions = settings, inventory, overhead, regions
+        self._allocations, self._tell, self._whose, self._clock = allocations, tell, owners, clock
         self.turn_s = TURN_S
         self.window_s = WINDOW_S
         # NVML's less the charged hundredths of the last window, by container and card UUID; without those that can't be
@@ -112,17 +112,17 @@ class Drift:
     def _in_use(self, allocations: Sequence[Allocation]) -> set[str]:
         """UUIDs of shared-out cards on which somebody is, or may be: an idle node's NVML and ledgers are not read."""
         cards = {share.uuid for item in allocations for share in item.shares}
-        return {uuid for uuid in cards if (held := self._held(uuid)) is None or held}
+        return {uuid for uuid in cards if (held := self._overhead.held(uuid)) is None or held}
 
     def _charged(self, allocations: Sequence[Allocation], cards: Set[str]) -> Iterator[tuple[Allocation, str]]:
         for item in allocations:
             for share in item.shares:
-                if share.uuid in cards and self._metered(item, share.uuid):
+                if share.uuid in cards and self._regions.metered(item, share.uuid):
                     yield item, share.uuid
 
     def _times_charged(self, allocations: Sequence[Allocation], cards: Set[str]) -> dict[At, int]:
         charged = list(self._charged(allocations, cards))
-        usages = {item.key: self._usage(item) for item, _ in charged}
+        usages = {item.key: self._regions.usage(item) for item, _ in charged}
         found = {}
         for item, uuid in charged:
             usage = usages[item.key]
@@ -140,7 +140,7 @@ class Drift:
     def _read(self, allocations: Sequence[Allocation]) -> None:
         since_us = int((time.time() - _SAMPLES_S) * 1e6)
         for uuid in self._cards():
-            samples = self._utilization(uuid, since_us)
+            samples = self._inventory.utilization(uuid, since_us)
             if samples is None:
                 continue
             self._turns[uuid] = self._turns.get(uuid, 0) + 1
@@ -156,7 +156,7 @@ class Drift:
         """Of all cards at once: hundreds of ledgers are read for it."""
         unknown = pids - self._owners.keys()
         if unknown:
-            usages = {item.key: usage for item in allocations if (usage := self._usage(item)) is not None}
+            usages = {item.key: usage for item in allocations if (usage := self._regions.usage(item)) is not None}
             owners = self._whose.among(allocations, usages)
             self._owners.update({pid: owners.container(pid) for pid in unknown})
 
@@ -170,7 +170,7 @@ class Drift:
             if at in seen and before_ns is not None and charged_ns >= before_ns:
                 compared[at] = seen[at], (charged_ns - before_ns) / passed_s / 1e7
         self.found = {at: by_driver - charged for at, (by_driver, charged) in compared.items()}
-        apart = [at for at, off in self.found.items() if abs(off) > self._tolerance()]
+        apart = [at for at, off in self.found.items() if abs(off) > self._settings().drift_tolerance]
         self._times = {at: self._times.get(at, 0) + 1 for at in apart}
         self._compare_with_limits(allocations, seen, passed_s)
         for item in allocations:
@@ -195,7 +195,7 @@ class Drift:
         for item, uuid in self._charged(allocations, self._cards()):
             at = item.key, uuid
             limit = max(item.core_limit, *(share.cores for share in item.shares if share.uuid == uuid))
-            if seen.get(at, 0.0) <= limit + self._tolerance():
+            if seen.get(at, 0.0) <= limit + self._settings().drift_tolerance:
                 continue
             times[at] = self._times_over.get(at, 0) + 1
             if times[at] == LASTING_WINDOWS:
@@ -215,7 +215,7 @@ class Drift:
         """
         found: dict[At, float] = {}
         told = {uuid: sums for uuid, sums in self._sums.items() if sums and self._turns[uuid] >= _LEAST_TURNS}
-        present = {uuid: {process.pid: 0.0 for process in self._held(uuid) or ()} for uuid in told}
+        present = {uuid: {process.pid: 0.0 for process in self._overhead.held(uuid) or ()} for uuid in told}
         self._own(allocations, {pid for pids in present.values() for pid in pids})
         for uuid, sums in told.items():
             for pid, total in {**present[uuid], **sums}.items():

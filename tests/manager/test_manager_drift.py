@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,13 +55,15 @@ class World:
         self.over: list[str] = []
         self.add(PID)
         self.drift = Drift(
-            utilization=lambda uuid, _: self.samples() if uuid == CARD else None,
-            held=lambda _: tuple(CardProcess(pid, 0) for pid in self.held),
-            usage=lambda _: Usage((CardUsage(uuid=CARD, gpu_time_ns=self.gpu_ns),), ()),
-            metered=lambda _, uuid: self.metered and uuid == CARD,
+            settings=lambda: SimpleNamespace(drift_tolerance=20),
+            inventory=SimpleNamespace(utilization=lambda uuid, _: self.samples() if uuid == CARD else None),
+            overhead=SimpleNamespace(held=lambda _: tuple(CardProcess(pid, 0) for pid in self.held)),
+            regions=SimpleNamespace(
+                usage=lambda _: Usage((CardUsage(uuid=CARD, gpu_time_ns=self.gpu_ns),), ()),
+                metered=lambda _, uuid: self.metered and uuid == CARD,
+            ),
             allocations=lambda: [self.item],
             tell=self.tell,
-            tolerance=lambda: 20,
             owners=Owners(self.proc),
             clock=lambda: self.now,
         )
