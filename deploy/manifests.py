@@ -52,6 +52,7 @@ def plain(values: dict[str, Any], namespace: str = NAMESPACE) -> dict[str, str]:
 
 
 def main() -> int:
+    """Write the manifests, or compare them with the committed ones; 1 if they differ."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
     check = parser.parse_args().check

@@ -178,6 +178,7 @@ def page() -> str:
 
 
 def main() -> int:
+    """Write the page, or compare it with the committed one; 1 if they differ."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
     check = parser.parse_args().check

@@ -451,6 +451,7 @@ class Daemon:
 
 
 def notify_address(environment: Mapping[str, str]) -> str | None:
+    """systemd's socket (sd_notify(3)), if it started us."""
     return environment.get("NOTIFY_SOCKET")
 
 

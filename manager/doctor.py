@@ -79,11 +79,13 @@ def look(arguments: Sequence[str]) -> bytes:
 
 
 def text(checks: list[Check]) -> str:
+    """A line per check: verdict, what was looked at, details."""
     width = max(len(check.what) for check in checks)
     return "".join(f"{check.verdict:4}  {check.what:{width}}  {check.details}\n" for check in checks)
 
 
 def as_json(checks: list[Check]) -> str:
+    """The same checks for programs: a list of objects."""
     return json.dumps([asdict(check) for check in checks], indent=1) + "\n"
 
 

@@ -52,6 +52,7 @@ def option(
 
 
 def flag_of(name: str) -> str:
+    """A field's name as the command line and the file have it."""
     return name.replace("_", "-")
 
 
@@ -177,36 +178,43 @@ def describe(settings: Any) -> list[str]:
 
 
 def text(value: str) -> str:
+    """Any text, the empty one too."""
     return value
 
 
 def optional_text(value: str) -> str | None:
+    """None for the empty text."""
     return value or None
 
 
 def optional_path(value: str) -> Path | None:
+    """None for the empty text."""
     return Path(value) if value else None
 
 
 def switch(value: str) -> bool:
+    """true or false, in any case."""
     if value.lower() not in ("true", "false"):
         raise ValueError("write true or false")
     return value.lower() == "true"
 
 
 def port(value: str) -> int:
+    """0 to 65535. Raises ValueError with what to write, as all of these do."""
     if not (value.isascii() and value.isdigit() and len(value) <= 5 and int(value) <= 65535):
         raise ValueError("a port is 0 to 65535")
     return int(value)
 
 
 def domain(value: str) -> str:
+    """A DNS name in lower case."""
     if not re.fullmatch(_DOMAIN, value):
         raise ValueError("write a domain such as example.com, in small letters")
     return value
 
 
 def optional_name(value: str) -> str:
+    """A DNS name in lower case, or nothing."""
     if value and not re.fullmatch(_DOMAIN, value):
         raise ValueError("write a name of a Kubernetes object: small letters, digits, `-` and `.`")
     return value
@@ -223,6 +231,8 @@ def host(value: str) -> str:
 
 
 def choice(*allowed: str) -> Callable[[str], str]:
+    """One of these words."""
+
     def parse(value: str) -> str:
         if value not in allowed:
             raise ValueError(f"choose one of {', '.join(allowed)}")
@@ -232,6 +242,8 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 def member_of(kind: type[Member]) -> Callable[[str], Member]:
+    """One of the values of an enumeration."""
+
     def parse(value: str) -> Member:
         return kind(choice(*kind)(value))
 
@@ -239,6 +251,8 @@ def member_of(kind: type[Member]) -> Callable[[str], Member]:
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
+    """A whole number within these bounds."""
+
     def parse(value: str) -> int:
         if not (value.isascii() and value.isdigit() and len(value) <= 12 and least <= int(value) <= most):
             raise ValueError(f"give a whole number from {least} to {most}")
@@ -248,6 +262,8 @@ def number(least: int, most: int) -> Callable[[str], int]:
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
+    """A number of seconds within these bounds."""
+
     def parse(value: str) -> float:
         found = float(value.removesuffix("s")) if re.fullmatch(r"[0-9.e]+s?", value, re.ASCII) else math.nan
         if not least <= found <= most:

@@ -25,18 +25,22 @@ class ApiError(Exception):
 
 
 def bad_request(message: str) -> ApiError:
+    """What can't be parsed, or is not valid."""
     return ApiError(400, "BadRequest", message)
 
 
 def not_found(resource: str, name: str) -> ApiError:
+    """`resource` is its plural name, such as "pods"."""
     return ApiError(404, "NotFound", f'{resource} "{name}" not found', {"name": name, "kind": resource})
 
 
 def already_exists(resource: str, name: str) -> ApiError:
+    """A creation under a name that is taken."""
     return ApiError(409, "AlreadyExists", f'{resource} "{name}" already exists', {"name": name, "kind": resource})
 
 
 def conflict(resource: str, name: str, why: str) -> ApiError:
+    """A write whose version or UID is another than the object's."""
     return ApiError(
         409,
         "Conflict",
@@ -46,6 +50,7 @@ def conflict(resource: str, name: str, why: str) -> ApiError:
 
 
 def expired(version: int) -> ApiError:
+    """A watch from a version that is no longer known."""
     return ApiError(410, "Expired", f"too old resource version: {version}; list again")
 
 

@@ -32,6 +32,8 @@ _KERNEL_NS = {"spin_500us": 500_000, "spin_1000us": 1_000_000}
 
 @dataclass(frozen=True)
 class DemoOptions:
+    """What the command line may change of the demonstration."""
+
     seconds: float = 12.0
     json_file: Path | None = None
     manifests: tuple[Path, ...] = ()

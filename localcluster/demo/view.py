@@ -86,6 +86,7 @@ def rows(expected: Sequence[DemoPod], previous: Sample | None, now: Sample, mach
 
 
 def table(title: str, content: Sequence[Row]) -> Table:
+    """The live table: a row per pod, in the order of `content`."""
     made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", expand=False)
     for header in _HEADERS:
         made.add_column(header, overflow="fold", ratio=None)

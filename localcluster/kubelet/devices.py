@@ -54,6 +54,7 @@ def limits_of(container: JsonObject) -> dict[str, int]:
 
 
 def is_sidecar(container: JsonObject) -> bool:
+    """Among init containers: one that goes on while the pod's containers run (Kubernetes 1.28)."""
     return container.get("restartPolicy") == "Always"
 
 

@@ -42,6 +42,7 @@ class Settings:
 
 
 def finished(pod: JsonObject) -> bool:
+    """Whether the pod has reached a phase that it never leaves."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 

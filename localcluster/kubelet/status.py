@@ -13,6 +13,7 @@ JsonObject = dict[str, Any]
 
 
 def timestamp(seconds: float) -> str:
+    """Unix seconds as the API's timestamp (RFC 3339, UTC, whole seconds)."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

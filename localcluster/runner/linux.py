@@ -32,6 +32,7 @@ def _check(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """mount(2). Raises OSError with what was asked."""
     encoded = options.encode() if options is not None else None
     _check(
         _libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), encoded),
@@ -68,6 +69,7 @@ def unmount_below(directory: Path) -> None:
 
 
 def unshare(flags: int) -> None:
+    """unshare(2). Raises OSError."""
     _check(_libc.unshare(ctypes.c_int(flags)), f"unshare 0x{flags:x}")
 
 
@@ -80,10 +82,12 @@ def pivot_root(new_root: str) -> None:
 
 
 def sethostname(name: str) -> None:
+    """sethostname(2) of this UTS namespace. Raises OSError."""
     _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name.encode()))), f"sethostname {name}")
 
 
 def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this process the signal when the thread that started it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl PR_SET_PDEATHSIG")
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def told_of_visible_devices(container: str, asked: str) -> str:
+    """The event's text for a container that sets NVIDIA_VISIBLE_DEVICES itself."""
     return (
         f"container {container!r} sets NVIDIA_VISIBLE_DEVICES={asked!r:.80}: under NVIDIA's runtime that brings cards "
         "and the real driver past its share; take it out, or set it to void"

@@ -82,6 +82,7 @@ class PodFinder:
                 self._refused.popitem(last=False)
 
     def succeeded(self, uid: str) -> None:
+        """This pod was answered: it is no longer among those that were refused."""
         with self._lock:
             self._last_uid = uid
             self._refused.pop(uid, None)

@@ -67,6 +67,7 @@ def _total_of(groups: Iterable[Sequence[Allocation]]) -> dict[str, tuple[int, in
 
 
 def total(uses: Iterable[Use]) -> dict[str, tuple[int, int]]:
+    """Cores and blocks by card UUID, added up."""
     summed: dict[str, tuple[int, int]] = {}
     for use in uses:
         for uuid, (cores, blocks) in use.items():
@@ -76,6 +77,7 @@ def total(uses: Iterable[Use]) -> dict[str, tuple[int, int]]:
 
 
 def by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
+    """By pod UID, each pod's in the order given."""
     found: dict[str, list[Allocation]] = {}
     for allocation in allocations:
         found.setdefault(allocation.pod_uid, []).append(allocation)

@@ -20,6 +20,7 @@ class Held:
 
     @classmethod
     def of(cls, device_ids: Iterable[str]) -> Held:
+        """A digest stands for the IDs: thousands of them would be most of the state file."""
         ids = sorted(device_ids)
         return cls(len(ids), hashlib.blake2s("\n".join(ids).encode(), digest_size=10).hexdigest())
 
@@ -75,6 +76,7 @@ class Allocation:
 
 
 def encode(allocation: Allocation) -> dict[str, Any]:
+    """A row of the state file: JSON values only."""
     return {
         "pod_uid": allocation.pod_uid,
         "namespace": allocation.namespace,
@@ -97,6 +99,7 @@ def encode(allocation: Allocation) -> dict[str, Any]:
 
 
 def decode(row: Mapping[str, Any]) -> Allocation:
+    """The inverse. Raises KeyError, TypeError or ValueError for what `encode` never wrote."""
     return Allocation(
         pod_uid=str(row["pod_uid"]),
         namespace=str(row["namespace"]),

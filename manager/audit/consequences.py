@@ -25,6 +25,7 @@ class Consequences:
         self._settings, self._allocations, self._api_writer = settings, allocations, api_writer
 
     def tell(self, item: Allocation, reason: str, message: str) -> None:
+        """An event of the pod; of a bypass what `--audit-policy` says, too."""
         self._api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
         policy = self._settings().audit_policy if reason in _BYPASSES else "report"
         if policy == "refuse":
@@ -33,6 +34,7 @@ class Consequences:
             self._evict(item)
 
     def card_unhealthy(self, uuid: str, why: str) -> None:
+        """Events for the pods on this card; by `--dead-card-policy` their eviction."""
         for item in self._allocations():
             if any(share.uuid == uuid for share in item.shares):
                 self.tell(item, "CardUnhealthy", f"card {uuid}: {why}")

@@ -27,6 +27,7 @@ class NodeCard:
 
     @property
     def physical_uuid(self) -> str:
+        """The card's own UUID, or that of the card that a MIG instance is part of."""
         return self.parent_uuid or self.card.uuid
 
 

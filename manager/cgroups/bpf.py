@@ -56,6 +56,7 @@ def _skip_unless(register: int, value: int, instructions: int) -> bytes:
 
 
 def answer(value: int) -> bytes:
+    """A program that returns `value`: 1 allows the access, 0 refuses it."""
     return _instruction(0xB7, 0, value=value) + _instruction(0x95)
 
 

@@ -42,6 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
+    """Flags as the command line has them; all are optional, for file and environment may say them."""
     made = _Parser(prog="gpu-manager", description="Share this node's NVIDIA GPUs between pods.", allow_abbrev=False)
     made.add_argument("--version", action="store_true", help="print the version and exit")
     settings.add_options(made, Settings)

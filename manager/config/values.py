@@ -21,10 +21,12 @@ seconds = settings.seconds(0.05, 86400)
 
 
 def seconds_or_never(value: str) -> float:
+    """Positive seconds, or 0."""
     return 0.0 if value in ("0", "0s") else seconds(value)
 
 
 def directory(value: str) -> Path:
+    """An absolute path; it need not exist yet."""
     if not value.startswith("/"):
         raise ValueError("give an absolute path")
     return Path(value)
@@ -44,6 +46,7 @@ def strategies(value: str) -> frozenset[str]:
 
 
 def environment_pair(value: str) -> tuple[str, str]:
+    """NAME=VALUE; the value may be empty and hold further equals signs."""
     name, separator, content = value.partition("=")
     if not separator or not name:
         raise ValueError("write NAME=VALUE")
@@ -51,6 +54,7 @@ def environment_pair(value: str) -> tuple[str, str]:
 
 
 def mount(value: str) -> ContainerMount:
+    """HOST:CONTAINER or HOST:CONTAINER:ro, both absolute."""
     parts = value.split(":")
     if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
         raise ValueError("write HOST:CONTAINER or HOST:CONTAINER:ro")
@@ -60,6 +64,7 @@ def mount(value: str) -> ContainerMount:
 
 
 def xids(value: str) -> frozenset[int]:
+    """Numbers of Xid errors, with commas or spaces between."""
     items = value.replace(",", " ").split()
     if not all(item.isascii() and item.isdigit() for item in items):
         raise ValueError("write numbers with commas between")
@@ -67,6 +72,7 @@ def xids(value: str) -> frozenset[int]:
 
 
 def labels(value: str) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE pairs with commas between."""
     pairs = tuple(environment_pair(item.strip()) for item in value.split(",") if item.strip())
     if any("=" in content for _, content in pairs):
         raise ValueError("a label's value has no '='")

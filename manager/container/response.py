@@ -39,6 +39,7 @@ def recorded(allocation: Allocation, names: Names) -> dict[str, str]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
+    """Variables of every container with a share."""
     # Where libcuda.so.1 is: for the preload library the real one, which LD_LIBRARY_PATH must not hide behind the shim.
     preload = settings.injection == "preload"
     found = {"TRITON_LIBCUDA_PATH": LOADER_FOLDERS[0] if preload else LIBRARY_PATH}
@@ -106,6 +107,7 @@ def build(
     settings: Settings,
     names: Names,
 ) -> api.ContainerAllocateResponse:
+    """Kubelet's answer for one container: complete device nodes, mounts, variables and annotations."""
     if resource != "core":
         return api.ContainerAllocateResponse(annotations=recorded(allocation, names))
     return api.ContainerAllocateResponse(

@@ -28,6 +28,7 @@ def login(kubeconfig: Path | None, environment: Mapping[str, str]) -> Login | No
 
 
 def connect(found: Login | None, node: str) -> Kube | None:
+    """None where there is no login: then nothing is told to, or asked of, an API server."""
     return Kube(Client(Endpoint(found, agent=COMPONENT)), node) if found is not None else None
 
 

@@ -21,6 +21,7 @@ UNHEALTHY = "Unhealthy"
 
 
 def card_key(uuid: str) -> str:
+    """A card in device IDs: 10 hex digits, for kubelet sends hundreds of IDs with each call."""
     return hashlib.blake2s(uuid.encode(), digest_size=5).hexdigest()
 
 

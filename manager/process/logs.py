@@ -22,6 +22,7 @@ class _Json(logging.Formatter):
 
 
 def configure(log_format: str, verbosity: int) -> None:
+    """All logs to stderr, as text or JSON lines; a verbosity of 4 or more shows debugging."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         _Json() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -21,6 +21,7 @@ COMMAND = f"python -m manager.proto.generate   # with grpcio-tools=={TOOL_VERSIO
 
 
 def protoc(*arguments: str) -> None:
+    """Raises CalledProcessError."""
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *arguments, *SOURCES], cwd=ROOT, check=True)
 
 
@@ -44,6 +45,7 @@ def stale() -> list[str]:
 
 
 def generate() -> None:
+    """Write the modules beside their .proto files."""
     protoc("--python_out=.", "--pyi_out=.", "--grpc_python_out=.")
     for source in SOURCES:
         base = ROOT / source.removesuffix(".proto")
@@ -53,6 +55,7 @@ def generate() -> None:
 
 
 def main() -> int:
+    """Generate, or with --check compare with what is committed; 1 if it differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only; exit 1 if a module is stale")
     if parser.parse_args().check:

@@ -144,6 +144,7 @@ class Regions:
         return all(Path(allocation.region, name).exists() for name in ("limits", "usage"))
 
     def intact(self, allocation: Allocation) -> bool:
+        """Whether both files can be read and belong together."""
         directory = Path(allocation.region)
         try:
             cards = region.read_limits(directory)

@@ -40,6 +40,7 @@ class CannotServe(Exception):
 
 
 def listen(address: str, port: int, option: str) -> socket.socket:
+    """A listening socket. Raises the program's own error, which names `option`, the flag to change."""
     try:
         listener = addresses.listen(address, port, _BACKLOG)
     except OSError as error:

@@ -109,10 +109,10 @@ class Engine:
         try:
             self._score_ahead(self.cache.asked(pod)[1])
             with self._lock:
-                found, ground = self._simulation.here(pod, names)
+                found, candidates = self._simulation.here(pod, names)
         except InvalidRequest as error:
             return dict.fromkeys(names, str(error))
-        found |= self._simulation.beyond(ground, {name: one for name, one in nodes.items() if name not in found})
+        found |= self._simulation.beyond(candidates, {name: one for name, one in nodes.items() if name not in found})
         return {name: found.get(name, simulation.UNKNOWN) for name in names}
 
     # --- Bind, as far as it needs no I/O ---

@@ -12,7 +12,7 @@ from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.planning import victims
-from scheduler_ext.planning.evidence import Ground, Holder, ground_of
+from scheduler_ext.planning.evidence import CandidateNodes, Holder, candidates_for
 from scheduler_ext.planning.victims import Proposal, Set
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.protocol.reasons import FITS
@@ -34,7 +34,7 @@ class Search:
     priority: int
     proposed: Mapping[str, Victims]
     nodes: list[str]
-    ground: Ground
+    candidates: CandidateNodes
     proposals: list[Proposal]
 
 
@@ -63,9 +63,9 @@ class Preemption:
             for node, ones in proposed.items()
             if node in self._cache.cluster.index and self._may_go(ones, priority)
         ]
-        ground = self._ground(asked, pod, nodes)
+        candidates = self._candidates(asked, pod, nodes)
         proposals = [self._proposal(node, proposed[node]) for node in nodes]
-        return Search(asked, priority, proposed, nodes, ground, proposals)
+        return Search(asked, priority, proposed, nodes, candidates, proposals)
 
     def _helps_gang(self, asked: PodRequest, pod: Mapping[str, Any]) -> bool:
         """Evicting for one member of a gang is in vain while others have no place either."""
@@ -82,10 +82,12 @@ class Preemption:
             for record in records
         )
 
-    def _ground(self, asked: PodRequest, pod: Mapping[str, Any], nodes: list[str]) -> Ground:
+    def _candidates(self, asked: PodRequest, pod: Mapping[str, Any], nodes: list[str]) -> CandidateNodes:
         rows = np.array([self._cache.cluster.index[node] for node in nodes], np.int64)
         aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
-        found = ground_of(self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.asked(pod)[1], rows)
+        found = candidates_for(
+            self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.asked(pod)[1], rows
+        )
         for record in aside:
             self._cache.pods.put(record)
         return found
@@ -109,12 +111,12 @@ class Preemption:
 
     def search(self, search: Search) -> dict[str, Way]:
         """Per node whom to evict. Takes long, and reads nothing but the copy: call it without the lock."""
-        found = victims.choose(search.ground, search.priority, search.proposals)
+        found = victims.choose(search.candidates, search.priority, search.proposals)
         ways = {}
         for position, (node, choice) in enumerate(zip(search.nodes, found, strict=True)):
             if choice is not None:
                 gone, leaving = choice
-                record = self._record(search.asked, search.ground, position, (*gone, *leaving), search.priority)
+                record = self._record(search.asked, search.candidates, position, (*gone, *leaving), search.priority)
                 ways[node] = Way(gone, leaving, record)
         return ways
 
@@ -148,13 +150,13 @@ class Preemption:
         return record.priority if record is not None else 0
 
     def _record(
-        self, asked: PodRequest, ground: Ground, position: int, gone: tuple[Holder, ...], priority: int
+        self, asked: PodRequest, candidates: CandidateNodes, position: int, gone: tuple[Holder, ...], priority: int
     ) -> Record:
         """What the pod will hold on a node when those are gone."""
-        chosen = placement_of(asked, ground.cards[position], ground.picks(position, gone))
-        usage = Usage(placement.peak_use(asked, chosen), ground.shape.cpu_milli, ground.shape.memory_bytes)
+        chosen = placement_of(asked, candidates.cards[position], candidates.picks(position, gone))
+        usage = Usage(placement.peak_use(asked, chosen), candidates.shape.cpu_milli, candidates.shape.memory_bytes)
         return Record(
-            asked.uid, asked.namespace, asked.name, ground.nodes[position], usage, State.NOMINATED,
+            asked.uid, asked.namespace, asked.name, candidates.nodes[position], usage, State.NOMINATED,
             self._cache.clock(), priority=priority,
         )  # fmt: skip
 
@@ -192,11 +194,11 @@ class Preemption:
             return None
         if node not in self._cache.cluster.index:
             return None
-        ground = self._ground(asked, pod, [node])
-        gone = tuple(one for one in ground.holders[0] if one.leaving)
-        if ground.codes(np.array([0]), freed=[gone])[0] != FITS:
+        candidates = self._candidates(asked, pod, [node])
+        gone = tuple(one for one in candidates.holders[0] if one.leaving)
+        if candidates.codes(np.array([0]), freed=[gone])[0] != FITS:
             return None
-        return self._record(asked, ground, 0, gone, objects.priority(pod))
+        return self._record(asked, candidates, 0, gone, objects.priority(pod))
 
     def waits_for(self, record: Record | None) -> tuple[str, ...]:
         """Who is still there of those who were evicted for a nominated pod."""

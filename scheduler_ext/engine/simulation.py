@@ -26,7 +26,7 @@ UNKNOWN = (
 _QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
 
 
-class Ground(NamedTuple):
+class CandidateNodes(NamedTuple):
     """What is needed to judge nodes that do not exist. Nothing in it changes any more."""
 
     asked: PodRequest
@@ -45,7 +45,7 @@ class Simulation:
     def __init__(self, cache: SchedulerCache, chooser: Chooser) -> None:
         self._cache, self._chooser = cache, chooser
 
-    def here(self, pod: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, str], Ground]:
+    def here(self, pod: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, str], CandidateNodes]:
         """Per node that exists why the pod does not fit there, "" where it does; and what judges others.
 
         Raises InvalidRequest.
@@ -66,22 +66,24 @@ class Simulation:
         for model in cache.cluster.models:
             cluster.model_id(model)  # the numbers that `typical` knows them by
         quotas = cache.quotas.elsewhere(asked.namespace, cache.pods, cluster, labels)
-        return found, Ground(asked, shape, cache.names, list(cluster.models), cache.typical(), cluster, quotas, labels)
+        return found, CandidateNodes(
+            asked, shape, cache.names, list(cluster.models), cache.typical(), cluster, quotas, labels
+        )
 
-    def beyond(self, ground: Ground, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    def beyond(self, candidates: CandidateNodes, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """The same for nodes that do not exist. Holds up nobody."""
         found: dict[str, str] = {}
         for name, data in nodes.items():
-            read = templates.read(data, ground.names, ground.models, ground.shape.models)
+            read = templates.read(data, candidates.names, candidates.models, candidates.shape.models)
             if read.problem is not None:
                 found[name] = read.problem
                 continue
-            ground.labels[name] = read.labels
-            ground.cluster.set_node(name, read.cards, read.cpu_milli, read.memory_bytes)
-        names, table = ground.cluster.names, Table(ground.shape)
-        table.refresh(ground.cluster, ground.typical)
+            candidates.labels[name] = read.labels
+            candidates.cluster.set_node(name, read.cards, read.cpu_milli, read.memory_bytes)
+        names, table = candidates.cluster.names, Table(candidates.shape)
+        table.refresh(candidates.cluster, candidates.typical)
         rows = np.arange(len(names))
-        return found | _reasons(names, rows, table, ground.asked.namespace, ground.quotas, self._cache)
+        return found | _reasons(names, rows, table, candidates.asked.namespace, candidates.quotas, self._cache)
 
 
 def _reasons(

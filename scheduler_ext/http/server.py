@@ -64,6 +64,7 @@ class Answer(NamedTuple):
 
 
 def error(status: int, message: str, *, close: bool = False) -> Answer:
+    """An answer whose body is {"Error": message}, as kube-scheduler expects it."""
     return Answer(status, orjson.dumps({"Error": message}), close=close)
 
 

@@ -23,6 +23,8 @@ class TraceError(Exception):
 
 @dataclass(frozen=True)
 class TraceNode:
+    """A line of the trace's nodes."""
+
     name: str
     cpu_milli: int
     memory_bytes: int
@@ -31,6 +33,8 @@ class TraceNode:
 
 @dataclass(frozen=True)
 class TracePod:
+    """A line of the trace's pods, as a request of ours."""
+
     request: PodRequest
     cpu_milli: int
     memory_bytes: int

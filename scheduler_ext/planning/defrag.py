@@ -91,6 +91,7 @@ def untouched(cluster: Cluster) -> Bools:
 
 
 def capacity(cluster: Cluster, typical: Any) -> Capacity:
+    """Of healthy nodes only."""
     free = untouched(cluster) & (cluster.code[: len(cluster)] == FITS)[:, None]
     each = free.sum(axis=1)
     pods = {size: int((each // size).sum()) for size in _GROUPS}

@@ -65,7 +65,7 @@ class Freed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ground:
+class CandidateNodes:
     """The nodes that a pod may use, position by position.
 
     Free amounts may be negative where others overbooked a card.
@@ -140,7 +140,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known about a pod. `record` is a copy; `ground` is there if the pod waits and may fit somewhere one day.
+    """What is known about a pod. `record` is a copy; `candidates` is there if the pod waits and may fit one day.
 
     `waits_for`: of a nominated pod, who was evicted for it and is still there (NAMESPACE/NAME).
     `difference`: what the manager of its node reports otherwise.
@@ -148,7 +148,7 @@ class Evidence:
 
     decisions: list[Decision]
     record: Record | None
-    ground: Ground | None
+    candidates: CandidateNodes | None
     gang: GangStatus | None = None
     waits_for: tuple[str, ...] = ()
     difference: str | None = None
@@ -164,7 +164,7 @@ def gather(cluster: Cluster, pods: PodCache, typical: Typical, decisions: list[D
     # A row may have got another node since.
     rows = rows[cluster.born[rows] <= last.clock]
     rows = rows[[bool(cluster.names[row]) for row in rows.tolist()]] if len(rows) else rows
-    return Evidence(decisions, None, ground_of(cluster, pods, typical, last.shape, rows))
+    return Evidence(decisions, None, candidates_for(cluster, pods, typical, last.shape, rows))
 
 
 def _holder(record: Record, usage: Usage) -> Holder:
@@ -172,7 +172,7 @@ def _holder(record: Record, usage: Usage) -> Holder:
     return Holder(record.uid, name, usage, record.priority, record.state is State.CONFIRMED, record.leaving)
 
 
-def ground_of(cluster: Cluster, pods: PodCache, typical: Typical, shape: Shape, rows: Ints) -> Ground:
+def candidates_for(cluster: Cluster, pods: PodCache, typical: Typical, shape: Shape, rows: Ints) -> CandidateNodes:
     """Copy some rows of the cluster, with who holds what there. The caller holds the engine's lock."""
     nodes = [cluster.names[row] for row in rows.tolist()]
     holders = []
@@ -185,4 +185,4 @@ def ground_of(cluster: Cluster, pods: PodCache, typical: Typical, shape: Shape, 
     cards = [cluster.cards[row] for row in rows.tolist()]
     columns = [{card.uuid: column for column, card in enumerate(ones)} for ones in cards]
     problem, allowed = cluster.code[rows], allowed_cards(shape, cluster, rows)
-    return Ground(shape, typical, nodes, problem, view, allowed, cards, columns, holders)
+    return CandidateNodes(shape, typical, nodes, problem, view, allowed, cards, columns, holders)

@@ -60,7 +60,7 @@ def _remedy(one: Remedy) -> dict[str, Any]:
 
 
 def _waiting(evidence: Evidence) -> dict[str, Any]:
-    last, ground = evidence.decisions[0], evidence.ground
+    last, candidates = evidence.decisions[0], evidence.candidates
     if last.refusal is not None:
         return {"state": "refused", "summary": f"{last.refusal[0]}: {last.refusal[1]}"}
     if last.node is not None:
@@ -68,11 +68,11 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
             "state": "released",
             "summary": f"node {last.node} was chosen, but the pod was not bound in time, has ended or was deleted",
         }
-    if ground is None or not ground.nodes or last.asked is None:
+    if candidates is None or not candidates.nodes or last.asked is None:
         return {"state": "waiting", "summary": "kube-scheduler offered no node that is known here"}
-    codes = ground.codes(np.arange(len(ground.nodes)))
+    codes = candidates.codes(np.arange(len(candidates.nodes)))
     counts = counted(codes)
-    fitting = [ground.nodes[position] for position in np.flatnonzero(codes == FITS).tolist()]
+    fitting = [candidates.nodes[position] for position in np.flatnonzero(codes == FITS).tolist()]
     data: dict[str, Any] = {"state": "waiting", "would_fit": []}
     if fitting and last.quota:
         # The quota is of the time of the decision; kube-scheduler asks again when pods end.
@@ -83,9 +83,9 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
         data["summary"] = f"fits now on node {fitting[0]}; kube-scheduler will ask again"
         return data
     data["reasons_now"] = {str(reason): count for reason, count in counts.items()}
-    ways = remedies.by_asking_less(ground, last.asked, codes) + remedies.by_ends(ground, codes)
+    ways = remedies.by_asking_less(candidates, last.asked, codes) + remedies.by_ends(candidates, codes)
     data["would_fit"] = [_remedy(way) for way in ways]
-    of = f"0 of {len(ground.nodes)} nodes that kube-scheduler offered fit"
+    of = f"0 of {len(candidates.nodes)} nodes that kube-scheduler offered fit"
     why = ", ".join(f"{reason} on {count}" for reason, count in counts.items())
     data["summary"] = f"{of}: {why}" if why else of
     return data

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler_ext.planning.evidence import Ground, Holder
+from scheduler_ext.planning.evidence import CandidateNodes, Holder
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.gangs import PLACE
@@ -44,11 +44,11 @@ def _plural(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-def _least(ground: Ground, rows: Ints, most: int, shape: Callable[[int], Shape]) -> tuple[int, Ints] | None:
+def _least(candidates: CandidateNodes, rows: Ints, most: int, shape: Callable[[int], Shape]) -> tuple[int, Ints] | None:
     """The smallest reduction 1…most that fits somewhere, and where; fewer and fewer rows are looked at."""
 
     def where(amount: int, rows: Ints) -> Ints:
-        found: Ints = rows[ground.codes(rows, shape(amount)) == FITS]
+        found: Ints = rows[candidates.codes(rows, shape(amount)) == FITS]
         return found
 
     if most < 1 or not len(rows := where(most, rows)):
@@ -70,19 +70,19 @@ def _smaller(shape: Shape, position: int, *, blocks: int = 0, cores: int = 0, ca
     return replace(shape, steps=(*shape.steps[:position], step, *shape.steps[position + 1 :]))
 
 
-def _reductions(ground: Ground, rows: Ints, position: int) -> list[tuple[Less, str]]:
+def _reductions(candidates: CandidateNodes, rows: Ints, position: int) -> list[tuple[Less, str]]:
     """(what to ask less, node) for one container."""
-    shape, step = ground.shape, ground.shape.steps[position]
+    shape, step = candidates.shape, candidates.shape.steps[position]
     if step.whole:
-        found = _least(ground, rows, step.cards - 1, lambda n: _smaller(shape, position, cards=n))
-        return [((("card", found[0]),), ground.nodes[found[1][0]])] if found else []
+        found = _least(candidates, rows, step.cards - 1, lambda n: _smaller(shape, position, cards=n))
+        return [((("card", found[0]),), candidates.nodes[found[1][0]])] if found else []
     answers: list[tuple[Less, str]] = []
-    found = _least(ground, rows, step.blocks - 1, lambda n: _smaller(shape, position, blocks=n))
+    found = _least(candidates, rows, step.blocks - 1, lambda n: _smaller(shape, position, blocks=n))
     if found:
-        answers.append(((("block", found[0]),), ground.nodes[found[1][0]]))
-    found = _least(ground, rows, step.cores - 1, lambda n: _smaller(shape, position, cores=n))
+        answers.append(((("block", found[0]),), candidates.nodes[found[1][0]]))
+    found = _least(candidates, rows, step.cores - 1, lambda n: _smaller(shape, position, cores=n))
     if found:
-        answers.append(((("core", found[0]),), ground.nodes[found[1][0]]))
+        answers.append(((("core", found[0]),), candidates.nodes[found[1][0]]))
     if answers:
         return answers
 
@@ -90,18 +90,20 @@ def _reductions(ground: Ground, rows: Ints, position: int) -> list[tuple[Less, s
         """Both in proportion."""
         return min(step.cores - 1, -(-step.cores * blocks_less // step.blocks))
 
-    found = _least(ground, rows, step.blocks - 1, lambda n: _smaller(shape, position, blocks=n, cores=cores_less(n)))
+    found = _least(
+        candidates, rows, step.blocks - 1, lambda n: _smaller(shape, position, blocks=n, cores=cores_less(n))
+    )
     if found is None:
         return []
-    return [((("block", found[0]), ("core", cores_less(found[0]))), ground.nodes[found[1][0]])]
+    return [((("block", found[0]), ("core", cores_less(found[0]))), candidates.nodes[found[1][0]])]
 
 
-def by_asking_less(ground: Ground, asked: PodRequest, codes: Ints) -> list[Remedy]:
+def by_asking_less(candidates: CandidateNodes, asked: PodRequest, codes: Ints) -> list[Remedy]:
     """The least that each container, alone, would have to ask less."""
     rows = np.flatnonzero(np.isin(codes, _SHORT))
     remedies = []
     for position, container in enumerate(in_step_order(asked)):
-        for less, node in _reductions(ground, rows, position):
+        for less, node in _reductions(candidates, rows, position):
             amounts = " and ".join(_plural(amount, thing) for thing, amount in less)
             remedies.append(
                 Remedy(
@@ -121,12 +123,12 @@ def _size(holder: Holder) -> tuple[int, int]:
     )
 
 
-def _pods(ground: Ground, position: int) -> list[Holder]:
+def _pods(candidates: CandidateNodes, position: int) -> list[Holder]:
     """Who holds something on a node, without the reserved places of gangs: those end by themselves."""
-    return [holder for holder in ground.holders[position] if not holder.uid.startswith(PLACE)]
+    return [holder for holder in candidates.holders[position] if not holder.uid.startswith(PLACE)]
 
 
-def fewest(ground: Ground, position: int, order: list[Holder]) -> tuple[Holder, ...] | None:
+def fewest(candidates: CandidateNodes, position: int, order: list[Holder]) -> tuple[Holder, ...] | None:
     """A smallest set, no member of which could stay, whose end lets the pod in on one node; None if nothing does.
 
     `order`: who may go, those who should stay first.
@@ -134,7 +136,7 @@ def fewest(ground: Ground, position: int, order: list[Holder]) -> tuple[Holder, 
     here = np.array([position])
 
     def lets_in(gone: list[Holder]) -> bool:
-        return int(ground.codes(here, freed=[tuple(gone)])[0]) == FITS
+        return int(candidates.codes(here, freed=[tuple(gone)])[0]) == FITS
 
     gone = list(order)
     if not lets_in(gone):
@@ -146,13 +148,13 @@ def fewest(ground: Ground, position: int, order: list[Holder]) -> tuple[Holder, 
     return tuple(gone)
 
 
-def by_ends(ground: Ground, codes: Ints) -> list[Remedy]:
+def by_ends(candidates: CandidateNodes, codes: Ints) -> list[Remedy]:
     """Whose end lets the pod in: single pods, smallest first, else the fewest on one node."""
     full = np.flatnonzero(np.isin(codes, _ENDABLE)).tolist()
-    pairs = [(position, holder) for position in full for holder in _pods(ground, position)][:_MOST_TRIED]
+    pairs = [(position, holder) for position in full for holder in _pods(candidates, position)][:_MOST_TRIED]
     if not pairs:
         return []
-    after = ground.codes(np.array([position for position, _ in pairs]), freed=[(holder,) for _, holder in pairs])
+    after = candidates.codes(np.array([position for position, _ in pairs]), freed=[(holder,) for _, holder in pairs])
     single = sorted(
         (pair for pair, code in zip(pairs, after.tolist(), strict=True) if code == FITS),
         key=lambda pair: _size(pair[1]),
@@ -160,21 +162,21 @@ def by_ends(ground: Ground, codes: Ints) -> list[Remedy]:
     if single:
         return [
             Remedy(
-                f"fits on node {ground.nodes[position]} when pod {holder.name} ends",
-                ground.nodes[position],
+                f"fits on node {candidates.nodes[position]} when pod {holder.name} ends",
+                candidates.nodes[position],
                 pods=(holder.name,),
             )
             for position, holder in single[:_MOST_SHOWN]
         ]
-    full.sort(key=lambda position: len(_pods(ground, position)))
+    full.sort(key=lambda position: len(_pods(candidates, position)))
     sets = []
     for position in full[:_MOST_NODES]:
-        gone = fewest(ground, position, sorted(_pods(ground, position), key=_size, reverse=True))
+        gone = fewest(candidates, position, sorted(_pods(candidates, position), key=_size, reverse=True))
         if gone:
             sets.append((len(gone), position, gone))
     if not sets:
         return []
     _, position, gone = min(sets, key=lambda one: one[:2])
     names = tuple(sorted(holder.name for holder in gone))
-    node = ground.nodes[position]
+    node = candidates.nodes[position]
     return [Remedy(f"fits on node {node} when pods {', '.join(names)} end", node, pods=names)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_ext.planning.evidence import Freed, Ground, Holder
+from scheduler_ext.planning.evidence import CandidateNodes, Freed, Holder
 from scheduler_ext.protocol.reasons import FITS
 from scheduler_ext.state.cluster import Bools, Ints
 
@@ -35,15 +35,15 @@ Set = tuple[Holder, ...]
 
 
 class _Search:
-    def __init__(self, ground: Ground, priority: int, proposals: Sequence[Proposal]) -> None:
-        self._ground, self._proposals = ground, proposals
+    def __init__(self, candidates: CandidateNodes, priority: int, proposals: Sequence[Proposal]) -> None:
+        self._candidates, self._proposals = candidates, proposals
         # What is being deleted goes without us; the rest, those who should stay first.
-        self._leaving = [tuple(one for one in held if one.leaving) for held in ground.holders]
+        self._leaving = [tuple(one for one in held if one.leaving) for held in candidates.holders]
         self._may = [
             self._ordered(position, [one for one in held if one.bound and not one.leaving and one.priority < priority])
-            for position, held in enumerate(ground.holders)
+            for position, held in enumerate(candidates.holders)
         ]  # fmt: skip
-        self._left = ground.freed(np.arange(len(proposals)), self._leaving)
+        self._left = candidates.freed(np.arange(len(proposals)), self._leaving)
         self._least = np.array([self._needed(position) for position in range(len(proposals))], np.int64).reshape(-1, 2)
 
     def _ordered(self, position: int, held: list[Holder]) -> list[Holder]:
@@ -62,13 +62,13 @@ class _Search:
 
     def _needed(self, position: int) -> tuple[int, int]:
         """The cpu and memory that evicted shares must free: what lacks, but never more than the proposal frees."""
-        ground, proposal = self._ground, self._proposals[position]
-        named = [one for one in ground.holders[position] if one.uid in proposal.shares and not one.leaving]
+        candidates, proposal = self._candidates, self._proposals[position]
+        named = [one for one in candidates.holders[position] if one.uid in proposal.shares and not one.leaving]
         gone = self._leaving[position]
         lacks = (
-            ground.shape.cpu_milli - int(ground.view.free_cpu[position]) - proposal.cpu_milli
+            candidates.shape.cpu_milli - int(candidates.view.free_cpu[position]) - proposal.cpu_milli
             - sum(one.usage.cpu_milli for one in gone),
-            ground.shape.memory_bytes - int(ground.view.free_memory[position]) - proposal.memory_bytes
+            candidates.shape.memory_bytes - int(candidates.view.free_memory[position]) - proposal.memory_bytes
             - sum(one.usage.memory_bytes for one in gone),
         )  # fmt: skip
         frees = (sum(one.usage.cpu_milli for one in named), sum(one.usage.memory_bytes for one in named))
@@ -79,13 +79,13 @@ class _Search:
         if not pairs:
             return np.zeros(0, np.bool_)
         positions = np.array([position for position, _ in pairs])
-        return self._fit(positions, self._ground.freed(positions, [gone for _, gone in pairs]))
+        return self._fit(positions, self._candidates.freed(positions, [gone for _, gone in pairs]))
 
     def _fit(self, positions: Ints, freed: Freed) -> Bools:
         """`freed`: by those who are evicted; those who leave anyway are added here."""
         least = self._least[positions]
         enough = (freed.cpu_milli >= least[:, 0]) & (freed.memory_bytes >= least[:, 1])
-        fitting: Bools = enough & (self._ground.codes_with(positions, freed.plus(self._left.at(positions))) == FITS)
+        fitting: Bools = enough & (self._candidates.codes_with(positions, freed.plus(self._left.at(positions))) == FITS)
         return fitting
 
     def highest(self) -> dict[int, int]:
@@ -149,11 +149,11 @@ class _Search:
         What the rest frees is not summed anew each time.
         """
         positions = np.array(list(sets), np.int64)
-        freed = self._ground.freed(positions, list(sets.values()))
+        freed = self._candidates.freed(positions, list(sets.values()))
         going: dict[int, list[Holder]] = {position: [] for position in sets}
         for step in range(max(map(len, sets.values()), default=0)):
             ones = [may[step : step + 1] for may in sets.values()]
-            without = freed.less(self._ground.freed(positions, ones))
+            without = freed.less(self._candidates.freed(positions, ones))
             fits = self._fit(positions, without)
             for position, one, stays in zip(sets, ones, fits.tolist(), strict=True):
                 if not stays:
@@ -162,23 +162,23 @@ class _Search:
         return {position: tuple(gone) for position, gone in going.items()}
 
 
-def choose(ground: Ground, priority: int, proposals: Sequence[Proposal]) -> list[tuple[Set, Set] | None]:
+def choose(candidates: CandidateNodes, priority: int, proposals: Sequence[Proposal]) -> list[tuple[Set, Set] | None]:
     """Per node: (the shares to evict, who is leaving anyway); None where no eviction below `priority` lets the pod in.
 
     The highest priority among the victims is as low as it can be; then their number, then the sum of their priorities.
     Nobody of `priority` or above, and nobody whom the API server has not shown on the node, is chosen. Where the
     pod would fit without any eviction that we know of, the proposal stands: kube-scheduler has its reasons.
     """
-    search = _Search(ground, priority, proposals)
+    search = _Search(candidates, priority, proposals)
     chosen = search.smallest(search.highest())
     answers: list[tuple[Set, Set] | None] = [None] * len(proposals)
     for position, gone in chosen.items():
         named = proposals[position].shares
         going = gone or tuple(
             one
-            for one in ground.holders[position]
+            for one in candidates.holders[position]
             if one.uid in named and one.bound and (one.priority < priority or one.leaving)
         )
-        leaving = tuple(one for one in ground.holders[position] if one.leaving and one.bound)
+        leaving = tuple(one for one in candidates.holders[position] if one.leaving and one.bound)
         answers[position] = (going, leaving)
     return answers

@@ -37,6 +37,8 @@ class ExtenderArgs:
 
 @dataclass(frozen=True, slots=True)
 class BindingArgs:
+    """kube-scheduler's ExtenderBindingArgs: which pod is to be bound to which node."""
+
     name: str
     namespace: str
     uid: str

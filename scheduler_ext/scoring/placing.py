@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_ext.protocol.reasons import CODE_OF, FITS
-from scheduler_ext.scoring import exact
+from scheduler_ext.scoring import exact_search
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Cluster, Floats, Ints, View
 from scheduler_ext.state.shape import Shape
@@ -138,7 +138,7 @@ def _place(
         raise MemoryError("no memory to plan in")
     if len(shape.steps) == 1:
         return
-    budget = exact.Budget()
+    budget = exact_search.Budget()
     for place, row in enumerate(rows.tolist()):
         at = row if at_rows else place
         if plan.code[at] == FITS or (isinstance(arrays, Cluster) and arrays.code[row] != FITS):
@@ -149,14 +149,14 @@ def _place(
 
 
 def _second_look(
-    shape: Shape, arrays: Cluster | View, row: int, usable: Bools, budget: exact.Budget, plan: Plan, at: int,
+    shape: Shape, arrays: Cluster | View, row: int, usable: Bools, budget: exact_search.Budget, plan: Plan, at: int,
     structs: Iterable[Any],
 ) -> None:  # fmt: skip
     """Search on a row that greed refused, and put what is found into the plan."""
     free = (np.maximum(arrays.free_cores[row], 0), np.maximum(arrays.free_blocks[row], 0))
     amounts = (*free, arrays.total_blocks[row])
     cards = list(zip(*(np.where(usable, amount, 0).tolist() for amount in amounts), strict=True))
-    found = exact.search(shape, cards, budget)
+    found = exact_search.search(shape, cards, budget)
     if found is None:
         return
     cores, blocks = peaks(shape, arrays.total_blocks[row : row + 1], np.array([found], np.int64))

@@ -70,6 +70,7 @@ class Kind(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def kind_of(shape: Shape) -> Kind:
+    """The kind that a class of pods counts as: that of its largest step."""
     largest = max(shape.steps, key=lambda step: (step.cards, step.cores, step.blocks))
     return Kind(largest, shape.cpu_milli, shape.memory_bytes, shape.models)
 

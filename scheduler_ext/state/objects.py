@@ -112,6 +112,7 @@ def place(pod: Mapping[str, Any]) -> str:
 
 
 def leaving(pod: Mapping[str, Any]) -> bool:
+    """Whether somebody has asked for the pod's deletion."""
     return bool(_mapping(pod.get("metadata")).get("deletionTimestamp"))
 
 
@@ -127,6 +128,7 @@ def priority(pod: Mapping[str, Any]) -> int:
 
 
 def uid(pod: Mapping[str, Any]) -> str:
+    """ "" for what has none: such a pod is never booked."""
     value = _mapping(pod.get("metadata")).get("uid")
     return value if isinstance(value, str) else ""
 
@@ -138,6 +140,7 @@ def named(pod: Mapping[str, Any], name: str) -> str | None:
 
 
 def annotation(pod: Mapping[str, Any], names: Names) -> str | None:
+    """The pod's placement annotation, as it is written."""
     return named(pod, names.placement)
 
 

@@ -19,6 +19,7 @@ from vcuda.runs.run import Machine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which driver and which ledger a command means."""
     parser.add_argument(
         "--sim",
         metavar="DIR",

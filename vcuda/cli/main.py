@@ -17,6 +17,7 @@ REFUSED = 125  # as `docker run`: the share was refused or can't be set up; the 
 
 
 def parser() -> argparse.ArgumentParser:
+    """All subcommands."""
     top = argparse.ArgumentParser(prog="vcuda", description="Shares of NVIDIA GPUs.", allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"vcuda {vcuda.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_parsers(commands: Commands) -> None:
+    """`vcuda ls` and what else shows runs."""
     listing = commands.add_parser("ls", help="the runs on this machine and what they use", allow_abbrev=False)
     listing.set_defaults(run=_list)
     details = commands.add_parser(

@@ -65,6 +65,7 @@ def uids_by_name(pods: Iterable[Object]) -> dict[tuple[str, str], str]:
 
 
 def phase_of(pod: Object) -> str:
+    """ "" for a pod that has none yet."""
     status = pod.get("status")
     return str(status.get("phase", "")) if isinstance(status, Mapping) else ""
 

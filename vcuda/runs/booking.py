@@ -53,6 +53,7 @@ class Booking:
 
 
 def encode(booking: Booking) -> bytes:
+    """The content of its file; a long command is cut."""
     data = asdict(booking) | {"version": VERSION, "command": booking.command[:_MOST_TEXT]}
     del data["name"], data["user_id"]
     return json.dumps(data).encode()

@@ -141,6 +141,7 @@ def short(command: str) -> str:
 
 @functools.cache
 def user_name(user_id: int) -> str:
+    """The number itself for a user without a name."""
     try:
         return pwd.getpwuid(user_id).pw_name
     except KeyError:

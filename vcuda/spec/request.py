@@ -32,12 +32,16 @@ class Kind(enum.StrEnum):
 
 
 class Priority(enum.StrEnum):
+    """Who comes first on a contended card, within what each is promised."""
+
     LOW = "low"
     NORMAL = "normal"
     HIGH = "high"
 
 
 class Policy(enum.StrEnum):
+    """How the extender compares nodes and cards that fit."""
+
     FGD = "fgd"
     BINPACK = "binpack"
     SPREAD = "spread"
