@@ -12,24 +12,27 @@ static const uint64_t STEP = 1000;
 
 const struct model_timing MODEL_TIMING = {
     .slice_ns = 2000000, .switch_ns = 75000, .see_ns = 60000, .wake_ns = 30000, .launch_ns = 4000};
-/* `python -m benchmarks.card_facts` on an H100 80GB HBM3, driver 580: launch gap, slice, switch, wake-up of a sleeping thread. */
+/* `python -m benchmarks.card_facts` on an H100 80GB HBM3, driver 580: launch gap, slice, switch, wake-up of a sleeping thread.
+ * MODEL_H100_HOST: with a host whose calls take varying times. */
 const struct model_timing MODEL_H100 = {
-    .slice_ns = 2130000, .switch_ns = 137000, .see_ns = 100000, .wake_ns = 63000, .late_ns = 60000, .launch_ns = 4000, .reach_ns = 6000, .mark_ns = 2000};
+    .slice_ns = 2130000, .switch_ns = 137000, .see_ns = 100000, .wake_ns = 63000, .late_ns = 60000, .launch_ns = 4000, .reach_ns = 2000, .mark_ns = 2000};
+const struct model_timing MODEL_H100_HOST = {
+    .slice_ns = 2130000, .switch_ns = 137000, .see_ns = 100000, .wake_ns = 63000, .late_ns = 60000, .launch_ns = 4000, .reach_ns = 2000, .mark_ns = 2000,
+    .record_ns = 1500, .jitter = 0.4, .stall_every = 500, .stall_ns = 100000};
 
 extern uint64_t vc_test_ticks;
 
-struct kernel {
+/* A kernel, or a mark. */
+struct entry {
     uint64_t left_ns;
     uint64_t reaches_ns; /* the card knows of it from then on */
-
     bool begun;
-    int start_mark, end_mark; /* -1: none */
+    int mark; /* -1: a kernel */
 };
 
 struct mark {
-    bool used;
-    uint64_t reached_ns;
     bool from_idle;
+    struct vc_mark_times times;
     bool noticed; /* the helper has seen that an interval began */
     struct vc_gate_others others;
 };
@@ -48,14 +51,14 @@ struct process {
     struct vc_estimate estimates[MODEL_KINDS];
     unsigned kind;
     struct vc_slot_card *slot;
-    struct kernel queue[MODEL_QUEUE];
+    struct entry queue[MODEL_QUEUE];
     unsigned head, count;
     uint64_t held_until_ns; /* by a mark, on the card */
     struct mark marks[MODEL_MARKS];
     int open;
     struct expected expected[MODEL_MARKS];
     unsigned expected_head, expected_count;
-    uint64_t ready_ns, blocked_from_ns, seen_ns;
+    uint64_t ready_ns, sync_from_ns;
     bool blocked, syncing;
     enum vc_gate_reason why;
     unsigned since_sync;
@@ -155,19 +158,6 @@ void model_process(struct model *model, unsigned tenant, struct model_load load)
 
 /* --- the card --- */
 
-static void finish_kernel(struct model *model, struct process *process)
-{
-    struct kernel *kernel = &process->queue[process->head];
-    if (kernel->end_mark >= 0) {
-        process->marks[kernel->end_mark].reached_ns = model->now;
-        process->marks[kernel->end_mark].others = vc_gate_others(&process->gate);
-        process->marks[kernel->end_mark].noticed = true; /* where it also begins an interval */
-        process->held_until_ns = model->now + model->timing.mark_ns;
-    }
-    process->head = (process->head + 1) % MODEL_QUEUE;
-    process->count--;
-}
-
 static bool has_work(const struct model *model, const struct process *process)
 {
     return process->count != 0 && process->queue[process->head].reaches_ns <= model->now;
@@ -187,6 +177,23 @@ static void choose(struct model *model)
     }
 }
 
+static void take_out(struct process *process)
+{
+    process->head = (process->head + 1) % MODEL_QUEUE;
+    process->count--;
+}
+
+/* Marks at the head of the queue are reached one after the other, each of which takes the card a while. */
+static void reach_marks(struct model *model, struct process *process, uint64_t now_ns)
+{
+    while (has_work(model, process) && process->queue[process->head].mark >= 0 && now_ns >= process->held_until_ns) {
+        struct mark *mark = &process->marks[process->queue[process->head].mark];
+        mark->times.reached_ns = now_ns;
+        process->held_until_ns = now_ns + model->timing.mark_ns;
+        take_out(process);
+    }
+}
+
 static void card_step(struct model *model)
 {
     struct process *process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
@@ -196,32 +203,50 @@ static void card_step(struct model *model)
         choose(model);
         process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
     }
-    if (!process || !has_work(model, process) || model->now < model->switched_at || model->now < process->held_until_ns)
+    if (!process || model->now < model->switched_at)
         return;
-    struct kernel *kernel = &process->queue[process->head];
-    if (kernel->start_mark >= 0) {
-        process->marks[kernel->start_mark].reached_ns = model->now;
-        kernel->start_mark = -1;
-        process->held_until_ns = model->now + model->timing.mark_ns;
-        if (model->timing.mark_ns != 0)
-            return;
-    }
+    reach_marks(model, process, model->now);
+    if (!has_work(model, process) || model->now < process->held_until_ns)
+        return;
+    struct entry *kernel = &process->queue[process->head];
     uint64_t bin = (model->now - 1000000000) / 100000;
     if (bin < MODEL_BINS)
         model->tenants[process->tenant].bins[bin] += (uint32_t)STEP;
     process->worked_ns += STEP;
     kernel->begun = true;
     kernel->left_ns -= STEP < kernel->left_ns ? STEP : kernel->left_ns;
-    if (kernel->left_ns == 0)
-        finish_kernel(model, process);
+    if (kernel->left_ns == 0) {
+        take_out(process);
+        reach_marks(model, process, model->now + STEP);
+    }
 }
 
 /* --- the tenants --- */
 
-static int take_mark(struct process *process, bool from_idle)
+static void push(struct process *process, uint64_t left_ns, uint64_t reaches_ns, int mark)
+{
+    process->queue[(process->head + process->count++) % MODEL_QUEUE] = (struct entry){left_ns, reaches_ns, false, mark};
+}
+
+/* What a call takes the host: it varies, and now and then the host is held up in it. */
+static uint64_t varied(struct model *model, uint64_t ns)
+{
+    double part = model->timing.jitter;
+    return part == 0 ? ns : (uint64_t)((double)ns * (1 - part / 2 + part * uniform(model)));
+}
+
+static uint64_t held_up(struct model *model)
+{
+    const struct model_timing *timing = &model->timing;
+    return timing->stall_every && uniform(model) * timing->stall_every < 1 ? (uint64_t)(uniform(model) * (double)timing->stall_ns) : 0;
+}
+
+static int record(struct model *model, struct process *process, bool from_idle, uint64_t *host_ns)
 {
     int index = (int)(process->next_mark++ % MODEL_MARKS);
-    process->marks[index] = (struct mark){.used = true, .from_idle = from_idle, .others = vc_gate_others(&process->gate)};
+    *host_ns += varied(model, model->timing.record_ns);
+    process->marks[index] = (struct mark){.from_idle = from_idle, .times.recorded_ns = *host_ns, .others = vc_gate_others(&process->gate)};
+    push(process, 0, *host_ns + model->timing.reach_ns, index);
     return index;
 }
 
@@ -231,15 +256,23 @@ static void expect_end(struct process *process, int from, int to, const struct v
     process->expected[slot] = (struct expected){true, from, to, *step};
 }
 
-static void push_kernel(struct model *model, struct process *process, int start, int end)
+static void hand_over(struct model *model, struct process *process, struct mark *before, uint64_t *host_ns)
 {
-    unsigned slot = (process->head + process->count++) % MODEL_QUEUE;
     double noise = 0.9 + 0.2 * uniform(model), ns = (double)process->load.kernel_ns;
     if (process->load.longest_ns)
         ns *= pow((double)process->load.longest_ns / ns, (double)(process->kind * 29 % MODEL_KINDS) / (MODEL_KINDS - 1));
     if (process->load.sly_ns && model->limits.cards[process->tenant].lease_sequence & VC_LEASE_TOGETHER)
         ns = (double)process->load.sly_ns;
-    process->queue[slot] = (struct kernel){(uint64_t)(ns * noise), model->now + model->timing.reach_ns, false, start, end};
+    uint64_t call = varied(model, model->timing.launch_ns), stall = held_up(model), begins = *host_ns;
+    uint64_t submits = model->timing.jitter == 0 ? call : (uint64_t)((0.85 + 0.25 * uniform(model)) * (double)call);
+    if (stall && uniform(model) < 0.5)
+        submits += stall;
+    push(process, (uint64_t)(ns * noise), *host_ns + submits + model->timing.reach_ns, -1);
+    *host_ns += call + stall;
+    if (before && before->from_idle) {
+        before->times.stuck_ns = call + stall < VC_LAUNCH_GAP_NS ? 0 : call + stall - VC_LAUNCH_GAP_NS;
+        before->times.begins_ns = begins + call + stall - before->times.stuck_ns;
+    }
 }
 
 static void call_siblings(struct model *model, const struct process *caller)
@@ -271,10 +304,10 @@ static void blocked(struct model *model, struct process *process, const struct v
 static void launch(struct model *model, struct process *process)
 {
     vc_test_ticks = model->now;
-    int start = -1, end = -1;
+    uint64_t host = model->now;
     struct vc_estimate *estimate = &process->estimates[process->kind];
     if (process->load.native || vc_lane_pass(&process->lane, estimate)) {
-        push_kernel(model, process, -1, -1);
+        hand_over(model, process, NULL, &host);
     } else {
         struct vc_gate_answer answer;
         struct vc_lane_step step;
@@ -287,20 +320,20 @@ static void launch(struct model *model, struct process *process)
             return;
         }
         if (step.mark_before) {
-            process->open = start = take_mark(process, step.from_idle);
+            process->open = record(model, process, step.from_idle, &host);
             vc_lane_opened(&process->lane, true);
         }
+        hand_over(model, process, step.mark_before ? &process->marks[process->open] : NULL, &host);
         vc_lane_launched(&process->lane, estimate, &answer, &step);
         if (step.mark_after) {
-            end = take_mark(process, false);
+            int end = record(model, process, false, &host);
             expect_end(process, !step.interval.loose ? process->open : -1, end, &step);
             process->open = end;
         }
-        push_kernel(model, process, start, end);
     }
     process->since_sync++;
     process->kind = process->load.longest_ns ? (process->kind + 1) % MODEL_KINDS : 0;
-    process->ready_ns = model->now + model->timing.launch_ns + process->load.host_ns;
+    process->ready_ns = host + process->load.host_ns;
 }
 
 static void note_burst(struct model *model, struct process *process)
@@ -318,6 +351,7 @@ static void process_step(struct model *model, struct process *process)
             return;
         process->syncing = false;
         process->since_sync = 0;
+        vc_lane_waited(&process->lane, process->sync_from_ns, model->now);
         vc_gate_idle(&process->gate, model->now);
         note_burst(model, process);
         process->ready_ns = model->now + 5000 + process->load.pause_ns;
@@ -326,6 +360,7 @@ static void process_step(struct model *model, struct process *process)
         return;
     if (process->load.sync_every && process->since_sync >= process->load.sync_every) {
         process->syncing = true;
+        process->sync_from_ns = model->now;
         return;
     }
     if (process->since_sync == 0 && !process->blocked)
@@ -341,22 +376,24 @@ static void helper_step(struct model *model, struct process *process)
         struct expected *next = &process->expected[process->expected_head];
         struct mark *to = &process->marks[next->to];
         struct mark *begin = next->from >= 0 ? &process->marks[next->from] : NULL;
-        if (begin && !begin->noticed && begin->reached_ns != 0 && model->now >= begin->reached_ns + model->timing.see_ns) {
+        if (begin && !begin->noticed && begin->times.reached_ns != 0 && model->now >= begin->times.reached_ns + model->timing.see_ns) {
             begin->noticed = true;
             begin->others = vc_gate_others(&process->gate);
-            vc_gate_began(&process->gate, begin->reached_ns);
+            vc_gate_began(&process->gate, begin->times.reached_ns);
         }
         if (begin && !begin->noticed)
             vc_gate_began(&process->gate, VC_NOT_BEGUN);
-        if (to->reached_ns == 0 || model->now < to->reached_ns + model->timing.see_ns)
+        if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns)
             break;
         struct vc_interval interval = next->step.interval;
-        interval.to_ns = to->reached_ns;
+        to->others = vc_gate_others(&process->gate);
+        vc_interval_end(&interval, &to->times);
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
-            interval.from_ns = from->reached_ns;
+            vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns);
             interval.others_gpu_ns = vc_gate_others_ns(&process->gate, model->now, &from->others, &to->others);
         }
+        to->noticed = true; /* where it also begins an interval */
         struct vc_settlement settlement = vc_gate_seen(&process->gate, model->now, &interval);
         vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);
         process->expected_head = (process->expected_head + 1) % MODEL_MARKS;

@@ -31,8 +31,12 @@ struct model_load {
  * a launch takes the host, how much later the card has it, and for how long a mark keeps the card from the next kernel. */
 struct model_timing {
     uint64_t slice_ns, switch_ns, see_ns, wake_ns, late_ns, launch_ns, reach_ns, mark_ns;
+    uint64_t record_ns;   /* a mark takes the host so long … */
+    double jitter;        /* … and that and a launch vary by this part */
+    unsigned stall_every; /* one launch in so many is held up, for up to `stall_ns`, before or behind its work is handed over */
+    uint64_t stall_ns;
 };
-extern const struct model_timing MODEL_TIMING, MODEL_H100;
+extern const struct model_timing MODEL_TIMING, MODEL_H100, MODEL_H100_HOST;
 
 struct model;
 

@@ -36,6 +36,7 @@ _RULES = (
     "gate/estimate",
     "gate/gate",
     "gate/busy",
+    "gate/settle",
     "gate/lane",
     "gate/ticks",
     "gate/turn",

@@ -149,7 +149,7 @@ static void grant(struct vc_card_plan *plan, int next, int previous, uint64_t no
     uint64_t clock = now_ns;
     if (previous >= 0) {
         /* The newcomer's work runs once the predecessor's is done. */
-        clock = later(clock, plan->tenants[previous].finish_ns);
+        clock = vc_later(clock, plan->tenants[previous].finish_ns);
         if (previous != next)
             plan->tenants[previous].returned = false;
     }
@@ -169,7 +169,7 @@ static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
 {
     struct vc_tenant *holder = &plan->tenants[plan->holder];
     uint64_t until = holder->finish_ns > now_ns ? holder->finish_ns
-                     : holder->was_idle         ? later(now_ns - VC_LEASE_IDLE_NS, holder->finish_ns)
+                     : holder->was_idle         ? vc_later(now_ns - VC_LEASE_IDLE_NS, holder->finish_ns)
                                                 : now_ns;
     if (until <= plan->lease_clock_ns)
         return;
@@ -224,7 +224,7 @@ static void part(struct vc_card_plan *plan, uint64_t now_ns)
 {
     uint64_t clock = now_ns;
     for (unsigned i = 0; i < plan->count; i++) {
-        clock += later(plan->tenants[i].finish_ns, now_ns) - now_ns + VC_LEASE_LEAD_NS;
+        clock += vc_later(plan->tenants[i].finish_ns, now_ns) - now_ns + VC_LEASE_LEAD_NS;
         plan->tenants[i].parted = true;
     }
     plan->together = false;
@@ -317,22 +317,22 @@ static uint64_t next_look(const struct vc_card_plan *plan, uint64_t now_ns)
     for (unsigned i = 0; i < plan->count; i++) {
         const struct vc_tenant *tenant = &plan->tenants[i];
         if (tenant->active || tenant->seen.open)
-            next = earlier(next, now_ns + VC_ARBITER_TICK_NS);
+            next = vc_earlier(next, now_ns + VC_ARBITER_TICK_NS);
         if (tenant->waiting && !tenant->in_credit)
-            next = earlier(next, tenant->credit_at_ns);
+            next = vc_earlier(next, tenant->credit_at_ns);
     }
     if (plan->holder >= 0 && !plan->together) {
         uint64_t finish = plan->tenants[plan->holder].finish_ns;
         if (plan->contended) {
-            uint64_t lead = later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
-            next = earlier(next, earlier(plan->lease_end_ns, later(lead, now_ns)));
+            uint64_t lead = vc_later(plan->lease_end_ns, finish) - VC_LEASE_LEAD_NS;
+            next = vc_earlier(next, vc_earlier(plan->lease_end_ns, vc_later(lead, now_ns)));
             if (gives_up(&plan->tenants[plan->holder]))
-                next = earlier(next, later(finish - earlier(finish, VC_LEASE_LEAD_NS), now_ns));
+                next = vc_earlier(next, vc_later(finish - vc_earlier(finish, VC_LEASE_LEAD_NS), now_ns));
         }
         if (finish + VC_LEASE_IDLE_NS >= now_ns)
-            next = earlier(next, finish + VC_LEASE_IDLE_NS + 5000);
+            next = vc_earlier(next, finish + VC_LEASE_IDLE_NS + 5000);
     }
-    return later(next, now_ns + 20000);
+    return vc_later(next, now_ns + 20000);
 }
 
 uint64_t vc_plan_decide(struct vc_card_plan *plan, uint64_t now_ns)

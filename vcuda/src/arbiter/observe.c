@@ -40,7 +40,7 @@ static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
     if (credit < -VC_CHARGE_LIMIT_NS)
         credit = -VC_CHARGE_LIMIT_NS;
     uint64_t elapsed = now_ns > seen->credit_updated_ns ? now_ns - seen->credit_updated_ns : 0;
-    elapsed = earlier(elapsed, CHARGE_BOUND_NS);
+    elapsed = vc_earlier(elapsed, CHARGE_BOUND_NS);
     credit += (int64_t)(elapsed * rate / VC_PPM);
     int64_t needed = seen->refill_ns < 1 ? 1 : seen->refill_ns > VC_CHUNK_NS ? VC_CHUNK_NS : seen->refill_ns;
     if (!tenant->waiting)
@@ -53,8 +53,8 @@ static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
 /* What a tenant predicts is believed as far as it was charged for it: who claims more work than that pays for it. */
 static uint64_t believed_finish(const struct vc_tenant *tenant, uint64_t now_ns, int64_t charged)
 {
-    uint64_t paid = later(now_ns, tenant->finish_ns) + (charged > 0 ? (uint64_t)charged : 0) + FINISH_SLACK_NS;
-    return earlier(tenant->seen.predicted_finish_ns, earlier(paid, now_ns + FINISH_BOUND_NS));
+    uint64_t paid = vc_later(now_ns, tenant->finish_ns) + (charged > 0 ? (uint64_t)charged : 0) + FINISH_SLACK_NS;
+    return vc_earlier(tenant->seen.predicted_finish_ns, vc_earlier(paid, now_ns + FINISH_BOUND_NS));
 }
 
 static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
@@ -66,8 +66,8 @@ static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
  * when it began: while it waits for a neighbour's kernel neither has anything of the other's time. */
 static uint64_t busy_since(const struct vc_card_plan *plan, const struct vc_tenant *tenant, uint64_t now_ns)
 {
-    uint64_t from = uncut(plan, now_ns) ? later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
-    uint64_t until = earlier(tenant->finish_ns, now_ns);
+    uint64_t from = uncut(plan, now_ns) ? vc_later(plan->looked_ns, tenant->seen.began_ns) : plan->looked_ns;
+    uint64_t until = vc_earlier(tenant->finish_ns, now_ns);
     return until > from ? until - from : 0;
 }
 
@@ -83,7 +83,7 @@ static void split_by_turns(struct vc_card_plan *plan, uint64_t now_ns)
     for (unsigned i = 0; runner && i < plan->count; i++)
         if (&plan->tenants[i] != runner)
             plan->tenants[i].others_gpu_ns +=
-                earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
+                vc_earlier(busy_since(plan, &plan->tenants[i], now_ns), busy_since(plan, runner, now_ns));
 }
 
 /* Where several tenants had work on the card, its slices went round: each lost the others' equal parts. */
@@ -98,7 +98,7 @@ static void split_overlaps(struct vc_card_plan *plan, uint64_t now_ns)
         uint64_t own = busy_since(plan, &plan->tenants[i], now_ns);
         for (unsigned j = 0; own != 0 && j < plan->count; j++)
             if (j != i)
-                plan->tenants[i].others_gpu_ns += earlier(own, busy_since(plan, &plan->tenants[j], now_ns)) / present;
+                plan->tenants[i].others_gpu_ns += vc_earlier(own, busy_since(plan, &plan->tenants[j], now_ns)) / present;
     }
 }
 
@@ -112,7 +112,7 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         if (tenant->seen.began_ns != VC_NOT_BEGUN || tenant->finish_ns <= now_ns) {
-            uint64_t began = earlier(tenant->seen.began_ns, now_ns), slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
+            uint64_t began = vc_earlier(tenant->seen.began_ns, now_ns), slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
             if (tenant->queued_since_ns != 0 && tenant->seen.began_ns != VC_NOT_BEGUN && slices != 0 &&
                 began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
                 plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;

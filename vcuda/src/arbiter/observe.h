@@ -1,18 +1,9 @@
-/* Observing tenants: the first half of the rules, and the few words of arithmetic that all of them use. */
+/* Observing tenants: the first half of the rules, and what all of them ask of a tenant. */
 #ifndef VC_ARBITER_OBSERVE_H
 #define VC_ARBITER_OBSERVE_H
 
 #include "arbiter/plan.h"
-
-static inline uint64_t later(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static inline uint64_t earlier(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
+#include "base/clock.h"
 
 static inline double share(const struct vc_tenant *tenant)
 {

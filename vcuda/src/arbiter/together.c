@@ -43,7 +43,7 @@ void vc_together_look(struct vc_card_plan *plan, uint64_t now_ns, uint64_t elaps
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         /* Before that its predecessor's work runs. */
-        bool piles_up = (int)i == plan->holder && tenant->finish_ns > later(now_ns, plan->lease_clock_ns) + DEEP_NS;
+        bool piles_up = (int)i == plan->holder && tenant->finish_ns > vc_later(now_ns, plan->lease_clock_ns) + DEEP_NS;
         bool long_ones = tenant->look_charged_ns > (int64_t)(elapsed_ns + DEEP_NS);
         if (!plan->together && (piles_up || long_ones)) { /* beside others everybody's work piles up while theirs runs */
             tenant->deep = true;

@@ -12,6 +12,16 @@ static inline uint64_t vc_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+static inline uint64_t vc_later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline uint64_t vc_earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static inline void vc_sleep_ns(uint64_t ns)
 {
     struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};

@@ -91,6 +91,14 @@ void vc_estimate_doubt(struct vc_estimate *estimate)
     __atomic_store_n(&estimate->unmeasured_ns, DOUBT_NS, __ATOMIC_RELAXED);
 }
 
+/* What a short interval says depends on when within the driver's calls the card got to know of it, by a microsecond or
+ * two: the mean of many counts. */
+static double weight_of_short(struct vc_estimate *estimate)
+{
+    double weight = 1.0 / (double)(vc_add(&estimate->followed, 1) + 1);
+    return weight > 0.15 ? 0.15 : weight < 0.03 ? 0.03 : weight;
+}
+
 void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint64_t measured_ns, uint64_t expected_ns,
                        enum vc_evidence evidence)
 {
@@ -109,7 +117,8 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
     }
     /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth, and a
      * longer one that others may be inside tells little. What is charged does not depend on either. */
-    double weight = evidence == VC_EVIDENCE_CLEAN || ratio < 0.9 ? 0.15
+    double weight = evidence == VC_EVIDENCE_CLEAN && expected_ns < VC_VARIES_NS ? weight_of_short(estimate)
+                    : evidence == VC_EVIDENCE_CLEAN || ratio < 0.9              ? 0.15
                     : evidence == VC_EVIDENCE_LONG_OVERLAP       ? 0.10
                                                                  : 0.02;
     /* A bound far above it proves nothing. */
@@ -129,6 +138,7 @@ void vc_estimate_reset(struct vc_estimate *estimate)
 {
     __atomic_store_n(&estimate->pass_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->measured, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&estimate->followed, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->peak_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->least_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&estimate->cost_ns, 0, __ATOMIC_RELAXED);

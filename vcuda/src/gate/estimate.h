@@ -16,6 +16,7 @@ struct vc_estimate {
     uint64_t peak_ns, least_ns; /* the longest and the shortest that it took lately; they come nearer slowly */
     uint64_t pass_ns;       /* the mean again, where an operation may go unmeasured; 0: it may not */
     uint64_t measured;      /* how often it was */
+    uint64_t followed;      /* … and how many short intervals its mean follows */
     uint64_t generation;    /* of the handles, when it was last looked up (vc_estimate_of) */
 };
 

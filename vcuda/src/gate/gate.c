@@ -5,6 +5,7 @@
 
 #include "gate/bucket.h"
 #include "base/atomic.h"
+#include "base/clock.h"
 #include "region/abandoned.h"
 #include "region/share.h"
 
@@ -50,16 +51,6 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
 
 /* --- may it start? --- */
 
-static uint64_t later(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t earlier(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static void refuse(struct vc_gate_answer *answer, enum vc_gate_reason reason, uint64_t until_ns)
 {
     answer->reason = reason;
@@ -83,8 +74,8 @@ static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
         return false;
     }
     if (gate->refill_ns == 0) {
-        uint64_t chunk = later(cost_ns, 100000) * 20;
-        gate->refill_ns = (int64_t)earlier(chunk, VC_CHUNK_NS);
+        uint64_t chunk = vc_later(cost_ns, 100000) * 20;
+        gate->refill_ns = (int64_t)vc_earlier(chunk, VC_CHUNK_NS);
     }
     answer->refill_ns = gate->refill_ns;
     refuse(answer, VC_GATE_CREDIT, now_ns + vc_bucket_wait_ns(*credit, gate->refill_ns, policy->rate_ppm) + 1);
@@ -137,7 +128,7 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
     uint64_t ahead = ahead_of(gate, policy);
     if (outstanding + half > ahead && outstanding > VC_AHEAD_LOW_NS) {
         uint64_t keep = half < VC_AHEAD_NS / 2 ? VC_AHEAD_NS / 2 : half < VC_AHEAD_NS ? VC_AHEAD_NS - half : 0;
-        refuse(answer, VC_GATE_OUTSTANDING, gate->finish_ns - later(keep, VC_AHEAD_LOW_NS));
+        refuse(answer, VC_GATE_OUTSTANDING, gate->finish_ns - vc_later(keep, VC_AHEAD_LOW_NS));
         return true;
     }
     return false;
@@ -150,7 +141,7 @@ static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
     if (gate->unseen == 0 || stalled(gate, now_ns))
         return false;
     uint64_t unseen = gate->launched_ns - gate->seen_ns;
-    uint64_t most = policy->leased ? later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
+    uint64_t most = policy->leased ? vc_later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
     bool contended = policy->leased && policy->lease_end_ns != UINT64_MAX; /* then others' slices explain it */
     bool late = !contended && gate->late_since_ns != 0 && now_ns > gate->late_since_ns + VC_LATE_NS;
     if (!late && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
@@ -211,14 +202,14 @@ static uint64_t allowance(const struct vc_gate *gate, uint64_t now_ns, int64_t c
 {
     if (credit <= 0)
         return 0;
-    uint64_t most = earlier(VC_CHUNK_NS, (uint64_t)credit / 2);
+    uint64_t most = vc_earlier(VC_CHUNK_NS, (uint64_t)credit / 2);
     if (!policy->leased)
         return most;
-    most = earlier(most, VC_CHUNK_NS / 4);
+    most = vc_earlier(most, VC_CHUNK_NS / 4);
     uint64_t limit = now_ns + ahead_of(gate, policy);
     if (policy->lease_end_ns < limit)
         limit = policy->lease_end_ns;
-    return gate->finish_ns < limit ? earlier(most, limit - gate->finish_ns) : 0;
+    return gate->finish_ns < limit ? vc_earlier(most, limit - gate->finish_ns) : 0;
 }
 
 static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int64_t credit, bool nothing_outstanding,
@@ -227,14 +218,14 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     uint64_t start = now_ns + VC_LAUNCH_GAP_NS;
     /* A new holder's work queues behind what its predecessor left on the card. */
     if (policy->leased && policy->lease_end_ns != UINT64_MAX && !policy->together)
-        start = later(start, earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
-    start = later(start, earlier(policy->queue_end_ns, now_ns + VC_AHEAD_NS));
+        start = vc_later(start, vc_earlier(policy->lease_clock_ns, now_ns + VC_AHEAD_NS));
+    start = vc_later(start, vc_earlier(policy->queue_end_ns, now_ns + VC_AHEAD_NS));
     if (nothing_outstanding || stalled(gate, now_ns))
         gate->progress_ns = now_ns;
     if (nothing_outstanding)
         gate->idle_ns = gate->launched_ns;
     answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
-    gate->finish_ns = later(gate->finish_ns, start) + cost_ns;
+    gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
     credit -= (int64_t)cost_ns;
     uint64_t more = allowance(gate, now_ns, credit, policy);
@@ -289,7 +280,7 @@ void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
     pthread_mutex_lock(&gate->mutex);
     account(gate, -(int64_t)rest);
     gate->launched_ns -= rest;
-    gate->finish_ns -= earlier(rest, gate->finish_ns);
+    gate->finish_ns -= vc_earlier(rest, gate->finish_ns);
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);
 }
@@ -297,7 +288,7 @@ void vc_gate_fold(struct vc_gate *gate, uint64_t allowance_ns, uint64_t used_ns)
 void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns, uint64_t risk_ns)
 {
     pthread_mutex_lock(&gate->mutex);
-    gate->risk_ns -= earlier(risk_ns, gate->risk_ns);
+    gate->risk_ns -= vc_earlier(risk_ns, gate->risk_ns);
     pthread_mutex_unlock(&gate->mutex);
     vc_gate_fold(gate, cost_ns, 0);
 }
@@ -308,7 +299,7 @@ uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
 {
     pthread_mutex_lock(&gate->mutex);
     gate->unseen++;
-    uint64_t launched = gate->launched_ns - earlier(unused_ns, gate->launched_ns);
+    uint64_t launched = gate->launched_ns - vc_earlier(unused_ns, gate->launched_ns);
     pthread_mutex_unlock(&gate->mutex);
     return launched;
 }
@@ -372,68 +363,6 @@ static bool overlapped(const struct vc_gate *gate, const struct vc_policy *polic
     return vc_load_relaxed(&gate->limit->others_active_ns) > interval->from_ns;
 }
 
-/* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
-static void cover(struct vc_gate *gate, struct vc_interval *interval, uint64_t to_ns)
-{
-    uint64_t from = later(interval->from_ns, interval->covered_until_ns);
-    if (to_ns < from) { /* looked at beyond its end */
-        interval->uncovered_ns -= earlier(from - to_ns, interval->uncovered_ns);
-        return;
-    }
-    interval->uncovered_ns += vc_busy_add(&gate->busy, from, to_ns);
-    interval->covered_until_ns = to_ns;
-}
-
-/* Without others' part, as far as it is known, but never nearly nothing. */
-static uint64_t without_others(const struct vc_interval *interval)
-{
-    uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
-    return later(own > others ? own - others : 0, own / 5);
-}
-
-/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be and is proven. */
-static bool can_be(const struct vc_interval *interval)
-{
-    uint64_t estimate = interval->estimate_ns;
-    return !interval->unknown && interval->risk_ns != VC_UNPROVEN_NS && estimate < interval->operations * VC_LONG_OPERATION_NS &&
-           without_others(interval) <= estimate + later(estimate / 2, VC_LONG_OPERATION_NS) + interval->others_gpu_ns / 2;
-}
-
-static struct vc_settlement settle(struct vc_gate *gate, const struct vc_policy *policy, struct vc_interval *interval)
-{
-    uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
-    bool loose = interval->loose && length <= 2 * estimate + VC_MARK_NS;
-    if (loose) /* nobody knows when it began: no more than the estimate is taken from what runs beside it */
-        interval->from_ns = interval->to_ns - earlier(estimate, length);
-    cover(gate, interval, interval->to_ns);
-    uint64_t uncovered = interval->uncovered_ns;
-    struct vc_settlement settlement = {uncovered, uncovered, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN};
-    if (!overlapped(gate, policy, interval)) {
-        /* Where the card may have been idle in between, the truth lies between the two. */
-        bool gaps = interval->host_bound && interval->operations > 1 && !interval->unknown;
-        uint64_t idle = gaps ? uncovered : earlier(interval->slack_ns, uncovered);
-        if (idle != 0 && estimate < uncovered) {
-            settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
-            uint64_t least = later(estimate, uncovered - idle);
-            bool unproven = interval->unknown || interval->risk_ns == VC_UNPROVEN_NS; /* else a call that is held up hides what it began */
-            settlement.charged_ns = unproven ? uncovered : least;
-            if (interval->unknown)
-                settlement.measured_ns = least;
-        }
-        return settlement;
-    }
-    if (can_be(interval)) {
-        settlement.evidence = beside(policy, interval) ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND;
-        settlement.charged_ns = earlier(interval->estimate_ns, uncovered);
-        return settlement;
-    }
-    settlement.charged_ns = settlement.measured_ns = without_others(interval);
-    /* Side by side the parts are guessed: only what no part explains tells something. */
-    bool explained = beside(policy, interval) && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
-    settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;
-    return settlement;
-}
-
 /* What siblings charged for us was for what is under way. */
 static void pay_owed(struct vc_gate *gate, struct vc_interval *interval)
 {
@@ -446,8 +375,8 @@ void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
 {
     pthread_mutex_lock(&gate->mutex);
     pay_owed(gate, interval);
-    cover(gate, interval, now_ns);
-    uint64_t used = without_others(interval), paid = interval->estimate_ns + interval->advance_ns;
+    vc_interval_cover(&gate->busy, interval, now_ns);
+    uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
     if (used > paid) {
         account(gate, (int64_t)(used - paid));
         interval->advance_ns += used - paid;
@@ -468,7 +397,7 @@ void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
 {
     vc_gate_progress(gate, now_ns, interval);
     pthread_mutex_lock(&gate->mutex);
-    gate->finish_ns = later(gate->finish_ns, now_ns + OVERDUE_STEP_NS);
+    gate->finish_ns = vc_later(gate->finish_ns, now_ns + OVERDUE_STEP_NS);
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);
 }
@@ -477,7 +406,7 @@ void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
 {
     struct vc_interval interval = {.from_ns = from_ns};
     pthread_mutex_lock(&gate->mutex);
-    cover(gate, &interval, to_ns);
+    vc_interval_cover(&gate->busy, &interval, to_ns);
     struct vc_policy policy = vc_gate_policy(gate, to_ns);
     if (!overlapped(gate, &policy, &interval))
         account(gate, (int64_t)interval.uncovered_ns);
@@ -492,7 +421,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
     if (gate->unseen != 0)
         gate->unseen--;
-    gate->risk_ns -= earlier(interval->risk_ns, gate->risk_ns);
+    gate->risk_ns -= vc_earlier(interval->risk_ns, gate->risk_ns);
     gate->progress_ns = now_ns;
     gate->late_since_ns = 0;
     if (interval->measurable) {
@@ -501,17 +430,18 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
             struct vc_gate_others now = vc_gate_others(gate);
             interval->others_gpu_ns = vc_gate_others_ns(gate, now_ns, &interval->others_then, &now);
         }
-        settlement = settle(gate, &policy, interval);
+        settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
+                                        beside(&policy, interval));
         account(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns));
         if (interval->unknown) { /* it counted nothing when it was launched */
             gate->launched_ns += settlement.charged_ns;
             launched += settlement.charged_ns;
         }
     }
-    gate->seen_ns = later(gate->seen_ns, earlier(launched, gate->launched_ns));
+    gate->seen_ns = vc_later(gate->seen_ns, vc_earlier(launched, gate->launched_ns));
     uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
-    uint64_t ended = interval->to_ns ? earlier(interval->to_ns, now_ns) : now_ns;
-    gate->finish_ns = behind ? later(ended + behind, gate->unseen ? now_ns : 0) : ended;
+    uint64_t ended = interval->to_ns ? vc_earlier(interval->to_ns, now_ns) : now_ns;
+    gate->finish_ns = behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended;
     if (rests(gate, now_ns))
         close_gate(gate);
     publish(gate);
@@ -545,7 +475,7 @@ void vc_gate_owe(struct vc_gate *gate, uint64_t ns)
 void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)
 {
     pthread_mutex_lock(&gate->mutex);
-    gate->finish_ns = earlier(gate->finish_ns, now_ns);
+    gate->finish_ns = vc_earlier(gate->finish_ns, now_ns);
     gate->progress_ns = now_ns;
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);

@@ -1,7 +1,7 @@
 /* The gate of one process before one card: may this operation start now, and what did it really cost?
  *
  * Pure arithmetic on a clock that is passed in, plus the shared bucket; it knows no CUDA and waits nowhere (vc_gate_wait is
- * in gate_wait.c). One mutex per process and card guards the prediction; it is held for arithmetic only.
+ * in wait.c). One mutex per process and card guards the prediction; it is held for arithmetic only.
  */
 #ifndef VC_GATE_H
 #define VC_GATE_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "gate/estimate.h"
-#include "gate/busy.h"
+#include "gate/settle.h"
 #include "gate/turn.h"
 #include "region/abi.h"
 #include "region/share.h"
@@ -22,13 +22,11 @@ enum {
     VC_BURST_NS = 6000000,            /* … and while nobody waits, what begins on an idle card: a short request never sleeps */
     VC_UNSEEN_NS = 5000000,           /* work launched but not yet seen to end */
     VC_RISK_NS = 50000000,            /* what operations whose cost varies may together turn out to cost before one is seen to end */
-    VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
     VC_REST_NS = 2000000,             /* a process whose work is predicted to have ended so long ago has none on the card */
-    VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card: what the call takes the host */
 };
 
 /* What the region says about this container and card at one moment. */
@@ -100,38 +98,6 @@ struct vc_gate {
     uint64_t beside_until_ns; /* … and until when streams are believed to run beside each other, because another did while that one's was on the card */
     uint32_t waiting_threads;
     uint32_t events_futex; /* private: changes whenever waiting threads should look again */
-};
-
-/* Clocks of what others had of the card, to be read at both ends of an interval: other tenants while we had work on it, as
- * the arbiter saw it, and what other processes of the container were charged. */
-struct vc_gate_others {
-    uint64_t tenants_ns, siblings_ns;
-};
-
-/* An interval between two events on one stream, as seen by the helper. Times in CLOCK_MONOTONIC ns. */
-struct vc_interval {
-    uint64_t from_ns, to_ns;
-    uint64_t estimate_ns;  /* what was charged for its operations at launch; 0 if unknown */
-    uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
-    uint64_t sequence;     /* lease under which it was launched */
-    uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
-    struct vc_gate_others others_then; /* loose: when its first operation was launched */
-    uint64_t risk_ns;      /* what it may cost at most, where that varies */
-    uint64_t covered_until_ns, uncovered_ns; /* so far it has been looked at, and no other interval had that part */
-    uint64_t advance_ns;   /* charged beyond its estimate while it lasts */
-    uint32_t operations;
-    bool unknown;          /* its (only) operation had no estimate */
-    bool loose;            /* no mark tells its begin: `from_ns` is when its first operation was launched */
-    uint64_t slack_ns;     /* so much of its beginning the launch took the host: the card may have been idle meanwhile */
-    bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
-    bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
-};
-
-/* What became of it: how the estimates of its operations should follow. */
-struct vc_settlement {
-    uint64_t charged_ns;
-    uint64_t measured_ns; /* what the estimates should have summed up to */
-    enum vc_evidence evidence;
 };
 
 void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const struct vc_card_limit *limit,

@@ -229,7 +229,7 @@ void vc_lane_learn(const struct vc_learner *learners, unsigned count, const stru
     if (interval->loose && settlement->evidence == VC_EVIDENCE_UPPER_BOUND)
         return;
     /* Either the card was idle in between, or something took longer than it ever did: a measurement of its own will tell. */
-    if (interval->host_bound && interval->operations > 1 && settlement->measured_ns > 2 * interval->estimate_ns + DOUBTFUL_NS)
+    if (interval->host_bound && interval->operations > 1 && interval->uncovered_ns > 2 * interval->estimate_ns + DOUBTFUL_NS)
         for (unsigned i = 0; i < count; i++)
             vc_estimate_doubt(learners[i].estimate);
     if (interval->unknown && interval->estimate_ns == 0) {

@@ -18,9 +18,6 @@ static const uint64_t POLL_SHORT_NS = 50000;
 static const uint64_t POLL_LONG_NS = 200000;
 static const uint64_t POLL_EARLY_NS = 1000000;
 
-/* A mark that is reached so soon after its record found the stream idle. */
-static const uint64_t HOST_BOUND_NS = 10000;
-
 static uint32_t started;
 
 void vc_helper_forked(void)
@@ -106,8 +103,8 @@ static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uin
         return 0;
     if ((int64_t)(tracker->base_high_ns + since - now_ns) > 0)
         tracker->base_high_ns = now_ns - since;
-    if ((int64_t)(tracker->base_low_ns + since - mark->recording_ns) < 0)
-        tracker->base_low_ns = mark->recording_ns - since;
+    if ((int64_t)(tracker->base_low_ns + since - mark->times.recording_ns) < 0)
+        tracker->base_low_ns = mark->times.recording_ns - since;
     if (tracker->base_low_ns > tracker->base_high_ns)
         tracker->base_low_ns = tracker->base_high_ns;
     uint64_t after = origin(tracker);
@@ -117,17 +114,6 @@ static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uin
 }
 
 /* --- settling --- */
-
-/* Where the interval began that lasts until `until_ns`, or not yet ended then: as much behind its mark as the host handed its work over
- * behind it. The card's own clock tells both: how late it is reached is the same for both, and not known. */
-static void set_begin(struct vc_interval *interval, const struct vc_mark *from, uint64_t reached_ns, uint64_t until_ns)
-{
-    uint64_t half = (until_ns - reached_ns) / 2;
-    bool idle = reached_ns <= from->recorded_ns + HOST_BOUND_NS; /* it was thought to be, by estimates that may be too low */
-    uint64_t behind = idle && from->begins_ns > from->recorded_ns ? from->begins_ns - from->recorded_ns : 0;
-    interval->from_ns = reached_ns + (behind < half ? behind : half);
-    interval->slack_ns = idle ? from->stuck_ns : 0;
-}
 
 /* How long before `to` the card reached `from`, whatever was learnt meanwhile of where its clock stands; 0: not known. */
 static uint64_t between(const struct vc_mark *from, const struct vc_mark *to)
@@ -140,10 +126,10 @@ static uint64_t between(const struct vc_mark *from, const struct vc_mark *to)
 /* Where the interval lies, by its end: its begin may have been placed by what was known of the clock then. */
 static void place(struct vc_tracker *tracker, struct vc_interval *interval, const struct vc_mark *from, const struct vc_mark *to)
 {
-    uint64_t lasted = from && to->reached_ns != 0 ? between(from, to) : 0, placed = interval->from_ns;
+    uint64_t lasted = from && to->times.reached_ns != 0 ? between(from, to) : 0, placed = interval->from_ns;
     if (lasted == 0)
         return;
-    set_begin(interval, from, to->reached_ns - lasted, to->reached_ns);
+    vc_interval_begin(interval, &from->times, to->times.reached_ns - lasted, to->times.reached_ns);
     if (placed == 0)
         return;
     if (apart(placed, interval->from_ns) > MOVED_NS) {
@@ -158,20 +144,19 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
 {
     struct vc_interval *interval = &entry->interval;
     struct vc_mark *from = entry->from, *to = entry->to;
-    if (from && from->reached_ns == 0)
-        from->reached_ns = when(tracker, from, now_ns);
-    to->reached_ns = when(tracker, to, now_ns);
+    if (from && from->times.reached_ns == 0)
+        from->times.reached_ns = when(tracker, from, now_ns);
+    to->times.reached_ns = when(tracker, to, now_ns);
     struct vc_gate_others before = from ? from->others : to->others;
     to->others = vc_gate_others(tracker->gate);
-    interval->to_ns = to->reached_ns;
-    interval->host_bound = to->reached_ns < to->recorded_ns + HOST_BOUND_NS;
+    vc_interval_end(interval, &to->times);
     place(tracker, interval, from, to);
-    if (from && !from->noticed && from->reached_ns != 0) { /* it began and ended between two looks: it does not wait any more */
+    if (from && !from->noticed && from->times.reached_ns != 0) { /* it began and ended between two looks: it does not wait any more */
         from->noticed = true;
-        vc_gate_began(tracker->gate, from->reached_ns);
+        vc_gate_began(tracker->gate, from->times.reached_ns);
     }
     interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &before, &to->others);
-    interval->measurable = interval->measurable && interval->from_ns != 0 && to->reached_ns > interval->from_ns;
+    interval->measurable = interval->measurable && interval->from_ns != 0 && to->times.reached_ns > interval->from_ns;
     struct vc_settlement settlement = vc_gate_seen(tracker->gate, now_ns, interval);
     vc_lane_learn(entry->learners, entry->distinct, interval, &settlement);
     if (vc_load(&tracker->gate->waiting_threads) != 0)
@@ -202,14 +187,14 @@ static uint64_t next_poll(const struct vc_under_way *entry, uint64_t now_ns)
 /* The card may be others' for a while after the launch: what they had of it then is not inside our interval. */
 static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
 {
-    if (!from || from->noticed || from->reached_ns != 0)
+    if (!from || from->noticed || from->times.reached_ns != 0)
         return true;
     if (!reached(from->event))
         return false;
     from->noticed = true;
     from->others = vc_gate_others(tracker->gate);
-    from->reached_ns = when(tracker, from, vc_now_ns());
-    vc_gate_began(tracker->gate, from->reached_ns);
+    from->times.reached_ns = when(tracker, from, vc_now_ns());
+    vc_gate_began(tracker->gate, from->times.reached_ns);
     return true;
 }
 
@@ -220,8 +205,8 @@ static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
     const struct vc_mark *from = entry->from;
     if (!interval->measurable)
         return;
-    if (from && interval->from_ns == 0 && from->reached_ns != 0)
-        set_begin(interval, from, from->reached_ns, now_ns);
+    if (from && interval->from_ns == 0 && from->times.reached_ns != 0)
+        vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns);
     uint64_t late = interval->loose ? interval->estimate_ns + VC_MARK_NS : interval->estimate_ns;
     if (interval->from_ns == 0 || now_ns <= interval->from_ns + late)
         return;

@@ -231,12 +231,12 @@ struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool
         return NULL;
     vc_add(&tracker->references, 1);
     *mark = (struct vc_mark){.event = mark->event, .tracker = tracker, .references = 1, .others = vc_gate_others(tracker->gate)};
-    mark->recording_ns = vc_now_ns();
+    mark->times.recording_ns = vc_now_ns();
     if (vc_real.cuEventRecord(mark->event, stream) != CUDA_SUCCESS) {
         vc_mark_release(mark);
         return NULL;
     }
-    mark->recorded_ns = vc_now_ns();
+    mark->times.recorded_ns = vc_now_ns();
     mark->from_idle = from_idle;
     return mark;
 }
@@ -244,16 +244,16 @@ struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool
 void vc_mark_launching(struct vc_mark *mark)
 {
     if (mark && mark->from_idle)
-        mark->begins_ns = vc_now_ns();
+        mark->times.begins_ns = vc_now_ns();
 }
 
 void vc_mark_launched(struct vc_mark *mark)
 {
-    if (!mark || mark->begins_ns == 0)
+    if (!mark || mark->times.begins_ns == 0)
         return;
-    uint64_t call = vc_now_ns() - mark->begins_ns;
-    mark->stuck_ns = call < VC_LAUNCH_GAP_NS ? 0 : call - VC_LAUNCH_GAP_NS;
-    mark->begins_ns += call - mark->stuck_ns;
+    uint64_t call = vc_now_ns() - mark->times.begins_ns;
+    mark->times.stuck_ns = call < VC_LAUNCH_GAP_NS ? 0 : call - VC_LAUNCH_GAP_NS;
+    mark->times.begins_ns += call - mark->times.stuck_ns;
 }
 
 void vc_mark_release(struct vc_mark *mark)

@@ -27,11 +27,8 @@ struct vc_mark {
     CUevent event;
     struct vc_tracker *tracker;
     uint32_t references;
-    uint64_t recording_ns, recorded_ns; /* CLOCK_MONOTONIC before and behind the driver's call: it is reached no earlier */
+    struct vc_mark_times times;
     bool from_idle;         /* recorded onto an idle card */
-    uint64_t begins_ns;     /* … and its work handed over then, as far as that took no longer than VC_LAUNCH_GAP_NS; 0: not known */
-    uint64_t stuck_ns;      /* … the rest of what it took: the work began before, within or behind it */
-    uint64_t reached_ns;    /* CLOCK_MONOTONIC; 0 until the helper knows */
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
     struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */
     struct vc_mark *next;   /* in the list of spare ones */

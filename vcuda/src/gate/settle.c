@@ -1,0 +1,131 @@
+/* An interval's begin, its own part, and its settlement; see settle.h. */
+#include "gate/settle.h"
+
+#include "base/clock.h"
+
+/* A mark that is reached so soon after its record found the stream idle. */
+static const uint64_t HOST_BOUND_NS = 10000;
+
+/* A call that takes the host no longer hands its work over at its end; a longer one was held up, before that or
+ * behind it. */
+static const uint64_t SLOW_CALL_NS = 25000;
+
+/* Less than it takes any card to go to another context and back. */
+static const uint64_t SWITCHES_NS = 50000;
+
+/* Between two operations a mark costs the card something, too: so much on an H100; it is little of so much more. */
+static const uint64_t MARK_COST_NS = 2000;
+static const uint64_t MARK_TELLS_NS = 40000;
+
+static bool found_idle(const struct vc_mark_times *mark, uint64_t reached_ns)
+{
+    return reached_ns <= mark->recorded_ns + HOST_BOUND_NS;
+}
+
+void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns)
+{
+    bool idle = found_idle(from, reached_ns); /* it was thought to be, by estimates that may be too low */
+    uint64_t behind = idle && from->begins_ns > from->recorded_ns ? from->begins_ns - from->recorded_ns : 0;
+    interval->from_ns = reached_ns + vc_earlier(behind, (until_ns - reached_ns) / 2);
+    interval->slack_ns = idle ? from->stuck_ns : 0;
+    interval->from_idle = idle && from->begins_ns != 0;
+}
+
+void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)
+{
+    interval->to_ns = to->reached_ns;
+    interval->host_bound = found_idle(to, to->reached_ns);
+}
+
+void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns)
+{
+    uint64_t from = vc_later(interval->from_ns, interval->covered_until_ns);
+    if (to_ns < from) { /* looked at beyond its end */
+        interval->uncovered_ns -= vc_earlier(from - to_ns, interval->uncovered_ns);
+        return;
+    }
+    interval->uncovered_ns += vc_busy_add(busy, from, to_ns);
+    interval->covered_until_ns = to_ns;
+}
+
+uint64_t vc_interval_own(const struct vc_interval *interval)
+{
+    uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;
+    return vc_later(own > others ? own - others : 0, own / 5);
+}
+
+/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be
+ * and is proven. */
+static bool can_be(const struct vc_interval *interval)
+{
+    uint64_t estimate = interval->estimate_ns;
+    return !interval->unknown && interval->risk_ns != VC_UNPROVEN_NS && estimate < interval->operations * VC_LONG_OPERATION_NS &&
+           vc_interval_own(interval) <= estimate + vc_later(estimate / 2, VC_LONG_OPERATION_NS) + interval->others_gpu_ns / 2;
+}
+
+/* The card may have been idle between its operations. */
+static bool has_gaps(const struct vc_interval *interval)
+{
+    return interval->host_bound && interval->operations > 1 && !interval->unknown;
+}
+
+/* Side by side: one that is hardly longer than was thought has no slice of another inside, which costs two switches
+ * at least. */
+static bool has_no_slice(const struct vc_interval *interval)
+{
+    return !interval->loose && !has_gaps(interval) && interval->slack_ns <= SLOW_CALL_NS &&
+           interval->uncovered_ns <= interval->estimate_ns + interval->slack_ns + SWITCHES_NS;
+}
+
+/* It began with a mark between two operations, and is so short that the mark's own time is a good part of it. */
+static bool is_mostly_mark(const struct vc_interval *interval)
+{
+    return !interval->from_idle && !interval->loose && interval->uncovered_ns < MARK_TELLS_NS;
+}
+
+/* Nobody else was on the card. Where it may have been idle meanwhile the truth lies between two bounds, and an
+ * estimate between them is as good as any: one that followed the upper bound would grow to what the host takes. */
+static struct vc_settlement settle_alone(const struct vc_interval *interval, enum vc_evidence evidence)
+{
+    uint64_t most = interval->uncovered_ns, estimate = interval->estimate_ns;
+    struct vc_settlement settlement = {most, most, evidence};
+    uint64_t idle = has_gaps(interval) ? most : vc_earlier(interval->slack_ns, most);
+    bool unproven = interval->unknown || interval->risk_ns == VC_UNPROVEN_NS; /* else a call that is held up hides what it began */
+    bool told = idle != 0 && idle == interval->slack_ns && idle <= SLOW_CALL_NS;
+    if (told)
+        settlement.measured_ns = most - idle;
+    else if (idle != 0 && estimate < most)
+        settlement.measured_ns = vc_later(estimate, most - idle);
+    else if (is_mostly_mark(interval) && interval->unknown)
+        settlement.measured_ns = most - vc_earlier(MARK_COST_NS / 2, most / 2);
+    else if (is_mostly_mark(interval) && estimate < most && most < estimate + 2 * MARK_COST_NS)
+        settlement.measured_ns = estimate;
+    else
+        return settlement;
+    settlement.charged_ns = unproven ? most : settlement.measured_ns;
+    if (!told && idle != 0)
+        settlement.evidence = VC_EVIDENCE_UPPER_BOUND;
+    return settlement;
+}
+
+struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
+{
+    uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
+    bool loose = interval->loose && length <= 2 * estimate + VC_MARK_NS;
+    if (loose) /* nobody knows when it began: no more than the estimate is taken from what runs beside it */
+        interval->from_ns = interval->to_ns - vc_earlier(estimate, length);
+    vc_interval_cover(busy, interval, interval->to_ns);
+    if (!overlapped || (beside && can_be(interval) && has_no_slice(interval)))
+        return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
+    struct vc_settlement settlement = {.measured_ns = interval->uncovered_ns};
+    if (can_be(interval)) {
+        settlement.evidence = beside ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND;
+        settlement.charged_ns = vc_earlier(estimate, interval->uncovered_ns);
+        return settlement;
+    }
+    settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
+    /* Side by side the parts are guessed: only what no part explains tells something. */
+    bool explained = beside && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
+    settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;
+    return settlement;
+}

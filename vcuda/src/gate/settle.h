@@ -1,0 +1,80 @@
+/* What an interval was: where it began, what of it is its own, what that is charged and what it teaches.
+ *
+ * Arithmetic only, on what the gate and the helper know of it.
+ */
+#ifndef VC_GATE_SETTLE_H
+#define VC_GATE_SETTLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gate/busy.h"
+#include "gate/estimate.h"
+
+enum {
+    VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
+    VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card: what the call takes the host */
+};
+
+/* What is known of the times of a mark. CLOCK_MONOTONIC ns. */
+struct vc_mark_times {
+    uint64_t recording_ns, recorded_ns; /* before and behind the driver's call: it is reached no earlier */
+    /* Recorded onto an idle card: its work was handed over then, as far as that took no longer than VC_LAUNCH_GAP_NS;
+     * 0: not known. */
+    uint64_t begins_ns;
+    uint64_t stuck_ns;  /* … the rest of what it took: the work began before, within or behind it */
+    uint64_t reached_ns; /* 0 until the helper knows */
+};
+
+/* Clocks of what others had of the card, to be read at both ends of an interval: other tenants while we had work on
+ * it, as the arbiter saw it, and what other processes of the container were charged. */
+struct vc_gate_others {
+    uint64_t tenants_ns, siblings_ns;
+};
+
+/* An interval between two events on one stream, as seen by the helper. Times in CLOCK_MONOTONIC ns. */
+struct vc_interval {
+    uint64_t from_ns, to_ns;
+    uint64_t estimate_ns;  /* what was charged for its operations at launch; 0 if unknown */
+    uint64_t launched_ns;  /* vc_gate.launched_ns right after its last operation */
+    uint64_t sequence;     /* lease under which it was launched */
+    uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
+    struct vc_gate_others others_then; /* loose: when its first operation was launched */
+    uint64_t risk_ns;      /* what it may cost at most, where that varies */
+    uint64_t covered_until_ns, uncovered_ns; /* so far it has been looked at, and no other interval had that part */
+    uint64_t advance_ns;   /* charged beyond its estimate while it lasts */
+    uint32_t operations;
+    bool unknown;          /* its (only) operation had no estimate */
+    bool loose;            /* no mark tells its begin: `from_ns` is when its first operation was launched */
+    uint64_t slack_ns;     /* so much of its beginning the launch took the host: the card may have been idle meanwhile */
+    bool from_idle;        /* the card was idle at its mark */
+    bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
+    bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
+};
+
+/* What became of it: how the estimates of its operations should follow. */
+struct vc_settlement {
+    uint64_t charged_ns;
+    uint64_t measured_ns; /* what the estimates should have summed up to */
+    enum vc_evidence evidence;
+};
+
+/* Where the interval began that lasts until `until_ns`, or not yet ended then: as much behind its mark as the host
+ * handed its work over behind it. The card's own clock tells both: how late it is reached is the same for both, and
+ * not known. */
+void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns);
+
+/* It ended at that mark. */
+void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to);
+
+/* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
+void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);
+
+/* What it had so far, without others' part as far as that is known, but never nearly nothing. */
+uint64_t vc_interval_own(const struct vc_interval *interval);
+
+/* Its end is known. `overlapped`: slices of other tenants, or of other processes of this container, may be inside;
+ * `beside`: other tenants launched meanwhile. */
+struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside);
+
+#endif
