@@ -42,6 +42,7 @@ from manager.kube.pods import NodePods
 from manager.kube.writer import ApiWriter
 from manager.kubelet import pods
 from manager.kubelet.records import PodResources
+from manager.limits.driver_limits import DriverLimits
 from manager.observe import http
 from manager.observe.metrics import Counts, Metrics
 from manager.observe.node_object import NodeObject
@@ -152,6 +153,7 @@ class Daemon:
         self.pod_finder = PodFinder(
             self._names, settings.device_plugin_path, kubelet, pod_resources, kube, self._known_pods
         )
+        self.limits = DriverLimits(self._settings, self.inventory, self._regions.usage, self._consequences.tell)
         self.allocator = Allocator(
             settings=self._settings,
             names=self._names,
@@ -162,6 +164,7 @@ class Daemon:
             state=self._state,
             api_writer=self.api_writer,
             cdi=self.cdi,
+            limits=self.limits,
         )
         self._resizer = Resizer(
             settings=self._settings,
@@ -248,6 +251,7 @@ class Daemon:
             drift=self.drift,
             auditor=self.auditor,
             cgroups=self.cgroups,
+            limits=self.limits,
         )
         collection = Collection(
             settings=self._settings,
@@ -279,6 +283,7 @@ class Daemon:
             auditor=self.auditor,
             cgroups=self.cgroups,
             drift=self.drift,
+            limits=self.limits,
         )
         self.metrics.watch(reporter.report)
         self.metrics.count(self._counts)

@@ -21,6 +21,7 @@ from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.kube import api
 from manager.kubelet import pods
+from manager.limits import driver_limits
 from manager.observe.http import DoctorFailed
 from manager.plugin import registration
 from manager.regions import storage
@@ -53,7 +54,7 @@ def examine(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
     """All checks in the order in which one thing builds on another. Never raises."""
     root = HostRoot(settings.driver_root, settings.driver_root_on_host)
     parts: tuple[Callable[[], Iterator[Check]], ...] = (
-        lambda: _driver(root),
+        lambda: _driver(root, settings),
         lambda: _mirror(root),
         lambda: _kubelet(settings),
         lambda: _api(settings, environment),
@@ -89,10 +90,11 @@ def as_json(checks: list[Check]) -> str:
     return json.dumps([asdict(check) for check in checks], indent=1) + "\n"
 
 
-def _driver(root: HostRoot) -> Iterator[Check]:
+def _driver(root: HostRoot, settings: Settings) -> Iterator[Check]:
     driver = nvml.open_driver(root)
     try:
         probe = driver.probe()
+        alone = driver_limits.impossible(settings, driver, probe.cards)
     except DriverError as error:
         yield Check("driver", Verdict.FAIL, f"it does not answer: {error}")
         return
@@ -107,6 +109,16 @@ def _driver(root: HostRoot) -> Iterator[Check]:
     for item in probe.cards:
         card = item.card
         yield Check(f"card {card.minor}", Verdict.OK, f"{card.uuid}  {card.model}")
+    if alone:
+        verdict = Verdict.FAIL if settings.require_driver_limits else Verdict.WARN
+        yield Check("driver's limits", verdict, f"the shim alone holds the memory of pods: {alone}")
+    else:
+        kernel = (settings.cgroup_root / "dmem.capacity").exists()
+        yield Check(
+            "driver's limits",
+            Verdict.OK,
+            "counted by the kernel (dmem)" if kernel else "counted by the driver (no dmem)",
+        )
     try:
         wanted = device_nodes.numbers(root, probe.cards)
     except NodeProblem as problem:

@@ -28,6 +28,7 @@ class Reason(enum.StrEnum):
     OVERSELL_FORBIDDEN = "OversellForbidden"
     MOUNT_IN_THE_WAY = "MountInTheWay"
     VISIBLE_DEVICES_SET = "VisibleDevicesSet"
+    DRIVER_LIMITS_UNAVAILABLE = "DriverLimitsUnavailable"
 
 
 class Refusal(Exception):

@@ -25,6 +25,7 @@ from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Refusal
 from manager.kube.api import Kube, Pod
 from manager.kube.writer import ApiWriter
+from manager.limits.driver_limits import DriverLimits
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import name_of, uid_of
 from vcuda.kube.worker import Worker
@@ -80,6 +81,7 @@ class Audits:
     drift: Drift
     auditor: Auditor
     cgroups: Watcher
+    limits: DriverLimits
 
     def look(self) -> None:
         settings, allocations = self.settings(), self.allocator.allocations
@@ -88,6 +90,7 @@ class Audits:
         self.drift.looked()
         self.auditor.audit(allocations, cards, settings.audit_tolerance << 20)
         self.cgroups.look(allocations, restore=settings.device_cgroup_policy == "restore")
+        self.limits.look(lambda: self.allocator.allocations, self.cgroups.folders)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from manager.kube.api import Pod
 from manager.kube.pods import is_static, visible_devices
 from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids, records
+from manager.limits.driver_limits import DriverLimits
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions.regions import Neighbours, Regions
 from vcuda.kube.objects import name_of, uid_of
@@ -73,6 +74,7 @@ class Allocator:
         state: StateFile,
         api_writer: ApiWriter,
         cdi: CdiKeeper,
+        limits: DriverLimits,
     ) -> None:
         self._settings, self._names, self._inventory = settings, names, inventory
         self._pod_finder, self._regions, self._state, self._api_writer = (
@@ -81,7 +83,7 @@ class Allocator:
             state,
             api_writer,
         )
-        self._driver_dir, self._cdi = driver_dir, cdi
+        self._driver_dir, self._cdi, self._limits = driver_dir, cdi, limits
         self._decider = Decider(names, inventory, regions)
         self._lock = threading.Lock()
         self._allocations = AllocationIndex()
@@ -208,6 +210,8 @@ class Allocator:
         else:
             allocation = self._decide(candidate, request, container, pods)
         cards = self._cards_of(allocation)
+        if before is None and not allocation.whole:
+            self._limits.require(cards)
         nodes = self._nodes(cards)
         driver = self._driver_dir.current()
         allocation = dataclasses.replace(allocation, mirror=str(driver.directory))
@@ -384,6 +388,7 @@ class Allocator:
             )
         if self._regions.ensure(allocation, self._neighbours(allocation).shared(allocation)):
             log.warning("the region of %s was gone; made again before the container starts", allocation.name)
+        self._limits.prepare(self._allocations.of_pod(allocation.pod_uid))
 
     def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
@@ -428,14 +433,21 @@ class Allocator:
             for _, after in in_order:
                 if beyond := self._beyond(after):
                     return after.container, beyond
+            now = self._allocations.of_pod(in_order[0][0].pod_uid)
+            later = {after.key: after for _, after in changes}
+            pod = [later.get(item.key, item) for item in now]
+            if beyond := self._limits.beyond(pod):
+                return in_order[0][1].container, beyond
             written: list[Allocation] = []
             done = False
             try:
+                self._limits.follow(pod, lower=False)  # the driver must not refuse what the shim allows already
                 for before, after in in_order:
                     self._regions.change(after, self._neighbours(after).shared(after))
                     written.append(before)
                     if beyond := self._beyond(after):  # what was allocated meanwhile
                         return after.container, beyond
+                self._limits.follow(pod)
                 for _, after in changes:
                     self._allocations[after.key] = after
                 self._save([after for _, after in changes])
@@ -446,6 +458,8 @@ class Allocator:
                         self._allocations[before.key] = before
                     for before in reversed(written):
                         self._regions.share(before, self._neighbours(before).shared(before))
+                    with contextlib.suppress(Refusal):  # the next look mends it
+                        self._limits.follow(now)
         return None
 
     def _beyond(self, after: Allocation) -> int:

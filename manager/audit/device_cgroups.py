@@ -8,21 +8,18 @@ where it does, it is told and, by `--device-cgroup-policy=restore`, undone.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from manager.allocations.record import Allocation
 from manager.audit.consequences import Tell
-from manager.audit.owners import POD_GROUP, Key, Owners, plain
+from manager.audit.owners import Key, Owners
 from manager.cgroups import devices
 from manager.cgroups.bpf import Number
 from manager.cgroups.devices import CannotTell, Devices, Unwatched
+from manager.cgroups.pods import folders_in, plain, pod_folders
 from manager.process.logs import Conditions
-
-# Kubelet nests: root, quality of service, pod, container.
-_DEPTH = 4
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +124,11 @@ class Watcher:
         self._say(item, "DevicesRestored", [path for path in nodes if path not in left], "may again open")
         return left
 
+    @property
+    def folders(self) -> Mapping[Key, Path]:
+        """The groups of running containers, as the last look found them."""
+        return self._folders
+
     # Finding.
 
     def _find(self, base: Path, allocations: Sequence[Allocation]) -> None:
@@ -140,31 +142,12 @@ class Watcher:
         if not unknown:
             return
         owners = self._owners.among(unknown)
-        for folder in _pod_folders(base, {plain(item.pod_uid) for item in unknown}):
-            for container in _folders_in(folder):
+        for _, folder in pod_folders(base, {plain(item.pod_uid) for item in unknown}):
+            for container in folders_in(folder):
                 keys = (owners.given(pid) for pid in _processes(container))
                 key = next((key for key in keys if key is not None), None)
                 if key is not None:
                     self._folders[key] = container
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-
-
-def _pod_folders(folder: Path, pods: set[str], depth: int = _DEPTH) -> Iterator[Path]:
-    """Folders of the pods with these UIDs (without dashes), below `folder`."""
-    for below in _folders_in(folder):
-        match = POD_GROUP.search(below.name)
-        if match:
-            if plain(match[1]) in pods:
-                yield below
-        elif depth:
-            yield from _pod_folders(below, pods, depth - 1)
 
 
 def _processes(folder: Path) -> Iterator[int]:
@@ -173,5 +156,5 @@ def _processes(folder: Path) -> Iterator[int]:
         yield from map(int, (folder / "cgroup.procs").read_text().split())
     except (OSError, ValueError):
         return
-    for below in _folders_in(folder):
+    for below in folders_in(folder):
         yield from _processes(below)

@@ -8,22 +8,17 @@ inside a tenant's root is ever resolved: its links could lead to another pod's r
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from manager.allocations.record import Allocation
+from manager.cgroups.pods import POD_GROUP, plain
 from manager.regions.regions import CONTAINER_PATH
 from vcuda.region import Usage
 
 Key = tuple[str, str]
 
-# Kubelet's names of a pod's group: "pod<uid>" (cgroupfs) and "…-pod<uid with _>.slice" (systemd); a static pod's UID is
-# 32 digits.
-POD_GROUP = re.compile(
-    r"(?:^|-)pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$"
-)
 # Far above what a process's cgroup, status and mounts take.
 _PROC_BYTES = 65536
 _MOUNTS_BYTES = 1 << 20
@@ -37,11 +32,6 @@ class Place:
 
     pod: str
     container: str
-
-
-def plain(uid: str) -> str:
-    """A pod's UID without what cgroup drivers write in different ways."""
-    return uid.replace("-", "").replace("_", "")
 
 
 def place_of(cgroup: str) -> Place | None:

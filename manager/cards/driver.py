@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from vcuda.driver.memory_limits import CannotLimit, MemoryLimit
 from vcuda.spec.inventory import Card
 
 
@@ -100,6 +102,12 @@ class Driver(Protocol):
         None if the card does not say (MIG).
         """
 
+    def limit_memory(self, uuid: str, group: Path, hard_bytes: int | None) -> None:
+        """Let the processes of a control group hold no more of a card; None: all there is. Raises CannotLimit."""
+
+    def memory_limit(self, uuid: str, group: Path) -> MemoryLimit | None:
+        """The limit that counts for a control group. Raises CannotLimit."""
+
     def close(self) -> None: ...
 
 
@@ -126,6 +134,12 @@ class NullDriver:
 
     def utilization(self, uuid: str, since_us: int) -> tuple[ProcessUtilization, ...] | None:  # noqa: ARG002
         return None
+
+    def limit_memory(self, uuid: str, group: Path, hard_bytes: int | None) -> None:  # noqa: ARG002
+        raise CannotLimit(f"there is no driver: {self.reason}")
+
+    def memory_limit(self, uuid: str, group: Path) -> MemoryLimit | None:  # noqa: ARG002
+        raise CannotLimit(f"there is no driver: {self.reason}")
 
     def close(self) -> None:
         return

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from manager.cards import device_nodes
 from manager.cards.device_nodes import DeviceNode, NodeProblem
@@ -28,6 +29,7 @@ from manager.cards.driver import (
 )
 from manager.config.settings import Settings
 from manager.process.logs import Conditions
+from vcuda.driver.memory_limits import MemoryLimit
 from vcuda.driver.root import HostRoot
 from vcuda.kube.worker import Worker
 
@@ -115,6 +117,14 @@ class Inventory:
         with contextlib.suppress(DriverError):
             return self._driver.utilization(uuid, since_us)
         return None
+
+    def limit_memory(self, uuid: str, group: Path, hard_bytes: int | None) -> None:
+        """Let the processes of a control group hold no more of a card; None: all there is. Raises CannotLimit."""
+        self._driver.limit_memory(uuid, group, hard_bytes)
+
+    def memory_limit(self, uuid: str, group: Path) -> MemoryLimit | None:
+        """The limit that counts for a control group on a card. Raises CannotLimit."""
+        return self._driver.memory_limit(uuid, group)
 
     def device_nodes(self, cards: Sequence[NodeCard]) -> tuple[DeviceNode, ...]:
         """All nodes for a container with these cards. Raises NodeProblem: then none is given."""

@@ -26,8 +26,9 @@ from manager.cards.driver import (
     ProcessUtilization,
     XidEvent,
 )
-from vcuda.driver import layout
+from vcuda.driver import layout, memory_limits
 from vcuda.driver import nvml as driver_nvml
+from vcuda.driver.memory_limits import CannotLimit, MemoryLimit
 from vcuda.driver.root import HostRoot
 from vcuda.spec.inventory import Card
 
@@ -268,3 +269,21 @@ class NvmlDriver:
         return tuple(
             ProcessUtilization(int(item.pid), int(item.smUtil)) for item in found if item.pid and item.smUtil <= 100
         )
+
+    # Limits of its own.
+
+    def limit_memory(self, uuid: str, group: Path, hard_bytes: int | None) -> None:
+        with self._lock:
+            memory_limits.put(self._limited(uuid), group, hard_bytes)
+
+    def memory_limit(self, uuid: str, group: Path) -> MemoryLimit | None:
+        with self._lock:
+            return memory_limits.get(self._limited(uuid), group)
+
+    def _limited(self, uuid: str) -> Any:
+        handle = self._handles.get(uuid)
+        if uuid in self._instances:
+            raise CannotLimit("the driver limits no MIG instances, which have their own memory")
+        if handle is None or not self._open:
+            raise CannotLimit(f"the driver does not show the card {uuid}")
+        return handle

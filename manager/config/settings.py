@@ -162,6 +162,16 @@ class Settings:
         "MiB that a container may hold beyond its ledger, for modules and the like",
         live=True,
     )
+    # Limits that the driver itself holds
+    driver_limits: str = option(
+        "auto",
+        choice("auto", "off"),
+        "whether the driver is told each pod's memory, too, where it can hold it (NVIDIA 615, control groups v2)",
+        live=True,
+    )
+    require_driver_limits: bool = option(
+        False, switch, "true: no container starts whose pod's memory the driver does not hold", live=True
+    )
     # The drift alarm
     drift_tolerance: int = option(
         20,

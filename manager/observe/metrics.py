@@ -227,6 +227,7 @@ _SHARE_GAUGES = (
      "Hundredths of the card that NVML saw in use, less those charged"),
     ("vcuda_container_overhead_bytes", "overhead_bytes", 1, "Memory in use beside the ledger that its limit counts"),
     ("vcuda_container_oversold_bytes", "oversold_bytes", 1, "Memory beyond the physical share, as managed memory"),
+    ("vcuda_container_driver_limit_bytes", "driver_limit_bytes", 1, "What the driver itself lets it, or its pod, hold"),
 )  # fmt: skip
 _SHARE_COUNTERS = (
     ("vcuda_container_gpu_seconds", "gpu_time_ns", 1e9, "GPU time the share was charged"),
@@ -257,6 +258,14 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
                 if figure is not None:
                     family.add_metric((*labels, share.uuid), figure / divisor)
             yield family
+    held = GaugeMetricFamily(
+        "vcuda_container_memory_held_by",
+        "1 for what keeps the container to its memory: shim, driver, both or none",
+        labels=(*CONTAINER_LABELS, "uuid", "mechanism"),
+    )
+    for *labels, share in shares:
+        held.add_metric((*labels, share.uuid, share.held_by), 1)
+    yield held
     processes = GaugeMetricFamily("vcuda_container_processes", "Live CUDA processes", labels=CONTAINER_LABELS)
     lost = GaugeMetricFamily(
         "vcuda_container_lost_devices",

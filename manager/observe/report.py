@@ -17,6 +17,7 @@ from manager.audit.time_drift import Drift
 from manager.cards.driver import CardSample
 from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
+from manager.limits.driver_limits import DriverLimits
 from manager.regions.regions import Regions
 from vcuda.region import CardUsage
 from vcuda.spec.inventory import Card
@@ -54,8 +55,10 @@ class ShareReport:
     is used are beside the ledger, by the driver; `oversold_bytes` were asked for as plain memory and are managed.
     `bypassing_processes`: how many use the card past our library, by the last audit. `granted_cores`: the share of the
     card's time in force, in hundredths; None if the region can't be read.
-    `drift_cores`: NVML's utilization less what was charged, in hundredths of the card, over the last window; None if it
-    can't be told.
+    `held_by`: what keeps it to its memory: "shim", "driver" (a process went past the shim), "both" or "none";
+    `driver_limit_bytes`: what the driver lets it hold, by itself or together with its pod's other containers; None: it
+    limits nothing. `drift_cores`: NVML's utilization less what was charged, in hundredths of the card, over the last
+    window; None if it can't be told.
     """
 
     uuid: str
@@ -77,6 +80,8 @@ class ShareReport:
     bypassing_processes: int | None = None
     granted_cores: float | None = None
     drift_cores: float | None = None
+    held_by: str = "shim"
+    driver_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +105,10 @@ class ContainerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """Everything at one moment (`at_s`, monotonic). `device_cgroups`: "watched", or why they are not."""
+    """Everything at one moment (`at_s`, monotonic).
+
+    `device_cgroups`: "watched", or why they are not. `driver_limits`: why some pod's memory is held by the shim alone.
+    """
 
     node: str
     driver: str
@@ -110,6 +118,7 @@ class NodeReport:
     cards: tuple[CardReport, ...]
     containers: tuple[ContainerReport, ...]
     at_s: float = 0.0
+    driver_limits: str = ""
 
     def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
@@ -132,9 +141,10 @@ class Reporter:
         auditor: Auditor,
         cgroups: Watcher,
         drift: Drift,
+        limits: DriverLimits,
     ) -> None:
         self._settings, self._inventory, self._view, self._regions = settings, inventory, view, regions
-        self._auditor, self._cgroups, self._drift = auditor, cgroups, drift
+        self._auditor, self._cgroups, self._drift, self._limits = auditor, cgroups, drift, limits
         self._lock = threading.Lock()
         self._report: NodeReport | None = None
         self._made = 0.0
@@ -163,6 +173,7 @@ class Reporter:
             ),
             containers=tuple(self._container(item, finding, percents) for item in allocations),
             at_s=time.monotonic(),
+            driver_limits=self._limits.why,
         )
 
     def _container(
@@ -174,6 +185,7 @@ class Reporter:
         for share in allocation.shares:
             card, at = used.get(share.uuid, _NOTHING), (allocation.key, share.uuid)
             metered = self._regions.metered(allocation, share.uuid)
+            driver_limit, past_shim = self._limits.held(allocation, share.uuid), bool(finding.without_shim.get(at))
             shares.append(
                 ShareReport(
                     uuid=share.uuid,
@@ -195,6 +207,8 @@ class Reporter:
                     bypassing_processes=finding.without_shim.get(at),
                     granted_cores=card.granted_cores if usage else None,
                     drift_cores=self._drift.found.get(at),
+                    held_by=_held_by(shim=usage is not None and not past_shim, driver=driver_limit is not None),
+                    driver_limit_bytes=driver_limit,
                 )
             )
         return ContainerReport(
@@ -209,6 +223,10 @@ class Reporter:
             lost_devices=self._cgroups.watch.lost.get(allocation.key, ()),
             limits_impossible=usage.limits_impossible if usage else 0,
         )
+
+
+def _held_by(*, shim: bool, driver: bool) -> str:
+    return ("both" if driver else "shim") if shim else ("driver" if driver else "none")
 
 
 def _card(
@@ -265,7 +283,7 @@ def _card_lines(report: NodeReport, card: CardReport) -> list[str]:
                 limit = f" (up to {share.core_limit})" if share.core_limit > share.cores else ""
                 lines.append(
                     f"      {item.namespace}/{item.pod_name}/{item.container}: {share.cores} cores{limit}, "
-                    f"{format_bytes(share.memory_used_bytes)} of {format_bytes(share.memory_limit_bytes)}"
-                    + (f"  LOST {', '.join(item.lost_devices)}" if item.lost_devices else "")
+                    f"{format_bytes(share.memory_used_bytes)} of {format_bytes(share.memory_limit_bytes)} "
+                    f"({share.held_by})" + (f"  LOST {', '.join(item.lost_devices)}" if item.lost_devices else "")
                 )
     return lines

@@ -10,7 +10,7 @@ import pytest
 
 from manager.audit.shim_bypass import LASTING_LOOKS, BypassWatch
 from manager.cards.driver import CardProcess
-from tests.support import injection
+from tests.support import groups, injection
 from tests.support.injection import Place, Row
 
 
@@ -26,6 +26,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def test_a_way_to_the_driver_is_limited_or_is_a_known_escape(place: Place, row: Row) -> None:
     found = [place.outcome(row, one) for one in ("shim", "preload")]
     assert found == ["limited" if held else "escapes" for held in (row.shim, row.preload)]
+
+
+@pytest.mark.parametrize("row", injection.ROWS, ids=lambda row: row.name)
+def test_no_way_leads_past_the_driver_s_own_limit(place: Place, row: Row) -> None:
+    with groups.made("vcuda-injection") as group:
+        if not (row.shim and row.preload):  # as above: the escape, in the same group
+            assert "escapes" in [place.outcome(row, one, group) for one in ("shim", "preload")]
+        groups.limit(place.machine, group, injection.LIMIT)
+        assert [place.outcome(row, one, group) for one in ("shim", "preload")] == ["limited", "limited"]
 
 
 class Owner:

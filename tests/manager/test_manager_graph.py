@@ -40,4 +40,4 @@ def test_eight_cards_with_mixed_shares(make_machine: Callable[..., Machine], mak
     assert sum("booked 100/100 cores" in line for line in lines) == 3
     shares = [line.strip() for line in lines if line.strip().startswith("default/")]
     assert len(shares) == 8
-    assert "default/notebook/jupyter: 30 cores (up to 80), 0 B of 10 GiB" in shares
+    assert "default/notebook/jupyter: 30 cores (up to 80), 0 B of 10 GiB (shim)" in shares

@@ -152,9 +152,14 @@ def test_a_recording_is_written_to_its_volume() -> None:
     )
 
 
-@pytest.mark.parametrize(("policy", "read_only"), [("report", True), ("restore", None)])
-def test_the_host_s_cgroups_are_writable_only_for_restoring(policy: str, read_only: bool | None) -> None:
-    daemon = objects({"manager": {"deviceCgroupPolicy": policy}})["DaemonSet", "gpu-manager"]
+@pytest.mark.parametrize(
+    ("policy", "limits", "read_only"), [("report", "off", True), ("restore", "off", None), ("report", "auto", None)]
+)
+def test_the_host_s_cgroups_are_writable_only_for_restoring_and_limits(
+    policy: str, limits: str, read_only: bool | None
+) -> None:
+    values = {"manager": {"deviceCgroupPolicy": policy, "driverLimits": limits}}
+    daemon = objects(values)["DaemonSet", "gpu-manager"]
     mounts = {mount["name"]: mount for mount in container(daemon)["volumeMounts"]}
     assert mounts["cgroup"].get("readOnly") is read_only
     assert f"--cgroup-root={mounts['cgroup']['mountPath']}" in container(daemon)["args"]

@@ -60,7 +60,7 @@ MAX = NVML_DEVICE_MEMORY_LIMIT_MAX
 
 
 def limit(machine: sim.Machine, group: Group, hard: int = LIMIT) -> None:
-    assert asked(machine, f"answer(set(paths[0], {hard}))", group.path) == 0
+    groups.limit(machine, group, hard)
 
 
 @BOTH

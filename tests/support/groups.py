@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import simulated
+from vcuda.sim import Machine
+
 _SECONDS = 10
+_numbers = itertools.count()
 
 
 def mount() -> Path | None:
@@ -55,7 +60,7 @@ def made(name: str) -> Iterator[Group]:
     root = mount()
     if root is None or os.geteuid() != 0:
         pytest.skip("needs root and control groups of version 2")
-    group = Group(root / f"{name}-{os.getpid()}")
+    group = Group(root / f"{name}-{os.getpid()}-{next(_numbers)}")  # no name comes twice
     try:
         group.path.mkdir()
     except OSError as error:
@@ -64,3 +69,13 @@ def made(name: str) -> Iterator[Group]:
         yield group
     finally:
         group.remove()
+
+
+def limit(machine: Machine, group: Group, hard_bytes: int) -> None:
+    """Have the simulated driver let the group hold no more of the first card."""
+    code = f"""
+    nvmlInit()
+    limits = c_nvmlSetMemoryLimits_v1_t({os.fsencode(group.path)!r}, 0, {hard_bytes})
+    answer(nvmlDeviceSetMemoryLimits_v1(nvmlDeviceGetHandleByIndex(0), limits))
+    """
+    assert simulated.nvml(machine, code) is None

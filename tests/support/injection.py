@@ -19,8 +19,11 @@ from pathlib import Path
 from manager.allocations.record import Allocation
 from manager.config.settings import Settings
 from manager.container import driver_dir, response
+from tests.support import groups
+from tests.support.groups import Group
 from tests.support.share import LIB, MIB
 from vcuda import region
+from vcuda._build import native
 from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.placement import CardShare
@@ -159,6 +162,7 @@ ROWS = (
         preload=False,
         seen=False,
     ),
+    Row("static program with a driver of its own", "$STATIC", shim=False, preload=False),
 )
 
 
@@ -175,8 +179,8 @@ class Place:
     item: Allocation
     driver: driver_dir.DriverDir
 
-    def words(self, script: str, injection: str) -> list[str]:
-        """The command line that runs the script in a container. The root is made below a folder of its own."""
+    def words(self, script: str, injection: str, group: Group | None = None) -> list[str]:
+        """The command line that runs the script in a container, in this control group. The root is made below a folder of its own."""
         settings = replace(Settings(), injection=injection)
         mounts = [
             (mount.host_path, mount.container_path)
@@ -190,6 +194,7 @@ class Place:
             "L": self.folder / "linked",
             "U": self.folder / "setuid",
             "PLUGIN": self.folder / "plugin.so",
+            "STATIC": self.folder / "static",
             "C": COMPAT,
             "REAL": real,
         }
@@ -201,12 +206,12 @@ class Place:
         (work / "enter").write_text(_ENTER)
         devices = self.machine.root / "dev"
         enter = ["bash", str(work / "enter"), str(work / "base"), str(work / "mounts"), str(devices)]
-        return ["unshare", "--mount", *enter, str(work / "script")]
+        return [*(group.enter if group is not None else ()), "unshare", "--mount", *enter, str(work / "script")]
 
-    def run(self, script: str, injection: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, injection: str, group: Group | None = None) -> subprocess.CompletedProcess[str]:
         kept = {"PATH": os.environ["PATH"]}
         return subprocess.run(
-            self.words(script, injection),
+            self.words(script, injection, group),
             env=kept,
             capture_output=True,
             text=True,
@@ -214,9 +219,9 @@ class Place:
             check=False,
         )
 
-    def outcome(self, row: Row, injection: str) -> str:
+    def outcome(self, row: Row, injection: str, group: Group | None = None) -> str:
         """ "limited", "escapes", or the words of what went wrong."""
-        result = self.run(row.script, injection)
+        result = self.run(row.script, injection, group)
         last = result.stdout.strip().splitlines()[-1:] or [""]
         known = {"2": "limited", "0": "escapes"}
         return known.get(last[0], f"fails: {(last[0] + ' ' + result.stderr.strip())[-300:]}")
@@ -226,7 +231,7 @@ def make(folder: Path) -> Place:
     """Lay everything out below `folder`. Raises NoContainers."""
     if os.geteuid() != 0:
         raise NoContainers("containers of this kind need root")
-    machine = Machine.create(folder / "machine", [SimCard()])
+    machine = Machine.create(folder / "machine", [SimCard()], newer=True)
     card = machine.cards[0]
     directory = folder / "region"
     directory.mkdir()
@@ -258,6 +263,8 @@ def _compile(folder: Path) -> None:
         "linked": ("probe.c", linked),
         "setuid": ("probe.c", linked),
         "plugin.so": ("plugin.c", ["-shared", "-fPIC", *stubs]),
+        # What speaks to the card without any library of ours or NVIDIA's: the simulated driver's own sources, linked in.
+        "static": ("probe.c", ["-DLINKED", "-static", *_driver_sources(), "-lpthread", "-lm"]),
     }
     for name, (source, flags) in jobs.items():
         command = ["gcc", "-w", "-o", str(folder / name), str(folder / source), *flags]
@@ -267,9 +274,22 @@ def _compile(folder: Path) -> None:
     (folder / "setuid").chmod(0o4755)
 
 
-def matrix(place: Place) -> str:
-    """The table of docs/clients.md, by running every row."""
-    lines = ["| way to the driver | shim | preload |", "|---|---|---|"]
+def _driver_sources() -> list[str]:
+    folder = native.ROOT / "vcuda/sim/src"
+    sources = [str(path) for part in ("core", "cuda") for path in sorted((folder / part).glob("*.c"))]
+    version = f'-DVC_SIM_DRIVER_VERSION="{native.SIM_DRIVER_VERSION}"'
+    return [
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        version,
+        *(f"-I{native.ROOT / part}" for part in native.SIM_INCLUDES),
+        *sources,
+    ]
+
+
+def matrix(place: Place, group: Group) -> str:
+    """The table of docs/clients.md, by running every row. `group`: one that has the driver's limit."""
+    lines = ["| way to the driver | shim | preload | shim and the driver's own limit |", "|---|---|---|---|"]
     for row in ROWS:
         cells = []
         for injection, expected in (("shim", row.shim), ("preload", row.preload)):
@@ -277,6 +297,7 @@ def matrix(place: Place) -> str:
             if not expected and outcome == "escapes":
                 outcome += ", seen by its mapped files" if row.seen else ", seen by its bytes only"
             cells.append(outcome)
+        cells.append(place.outcome(row, "shim", group))
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -284,7 +305,10 @@ def matrix(place: Place) -> str:
 def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="vcuda-injection-"))
     try:
-        print(matrix(make(folder)))
+        place = make(folder)
+        with groups.made("vcuda-injection") as group:
+            groups.limit(place.machine, group, LIMIT)
+            print(matrix(place, group))
     except NoContainers as reason:
         print(f"no matrix: {reason}", file=sys.stderr)
         return 1

@@ -39,6 +39,8 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
   "drift-tolerance" (int $manager.driftTolerance)
   "dead-card-policy" $manager.deadCardPolicy
   "device-cgroup-policy" $manager.deviceCgroupPolicy
+  "driver-limits" $manager.driverLimits
+  "require-driver-limits" $manager.requireDriverLimits
   "injection" $manager.injection
   "failed-admission-grace" (int $manager.failedAdmissionGrace)
   "node-labels" (join "," $labels)

@@ -193,8 +193,9 @@ CU_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     *total = card->config.memory_bytes;
     *free_bytes = card->config.memory_bytes - card->used_bytes;
     char group[SIM_GROUP_TEXT];
-    sim_own_group(group);
-    const sim_limit *limit = sim_limit_seen(cu_process.state, card, group);
+    if (card->limits_used)
+        sim_own_group(group);
+    const sim_limit *limit = !card->limits_used ? NULL : sim_limit_seen(cu_process.state, card, group);
     if (limit && limit->hard_bytes < *total) {
         const uint64_t used = sim_limit_used(cu_process.state, card, limit);
         const uint64_t left = used < limit->hard_bytes ? limit->hard_bytes - used : 0;
