@@ -23,6 +23,7 @@ from manager.audit.foreign_use import ForeignUse
 from manager.audit.memory import Auditor
 from manager.audit.overhead import Overhead
 from manager.audit.owners import Owners
+from manager.audit.refusals import Refusals
 from manager.audit.shim_bypass import BypassWatch
 from manager.audit.time_drift import Drift
 from manager.cards import device_nodes, nvml
@@ -252,6 +253,7 @@ class Daemon:
             auditor=self.auditor,
             cgroups=self.cgroups,
             limits=self.limits,
+            refusals=Refusals(self._regions.usage, self._consequences.tell),
         )
         collection = Collection(
             settings=self._settings,

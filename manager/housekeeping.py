@@ -16,6 +16,7 @@ from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
 from manager.audit.memory import Auditor
 from manager.audit.overhead import Overhead
+from manager.audit.refusals import Refusals
 from manager.audit.time_drift import Drift
 from manager.cards.context_cost import ContextCosts
 from manager.cards.inventory import Inventory
@@ -82,6 +83,7 @@ class Audits:
     auditor: Auditor
     cgroups: Watcher
     limits: DriverLimits
+    refusals: Refusals
 
     def look(self) -> None:
         settings, allocations = self.settings(), self.allocator.allocations
@@ -89,6 +91,7 @@ class Audits:
         self.overhead.sample(allocations, cards)
         self.drift.looked()
         self.auditor.audit(allocations, cards, settings.audit_tolerance << 20)
+        self.refusals.look(allocations)
         self.cgroups.look(allocations, restore=settings.device_cgroup_policy == "restore")
         self.limits.look(lambda: self.allocator.allocations, self.cgroups.folders)
 

@@ -19,6 +19,19 @@ static void *real(const char *name)
     return dlsym(driver, name);
 }
 
+/* Of the two figures either may be left out: nothing that NVIDIA publishes says that it may not. */
+API cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    size_t ignored;
+    return REAL(cuMemGetInfo_v2)(free_bytes ? free_bytes : &ignored, total ? total : &ignored);
+}
+
+API cuMemGetInfo(unsigned *free_bytes, unsigned *total)
+{
+    unsigned ignored;
+    return REAL(cuMemGetInfo)(free_bytes ? free_bytes : &ignored, total ? total : &ignored);
+}
+
 /* An address of the old calls is a place in this table. */
 static address addresses[64];
 

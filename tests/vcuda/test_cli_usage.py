@@ -50,6 +50,9 @@ def test_words_become_a_request(words: tuple[str, str | None, str | None, list[s
         (("30", None, None, []), "--memory"),
         (("30", "0", None, []), "--memory"),
         (("30", "lots", None, []), "--memory"),
+        (("30", "4", None, []), "--memory 4 has no unit; write 4GiB"),
+        (("30", "1.5", None, []), "--memory 1.5 has no unit; write 1.5GiB"),
+        (("30", "1073741824", None, []), "--memory 1073741824 has no unit"),
         (("30", "1GiB", "29", []), "--core-limit"),
         (("30", "1GiB", "101", []), "--core-limit"),
         (("30", "1GiB", "0", []), "--core-limit"),
@@ -101,6 +104,55 @@ def test_bad_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert "usage: vcuda" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "usage", "named"),
+    [
+        (
+            ["run", "--cores", "30", "--memory", "1GiB", "--", "x"],
+            "vcuda run",
+            "there is no option --cores; did you mean --core?",
+        ),
+        (
+            ["run", "--core", "30", "--memroy=1GiB", "--", "x"],
+            "vcuda run",
+            "there is no option --memroy; did you mean --memory?",
+        ),
+        (["run", "--core", "30", "--zzz", "--", "x"], "vcuda run", "there is no option --zzz\n"),
+        (["run", "train.py", "--cores", "30"], "vcuda run", "required: --core"),
+        (["ls", "--jsn"], "vcuda ls", "there is no option --jsn; did you mean --json?"),
+        (["show", "run-1", "--jsno"], "vcuda show", "--jsno; did you mean --json?"),
+        (["sim", "create", "/nowhere/d", "--card", "2"], "vcuda sim create", "--card 2; did you mean --cards?"),
+        (["shwo"], "vcuda", "did you mean show?"),
+        (["run", "--injection", "prelaod", "x"], "vcuda run", "did you mean preload?"),
+        (["ls", "--interval", "-1"], "vcuda ls", "'-1' is no time; write seconds, 0 to 60"),
+        (["ls", "--interval", "nan"], "vcuda ls", "'nan' is no time"),
+    ],
+)
+def test_a_typo_is_named_with_the_nearest_word_under_the_commands_own_usage(
+    words: list[str], usage: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(words)
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: {usage} ")
+    assert named in said
+
+
+def test_looking_at_a_ledger_that_is_not_there_makes_none(runner: Runner, tmp_path: Path) -> None:
+    for command in ("ls", "show"):
+        result = runner.call(command, "--ledger", str(tmp_path / "typo"))
+        assert (result.returncode, result.stderr) == (
+            125,
+            f"vcuda: there is no ledger {tmp_path / 'typo'}; the first `vcuda run --ledger` makes it\n",
+        )
+    assert list(tmp_path.iterdir()) == []
+    fresh = tmp_path / "machine"
+    sim.Machine.create(fresh, [sim.SimCard()])
+    assert Runner(fresh).call("ls").stdout == "no run holds a share on this machine\n"
+    assert not (fresh / "ledger").exists()
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main.main(["--version"])
@@ -114,7 +166,20 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--core", "30", "--core-limit", "20", "--memory", "1GiB"], 2, "--core-limit is 20"),
         (["--core", "30", "--memory", "9GiB"], 125, "no card has 30 cores and 9 GiB free"),
         (["--core", "300"], 125, "3 cards are asked for"),
-        (["--core", "30", "--memory", "1GiB", "--device", "7"], 125, "--device 7 is no card of this machine"),
+        (
+            ["--core", "30", "--memory", "1GiB", "--device", "7"],
+            125,
+            "--device 7 is no card of this machine; it has card 0 (GPU-",
+        ),
+        (["--core", "30", "--memory", "4"], 2, "--memory 4 has no unit; write 4GiB or 4MiB (or 4B: bytes)"),
+        (["--core", "30", "--memory", "4B"], 125, "--memory 4 B is too little: a CUDA context alone takes 64 MiB"),
+        (
+            ["--core", "30", "--memory", "64MiB"],
+            125,
+            "--memory 64 MiB is too little: a CUDA context alone takes 64 MiB",
+        ),
+        (["--core", "30", "--memory", "1", "GiB"], 2, "--memory 1 GiB are two words; write --memory 1GiB"),
+        (["--core", "30", "--memory", "1GiB", "--oversell", "2", "gb"], 2, "--oversell 2 gb are two words"),
         (
             ["--core", "30", "--memory", "1GiB", "--ledger", "/proc/nothing"],
             125,

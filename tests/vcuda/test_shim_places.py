@@ -61,7 +61,7 @@ def outcome(share: Share, place: str) -> tuple[object, list[str]]:
     if said.startswith("skip: "):
         pytest.skip(f"this machine does not let the test change its place: {said[6:].strip()}")
     assert process.returncode == 0, said
-    return json.loads(output), said.splitlines()
+    return json.loads(output), shares.beside_refusals(said).splitlines()
 
 
 def test_with_a_read_only_usage_memory_is_refused_with_the_reason(share: Share) -> None:
@@ -195,7 +195,7 @@ def test_an_ordinary_user_without_any_capability_is_held_to_the_limit_beside_roo
             timeout=60,
             check=False,
         )
-        assert (user.returncode, user.stderr) == (0, "")
+        assert (user.returncode, shares.beside_refusals(user.stderr)) == (0, "")
         found.append(json.loads(user.stdout))
     root.communicate("", timeout=60)
     assert found == [[0, 2, LIMIT - 2 * CONTEXT - 70 * MIB]] * 2

@@ -164,3 +164,22 @@ answer([known, C.CFUNCTYPE(C.c_int)(found.value)()])
     said = "vcuda: this driver has a version of cuMemAlloc that is newer than this build of vcuda: it is not limited\n"
     assert share.run(code, errors=said) == [True, 0]
     assert share.usage().cards[0].unknown_symbols == 1
+
+
+@pytest.mark.parametrize("name", ["cuMemGetInfo", "cuMemGetInfo_v2"])
+def test_a_driver_that_answers_with_one_pointer_tells_the_shares_figure(share: Share, name: str) -> None:
+    free, total, both = share.run(
+        same.PRELUDE
+        + """
+name = sys.argv[1]
+begin()
+kind = size if name.endswith("_v2") else uint
+free, total, both = kind(), kind(), [kind(), kind()]
+ok(name, ref(free), None); ok(name, None, ref(total)); ok(name, ref(both[0]), ref(both[1]))
+ok(name, None, None)
+answer([free.value, total.value, [each.value for each in both]])
+""",
+        name,
+    )
+    assert total == LIMIT
+    assert [free, total] == both

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import vcuda
 from vcuda.cli import run_command, show_command, sim_command
+from vcuda.cli.words import Parser
 from vcuda.runs.errors import CommandError, RunError
 from vcuda.sim import SimError
 from vcuda.spec.errors import SpecError
@@ -18,7 +19,7 @@ REFUSED = 125  # as `docker run`: the share was refused or can't be set up; the 
 
 def parser() -> argparse.ArgumentParser:
     """All subcommands."""
-    top = argparse.ArgumentParser(prog="vcuda", description="Shares of NVIDIA GPUs.", allow_abbrev=False)
+    top: argparse.ArgumentParser = Parser(prog="vcuda", description="Shares of NVIDIA GPUs.")
     top.add_argument("--version", action="version", version=f"vcuda {vcuda.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run_command.add_parser(commands)

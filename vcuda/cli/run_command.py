@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import TYPE_CHECKING
 
 from vcuda.cli import machine
@@ -26,6 +27,7 @@ exit status: that of COMMAND, 128+N if signal N ended it; 2: bad usage; 125: the
   vcuda run --core 30 --memory 4GiB -- python train.py
   vcuda run --core 30 --core-limit 100 --memory 4GiB --device 1 -- python train.py   # may use idle time
   vcuda run --core 100 -- python train.py                                            # a whole card"""
+_UNIT = re.compile("[KMGT]i?B?|B", re.IGNORECASE)
 _WITH_VALUE = ("--core", "--memory", "--oversell", "--core-limit", "--device", "--injection", "--ledger")
 
 
@@ -36,9 +38,8 @@ def add_parser(commands: Commands) -> None:
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         usage="vcuda run --core N --memory SIZE [--oversell SIZE] [--core-limit N] [--device UUID|INDEX]... "
-        "[--injection shim|preload] [--sim[=DIR]] -- COMMAND [ARG...]",
+        "[--injection shim|preload] [--report] [--sim[=DIR]] -- COMMAND [ARG...]",
     )
     parser.add_argument(
         "--core",
@@ -70,6 +71,9 @@ def add_parser(commands: Commands) -> None:
         help="how the command gets our library: in place of libcuda.so.1 on LD_LIBRARY_PATH, or by LD_PRELOAD, for "
         "commands that set their own library path (default: shim)",
     )
+    parser.add_argument(
+        "--report", action="store_true", help="say at the end on stderr: peak memory, GPU time, time waited, refusals"
+    )
     machine.add_options(parser)
     parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     parser.set_defaults(run=_run, fail=parser.error)
@@ -94,7 +98,7 @@ def wish(
     whole = cores >= units.CORES_PER_CARD
     cards = cores // units.CORES_PER_CARD if whole else 1
     cores_per_card = units.CORES_PER_CARD if whole else cores
-    memory_bytes = None if memory is None else units.parse_bytes(memory, "--memory")
+    memory_bytes = None if memory is None else _size(memory, "--memory")
     if memory_bytes is None and not whole:
         raise InvalidRequest(Reason.INCOMPLETE_REQUEST, "a share needs --memory too, for instance --memory 4GiB")
     if memory_bytes == 0:
@@ -110,7 +114,7 @@ def wish(
             Reason.INVALID_CORES,
             f"--core {cores} asks for {cards} whole cards, --device names {len(devices)}",
         )
-    oversell_bytes = 0 if oversell is None else units.parse_bytes(oversell, "--oversell")
+    oversell_bytes = 0 if oversell is None else _size(oversell, "--oversell")
     if oversell is not None and (memory_bytes is None or oversell_bytes < memory_bytes):
         raise InvalidRequest(
             Reason.INVALID_MEMORY,
@@ -119,9 +123,33 @@ def wish(
     return RunRequest(cores_per_card, limit, memory_bytes, cards, tuple(devices), oversell_bytes)
 
 
+def _size(text: str, option: str) -> int:
+    """A number alone would be bytes, which nobody means: pods count in blocks, nvidia-smi in MiB."""
+    if text.strip().replace(".", "", 1).isdigit() and units.parse_bytes(text, option):
+        raise InvalidRequest(
+            Reason.INVALID_MEMORY,
+            f"{option} {text:.40} has no unit; write {text:.40}GiB or {text:.40}MiB (or {text:.40}B: bytes)",
+        )
+    return units.parse_bytes(text, option)
+
+
+def _check_unit_is_no_command(options: argparse.Namespace) -> None:
+    """`--memory 4 GiB -- train` would run `GiB`."""
+    word = (options.command or [""])[0]
+    if not _UNIT.fullmatch(word):
+        return
+    for option, value in (("--memory", options.memory), ("--oversell", options.oversell)):
+        if value is not None and value.isdigit():
+            raise InvalidRequest(
+                Reason.INVALID_MEMORY, f"{option} {value:.40} {word} are two words; write {option} {value:.40}{word}"
+            )
+
+
 def _run(options: argparse.Namespace) -> int:
+    _check_unit_is_no_command(options)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.fail("no COMMAND; write it after --")
     wanted = wish(options.core, options.memory, options.core_limit, options.device, options.oversell)
-    return run.run(wanted, command, machine.chosen(options), dict(os.environ), machine.say, options.injection)
+    chosen = machine.chosen(options)
+    return run.run(wanted, command, chosen, dict(os.environ), machine.say, options.injection, reports=options.report)

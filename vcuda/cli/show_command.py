@@ -14,7 +14,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from vcuda.cli import machine
+from vcuda.cli import machine, words
 from vcuda.runs import card_choice, view
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
 def add_parsers(commands: Commands) -> None:
     """`vcuda ls` and what else shows runs."""
-    listing = commands.add_parser("ls", help="the runs on this machine and what they use", allow_abbrev=False)
+    listing = commands.add_parser("ls", help="the runs on this machine and what they use")
     listing.set_defaults(run=_list)
-    details = commands.add_parser(
-        "show", help="the cards with what is free on them; one run with its processes", allow_abbrev=False
-    )
+    details = commands.add_parser("show", help="the cards with what is free on them; one run with its processes")
     details.add_argument("wanted", nargs="?", metavar="RUN", help="process ID or name of a run, as `vcuda ls` shows it")
     details.set_defaults(run=_show)
     for parser in (listing, details):
@@ -40,7 +38,7 @@ def add_parsers(commands: Commands) -> None:
         parser.add_argument(
             "--interval",
             metavar="SECONDS",
-            type=float,
+            type=words.interval,
             default=0.5,
             help="measure GPU time for so long (default: 0.5)",
         )
@@ -48,9 +46,13 @@ def add_parsers(commands: Commands) -> None:
 
 def _look(options: argparse.Namespace) -> list[RunView]:
     chosen = machine.chosen(options)
-    ledger = Ledger.open(chosen.ledger, machine.say)
+    ledger = Ledger.existing(chosen.ledger, machine.say)
+    if ledger is None:
+        if options.ledger is not None:
+            raise RunError(f"there is no ledger {options.ledger}; the first `vcuda run --ledger` makes it")
+        return []
     try:
-        return view.look(ledger, min(max(options.interval, 0.0), 60.0))
+        return view.look(ledger, options.interval)
     finally:
         ledger.close()
 

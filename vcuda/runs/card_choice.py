@@ -156,9 +156,9 @@ def _named(available: Sequence[CardRoom], device: str) -> CardRoom:
         matching = [room for room in available if room.card.uuid.lower().startswith(device.lower())]
     if len(matching) == 1:
         return matching[0]
-    known = ", ".join(f"{room.index} ({room.card.uuid})" for room in available)
+    known = ", ".join(f"card {room.index} ({room.card.uuid})" for room in available)
     what = "is no card of this machine" if not matching else "is the start of several cards' UUIDs"
-    raise RunError(f"--device {device:.60} {what}; there are {known}")
+    raise RunError(f"--device {device:.60} {what}; it has {known}")
 
 
 def _refusal(candidates: Sequence[CardRoom], request: RunRequest, needed: int) -> str:

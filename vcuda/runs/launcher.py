@@ -102,6 +102,8 @@ class _Launcher:
                 wait_status, lingering = rest.split()
                 self._progress.status = processes.exit_status(int(wait_status))
                 self._progress.lingering = lingering == "1"
+            elif word == "report":
+                self._say(rest)
             elif word == "failed":
                 status, _, message = rest.partition(" ")
                 self._progress.failure = CommandError(int(status), message)
@@ -132,6 +134,9 @@ class _Launcher:
                 os.kill(self._progress.command_pid, number)
 
     def _end(self, status: int) -> int:
+        if self._keeper_gone:
+            for line in self._task.report():
+                self._say(line)
         if self._progress.lingering:
             self._say("processes that the command left behind keep the share until they end; `vcuda ls` shows it")
         elif self._keeper_gone:

@@ -52,6 +52,11 @@ class Ledger:
     _warned: set[str] = field(default_factory=set)
 
     @classmethod
+    def existing(cls, folder: Path, warn: Callable[[str], None]) -> Ledger | None:
+        """Open the ledger to read it: one that is not there is not made. Raises RunError as `open`."""
+        return cls.open(folder, warn) if folder.exists() else None
+
+    @classmethod
     def open(cls, folder: Path, warn: Callable[[str], None]) -> Ledger:
         """Open the ledger, making it if need be. Raises RunError that names the folder and the reason."""
         try:

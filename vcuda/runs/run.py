@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vcuda.region import RegionError, read_limits, update
-from vcuda.runs import card_choice, cards, driver, launcher, layout, processes
+from vcuda.runs import card_choice, cards, driver, launcher, layout, processes, report
 from vcuda.runs.arbitration import Arbitration
 from vcuda.runs.booking import Booking
 from vcuda.runs.card_choice import RunRequest
@@ -21,6 +21,7 @@ from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
 from vcuda.runs.supervisor import Task
 from vcuda.spec.inventory import Card
+from vcuda.spec.units import format_bytes
 
 SHIM, PRELOAD = INJECTIONS = ("shim", "preload")  # how our library comes before the driver's
 MARK = "VCUDA_RUN"  # in the environment of a run's processes: the name of its booking
@@ -57,10 +58,13 @@ def run(
     environment: Mapping[str, str],
     say: Callable[[str], None],
     injection: str = SHIM,
+    *,
+    reports: bool = False,
 ) -> int:
     """Book the request, run the command with `environment` under it, and return its exit status.
 
     `injection`: SHIM puts our libraries in front of LD_LIBRARY_PATH, PRELOAD one in front of LD_PRELOAD.
+    `reports`: say at the end what it used.
 
     Raises RunError (nothing booked, nothing started) or CommandError (the command can't be executed).
     """
@@ -74,6 +78,7 @@ def run(
     try:
         region = ledger.region_folder(entry.name)
         tell_context_costs(ledger, entry, found, machine)
+        check_room_for_context(region)
         if injection == PRELOAD:
             libraries = layout.lay_out_preload(folder, region)
         else:
@@ -93,6 +98,7 @@ def run(
         held=frozenset({held, ledger.descriptor}),
         duty=Arbitration(ledger, entry.user_id, say),
         finish=lambda: ledger.remove(entry.name, entry.folder),
+        report=(lambda: report.lines(entry, region)) if reports else tuple,
     )
     return launcher.run(task, say)
 
@@ -107,6 +113,16 @@ def tell_context_costs(ledger: Ledger, entry: Booking, found: Driver, machine: M
     folder = ledger.region_folder(entry.name)
     with contextlib.suppress(RegionError, OSError):  # the supervisor tries it again
         update(folder, costs.fill(read_limits(folder)))
+
+
+def check_room_for_context(folder: Path) -> None:
+    """Raises RunError for a share that no context fits into: its program would fail at its first call of CUDA."""
+    for card in read_limits(folder):
+        if not card.whole and card.memory_bytes <= card.context_bytes:
+            raise RunError(
+                f"--memory {format_bytes(card.memory_bytes)} is too little: a CUDA context alone takes "
+                f"{format_bytes(card.context_bytes)} of card {card.uuid}, and nothing would be left"
+            )
 
 
 def book(

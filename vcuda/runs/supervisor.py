@@ -35,7 +35,10 @@ _IGNORED = (
 
 @dataclass(frozen=True)
 class Task:
-    """What to run, and how to let go of it: `finish` takes the booking out of the ledger."""
+    """What to run, and how to let go of it.
+
+    `finish` takes the booking out of the ledger; `report` tells before that what was used.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -43,6 +46,7 @@ class Task:
     held: frozenset[int]  # descriptors that must stay open: the booking's lock, the ledger
     duty: Arbitration
     finish: Callable[[], None]
+    report: Callable[[], Sequence[str]] = tuple
 
 
 class Supervisor:
@@ -95,6 +99,7 @@ class Supervisor:
             if self._link in readable:
                 self._obey()
         self._task.duty.close()
+        self._tell_report()
         self._task.finish()
         self._report(lingering=False)
 
@@ -136,9 +141,16 @@ class Supervisor:
         if self._reported or self._wait_status is None:
             return
         self._reported = True
+        if lingering:
+            self._tell_report()
         self._tell(f"ended {self._wait_status} {int(lingering)}")
         if lingering:
             self._let_go()
+
+    def _tell_report(self) -> None:
+        if self._link is not None:
+            for line in self._task.report():
+                self._tell(f"report {line}")
 
     def _let_go(self) -> None:
         """Nobody listens any more: hold neither the socket nor stderr."""

@@ -5,6 +5,8 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/atomic.h"
@@ -16,6 +18,10 @@ void vc_log_once(enum vc_notice notice, const char *format, ...)
     static uint32_t said;
     uint32_t bit = 1u << notice;
     if (__atomic_fetch_or(&said, bit, __ATOMIC_RELAXED) & bit)
+        return;
+
+    const char *wanted = getenv("VCUDA_LOG");
+    if (wanted && strcmp(wanted, "0") == 0)
         return;
 
     int saved_errno = errno;

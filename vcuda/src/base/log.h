@@ -13,10 +13,12 @@ enum vc_notice {
     VC_NOTICE_UNKNOWN_SYMBOL,
     VC_NOTICE_COMPUTE_LIMITS,
     VC_NOTICE_OVERSOLD,
+    VC_NOTICE_REFUSED,
     VC_NOTICE_COUNT
 };
 
-/* Write "vcuda: …" as one line, the first time that `notice` occurs in this process or in the one it was forked from. */
+/* Write "vcuda: …" as one line, the first time that `notice` occurs in this process or in the one it was forked from; nothing where
+ * the environment says VCUDA_LOG=0. */
 void vc_log_once(enum vc_notice notice, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/table.h"
 #include "cuda/memory/account.h"
 #include "cuda/memory/context_memory.h"
+#include "cuda/memory/refusal.h"
 #include "cuda/context/context.h"
 #include "cuda/context/measure.h"
 #include "cuda/work/work.h"
@@ -91,7 +92,7 @@ static bool reserve_rest(struct vc_charge *charge, uint32_t card)
     }
     if (charge->reserved > 0 || vc_quota_limit(charge->region, card) == UINT64_MAX)
         return true;
-    vc_quota_refused(charge->region, card);
+    vc_refused(charge->region, charge->cards, 0);
     return false;
 }
 

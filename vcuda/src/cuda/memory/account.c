@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/table.h"
 #include "cuda/driver/owner.h"
+#include "cuda/memory/refusal.h"
 #include "region/overhead.h"
 
 VC_TABLE(allocations, struct vc_allocation);
@@ -72,12 +73,6 @@ void vc_cards_charge(struct vc_region *region, vc_cards cards, uint64_t bytes, e
         vc_quota_charge(region, card, bytes, kind);
 }
 
-void vc_cards_refused(struct vc_region *region, vc_cards cards)
-{
-    VC__EACH_CARD(card, cards)
-        vc_quota_refused(region, card);
-}
-
 void vc_cards_share(struct vc_region *region, vc_cards cards, int64_t bytes)
 {
     struct vc_slot *own = vc_region_slot(region);
@@ -135,7 +130,7 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form
     vc_account_make_room(charge->region, charge->cards);
     if (reserve_cards(charge->region, charge->cards, bytes, charge->managed) || (form == OR_MANAGED && oversell(charge, bytes)))
         return CUDA_SUCCESS;
-    vc_cards_refused(charge->region, charge->cards);
+    vc_refused(charge->region, charge->cards, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -222,7 +217,7 @@ bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
         if (!reserve_cards(charge->region, charge->cards, more, charge->managed)) {
             vc_account_make_room(charge->region, charge->cards);
             if (!reserve_cards(charge->region, charge->cards, more, charge->managed)) {
-                vc_cards_refused(charge->region, charge->cards);
+                vc_refused(charge->region, charge->cards, more);
                 return false;
             }
         }

@@ -69,7 +69,6 @@ void vc_cards_rollback(struct vc_region *region, vc_cards cards, uint64_t bytes)
 void vc_cards_commit(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
 void vc_cards_release(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
 void vc_cards_charge(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
-void vc_cards_refused(struct vc_region *region, vc_cards cards);
 /* So much more (or less) of what is charged has an extent, and may be held by others: region/shared.h. */
 void vc_cards_share(struct vc_region *region, vc_cards cards, int64_t bytes);
 

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cuda/memory/refusal.h"
 #include "region/descriptor.h"
 #include "region/slot.h"
 
@@ -340,7 +341,7 @@ static CUresult end_import(CUmemGenericAllocationHandle handle, struct vc_import
     }
     if (import->bytes > 0)
         return vc_object_add_import(handle, import);
-    vc_cards_refused(region, import->cards); /* what can't be measured is larger than the limit, or may be */
+    vc_refused(region, import->cards, 0); /* what can't be measured is larger than the limit, or may be */
     vc_real.cuMemRelease(handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -11,6 +11,7 @@
 #include "base/table.h"
 #include "cuda/memory/code.h"
 #include "cuda/memory/meter.h"
+#include "cuda/memory/refusal.h"
 
 #define VC__MAX_DEVICES 64
 
@@ -240,7 +241,7 @@ static CUresult end_instantiate(CUresult result, CUgraphExec *exec, CUgraph of)
     *exec = NULL;
     for (uint32_t part = 0; part < graph.parts; part++) {
         vc_meter_trim(&graph.part[part].on->meter);
-        vc_cards_refused(vc_region_get(), graph.part[part].on->meter.cards);
+        vc_refused(vc_region_get(), graph.part[part].on->meter.cards, 0);
     }
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -1,6 +1,8 @@
 /* Begin, end, settle. */
 #include "cuda/memory/meter.h"
 
+#include "cuda/memory/refusal.h"
+
 #define VC__LARGEST_STEP ((uint64_t)32 << 20) /* the largest by which a driver is known to let something grow */
 #define VC__SURPRISE ((uint64_t)128 << 20)
 #define VC__STEPS_TO_LEARN 8u
@@ -153,7 +155,7 @@ bool vc_meter_begin(struct vc_metered *call, struct vc_meter *meter, uint64_t by
     *call = (struct vc_metered){.meter = meter, .bytes = bytes};
     if (entered(call, begin_amply(call, others)) || entered(call, begin_exactly(call, others)))
         return true;
-    vc_cards_refused(vc_region_get(), meter->cards);
+    vc_refused(vc_region_get(), meter->cards, bytes);
     return false;
 }
 

@@ -8,6 +8,7 @@
 #include "base/table.h"
 #include "cuda/memory/departure.h"
 #include "cuda/memory/meter.h"
+#include "cuda/memory/refusal.h"
 
 #define VC__POOL_ALIGNMENT 512u /* of sizes within a pool */
 
@@ -201,7 +202,7 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
         vc_sub(&pool->untold, size);
     vc_meter_trim(&pool->meter); /* what the driver keeps until the stream gets there is charged meanwhile, even over the limit */
     set_unsettled(pool);
-    vc_cards_refused(vc_region_get(), pool->meter.cards);
+    vc_refused(vc_region_get(), pool->meter.cards, size);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 

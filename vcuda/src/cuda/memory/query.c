@@ -54,13 +54,18 @@ CUresult vc_hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 
 CUresult vc_hook_cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
 {
-    CUresult result = vc_real.cuMemGetInfo(free_bytes, total_bytes);
-    if (result != CUDA_SUCCESS)
-        return result;
-    uint64_t free_now = *free_bytes, total = *total_bytes;
+    unsigned int really_free, really_total;
+    CUresult result = vc_real.cuMemGetInfo(free_bytes ? &really_free : NULL, total_bytes ? &really_total : NULL);
+    if (result != CUDA_SUCCESS || !free_bytes || !total_bytes) {
+        if (result != CUDA_SUCCESS || vc_real.cuMemGetInfo(&really_free, &really_total) != CUDA_SUCCESS)
+            return result;
+    }
+    uint64_t free_now = really_free, total = really_total;
     narrow(&free_now, &total);
-    *free_bytes = (unsigned int)free_now; /* never more than the driver's own 32-bit answer */
-    *total_bytes = (unsigned int)total;
+    if (free_bytes)
+        *free_bytes = (unsigned int)free_now; /* never more than the driver's own 32-bit answer */
+    if (total_bytes)
+        *total_bytes = (unsigned int)total;
     return result;
 }
 
