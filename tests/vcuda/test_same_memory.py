@@ -43,9 +43,11 @@ suffix = {suffix!r}
 """
         + POOLS
         + """
+pointer = u64()
+ok("cuMemAllocAsync" + suffix, ref(pointer), size(1), None); ok("cuMemFreeAsync" + suffix, pointer, None); sync()
+start = info()[0]  # a thread's own stream is charged a chunk at its first use
 mine = pool()
 ok("cuMemPoolSetAttribute", mine, 4, ref(u64(1 << 40)))
-pointer = u64()
 ok("cuMemAllocFromPoolAsync" + suffix, ref(pointer), size(40 * MIB), mine, None)
 ok("cuMemFreeAsync" + suffix, pointer, None); sync()
 steps = [taken(), attribute(mine, 4) == 1 << 40, attribute(mine, 6) // MIB, attribute(mine, 8) // MIB]

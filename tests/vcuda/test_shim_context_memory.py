@@ -254,3 +254,48 @@ answer([*figures, free(), launch(kernel), launch(kernel), free()])
 """,
     )
     assert answered == "[184, 0, 184, 120, 0, 0, 112]" and most <= 256 - 112
+
+
+THREADS = """
+import threading
+context, spin = begin(), kernel("spin_1us")
+def on_own(number):
+    results, ready = [], threading.Barrier(number)
+    def work():
+        ok("cuCtxSetCurrent", context)
+        results.append(call("cuLaunchKernel_ptsz", spin, 1, 1, 1, 32, 1, 1, 0, None, None, None))
+        if results[-1] == 0:
+            ok("cuStreamSynchronize_ptsz", None)
+        ready.wait()
+    threads = [threading.Thread(target=work) for _ in range(number)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return results
+"""
+
+
+def test_threads_own_default_streams_are_charged_like_streams(tmp_path: Path) -> None:
+    """And used again by the streams of other threads once those have ended."""
+    answered, most = most_held(
+        share_of(tmp_path, memory_bytes=128 * MIB, stream_kib=560),
+        THREADS
+        + """
+first = on_own(40); left = free()
+later = [on_own(1)[0] for _ in range(60)]
+answer([set(first) == {0}, left, set(later) == {0}, free(), len(fill(2 * MIB)[1])])
+""",
+    )
+    assert answered == "[true, 40, true, 40, 19]" and most <= 128
+
+
+def test_a_launch_for_whose_threads_stream_there_is_no_room_is_refused(tmp_path: Path) -> None:
+    answered, most = most_held(
+        share_of(tmp_path, memory_bytes=128 * MIB, stream_kib=560),
+        THREADS
+        + """
+fill(2 * MIB)
+results = on_own(8)
+answer([results.count(2) > 0, set(results) <= {0, 2}])
+""",
+    )
+    assert answered == "[true, true]" and most <= 128

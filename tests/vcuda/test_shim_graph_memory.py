@@ -74,7 +74,12 @@ steps.append(used())
 answer(steps)
 """
     )
-    assert steps == [0, 64, 64, 0]  # the simulated driver takes steps of 32 MiB
+    assert steps == [
+        0,
+        64,
+        66,
+        2,
+    ]  # the simulated driver takes steps of 32 MiB; the thread's own stream is charged a chunk
 
 
 @pytest.mark.parametrize("child", [False, True])

@@ -66,7 +66,6 @@ ALLOCATORS = {
 
 FILL = """
 context = begin()
-at_start = info()
 pool = C.c_void_p()
 class PoolProperties(C.Structure):
     _fields_ = [("type", C.c_int), ("handles", C.c_int), ("location", Location), ("security", C.c_void_p),
@@ -91,6 +90,9 @@ def arrayed(width, height, depth=0, levels=0):
         return call("cuArray3DCreate_v2", C.byref(array), C.byref(shape)), array
     return call("cuArrayCreate_v2", C.byref(array), C.byref(Flat(width, height, 0x20, 1))), array
 take, give = {take}, {give}
+if "ptsz" in {take!r}:
+    give(take()[1])  # the thread's own stream takes a chunk, and keeps it
+at_start = info()
 rounds = []
 for _ in range(2):
     held = []
@@ -121,7 +123,7 @@ def test_an_allocator_fills_the_share_and_no_more(share: Share, allocator: str) 
     outcome = json.loads(first)
     free_at_start, total = outcome["start"]
     assert total == LIMIT
-    assert LIMIT - 65 * MIB <= free_at_start <= LIMIT - 64 * MIB  # the context itself takes 64 MiB
+    assert LIMIT - 66 * MIB <= free_at_start <= LIMIT - 64 * MIB  # the context itself takes 64 MiB
     (result, count, left), (again, count_again, left_again) = outcome["rounds"]
     assert (result, again) == (2, 2)  # CUDA_ERROR_OUT_OF_MEMORY
     assert (count_again, left_again) == (count, left)  # what was freed can be had again, all of it

@@ -25,6 +25,7 @@ VC_OLD(dlerror);
 __asm__(".symver pthread_condattr_setclock,pthread_condattr_setclock@GLIBC_2.3.3");
 VC_OLD(pthread_create);
 VC_OLD(pthread_getcpuclockid);
+VC_OLD(pthread_getspecific);
 VC_OLD(pthread_join);
 VC_OLD(pthread_key_create);
 VC_OLD(pthread_mutex_trylock);

@@ -208,8 +208,13 @@ CU_EXPORT CUresult cuEventSynchronize(CUevent event)
         bad = CUDA_ERROR_CAPTURED_EVENT;
     if (!bad)
         bad = cu_capture_forbids();
-    if (bad || !event->generation)
+    if (bad)
         return bad;
+    pthread_mutex_lock(&cu_lock);
+    cu_physical_sweep();
+    pthread_mutex_unlock(&cu_lock);
+    if (!event->generation)
+        return CUDA_SUCCESS;
     const sim_ticket ticket = event->ticket;
     const CUresult result = cu_wait(event->ctx, &ticket);
     cu_pools_settle(event->ctx->device);

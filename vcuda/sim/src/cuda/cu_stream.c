@@ -72,9 +72,30 @@ static void bury(CUstream stream)
     next = (next + 1) % REMEMBERED;
 }
 
+/* CUDA calls the stream "local to the thread": it ends with it, once its work is done. */
+static pthread_key_t thread_key;
+
+static void end(CUstream stream);
+
+static void thread_ended(void *streams)
+{
+    (void)streams;
+    for (int i = 0; i < THREAD_STREAMS; i++)
+        if (thread_streams[i].ctx && thread_streams[i].ctx->alive && thread_streams[i].ctx->id == thread_streams[i].id)
+            end(thread_streams[i].stream);
+}
+
+static void make_thread_key(void)
+{
+    pthread_key_create(&thread_key, thread_ended);
+}
+
 static CUresult thread_stream(CUcontext ctx, CUstream *stream)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     int place = 0;
+    pthread_once(&once, make_thread_key);
+    pthread_setspecific(thread_key, thread_streams);
     for (int i = 0; i < THREAD_STREAMS; i++) {
         if (thread_streams[i].ctx == ctx && thread_streams[i].id == ctx->id) {
             *stream = thread_streams[i].stream;
@@ -212,14 +233,8 @@ CU_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
     return cuStreamCreateWithPriority(stream, flags, 0);
 }
 
-CU_EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
+static void end(CUstream stream)
 {
-    CUstream stream;
-    if ((uintptr_t)handle <= 2)
-        return CUDA_ERROR_INVALID_HANDLE;
-    const CUresult bad = cu_stream_of(handle, &stream);
-    if (bad)
-        return bad;
     CUcontext ctx = stream->ctx;
     cu_capture_abandon(stream);
     pthread_mutex_lock(&cu_lock);
@@ -234,7 +249,17 @@ CU_EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
     sim_card_unlock(cu_process.state, ctx->card);
     bury(stream);
     pthread_mutex_unlock(&cu_lock);
-    return CUDA_SUCCESS;
+}
+
+CU_EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
+{
+    CUstream stream;
+    if ((uintptr_t)handle <= 2)
+        return CUDA_ERROR_INVALID_HANDLE;
+    const CUresult bad = cu_stream_of(handle, &stream);
+    if (!bad)
+        end(stream);
+    return bad;
 }
 
 CU_EXPORT CUresult cuStreamDestroy(CUstream stream)

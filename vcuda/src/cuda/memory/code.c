@@ -414,8 +414,11 @@ static void forget_kernels(CUlibrary library)
 CUresult vc_launch_pay_first(CUfunction function, CUstream stream)
 {
     struct kernel kernel;
+    CUresult result = vc_stream_pay(stream);
+    if (result != CUDA_SUCCESS || vc_frame_is_paid(function))
+        return result;
     bool of_library = vc_table_get(&kernels, (uint64_t)(uintptr_t)function, &kernel);
-    CUresult result = of_library ? enter_of_stream(kernel.library, stream) : CUDA_SUCCESS;
+    result = of_library ? enter_of_stream(kernel.library, stream) : CUDA_SUCCESS;
     return result != CUDA_SUCCESS ? result : vc_frame_pay(function, stream, of_library);
 }
 

@@ -6,11 +6,11 @@
 
 CUresult vc_launch_pay_first(CUfunction function, CUstream stream);
 
-/* Before a launch of a function, or of a library's kernel, on a stream (NULL: in the current context): pay for its frame and, in a
- * context that has not used it, for its library. CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. */
+/* Before a launch of a function, or of a library's kernel, on a stream (NULL: in the current context): pay for its frame, in a context
+ * that has not used it for its library, and for a thread's own stream. CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. */
 static inline CUresult vc_launch_pay(CUfunction function, CUstream stream)
 {
-    return VC_LIKELY(vc_frame_is_paid(function)) ? CUDA_SUCCESS : vc_launch_pay_first(function, stream);
+    return VC_LIKELY(vc_frame_is_paid(function) && stream != CU_STREAM_PER_THREAD) ? CUDA_SUCCESS : vc_launch_pay_first(function, stream);
 }
 
 /* The same for what a kernel node launches; NULL: nothing. */

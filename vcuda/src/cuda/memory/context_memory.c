@@ -6,6 +6,8 @@
  * first, which stands for the one that measures). A destroyed stream's memory is used again. */
 #include "cuda/memory/context_memory.h"
 
+#include <stdlib.h>
+
 #include "base/table.h"
 #include "cuda/driver/owner.h"
 #include "cuda/memory/account.h"
@@ -21,6 +23,7 @@ struct context {
     vc_cards cards;
     uint64_t stack, frame; /* bytes of a thread: the limit, and the largest frame that was launched */
     uint64_t streams; /* live */
+    uint64_t life;    /* tells it from others of the same handle */
     uint64_t bytes[PARTS]; /* charged */
 };
 VC_TABLE(contexts, struct context);
@@ -201,16 +204,29 @@ CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library)
 
 /* Streams: counted before they are made, so that each of several threads' is one more. */
 
-static enum vc_table_edit add_stream(void *record, void *by)
+static enum vc_table_edit add_stream(void *record, void *argument)
 {
+    static uint64_t lives;
     struct context *context = record;
-    context->streams += *(uint64_t *)by;
+    (void)argument;
+    context->streams++;
+    if (context->life == 0)
+        context->life = vc_add_relaxed(&lives, 1);
     return VC_TABLE_KEEP;
 }
 
-static void count_stream(CUcontext context, uint64_t by)
+/* `life`: of the context that it was counted in; NULL: whichever it is now. */
+static enum vc_table_edit remove_stream(void *record, void *life)
 {
-    vc_table_edit(&contexts, (uint64_t)(uintptr_t)context, by == 1, add_stream, &by);
+    struct context *context = record;
+    if (!life || context->life == *(uint64_t *)life)
+        context->streams--;
+    return VC_TABLE_KEEP;
+}
+
+static void uncount_stream(CUcontext context, uint64_t *life)
+{
+    vc_table_edit(&contexts, (uint64_t)(uintptr_t)context, false, remove_stream, life);
 }
 
 struct making {
@@ -228,13 +244,13 @@ static CUresult begin_stream(struct making *making)
     if (region->state == VC_REGION_DAMAGED || vc_card_of_current(region, &context) < 0)
         return CUDA_SUCCESS;
     making->context = vc_context_owner(context);
-    count_stream(making->context, 1);
+    vc_table_edit(&contexts, (uint64_t)(uintptr_t)making->context, true, add_stream, NULL);
     vc_table_get(&contexts, (uint64_t)(uintptr_t)making->context, &known);
     making->bytes = vc_round_up(known.streams * VC__STREAM_BYTES, VC_CHUNK);
     uint64_t have = known.bytes[STREAMS];
     CUresult result = vc_charge_current(&making->charge, making->bytes > have ? making->bytes - have : 0);
     if (result != CUDA_SUCCESS)
-        count_stream(making->context, UINT64_MAX);
+        uncount_stream(making->context, NULL);
     return result;
 }
 
@@ -244,7 +260,7 @@ static CUresult end_stream(struct making *making, CUresult result)
         settle(&making->charge, making->context, (struct change){.part = STREAMS, .bytes = making->bytes, .grows = true});
     } else if (result != CUDA_SUCCESS && making->context) {
         vc_charge_drop(&making->charge);
-        count_stream(making->context, UINT64_MAX);
+        uncount_stream(making->context, NULL);
     }
     return result;
 }
@@ -273,17 +289,92 @@ CUcontext vc_stream_ending(CUstream stream)
 void vc_stream_ended(CUcontext context)
 {
     if (context)
-        count_stream(context, UINT64_MAX);
+        uncount_stream(context, NULL);
+}
+
+/* Threads' own default streams: the driver makes one when a thread first uses it in a context. It ends with the thread. */
+
+struct own_stream {
+    struct own_stream *next;
+    CUcontext context;
+    uint64_t life, seen; /* of the context; of `ended` when it was there still */
+};
+
+static pthread_key_t own_streams;
+static uint64_t ended; /* contexts */
+
+static void thread_ended(void *streams)
+{
+    for (struct own_stream *one = streams, *next; one; one = next) {
+        next = one->next;
+        uncount_stream(one->context, &one->life);
+        free(one);
+    }
+}
+
+static void make_key(void)
+{
+    pthread_key_create(&own_streams, thread_ended);
+}
+
+static void forget(void)
+{
+    vc_add_relaxed(&ended, 1);
+}
+VC_AT_FORK(forget);
+
+/* Whether the thread has used it since the context was made. */
+static bool is_counted(struct own_stream *one, CUcontext context)
+{
+    struct context now;
+    uint64_t seen = vc_load(&ended);
+    if (one->context != context)
+        return false;
+    if (one->seen != seen && vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &now) && now.life == one->life)
+        one->seen = seen;
+    return one->seen == seen;
+}
+
+CUresult vc_thread_stream_pay(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    struct making making;
+    struct context known;
+    CUcontext context = NULL;
+    if (vc_real.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+        return CUDA_SUCCESS;
+    pthread_once(&once, make_key);
+    context = vc_context_owner(context);
+    struct own_stream *first = pthread_getspecific(own_streams), *one = first;
+    while (one && one->context != context)
+        one = one->next;
+    if (one && is_counted(one, context))
+        return CUDA_SUCCESS;
+    uint64_t seen = vc_load(&ended);
+    CUresult result = begin_stream(&making);
+    if (result != CUDA_SUCCESS || !making.context)
+        return result;
+    end_stream(&making, CUDA_SUCCESS);
+    if (!one && (one = malloc(sizeof *one))) {
+        *one = (struct own_stream){.next = first, .context = context};
+        pthread_setspecific(own_streams, one);
+    }
+    if (one && vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known)) {
+        one->life = known.life;
+        one->seen = seen;
+    }
+    return CUDA_SUCCESS;
 }
 
 /* A reset sets limits back, too. */
 static void context_ended(CUcontext context)
 {
-    struct context ended;
-    if (!vc_table_take(&contexts, (uint64_t)(uintptr_t)context, &ended))
+    struct context old;
+    vc_add(&ended, 1);
+    if (!vc_table_take(&contexts, (uint64_t)(uintptr_t)context, &old))
         return;
     for (int part = 0; part < PARTS; part++)
-        vc_cards_release(vc_region_get(), ended.cards, ended.bytes[part], VC_QUOTA_PLAIN);
+        vc_cards_release(vc_region_get(), old.cards, old.bytes[part], VC_QUOTA_PLAIN);
 }
 
 static const struct vc_source context_memory = {.context_ended = context_ended};

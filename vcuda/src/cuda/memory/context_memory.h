@@ -26,6 +26,14 @@ CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library);
  * each. */
 void vc_frames_forget(void);
 
+/* Before work is put into a stream: pay for it if it is the calling thread's own default stream and this is its first use here.
+ * CUDA_ERROR_OUT_OF_MEMORY: do not use it. */
+CUresult vc_thread_stream_pay(void);
+static inline CUresult vc_stream_pay(CUstream stream)
+{
+    return VC_LIKELY(stream != CU_STREAM_PER_THREAD) ? CUDA_SUCCESS : vc_thread_stream_pay();
+}
+
 /* Around the end of a stream: its context, which it counts in. */
 CUcontext vc_stream_ending(CUstream stream);
 void vc_stream_ended(CUcontext context);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/table.h"
+#include "cuda/memory/context_memory.h"
 #include "cuda/memory/departure.h"
 #include "cuda/memory/meter.h"
 #include "cuda/memory/refusal.h"
@@ -211,6 +212,8 @@ static CUresult from_pool(CUdeviceptr *pointer, size_t bytes, CUmemoryPool handl
 {
     if (!pointer || bytes == 0 || !handle || vc_stream_captures(vc_stream_handle(stream, per_thread)))
         return call(pointer, bytes, handle, stream); /* no memory is taken now, or none at all */
+    if (vc_stream_pay(vc_stream_handle(stream, per_thread)) != CUDA_SUCCESS)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     struct pool *pool = find(handle);
     if (pool && pool->is_destroyed)
         return CUDA_ERROR_INVALID_VALUE;
