@@ -14,11 +14,9 @@ import os
 import platform
 import random
 import re
-import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -30,9 +28,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import _extender_plots
+from benchmarks import _extender_plots, _served
 from benchmarks._extender_cluster import NAMES, Feed, node, running_pods, waiting_pod
-from localcluster import certificates
+from benchmarks._served import Connection
 
 CARDS = 8
 # (cores, blocks, milli-cpu, GiB): ten classes of pods, from small shares to whole machines.
@@ -66,43 +64,6 @@ class Row:
     writes: int  # requests that changed something at the API server, while these were bound
 
 
-class _Connection:
-    """A keep-alive HTTPS connection with as little of its own as possible."""
-
-    def __init__(self, port: int, trusted: ssl.SSLContext) -> None:
-        plain = socket.create_connection(("127.0.0.1", port))
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket = trusted.wrap_socket(plain, server_hostname="localhost")
-
-    def get(self, path: str) -> bytes:
-        return self._ask(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())[1]
-
-    def post(self, path: str, body: bytes) -> tuple[float, bytes]:
-        """Send a request; (seconds until the whole answer was here, its body)."""
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return self._ask(head.encode() + body)
-
-    def _ask(self, request: bytes) -> tuple[float, bytes]:
-        start = time.perf_counter()
-        self.socket.sendall(request)
-        data = bytearray()
-        total = -1
-        while total < 0 or len(data) < total:
-            part = self.socket.recv(1 << 18)
-            if not part:
-                raise ConnectionError("the extender closed the connection")
-            data += part
-            end = data.find(b"\r\n\r\n")
-            if total < 0 and end >= 0:
-                length = re.search(rb"content-length: (\d+)", data[:end], re.IGNORECASE)
-                assert length is not None
-                total = end + 4 + int(length[1])
-                body_start = end + 4
-        return time.perf_counter() - start, bytes(data[body_start:])
-
-
 class _Load:
     """Makes filter requests: new pods of mixed shapes, names in random order."""
 
@@ -130,62 +91,27 @@ class _Running:
     feed: Feed
     trusted: ssl.SSLContext
 
-    def connect(self) -> _Connection:
-        return _Connection(self.port, self.trusted)
+    def connect(self) -> Connection:
+        return Connection(self.port, self.trusted)
 
     def cpu_seconds(self) -> float:
-        """Processor time of all its threads so far (clock_getcpuclockid(3))."""
-        return time.clock_gettime((~self.pid << 3) | 2)
+        return _served.cpu_seconds(self.pid)
 
 
 @contextlib.contextmanager
 def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterator[_Running]:
     """Run the command for a cluster, until it is ready."""
-    with tempfile.TemporaryDirectory() as directory:
-        made = certificates.make(Path(directory))
-        if made is None:
-            raise RuntimeError("openssl is needed, for the certificates")
-        feed = Feed(nodes, pods, made)
-        trusted = ssl.create_default_context(cafile=str(made.certificate))
-        config = Path(directory, "kubeconfig")
+    with _served.certificate() as (folder, made, trusted), contextlib.closing(Feed(nodes, pods, made)) as feed:
+        config = folder / "kubeconfig"
         config.write_text(json.dumps(feed.kubeconfig()))
-        command = [
-            sys.executable,
-            "-m",
-            "scheduler_ext.main",
-            "--kubeconfig",
-            str(config),
-            "--bind-address",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--tls-cert",
-            str(made.certificate),
-            "--tls-key",
-            str(made.key),
-        ]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stderr is not None
-            port = 0
-            while not port:
-                line = process.stderr.readline()
-                if not line:
-                    raise RuntimeError("the extender ended at once")
-                found = re.search(r"serving on https://127\.0\.0\.1:(\d+)", line)
-                port = int(found[1]) if found else 0
-            threading.Thread(target=process.stderr.read, daemon=True).start()
+        with _served.serving(made, "--kubeconfig", str(config)) as (port, pid):
             deadline = time.monotonic() + 120
-            running = _Running(port, process.pid, feed, trusted)
+            running = _Running(port, pid, feed, trusted)
             while running.connect().get("/readyz") != b"ok\n":
                 if time.monotonic() > deadline:
                     raise RuntimeError("the extender is not ready after 120 s")
                 time.sleep(0.1)
             yield running
-        finally:
-            process.terminate()
-            feed.close()
-            process.wait(20)
 
 
 def _resident_mib(pid: int) -> float:
@@ -229,7 +155,7 @@ def _measure(
     )  # fmt: skip
 
 
-def _schedule_some(running: _Running, connection: _Connection, load: _Load, count: int) -> tuple[int, float]:
+def _schedule_some(running: _Running, connection: Connection, load: _Load, count: int) -> tuple[int, float]:
     """Create, filter and bind some pods, until the watch has shown them; how many were bound, and the extender's processor seconds."""
     bound, asked = 0, []
     for _ in range(count):

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import extender
+from benchmarks import _served, extender
 from benchmarks._extender_cluster import node
 
 _HEAD = b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nX-Slow: "
@@ -51,7 +51,7 @@ def _plain_text(count: int, port: int) -> list[socket.socket]:
     return [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
 
 
-def _ask(connection: extender._Connection, load: extender._Load, seconds: float) -> tuple[list[float], int]:
+def _ask(connection: _served.Connection, load: extender._Load, seconds: float) -> tuple[list[float], int]:
     times, refused, until = [], 0, time.monotonic() + seconds
     while time.monotonic() < until:
         spent, answer = connection.post("/scheduler/filter", load.body(extender.SHAPES[0]))

@@ -8,12 +8,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import ssl
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +22,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import _machine
+from benchmarks import _machine, _served
 from benchmarks._extender_cluster import NAMES, waiting_pod
-from benchmarks.extender import _Connection as Connection
-from localcluster import certificates
+from benchmarks._served import Connection
 
 PATH = "/admission/pods"
 _LARGE = 1_000_000  # bytes of an annotation of somebody else's; etcd takes 1.5 MiB in all
@@ -82,29 +78,9 @@ class Row:
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[int, int, ssl.SSLContext]]:
     """A webhook that serves: its port, its process, who trusts it."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = certificates.make(Path(folder))
-        if made is None:
-            raise RuntimeError("openssl is needed, for the certificate")
-        command = [
-            sys.executable, "-m", "scheduler_ext.main", "webhook", "--bind-address=127.0.0.1", "--port=0", f"--tls-cert={made.certificate}",
-            f"--tls-key={made.key}", "--scheduler-name=vcuda-scheduler", "--default-priority=low", "--default-core-limit=80",
-        ]  # fmt: skip
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stderr is not None
-            port = 0
-            while not port:
-                line = process.stderr.readline()
-                if not line:
-                    raise RuntimeError("the webhook ended at once")
-                found = re.search(r"serving on https://127\.0\.0\.1:(\d+)", line)
-                port = int(found[1]) if found else 0
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield port, process.pid, ssl.create_default_context(cafile=str(made.certificate))
-        finally:
-            process.terminate()
-            process.wait(20)
+    options = ("--scheduler-name=vcuda-scheduler", "--default-priority=low", "--default-core-limit=80")
+    with _served.certificate() as (_, made, trusted), _served.serving(made, "webhook", *options) as (port, pid):
+        yield port, pid, trusted
 
 
 def _review(pod: dict[str, Any]) -> bytes:
@@ -135,13 +111,12 @@ def measure(kind: str, connections: int, reviews: int, *, fresh: bool, served: t
     each = reviews // connections
     queues = [[_review(KINDS[kind](f"pod-{number}-{place}")) for place in range(each)] for number in range(connections)]
     threads = [threading.Thread(target=work, args=(queue,)) for queue in queues]
-    clock = (~pid << 3) | 2  # all its threads' processor time (clock_getcpuclockid(3))
-    before = time.clock_gettime(clock)
+    before = _served.cpu_seconds(pid)
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    spent = time.clock_gettime(clock) - before
+    spent = _served.cpu_seconds(pid) - before
     if len(times) != each * connections:
         raise RuntimeError(f"{each * connections - len(times)} reviews of {kind!r} had no right answer")
     times.sort()
