@@ -63,6 +63,7 @@ class DriverLimits:
         self._set: dict[str, dict[str, int]] = {}  # what stands for a pod, by card
         self._leaves: dict[Key, Path] = {}  # groups of containers that have a limit of their own
         self._doubts: dict[tuple[str, str], int] = {}
+        self._off = False
         self._told: dict[str, str] = {}
         self._found: dict[tuple[Key, str], int] = {}
         self._conditions = Conditions(log)
@@ -132,7 +133,7 @@ class DriverLimits:
         """Bytes that a pod, as it is to be, holds beyond its limits by the driver's count; 0 where it has none."""
         most = 0
         with self._lock:
-            folder, stands = self._folders.get(pod[0].pod_uid), self._set.get(pod[0].pod_uid, {})
+            folder, stands = self._standing(pod)
             if folder is None:
                 return 0
             for uuid, hard in _wanted(pod).items():
@@ -151,8 +152,8 @@ class DriverLimits:
         uid = pod[0].pod_uid
         try:
             with self._lock:
-                folder = self._folders.get(uid)
-                if folder is None or uid not in self._set or not folder.is_dir():
+                folder, stands = self._standing(pod)
+                if folder is None or not stands or not folder.is_dir():
                     return
                 self._apply(uid, folder, _wanted(pod), lower=lower)
                 for item in pod:
@@ -161,6 +162,18 @@ class DriverLimits:
         except CannotLimit as error:
             raise _refusal(str(error)) from error
         self._note(pod)
+
+    def _standing(self, pod: Sequence[Allocation]) -> tuple[Path | None, Mapping[str, int]]:
+        """The pod's group, and what stands for it; also what a daemon before this one has set."""
+        uid = pod[0].pod_uid
+        try:
+            folder = self._folder(uid)
+            for uuid in _wanted(pod) if uid not in self._set else ():
+                if (now := self._driver.memory_limit(uuid, folder)) is not None:
+                    self._set.setdefault(uid, {})[uuid] = now.hard_bytes
+        except CannotLimit:
+            return None, {}
+        return folder, self._set.get(uid, {})
 
     def _own(self, item: Allocation, leaf: Path, *, lower: bool = True) -> None:
         """A container's own group. Raises CannotLimit."""
@@ -176,6 +189,11 @@ class DriverLimits:
         """Compare what stands with what was promised, and mend it. Never raises. `groups`: of running containers."""
         settings, pods = self._settings(), by_pod(allocations())
         off = settings.driver_limits == "off"
+        if off and not self._off:  # a daemon before this one may have set some
+            with self._lock:
+                for mine in pods.values():
+                    self._standing(mine)
+        self._off = off
         self._release({} if off else pods)
         if off or not pods:
             self._conditions.clear("limits") if not pods else self._alone("--driver-limits=off")

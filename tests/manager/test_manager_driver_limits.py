@@ -18,6 +18,7 @@ from manager.config import reader
 from manager.doctor import Verdict
 from manager.errors import Refusal
 from manager.kube.api import Pod
+from manager.limits.driver_limits import DriverLimits
 from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node
 from tests.support import groups, sim_cuda, simulated
@@ -304,6 +305,30 @@ def test_a_resize_changes_the_driver_s_limit_and_waits_for_what_it_counts(place:
         assert 8 * 256 * MIB in place.limits(made.path)
         assert resized(place, item, 5) is None
     assert 5 * 256 * MIB in place.limits(made.path)
+
+
+@BOTH
+def test_a_daemon_that_has_not_looked_yet_resizes_what_one_before_it_has_set(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.start()
+    item = pod("p", container("c", 10, 4))
+    place.begin(item)
+    place.node.stop()
+    monkeypatch.setattr(DriverLimits, "look", lambda *_: None)
+    place.start()
+    assert resized(place, item, 8) is None
+    assert 8 * 256 * MIB in place.limits(place.of(item).path)
+
+
+def test_a_daemon_that_is_not_to_set_limits_takes_away_those_of_one_before_it(place: Place) -> None:
+    place.start()
+    item = pod("p", container("c", 10, 4))
+    place.begin(item)
+    place.node.stop()
+    place.start("--driver-limits=off")
+    eventually(lambda: place.limits(place.of(item).path) == [None, None], "no limit")
+    assert place.shares()["c"]["held_by"] == "shim"
 
 
 def test_a_resize_that_cannot_be_written_leaves_the_driver_s_limit(

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from vcuda.runs import group
 from vcuda.runs.errors import CommandError
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,8 +34,10 @@ def inheritable_copy(descriptor: int) -> int:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3)
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], mask: Collection[int]) -> int:
-    """Fork and execute the command with the given signal mask; return its process ID.
+def start(
+    command: Sequence[str], environment: Mapping[str, str], mask: Collection[int], control_group: Path | None = None
+) -> int:
+    """Fork and execute the command with the given signal mask, in the control group; return its process ID.
 
     Raises CommandError with the status that a shell would give (126: not executable, 127: not found).
     """
@@ -45,6 +48,8 @@ def start(command: Sequence[str], environment: Mapping[str, str], mask: Collecti
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would keep that
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if control_group is not None:
+                group.join(control_group)
             os.execvpe(command[0], list(command), dict(environment))
         except OSError as error:
             os.write(writing, str(error.errno).encode())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vcuda.region import RegionError, read_limits, update
-from vcuda.runs import card_choice, cards, driver, launcher, layout, processes, report
+from vcuda.runs import card_choice, cards, driver, group, launcher, layout, processes, report
 from vcuda.runs.arbitration import Arbitration
 from vcuda.runs.booking import Booking
 from vcuda.runs.card_choice import RunRequest
@@ -91,13 +91,21 @@ def run(
     visible = ",".join(share.uuid for share in entry.shares)
     if environment.get("CUDA_VISIBLE_DEVICES", visible) != visible:
         say(f"CUDA_VISIBLE_DEVICES is replaced by the share's card: {visible}; --device chooses another one")
+    limited = group.make(entry.name, entry.shares, found.nvml)
+
+    def finish() -> None:
+        ledger.remove(entry.name, entry.folder)
+        if limited is not None:
+            group.remove(limited)
+
     task = Task(
         command=command,
         environment=_environment(environment, machine, libraries, entry.name, visible, injection),
         mask=(),
         held=frozenset({held, ledger.descriptor}),
         duty=Arbitration(ledger, entry.user_id, say),
-        finish=lambda: ledger.remove(entry.name, entry.folder),
+        finish=finish,
+        control_group=limited,
         report=(lambda: report.lines(entry, region)) if reports else tuple,
     )
     return launcher.run(task, say)

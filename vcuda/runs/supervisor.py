@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from vcuda.runs import processes
@@ -47,6 +48,7 @@ class Task:
     duty: Arbitration
     finish: Callable[[], None]
     report: Callable[[], Sequence[str]] = tuple
+    control_group: Path | None = None
 
 
 class Supervisor:
@@ -73,7 +75,9 @@ class Supervisor:
     def _run(self) -> None:
         processes.adopt_orphans()
         try:
-            self._pid = processes.start(self._task.command, self._task.environment, self._task.mask)
+            self._pid = processes.start(
+                self._task.command, self._task.environment, self._task.mask, self._task.control_group
+            )
         except CommandError as error:
             self._task.finish()
             self._tell(f"failed {error.status} {error.message}")

@@ -1,0 +1,89 @@
+"""A run whose memory the driver holds, too: in a control group of its own, where there may be one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import groups
+from tests.support.groups import Group
+from tests.support.runs import Runner, wait_for
+from vcuda import sim
+
+MIB = 2**20
+# The results of allocating twice the share, by our library and past it, by the driver's versioned path; what ours shows; the group.
+PAST = """
+import ctypes as C, pathlib, sys
+shown = []
+for path in ("libcuda.so.1", sys.argv[1]):  # the other way round the linker would take the driver for ours
+    past = path != "libcuda.so.1"
+    cuda, device, context, pointer = C.CDLL(path), C.c_int(), C.c_void_p(), C.c_uint64()
+    assert not (cuda.cuInit(0) or cuda.cuDeviceGet(C.byref(device), 0) or cuda.cuCtxCreate_v2(C.byref(context), 0, device))
+    print(cuda.cuMemAlloc_v2(C.byref(pointer), C.c_size_t(2 << 30)), flush=True)
+    free, total = C.c_size_t(), C.c_size_t()
+    past or cuda.cuMemGetInfo_v2(C.byref(free), C.byref(total)) or shown.append(total.value >> 20)
+print(shown[0], pathlib.Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip())
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    with groups.made("vcuda-run-test") as made:
+        yield made
+
+
+def past(tmp_path: Path, group: Group, *, newer: bool) -> tuple[Runner, subprocess.CompletedProcess[str]]:
+    machine = sim.Machine.create(tmp_path / "machine", [sim.SimCard(memory_bytes=8 * 2**30)], newer=newer)
+    runner = Runner(tmp_path / "machine")
+    library = machine.library_folder / f"libcuda.so.{machine.driver_version}"
+    words = runner.words(*runner.run(sys.executable, "-c", PAST, str(library)))
+    done = subprocess.run(
+        [*group.enter, *words], env=runner.environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    wait_for("the end of every booking", lambda: not runner.bookings())
+    return runner, done
+
+
+def test_what_goes_past_our_library_is_held_by_the_driver(tmp_path: Path, group: Group) -> None:
+    _, done = past(tmp_path, group, newer=True)
+    ours, held, seen = done.stdout.splitlines()
+    assert (ours, held, done.returncode) == ("2", "2", 0), done.stderr
+    total, inside = seen.split()
+    assert total == "1024" and f"/{group.path.name}/vcuda-run-" in inside
+    assert not list(group.path.glob("vcuda-run-*"))  # its group went with it
+
+
+def test_a_driver_without_limits_leaves_the_run_where_it_was(tmp_path: Path, group: Group) -> None:
+    _, done = past(tmp_path, group, newer=False)
+    ours, escaped, seen = done.stdout.splitlines()
+    assert (ours, escaped, done.returncode) == ("2", "0", 0), done.stderr
+    assert seen.endswith(f"/{group.path.name}")
+
+
+def test_who_may_make_no_group_runs_as_before(group: Group) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for nobody else
+        Path(folder).chmod(0o777)
+        machine = sim.Machine.create(Path(folder, "machine"), newer=True)
+        machine.directory.chmod(0o777)
+        runner = Runner(machine.directory)
+        words = runner.words(*runner.run("cat", "/proc/self/cgroup"))
+        done = subprocess.run(
+            [*group.enter, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words],
+            env=runner.environment(HOME=folder),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout.strip().endswith(f"/{group.path.name}"), done.stderr
+
+
+def test_a_group_that_a_killed_supervisor_left_is_swept(tmp_path: Path, group: Group) -> None:
+    (group.path / "vcuda-run-left").mkdir()
+    past(tmp_path, group, newer=True)
+    assert not list(group.path.glob("vcuda-run-*"))
