@@ -117,6 +117,7 @@ struct world {
     int host_context[HOSTS];
     CUmemoryPool pools[POOLS];
     int pool_device[POOLS];
+    bool pool_managed[POOLS];
     bool pool_bounded[POOLS]; /* by a size of its own */
     struct physical physicals[HANDLES];
     struct range ranges[RANGES];

@@ -223,7 +223,10 @@ static void ordered(struct dice *dice)
     CUmemoryPool pool = own ? some_pool(dice, &device) : NULL;
     if (own && !pool)
         return;
-    const size_t bytes = roll_bytes(dice);
+    const size_t bytes = roll_bytes(dice), step = 32 * MIB, card = (size_t)64 << 30;
+    for (int i = 0; own && i < POOLS; i++)
+        if (pool == world.pools[i] && world.pool_managed[i] && bytes > card)
+            return; /* on the host there is room for what is beyond every card; a share charges it in full, and refuses it */
     const bool capturing = index >= 0 && world.streams[index].capturing;
     say(" %s %zu", own ? "cuMemAllocFromPoolAsync" : "cuMemAllocAsync", bytes);
     const int result = own ? cuMemAllocFromPoolAsync(&at, bytes, pool, stream) : cuMemAllocAsync(&at, bytes, stream);
@@ -231,8 +234,8 @@ static void ordered(struct dice *dice)
     bool bounded = getenv("VCUDA_SIM_POOLS") != NULL; /* these pools grow by more than is asked for */
     for (int i = 0; own && i < POOLS; i++)
         bounded |= pool == world.pools[i] && world.pool_bounded[i];
-    if (own && !bounded)
-        books_judge(result, device, bytes);
+    if (own && !bounded) /* by steps of a pool: docs/memory.md, "The last of a share" */
+        books_judge(result, device, bytes > card ? bytes : (bytes / step + 1) * step);
     if (!result && at && index >= 0)
         one->context = world.streams[index].context;
 }
@@ -257,6 +260,7 @@ static void pool(struct dice *dice)
     if (result)
         world.pools[which] = NULL;
     world.pool_device[which] = properties.location.id;
+    world.pool_managed[which] = properties.allocType == 2;
     world.pool_bounded[which] = properties.maxSize != 0;
 }
 

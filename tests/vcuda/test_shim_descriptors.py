@@ -2,86 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.support import share as shares
-from tests.support.share import MIB, Share
-from vcuda.sim import Machine, SimCard
-
-LIMIT = 1024 * MIB
-
-# The exporter is a child that was forked before CUDA was initialised, and does what it is told by a byte.
-CLIENT = """
-import array, signal, socket
-def export(ours, child_code):
-    here, there = socket.socketpair()
-    child = os.fork()
-    if child:
-        there.close()
-        return child, here
-    here.close()
-    exec(child_code)
-    os._exit(0)
-def exporter(there, count=300):
-    begin()
-    handle, shared = u64(), C.c_int()
-    ok("cuMemCreate", C.byref(handle), size(count * MIB), C.byref(Properties(1, 1, Location(1, 0))), u64(0))
-    ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
-    socket.send_fds(there, [b"x"], [shared.value])
-    return handle, shared.value
-def taken(here):
-    return socket.recv_fds(here, 1, 1)[1][0]
-def imported(descriptor):
-    handle = u64()
-    return call("cuMemImportFromShareableHandle", C.byref(handle), C.c_void_p(descriptor), 1), handle
-def killed(child):
-    os.kill(child, signal.SIGKILL); os.waitpid(child, 0)
-def ended(child, here):
-    here.send(b"e"); os.waitpid(child, 0)
-def free():
-    return info()[0] // MIB
-def show(*values):
-    print(json.dumps([free(), *values]), flush=True)
-    sys.stdin.readline()
-CHILD = "exporter(there); there.recv(1)"
-RELEASES = '''
-handle, shared = exporter(there)
-there.recv(1)
-ok("cuMemRelease", handle); os.close(shared)
-there.send(b"r"); there.recv(1)
-'''
-EXECS = '''
-exporter(there); there.recv(1)
-os.execv("/bin/sleep", ["sleep", "30"])
-'''
-"""
+from tests.support.exports import CLIENT, LIMIT, share_of, shown
+from tests.support.share import Share
 
 
 @pytest.fixture
 def share(tmp_path: Path) -> Share:
-    machine = Machine.create(tmp_path / "machine", [SimCard()])
-    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=LIMIT)])
-
-
-def shown(share: Share, code: str) -> list[list[int]]:
-    """What the client shows; never is less charged than the card holds, or more held than the limit."""
-    assert share.machine
-    process = share.start(CLIENT + code)
-    assert process.stdin and process.stdout
-    found = []
-    while line := process.stdout.readline():
-        books = share.machine.report().cards[0].used_bytes
-        assert books <= share.usage().cards[0].ledger_bytes, (line, books // MIB)
-        assert books <= LIMIT
-        found.append(json.loads(line))
-        process.stdin.write("\n")
-        process.stdin.flush()
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, errors
-    return found
+    return share_of(tmp_path)
 
 
 @pytest.mark.parametrize("ends", ["killed(child)", "ended(child, here)"], ids=["killed", "exits"])

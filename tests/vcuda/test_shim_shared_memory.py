@@ -3,64 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import share as shares
+from tests.support.exports import CLIENT, IPC, LIMIT, across, share_of, shown
 from tests.support.share import MIB, Share
-from tests.vcuda.test_shim_descriptors import CLIENT, LIMIT, shown
 from vcuda.sim import Machine, SimCard
-
-IPC = """
-import fcntl, resource, struct
-class Ipc(C.Structure):
-    _fields_ = [("reserved", C.c_char * 64)]
-cu.cuIpcOpenMemHandle_v2.argtypes = [C.c_void_p, Ipc, C.c_uint]
-def give_ipc(there, count):
-    pointer = alloc(count * MIB)[1]
-    handle = Ipc()
-    ok("cuIpcGetMemHandle", C.byref(handle), pointer)
-    there.send(bytes(handle))
-    return pointer
-def open_ipc(here):
-    pointer = u64()
-    return cu.cuIpcOpenMemHandle_v2(C.byref(pointer), Ipc.from_buffer_copy(here.recv(64)), 1), pointer
-MAKER = '''
-begin()
-pointer = give_ipc(there, 300)
-there.recv(1)
-ok("cuMemFree_v2", pointer); there.send(b"f")
-there.recv(1)
-info(); there.send(b"i"); there.recv(1)
-'''
-TWO = "begin(); exported_two(there); there.recv(1)"
-def exported_two(there):
-    made = []
-    for count in (200, 300):
-        handle, shared = u64(), C.c_int()
-        ok("cuMemCreate", C.byref(handle), size(count * MIB), C.byref(Properties(1, 1, Location(1, 0))), u64(0))
-        for _ in range(3 if count == 200 else 1):
-            ok("cuMemExportToShareableHandle", C.byref(shared), handle, 1, u64(0))
-        made.append(shared.value)
-    socket.send_fds(there, [b"x"], made[:1])
-class External(C.Structure):
-    _fields_ = [("type", C.c_int), ("pad", C.c_int), ("fd", C.c_int), ("pad2", C.c_int), ("more", u64), ("size", u64), ("flags", C.c_uint * 17)]
-def external(descriptor):
-    given, memory = External(type=1, fd=descriptor, size=2 * MIB), C.c_void_p()
-    return call("cuImportExternalMemory", C.byref(memory), C.byref(given)), memory
-def reopened(descriptor):
-    other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR); os.close(descriptor)
-    return other
-def unlock(descriptor):
-    fcntl.fcntl(descriptor, 37, struct.pack("hhqqi4x", fcntl.F_UNLCK, 0, 0, 0, 0))
-"""
 
 
 @pytest.fixture
 def share(tmp_path: Path) -> Share:
-    machine = Machine.create(tmp_path / "machine", [SimCard()])
-    return shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=LIMIT)])
+    return share_of(tmp_path)
 
 
 def test_ipc_memory_that_its_maker_frees_is_charged_while_it_is_open(share: Share) -> None:
@@ -92,38 +46,6 @@ ok("cuIpcCloseMemHandle", pointer); show(alloc(700 * MIB)[0])
 """,
     )
     assert found == [[596, 0], [660, 2], [260, 0]]
-
-
-def across(share: Share, tmp_path: Path, maker_bytes: int, maker: str, code: str, **limit: bool) -> Any:
-    """The answer of `code` in the share; `here` leads to `there`, `maker`'s in a container with such a limit."""
-    assert share.machine
-    other = shares.simulated(
-        tmp_path / "other", share.machine, [shares.limit(share.machine, memory_bytes=maker_bytes, **limit)]
-    )
-    address = str(tmp_path / "s")
-    making = other.start(
-        f"""
-{CLIENT + IPC}
-listener = socket.socket(socket.AF_UNIX); listener.bind(os.environ["SOCKET"]); listener.listen()
-answer("ready")
-there = listener.accept()[0]
-{maker}
-""",
-        SOCKET=address,
-    )
-    assert making.stdout and making.stdout.readline() == '"ready"\n'
-    try:
-        return share.run(
-            f"""
-{CLIENT + IPC}
-here = socket.socket(socket.AF_UNIX); here.connect(os.environ["SOCKET"])
-{code}
-""",
-            SOCKET=address,
-        )
-    finally:
-        making.kill()
-        making.communicate(timeout=60)
 
 
 def test_ipc_memory_of_another_container_is_charged_to_who_opens_it(share: Share, tmp_path: Path) -> None:

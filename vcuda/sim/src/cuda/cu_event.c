@@ -211,6 +211,7 @@ CU_EXPORT CUresult cuEventSynchronize(CUevent event)
     if (bad)
         return bad;
     pthread_mutex_lock(&cu_lock);
+    cu_order_settle(); /* what streams have reached is freed, whatever this event is */
     cu_physical_sweep();
     pthread_mutex_unlock(&cu_lock);
     if (!event->generation)
