@@ -73,7 +73,7 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     seen = _sample(report.NodeReport, cards=(_sample(report.CardReport),), containers=(container,))
     node = node_metrics.Metrics()
     node.watch(lambda: seen)
-    node.count(lambda: _sample(node_metrics.Counts, failures={"x": 1}))
+    node.count(lambda: _sample(node_metrics.Counts, failures={"x": 1}, xids={("x", 1, False): 1}))
     yield "gpu-manager", node.registry
     extender = extender_metrics.Metrics()
     extender.watch_figures(lambda: {"nodes": 0, "cards": 0, "free_cores": 0, "overbooked_cards": 0})

@@ -454,6 +454,8 @@ class Daemon:
             registrations=self.registrar.registrations,
             restored_devices=self.cgroups.restored,
             failures=failures,
+            xids=self.inventory.xid_counts,
+            api_failing=self.api_writer.failing,
         )
 
 

@@ -82,6 +82,7 @@ class Inventory:
         self._known: dict[str, NodeCard] = {}
         self._blocked: Mapping[str, str] = {}
         self._xids: dict[str, tuple[int, float]] = {}
+        self._xid_counts: dict[tuple[str, int, bool], int] = {}
         self._snapshot = Snapshot("", "", ())  # like none that a probe makes
         self._conditions = Conditions(log)
         self._stop = threading.Event()
@@ -91,6 +92,11 @@ class Inventory:
     @property
     def snapshot(self) -> Snapshot:
         return self._snapshot
+
+    @property
+    def xid_counts(self) -> Mapping[tuple[str, int, bool], int]:
+        """Xid errors so far, by card UUID, number and whether the settings ignore it."""
+        return dict(self._xid_counts)
 
     @property
     def probe_age_s(self) -> float:
@@ -165,7 +171,10 @@ class Inventory:
             self._stop.wait(min(left, 0.5))
 
     def _xid(self, event: XidEvent) -> None:
-        if event.xid in self._settings().health_ignore_xids:
+        ignored = event.xid in self._settings().health_ignore_xids
+        counted = event.uuid, event.xid, ignored
+        self._xid_counts[counted] = self._xid_counts.get(counted, 0) + 1
+        if ignored:
             log.info("card %s: Xid %d, an application's error, is ignored", event.uuid, event.xid)
             return
         log.warning("card %s: Xid %d; it is unhealthy until a later probe finds it well", event.uuid, event.xid)

@@ -63,6 +63,11 @@ class ApiWriter:
         self._pause = _FIRST_PAUSE_S
         self.worker = Worker("api_writer", self._turn)
 
+    @property
+    def failing(self) -> bool:
+        """Whether messages wait because the API server did not take one."""
+        return bool(self._conditions.active())
+
     def start(self) -> None:
         if self._kube is None:
             log.info("no API server is configured: no events, no annotations on node and pods")

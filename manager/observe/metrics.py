@@ -16,7 +16,9 @@ from prometheus_client.registry import Collector
 
 from manager.observe.report import WATCHED, ContainerReport, NodeReport
 
-CONTAINER_LABELS = ("pod_name", "namespace", "node", "container_name")
+# By which our own series join those of kube-state-metrics and DCGM; the inherited names keep their labels.
+CONTAINER_LABELS = ("namespace", "pod", "container")
+_INHERITED_LABELS = ("pod_name", "namespace", "container_name")
 CARD_LABELS = ("uuid", "minor", "model")
 _MIB = 1024 * 1024
 
@@ -47,12 +49,11 @@ class Metrics:
         self._nodes = Counter(
             "vcuda_manager_device_node_problems",
             "Times that a required device node could not be had",
-            ("node",),
+            ("path",),
             registry=self.registry,
         )
-        self._info = Gauge(
-            "vcuda_manager_info", "Constant 1", ("version", "driver_version", "node"), registry=self.registry
-        )
+        self._info = Gauge("vcuda_manager_info", "Constant 1", ("version", "driver_version"), registry=self.registry)
+        self._node = ""
 
     def allocated(self, resource: str, reason: str, seconds: float) -> None:
         self._allocations.labels(resource, reason).inc()
@@ -61,12 +62,13 @@ class Metrics:
     def refused_start(self, reason: str) -> None:
         self._starts.labels(reason).inc()
 
-    def node_problem(self, node: str) -> None:
-        self._nodes.labels(node).inc()
+    def node_problem(self, path: str) -> None:
+        self._nodes.labels(path).inc()
 
     def describe(self, version: str, driver_version: str, node: str) -> None:
         self._info.clear()
-        self._info.labels(version, driver_version, node).set(1)
+        self._info.labels(version, driver_version).set(1)
+        self._node = node
 
     def watch(self, report: Callable[[], NodeReport]) -> None:
         self.registry.register(_ReportCollector(report))
@@ -76,17 +78,39 @@ class Metrics:
         self.registry.register(_CountsCollector(counts))
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(_OfNode(self.registry, self._node))
+
+
+class _OfNode:
+    """Every series names the node, whoever scrapes; and none says when its counter was made, which nobody asks."""
+
+    def __init__(self, registry: CollectorRegistry, node: str) -> None:
+        self._registry, self._node = registry, node
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, "node": self._node})
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            ]
+            yield family
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What parts of the daemon have counted so far. `failures`: of its threads, by name."""
+    """What parts of the daemon have counted so far. `failures`: of its threads, by name.
+
+    `xids`: errors that the driver reported, by card UUID, number and whether it is ignored as the application's.
+    `api_failing`: the API server takes no messages now.
+    """
 
     registered: bool
     registrations: int
     restored_devices: int
     failures: Mapping[str, int]
+    xids: Mapping[tuple[str, int, bool], int]
+    api_failing: bool
 
 
 class _CountsCollector(Collector):
@@ -119,6 +143,17 @@ class _CountsCollector(Collector):
         for name, number in counts.failures.items():
             failures.add_metric((name,), number)
         yield failures
+        xids = CounterMetricFamily(
+            "vcuda_card_xid_errors", "Xid errors that the driver reported", labels=("uuid", "xid", "ignored")
+        )
+        for (uuid, xid, ignored), number in counts.xids.items():
+            xids.add_metric((uuid, str(xid), str(ignored).lower()), number)
+        yield xids
+        yield GaugeMetricFamily(
+            "vcuda_manager_api_failing",
+            "Whether messages wait that the API server did not take",
+            value=counts.api_failing,
+        )
 
 
 class _Utilization:
@@ -168,23 +203,23 @@ class _ReportCollector(Collector):
         yield from self._old(report)
 
     def _old(self, report: NodeReport) -> Iterator[Metric]:
-        used = GaugeMetricFamily("container_gpu_utilization", "gpu utilization", labels=(*CONTAINER_LABELS, "gpu"))
+        used = GaugeMetricFamily("container_gpu_utilization", "gpu utilization", labels=(*_INHERITED_LABELS, "gpu"))
         memory = GaugeMetricFamily(
-            "container_gpu_memory_total", "gpu memory usage in MiB", labels=(*CONTAINER_LABELS, "gpu_memory")
+            "container_gpu_memory_total", "gpu memory usage in MiB", labels=(*_INHERITED_LABELS, "gpu_memory")
         )
         asked = GaugeMetricFamily(
             "container_request_gpu_utilization",
             "request of gpu utilization",
-            labels=(*CONTAINER_LABELS, "req_of_gpu"),
+            labels=(*_INHERITED_LABELS, "req_of_gpu"),
         )
         asked_memory = GaugeMetricFamily(
             "container_request_gpu_memory",
             "request of gpu memory in MiB",
-            labels=(*CONTAINER_LABELS, "req_of_gpu_memory"),
+            labels=(*_INHERITED_LABELS, "req_of_gpu_memory"),
         )
         percents = self._utilization.percents(report)
         for item in report.containers:
-            labels = _labels(report, item)
+            labels = item.pod_name, item.namespace, item.container
             total, bytes_used = 0.0, 0
             for card in item.cards:
                 percent = percents.get((item.pod_uid, item.container, card.uuid), float(card.card_percent or 0))
@@ -199,8 +234,8 @@ class _ReportCollector(Collector):
         yield from (used, memory, asked, asked_memory)
 
 
-def _labels(report: NodeReport, item: ContainerReport) -> tuple[str, str, str, str]:
-    return item.pod_name, item.namespace, report.node, item.container
+def _labels(item: ContainerReport) -> tuple[str, str, str]:
+    return item.namespace, item.pod_name, item.container
 
 
 # Name, field of the report, what the field is divided by, what it says.
@@ -249,7 +284,7 @@ def _cards(report: NodeReport) -> Iterator[Metric]:
 
 
 def _containers(report: NodeReport) -> Iterator[Metric]:
-    shares = [(*_labels(report, item), share) for item in report.containers for share in item.cards]
+    shares = [(*_labels(item), share) for item in report.containers for share in item.cards]
     for kind, rows in ((GaugeMetricFamily, _SHARE_GAUGES), (CounterMetricFamily, _SHARE_COUNTERS)):
         for name, field, divisor, text in rows:
             family = kind(name, text, labels=(*CONTAINER_LABELS, "uuid"))
@@ -278,8 +313,8 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
         labels=CONTAINER_LABELS,
     )
     for item in report.containers:
-        impossible.add_metric(_labels(report, item), item.limits_impossible)
-        processes.add_metric(_labels(report, item), item.processes)
+        impossible.add_metric(_labels(item), item.limits_impossible)
+        processes.add_metric(_labels(item), item.processes)
         if report.device_cgroups == WATCHED:
-            lost.add_metric(_labels(report, item), len(item.lost_devices))
+            lost.add_metric(_labels(item), len(item.lost_devices))
     yield from (processes, lost, impossible)

@@ -282,7 +282,7 @@ def test_the_share_in_force_and_time_waited_are_exported(node: Node) -> None:
 
     def figures(name: str) -> dict[str, float]:
         lines = [line for line in page if line.startswith(name + "{")]
-        return {line.split('pod_name="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+        return {line.split('pod="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
 
     assert figures("vcuda_container_granted_cores") == {"whole": 100, "capped": 45}
     assert figures("vcuda_container_limits_impossible_total") == {"whole": 0, "capped": 3}

@@ -151,7 +151,7 @@ def test_a_pod_that_bypasses_its_limit_is_seen_told_and_by_policy_evicted(
     eventually(lambda: share()["unaccounted_bytes"] >= 600 * MIB, "what is beyond the ledger")
     told = eventually(lambda: [e for e in events if e.get("reason") == "MemoryUnaccounted"], "an event")
     assert len(told) == 1 and told[0]["involvedObject"]["uid"] == item["metadata"]["uid"]
-    assert 'vcuda_container_unaccounted_bytes{container_name="c"' in node.get("/metrics")[1]
+    assert 'vcuda_container_unaccounted_bytes{container="c"' in node.get("/metrics")[1]
     if policy == "evict":
         asked = eventually(lambda: [e for e in events if e.get("kind") == "Eviction"], "an eviction")
         # One for each finding: memory beyond the ledger, and a driver without our library.

@@ -221,9 +221,12 @@ def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(node: Node,
             found = eventually(lambda: lost(node), "the loss in /usage")
             assert {"/dev/nvidiactl", "/dev/nvidia-uvm"} < set(found)
             assert "LOST /dev/nvidiactl" in node.get("/graph")[1]
-            assert 'vcuda_container_lost_devices{container_name="c"' in node.get("/metrics")[1]
+            assert 'vcuda_container_lost_devices{container="c"' in node.get("/metrics")[1]
         else:
-            eventually(lambda: "vcuda_manager_devices_restored_total 5.0" in node.get("/metrics")[1], "the card back")
+            eventually(
+                lambda: 'vcuda_manager_devices_restored_total{node="node-1"} 5.0' in node.get("/metrics")[1],
+                "the card back",
+            )
             assert lost(node) == []
         assert may_open(folder, tmp=node.directory) == {
             (195, 255): policy == "restore",

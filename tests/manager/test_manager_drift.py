@@ -358,7 +358,7 @@ def test_a_pod_whose_work_nobody_charges_is_told(
     told = eventually(lambda: [e for e in events if e.get("reason") == "GpuTimeDrift"], "an event")
     assert told[0]["involvedObject"]["uid"] == item["metadata"]["uid"]
     assert "was charged 0 hundredths" in told[0]["message"]
-    assert 'vcuda_container_gpu_time_drift{container_name="c"' in node.get("/metrics")[1]
+    assert 'vcuda_container_gpu_time_drift{container="c"' in node.get("/metrics")[1]
     now = region.read_limits(node.region(item, "c"))
     assert [(card.cores, card.core_limit, card.memory_bytes) for card in now] == [
         (card.cores, card.core_limit, card.memory_bytes) for card in limits

@@ -149,9 +149,9 @@ def test_each_card_has_its_own_limit_and_a_whole_card_none(place: Place) -> None
     assert (usage["c"]["held_by"], usage["c"]["driver_limit_bytes"]) == ("both", GIB)
     assert (usage["w"]["held_by"], usage["w"]["driver_limit_bytes"]) == ("shim", None)
     metrics, graph = place.node.get("/metrics")[1], place.node.get("/graph")[1]
-    assert 'vcuda_container_memory_held_by{container_name="c",mechanism="both",' in metrics
+    assert 'vcuda_container_memory_held_by{container="c",mechanism="both",' in metrics
     assert (
-        f'vcuda_container_driver_limit_bytes{{container_name="c",namespace="default",node="node-1",pod_name="one",uuid="{on[0]}"}} 1.0'
+        f'vcuda_container_driver_limit_bytes{{container="c",namespace="default",node="node-1",pod="one",uuid="{on[0]}"}} 1.0'
         in metrics
     )
     assert "default/one/c: 10 cores, 0 B of 1 GiB (both)" in graph

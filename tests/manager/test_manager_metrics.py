@@ -24,7 +24,9 @@ def test_scrapes_at_the_same_moment_count_each_registration_once() -> None:
 
     def counts() -> Counts:
         both.wait()
-        return Counts(registered=True, registrations=3, restored_devices=5, failures={"x": 2})
+        return Counts(
+            registered=True, registrations=3, restored_devices=5, failures={"x": 2}, xids={}, api_failing=False
+        )
 
     shown = Metrics()
     shown.count(counts)

@@ -55,7 +55,7 @@ def test_without_the_driver_nothing_is_given_and_devices_are_unhealthy_until_it_
     with pytest.raises(Rejected, match=r"DeviceNodesMissing: .*/dev/nvidiactl can't be given: /proc/devices lists no"):
         node.kubelet.admit(mine)
     assert set(node.booked().values()) == {(0, 0)}
-    assert 'vcuda_manager_device_node_problems_total{node="/dev/nvidiactl"}' in node.get("/metrics")[1]
+    assert 'vcuda_manager_device_node_problems_total{node="node-1",path="/dev/nvidiactl"}' in node.get("/metrics")[1]
     daemon.inventory.probe()
     node.kubelet.wait_devices(0)
     assert len(node.kubelet.listed(NAMES.core) or ()) == 200  # unhealthy, not gone

@@ -202,7 +202,7 @@ def test_a_signal_that_another_thread_takes_ends_the_daemon_all_the_same() -> No
 import signal, sys, threading, time
 from manager import daemon, main
 
-def run(settings, environment, next_signal, reread):
+def run(settings, environment, next_signal, reread, look):
     def taken():
         time.sleep(0.3)
         signal.pthread_kill(threading.get_ident(), signal.SIGHUP)

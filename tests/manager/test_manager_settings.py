@@ -66,8 +66,9 @@ def test_every_setting_and_metric_is_documented() -> None:
     for name in OLD_FLAGS:
         assert f"`--{name}`" in manual, name
     text = (DOCS / "metrics.md").read_text()
-    for name, owner, _ in names_page.metrics():
-        assert owner != "gpu-manager" or f"`{name}`" in text, name
+    exported = {name for name, _, _ in names_page.metrics()}
+    assert {name for name in exported if f"`{name}`" not in text} == set()
+    assert set(re.findall(r"`((?:vcuda|container_gpu|container_request)_\w+)`", text)) - exported == set()
 
 
 def test_generated_protocol_modules_are_up_to_date() -> None:

@@ -62,11 +62,14 @@ def test_every_metric_exists() -> None:
 def test_labels_are_those_that_the_daemon_and_the_extender_give() -> None:
     page = METRICS_PAGE.read_text()
     known = {
-        "pod_name",
         "namespace",
+        "pod",
+        "container",
         "node",
-        "container_name",
         "uuid",
+        "xid",
+        "ignored",
+        "thread",
         "minor",
         "model",
         "resource",
