@@ -103,8 +103,12 @@ def test_explain_says_what_a_pod_has_and_what_the_extender_knows(
     said = capsys.readouterr().out
     assert "pod default/p: " in said and " on node node-1" in said
     assert "c asks for 30 cores, 1 GiB" in said and re.search(r"c has 30 cores, 1 GiB of card GPU-", said)
+    assert "; its memory is held by shim\n" in said
     assert "the extender says:" in said and "runs on node node-1" in said
     assert cluster.tokens_made >= 1
+    cluster.refused.append("/proxy/usage$")
+    assert cluster.vcuda("explain", "p") == 0
+    assert "of card GPU-" in (without := capsys.readouterr().out) and "held by" not in without
 
 
 def test_explain_says_all_else_where_the_extender_cant_be_asked(

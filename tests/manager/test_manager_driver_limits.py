@@ -14,6 +14,7 @@ import pytest
 from localcluster.kubelet.devices import AdmissionFailure
 from manager import doctor
 from manager.allocations.state_file import StateError
+from manager.cgroups.pods import pod_folders
 from manager.config import reader
 from manager.doctor import Verdict
 from manager.errors import Refusal
@@ -378,3 +379,12 @@ def test_containers_that_share_a_card_have_their_own_limits_where_the_kernel_cou
         looks(place)
         assert 6 * 256 * MIB in place.limits(two.path)  # the pod's: limits of the driver's own accounting do not nest
         assert {share["driver_limit_bytes"] for share in place.shares().values()} == {6 * 256 * MIB}
+
+
+def test_a_group_that_a_tenant_names_like_another_pod_s_is_not_taken_for_it(tmp_path: Path) -> None:
+    mine, other = "0a" * 16, "0b" * 16
+    for path in (f"kubepods/burstable/pod{mine}/c/pod{other}", f"kubepods.slice/kubepods-pod{mine}.slice/x/pod{other}"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "kubepods" / f"pod{other}").symlink_to(tmp_path / f"kubepods/burstable/pod{mine}")
+    assert list(pod_folders(tmp_path, {other})) == []
+    assert len(list(pod_folders(tmp_path, {mine}))) == 2

@@ -31,6 +31,7 @@ def run(cluster: Cluster, options: argparse.Namespace) -> int:
         "node": (pod.get("spec") or {}).get("nodeName"),
         "asks": _asks(cluster, pod),
         "placed": _placed(cluster, pod),
+        "memory_held_by": _held_by(cluster, pod),
         "resize": _resize(cluster, pod),
         "events": _events(cluster, pod),
     }
@@ -77,6 +78,22 @@ def _placed(cluster: Cluster, pod: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _held_by(cluster: Cluster, pod: Mapping[str, Any]) -> dict[str, Any]:
+    """By container and card: the shim, the driver, both or none. Empty where its node's daemon does not tell."""
+    node = (pod.get("spec") or {}).get("nodeName")
+    if not node or not request.asks_for_share(pod, cluster.names):
+        return {}
+    try:
+        report = cluster.page(cluster.daemon(node), "metrics", "/usage")
+    except (PluginError, KubeError):
+        return {}
+    return {
+        at["container"]: {share["uuid"]: share.get("held_by", "shim") for share in at["cards"]}
+        for at in report.get("containers", ())
+        if at["pod_uid"] == pod["metadata"].get("uid")
+    }
+
+
 def _resize(cluster: Cluster, pod: Mapping[str, Any]) -> dict[str, str]:
     wanted = (pod["metadata"].get("annotations") or {}).get(cluster.names.resize)
     if wanted is None:
@@ -117,7 +134,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines += [f"  {_asked(one)}" for one in asks]
     for container, shares in found["placed"].items():
         for uuid, cores, blocks in shares:
-            lines.append(f"  {container} has {cores} cores, {format_bytes(blocks * BLOCK_BYTES)} of card {uuid}")
+            held = found["memory_held_by"].get(container, {}).get(uuid)
+            by = {"both": "shim and driver", "none": "nobody: it is past the shim"}.get(held or "", held)
+            lines.append(
+                f"  {container} has {cores} cores, {format_bytes(blocks * BLOCK_BYTES)} of card {uuid}"
+                + (f"; its memory is held by {by}" if by else "")
+            )
     if found["resize"]:
         lines.append(f"  resize {found['resize']['asked']!r:.80}: {found['resize']['state']}")
     if "extender" in found:
