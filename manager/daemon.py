@@ -15,6 +15,7 @@ from manager.allocate import rebuild
 from manager.allocate.allocator import Allocator
 from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
 from manager.allocate.resizer import Resizer
+from manager.allocations.accounting import static_pods
 from manager.allocations.record import Allocation
 from manager.allocations.state_file import StateDamaged, StateError, StateFile
 from manager.audit.consequences import Consequences
@@ -180,6 +181,7 @@ class Daemon:
             inventory=self.inventory,
             view=self.allocator,
             api_writer=self.api_writer,
+            pods=self._known_pods,
         )
 
     def _make_plugins(self, stack: contextlib.ExitStack) -> None:
@@ -335,14 +337,17 @@ class Daemon:
         except StateError as error:
             raise StartError(str(error)) from None
         pods: list[Pod] | None = None
+        own_view = False
         try:
-            pods = self.pod_finder.pods()[0]
+            pods, own_view = self.pod_finder.pods(static_pods(known.values()))
         except Refusal as refusal:
             log.info("pods are not known at start: %s", refusal.message)
         entries = self.pod_finder.records(answers=True)
         cards = {item.card.uuid: item.card for item in self.inventory.snapshot.cards}
         base = self.settings.virtual_manager_path
         restored = rebuild.complete(known, entries, pods or (), self._names, base, cards)
+        if own_view and pods is not None:
+            restored = rebuild.with_static(restored, pods)
         try:
             # A region of whom nobody knows may be a running container's while the pods can't be told.
             self.allocator.restore(restored, orphans=pods is not None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from manager.allocate.decide import Decider, told_of_visible_devices
 from manager.allocate.find_pod import BUDGET_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
-from manager.allocations.accounting import AllocationIndex, pod_use
+from manager.allocations.accounting import AllocationIndex, pod_use, static_pods
 from manager.allocations.record import Allocation, Held
 from manager.allocations.state_file import StateError, StateFile
 from manager.cards.device_nodes import DeviceNode, NodeProblem
@@ -25,7 +25,7 @@ from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
-from manager.kube.pods import is_static, visible_devices
+from manager.kube.pods import kubelet_uid, visible_devices
 from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids, records
 from manager.limits.driver_limits import DriverLimits
@@ -178,9 +178,7 @@ class Allocator:
                     refusal = error
                 else:
                     self._pod_finder.succeeded(candidate.uid)
-                    if not is_static(
-                        candidate.pod
-                    ):  # those are told by their object's own UID, when the watch shows it
+                    if not candidate.static:  # those are told by their object's own UID, when the watch shows it
                         self._reconcile(candidate.pod, self._allocations.of_pod(candidate.uid))
                     return answer
                 late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
@@ -298,13 +296,17 @@ class Allocator:
 
         What counts is our state: whoever may edit a running pod changes nothing by it.
         """
-        uid = uid_of(pod)
-        mine = [item for item in self.allocations if item.pod_uid == uid]
-        if mine:
+        if mine := self.shown_by(pod):
             self._reconcile(pod, mine)
 
+    def shown_by(self, pod: Pod) -> list[Allocation]:
+        """The allocations of the pod that an object of the API server shows."""
+        known = self.allocations
+        uid = kubelet_uid(pod, static_pods(known))
+        return [item for item in known if item.pod_uid == uid]
+
     def _reconcile(self, pod: Pod, mine: Sequence[Allocation]) -> None:
-        holdings = {item.key: frozenset(item.held) for item in mine}
+        holdings = {(uid_of(pod), item.container): frozenset(item.held) for item in mine}
         if Facts.of(pod, self._names).next_container(holdings) is not None:
             return
         metadata = pod["metadata"]
@@ -503,7 +505,7 @@ class Allocator:
         """Forget containers whose pods are gone or have ended; return them."""
         if not self._allocations:
             return []
-        seen = self._pod_finder.presence(timeout=5.0)
+        seen = self._pod_finder.presence(self._allocations.static_pods, timeout=5.0)
         if seen is None:
             return []
         with self._locked():

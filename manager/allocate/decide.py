@@ -152,6 +152,7 @@ class Decider:
             minors={share.uuid: cards[share.uuid].card.minor for share in shares},
             region=str(self._regions.path_for(candidate.uid, container.name)),
             mirror="",
+            static=candidate.static,
             created_ns=time.time_ns(),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from manager.allocate.matcher import Candidate, Facts, FactsCache
 from manager.allocations.accounting import AllocationIndex
 from manager.errors import Reason, Refusal
 from manager.kube.api import Kube, Pod
+from manager.kube.pods import StaticPods, as_kubelet_knows, is_static
 from manager.kubelet.pods import KubeletPods
 from manager.kubelet.records import Checkpoint, Entry, PodResources, RecordsDamaged, RecordsError
 from manager.process.logs import Conditions
@@ -93,10 +95,10 @@ class PodFinder:
             self._last_uid = None
             self._kubelet_is_new, self._lost = True, None
 
-    def pods(self, deadline: float | None = None) -> tuple[list[Pod], bool]:
-        """This node's pods, and whether they are kubelet's own view.
+    def pods(self, static: StaticPods, deadline: float | None = None) -> tuple[list[Pod], bool]:
+        """This node's pods with kubelet's UIDs, and whether they are kubelet's own view.
 
-        Raises Refusal. `deadline`: on the monotonic clock.
+        Raises Refusal. `static`: those known from before; `deadline`: on the monotonic clock.
         """
         deadline = time.monotonic() + BUDGET_S if deadline is None else deadline
         problems = []
@@ -112,7 +114,7 @@ class PodFinder:
                 return pods, True
         if self._kube is not None:
             try:
-                return self._kube.pods(_within(PODS_TIMEOUT_S, deadline)), False
+                return as_kubelet_knows(self._kube.pods(_within(PODS_TIMEOUT_S, deadline)), static), False
             except KubeError as error:
                 problems.append(f"the API server: {error}")
                 # Kubelet asks the API server who we are, and so refuses us while that one is away; what it admits then,
@@ -120,7 +122,7 @@ class PodFinder:
                 known = self._known()
                 if known is not None:
                     self._away = "; ".join(problems)
-                    return known, False
+                    return as_kubelet_knows(known, static), False
         reason = "; ".join(problems) or "neither --kubelet-url nor an API server is configured"
         raise Refusal(Reason.POD_UNKNOWN, f"the pod being admitted can't be identified: {reason}")
 
@@ -131,7 +133,7 @@ class PodFinder:
 
         Raises Refusal, soon after the deadline at latest.
         """
-        pods, own_view = self.pods(deadline)
+        pods, own_view = self.pods(allocations.static_pods, deadline)
         facts = self._facts.of(pods)
         with self._lock:
             excluded = frozenset(self._refused)
@@ -154,6 +156,7 @@ class PodFinder:
             known = self._kubelet_holdings(pods, deadline)
             if known is not None:
                 found = matching(known, refused=frozenset(), last=None)
+        found = [dataclasses.replace(item, static=is_static(item.pod, own_view=own_view)) for item in found]
         if len(found) > 1:
             found = self._narrow(found, deadline)
         if len(found) == 1:
@@ -229,7 +232,8 @@ class PodFinder:
             except KubeError as error:
                 log.info("the API server can't tell which of %d pods has ended: %s", len(found), error)
             else:
-                found = [item for item in found if item.uid in current and not terminal(current[item.uid])]
+                # It can't tell of a static pod, whose mirror has another UID, or is not there yet.
+                found = [item for item in found if item.static or _waits(current.get(item.uid))]
         return found
 
     def records(self, deadline: float | None = None, *, answers: bool = False) -> list[Entry]:
@@ -281,8 +285,11 @@ class PodFinder:
                 found.setdefault((uid, entry.container), set()).add(entry.resource)
         return found
 
-    def presence(self, timeout: float) -> Presence | None:
-        """What both servers say of this node's pods; None if nobody can say now. For garbage collection."""
+    def presence(self, static: StaticPods, timeout: float) -> Presence | None:
+        """What both servers say of this node's pods; None if nobody can say now. For garbage collection.
+
+        `static`: those known from before.
+        """
         by_kubelet: set[str] | None = None
         by_api: set[str] | None = None
         over: set[str] = set()
@@ -297,7 +304,7 @@ class PodFinder:
                 over |= {uid_of(pod) for pod in pods if ended(pod)}
         if self._kube is not None:
             try:
-                pods = self._kube.pods(timeout)
+                pods = as_kubelet_knows(self._kube.pods(timeout), static)
             except KubeError as error:
                 log.debug("no garbage collection while the API server is away: %s", error)
                 return None
@@ -305,12 +312,18 @@ class PodFinder:
             over |= {uid_of(pod) for pod in pods if ended(pod)}
         if by_kubelet is None and by_api is None:
             return None
+        if self._kubelet is not None and by_kubelet is None:
+            by_kubelet = set(static)  # of those the API server knows mirrors only, which anybody may have deleted
         return Presence(
             started,
             frozenset((by_kubelet or set()) | (by_api or set())),
             frozenset(over),
             by_api is not None,
         )
+
+
+def _waits(pod: Pod | None) -> bool:
+    return pod is not None and not terminal(pod)
 
 
 def _created(pod: Pod) -> str:

@@ -23,10 +23,14 @@ Holdings = Mapping[tuple[str, str], Set[str]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A pod that could be the one being admitted, and the container that comes next in it."""
+    """A pod that could be the one being admitted, and the container that comes next in it.
+
+    `static`: kubelet has it from a file or a URL of its own.
+    """
 
     pod: Pod
     container: str
+    static: bool = False
 
     @property
     def uid(self) -> str:

@@ -19,6 +19,7 @@ from manager.allocations.accounting import AllocationIndex, Use, booked, pod_use
 from manager.allocations.record import Allocation, Held
 from manager.container import driver_dir
 from manager.kube.api import Pod
+from manager.kube.pods import is_static
 from manager.kubelet.records import Entry
 from manager.regions import regions
 from vcuda import region
@@ -97,6 +98,12 @@ def complete(
     order = _in_order(found, by_uid)
     fitting = _within_cards({key: found[key] for key in order}, unsure, cards)
     return {key: fitting[key] for key in order if key in fitting}
+
+
+def with_static(found: Mapping[Key, Allocation], pods: Iterable[Pod]) -> dict[Key, Allocation]:
+    """`found`, and of each whether kubelet has its pod from a file or a URL of its own. `pods`: kubelet's own list."""
+    static = {uid_of(pod): is_static(pod, own_view=True) for pod in pods}
+    return {key: dataclasses.replace(item, static=static.get(key[0], item.static)) for key, item in found.items()}
 
 
 def _within_cards(

@@ -14,7 +14,6 @@ from manager.config.settings import Settings
 from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
 from manager.kube.writer import ApiWriter
-from vcuda.kube.objects import uid_of
 from vcuda.spec import resize
 from vcuda.spec.names import Names
 from vcuda.spec.request import Kind
@@ -58,7 +57,7 @@ class Resizer:
 
     def _resize(self, pod: Pod, answer: Answer) -> None:
         """All that a pod was granted, or nothing of it: what grows may have what shrinks."""
-        mine = [item for item in self._allocator.allocations if item.pod_uid == uid_of(pod)]
+        mine = self._allocator.shown_by(pod)
         wanted = {item.key: _after(item, answer.granted.get(item.container)) for item in mine}
         changes = [(item, wanted[item.key]) for item in mine if wanted[item.key] != item]
         if not changes:
@@ -85,7 +84,7 @@ class Resizer:
             return
         done = (f"container {before.container}: {_said(before)} → {_said(after)}" for before, after in changes)
         self._tell(changes[0][0], answer, pod, "ResizeCompleted", "; ".join(done))
-        self._told.pop(uid_of(pod), None)
+        self._told.pop(changes[0][0].pod_uid, None)
         self._allocator.reconcile(pod)
         self._done()
 

@@ -116,6 +116,11 @@ def states_for(
     ]
 
 
+def static_pods(allocations: Iterable[Allocation]) -> dict[str, tuple[str, str]]:
+    """Namespace and name by UID, of pods that kubelet has said are static."""
+    return {item.pod_uid: (item.namespace, item.pod_name) for item in allocations if item.static}
+
+
 class AllocationView(Protocol):
     """What readers of the allocations need of the allocator."""
 
@@ -201,6 +206,11 @@ class AllocationIndex(MutableMapping[Key, Allocation]):
     def pods(self) -> Collection[str]:
         """UIDs of the pods that have an allocation."""
         return self._pods.keys()
+
+    @property
+    def static_pods(self) -> Mapping[str, tuple[str, str]]:
+        """The pods of these allocations that kubelet has said are static."""
+        return static_pods(self.snapshot)
 
     def of_pod(self, pod_uid: str) -> tuple[Allocation, ...]:
         return tuple(self._pods.get(pod_uid, {}).values())

@@ -33,7 +33,7 @@ class Allocation:
     by UUID: kubelet replays old responses, and a card may have another minor after a reboot. `oversell_blocks`: what it
     may hold in all of each card, beyond its share as managed memory; 0: no more than its share. `elastic`: `core_limit`
     was promised and stays, though the share has been resized to it or beyond; without it such a limit is no more than
-    the share.
+    the share. `static`: kubelet has said that it has the pod from a file or a URL of its own.
     """
 
     pod_uid: str
@@ -53,6 +53,7 @@ class Allocation:
     created_ns: int = 0
     oversell_blocks: int = 0
     elastic: bool = False
+    static: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -89,6 +90,7 @@ def encode(allocation: Allocation) -> dict[str, Any]:
         "elastic": allocation.elastic,
         "oversell_blocks": allocation.oversell_blocks,
         "priority": allocation.priority,
+        "static": allocation.static,
         "shares": [[share.uuid, share.cores, share.memory_blocks] for share in allocation.shares],
         "minors": dict(allocation.minors),
         "region": allocation.region,
@@ -111,6 +113,7 @@ def decode(row: Mapping[str, Any]) -> Allocation:
         core_limit=int(row["core_limit"]),
         oversell_blocks=int(row.get("oversell_blocks", 0)),  # not in files of version 0.1
         elastic=bool(row.get("elastic", False)),
+        static=bool(row.get("static", False)),
         priority=str(row["priority"]),
         shares=tuple(CardShare(str(uuid), int(cores), int(blocks)) for uuid, cores, blocks in row["shares"]),
         minors={str(uuid): int(minor) for uuid, minor in row["minors"].items()},

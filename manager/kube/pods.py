@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from manager.kube.api import Kube, Pod
 from vcuda.kube.informer import Handlers, Informer
-from vcuda.kube.objects import MIRROR_ANNOTATION, STATUSES, ended
+from vcuda.kube.objects import STATUSES, ended, mirrored, name_of, uid_of
 
 _SPEC = ("nodeName", "initContainers", "containers")
 _CONTAINER = ("name", "resources", "restartPolicy")
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _STATUS = ("phase", "reason", "message")
-# Where kubelet has a pod from; it writes this into its own list only (kubernetes pkg/kubelet/types).
+# Where kubelet has a pod from; in its own list it writes this itself, whatever stood there (kubernetes
+# pkg/kubelet/config).
 _SOURCE_ANNOTATION = "kubernetes.io/config.source"
+
+# Namespace and name by kubelet's UID, of pods that kubelet itself has said are static.
+StaticPods = Mapping[str, tuple[str, str]]
 
 
 def essential(pod: Mapping[str, Any]) -> Pod:
@@ -80,10 +84,36 @@ def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: mapping[name] for name in names if name in mapping}
 
 
-def is_static(pod: Pod) -> bool:
-    """Whether kubelet has the pod from a file of its own: the API server's object then has another UID."""
+def is_static(pod: Pod, *, own_view: bool) -> bool:
+    """Whether kubelet has the pod from a file or a URL of its own: the API server's object then has another UID.
+
+    `own_view`: it is of kubelet's own list; else of `as_kubelet_knows`.
+    """
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    return annotations.get(_SOURCE_ANNOTATION, "api") != "api" or MIRROR_ANNOTATION in annotations
+    return annotations.get(_SOURCE_ANNOTATION, "api") != "api" if own_view else mirrored(pod) is not None
+
+
+def kubelet_uid(pod: Pod, static: StaticPods) -> str:
+    """The UID by which kubelet knows the pod that an object of the API server shows; "" where kubelet runs none for it.
+
+    A mirror pod's word counts for a static pod of its own namespace and name only: see MIRROR_ANNOTATION.
+    """
+    said = mirrored(pod)
+    if said is None:
+        return uid_of(pod)
+    return said if static.get(said) == name_of(pod) else ""
+
+
+def as_kubelet_knows(pods: Iterable[Pod], static: StaticPods) -> list[Pod]:
+    """Objects of the API server, each with kubelet's UID as its own; without those for which kubelet runs no pod."""
+    found = []
+    for pod in pods:
+        uid = kubelet_uid(pod, static)
+        if uid == uid_of(pod):
+            found.append(pod)
+        elif uid:
+            found.append({**pod, "metadata": {**pod["metadata"], "uid": uid}})
+    return found
 
 
 class NodePods:

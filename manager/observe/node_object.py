@@ -6,11 +6,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from manager.allocations.accounting import AllocationView, by_pod, pod_use
+from manager.allocations.accounting import AllocationView, by_pod, pod_use, static_pods
 from manager.allocations.record import Allocation
 from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
+from manager.kube.api import Pod
+from manager.kube.pods import kubelet_uid
 from manager.kube.writer import ApiWriter
+from vcuda.kube.objects import uid_of
 from vcuda.spec import bookings, inventory
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -27,15 +30,17 @@ class NodeObject:
         inventory: Inventory,
         view: AllocationView,
         api_writer: ApiWriter,
+        pods: Callable[[], Sequence[Pod] | None],
     ) -> None:
+        """`pods`: the node's as the API server shows them."""
         self._settings, self._names, self._inventory = settings, names, inventory
-        self._view, self._api_writer = view, api_writer
+        self._view, self._api_writer, self._pods = view, api_writer, pods
         self._told: Mapping[str, str] | None = None  # of the bookings
 
     def describe(self) -> None:
         """Say all."""
         snapshot = self._inventory.snapshot
-        self._told = bookings_of(self._view.allocations, self._names)
+        self._told = self._bookings()
         cards = [item.card for item in snapshot.cards]
         self._api_writer.describe_node(
             inventory_of(snapshot, self._names) | self._told,
@@ -44,8 +49,11 @@ class NodeObject:
 
     def look(self) -> None:
         """Say all again if the bookings have changed since."""
-        if self._told is not None and self._told != bookings_of(self._view.allocations, self._names):
+        if self._told is not None and self._told != self._bookings():
             self.describe()
+
+    def _bookings(self) -> dict[str, str]:
+        return bookings_of(self._view.allocations, self._names, self._pods() or ())
 
 
 def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
@@ -56,9 +64,14 @@ def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
     return {names.inventory: inventory.encode(tuple(cards))}
 
 
-def bookings_of(allocations: Iterable[Allocation], names: Names) -> dict[str, str]:
-    """What each pod was given, which no owner of a pod can edit; in the order of allocation."""
-    given = {uid: pod_use(items) for uid, items in by_pod(allocations).items()}
+def bookings_of(allocations: Sequence[Allocation], names: Names, pods: Iterable[Pod]) -> dict[str, str]:
+    """What each pod was given, which no owner of a pod can edit; in the order of allocation.
+
+    By the UID of its object: of a static pod that is its mirror's, once the API server has shown it (`pods`).
+    """
+    static = static_pods(allocations)
+    mirrors = {kubelet_uid(pod, static): uid_of(pod) for pod in pods} if static else {}
+    given = {mirrors.get(uid, uid): pod_use(items) for uid, items in by_pod(allocations).items()}
     return {names.bookings: bookings.encode(given)}
 
 

@@ -55,7 +55,7 @@ class Comparison:
         for uid in cache.cluster.bookings(node):
             record = cache.pods.get(uid)
             if record is not None and record.state is State.CONFIRMED:
-                booked[record.known_as] = record
+                booked[uid] = record
         found: dict[str, Difference] = {}
         for uid, use in report.items():
             record = booked.get(uid)
@@ -82,7 +82,7 @@ class Comparison:
         """What has lasted of what the manager of a pod's node says otherwise."""
         if record is None:
             return None
-        one = self._cache.differences.get(record.node, {}).get(record.known_as)
+        one = self._cache.differences.get(record.node, {}).get(record.uid)
         return one.text if one is not None and one.told else None
 
     def _tell(self, node: str, record: Record | None, text: str) -> None:

@@ -18,7 +18,7 @@ from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pods import Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
-from vcuda.kube.objects import ended, uid_of
+from vcuda.kube.objects import ended
 from vcuda.spec import request, resize
 from vcuda.spec.bookings import Use
 from vcuda.spec.errors import InvalidRequest
@@ -170,7 +170,7 @@ class Intake:
             Record(
                 uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
                 State.CONFIRMED, cache.clock(), annotation=text, priority=objects.priority(pod),
-                leaving=leaving, shape=shape, movable=movable, source=source, known_as=uid_of(pod),
+                leaving=leaving, shape=shape, movable=movable, source=source,
             )
         )  # fmt: skip
         if source is not Source.BIND and "pods" not in cache.unsynced:

@@ -78,7 +78,7 @@ class Resizes:
         """What a node's manager gave each pod: what was granted and is there now is booked alone."""
         for uid, goal in list(self._cache.resizing.items()):
             record = self._cache.pods.get(uid)
-            if record is not None and record.node == node and given.get(record.known_as) == goal:
+            if record is not None and record.node == node and given.get(record.uid) == goal:
                 self._book(record, goal, None)
 
     def explains(self, record: Record, pod: Mapping[str, Any]) -> bool:
@@ -174,7 +174,7 @@ class Resizes:
     def _trusted(self, record: Record, use: Use) -> bool:
         """Whether a pod holds this by another's word than its owner's: during a resize two things may be true."""
         uid = record.uid
-        reported = self._cache.reports.get(record.node, {}).get(record.known_as)
+        reported = self._cache.reports.get(record.node, {}).get(record.uid)
         return use in (reported, dict(record.usage.cards), self._held.get(uid), self._cache.resizing.get(uid))
 
     def _require_room(self, record: Record, use: Use) -> None:

@@ -40,8 +40,7 @@ class Record:
     last write that was begun for it. `attempted`: a write for it failed.
     `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
     Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape`: its class, where it has a share; `movable`:
-    its owner has not forbidden to move it, and it is in no gang. `known_as`: the UID by which kubelet and the node's
-    manager know it.
+    its owner has not forbidden to move it, and it is in no gang.
     """
 
     uid: str
@@ -62,7 +61,6 @@ class Record:
     shape: Shape | None = None
     movable: bool = False
     source: Source = Source.BIND
-    known_as: str = ""
 
 
 class PodCache:

@@ -184,7 +184,7 @@ ENDED = B | {"status": {"phase": "Succeeded"}}
 def test_who_is_there_is_what_either_says_and_certain_only_with_the_api_server(
     tmp_path: Path, kubelet: Any, kube: Any, present: str, ended: str, certain: bool
 ) -> None:
-    seen = admission(tmp_path, kubelet, kube).presence(1.0)
+    seen = admission(tmp_path, kubelet, kube).presence({}, 1.0)
     assert isinstance(seen, Presence)
     assert (seen.present, seen.ended, seen.certain) == (frozenset(present), frozenset(ended), certain)
 
@@ -199,4 +199,4 @@ def test_who_is_there_is_what_either_says_and_certain_only_with_the_api_server(
     ],
 )
 def test_nobody_is_gone_while_the_one_who_knows_is_away(tmp_path: Path, kubelet: Any, kube: Any) -> None:
-    assert admission(tmp_path, kubelet, kube).presence(1.0) is None
+    assert admission(tmp_path, kubelet, kube).presence({}, 1.0) is None

@@ -88,6 +88,22 @@ def test_a_lasting_difference_is_a_metric_an_event_and_a_line_of_explain() -> No
     assert found is not None and "difference" not in found
 
 
+def test_who_calls_itself_the_mirror_of_a_pod_takes_nothing_of_its_report() -> None:
+    """The annotation is its author's: a report's UID is that of the object which the API server has under it."""
+    engine, clock = engine_with(node("a", cards("a", 4)))
+    placed(engine, "p")
+    for name in ("x", "y"):
+        forged = {"kubernetes.io/config.mirror": "p", NAMES.placement: whole("GPU-a-1")}
+        engine.see_pod(pod(name, 100, None, uid=name, node="a", annotations=forged))
+    engine.see_node(reporting({"p": {"GPU-a-3": (100, 40)}}))
+    engine.compare()
+    clock.now += 61
+    engine.compare()
+    assert told(engine)[-1:] == [("p", "BookingDiffers")]
+    found = explain.explanation(engine.evidence(uid="x"))
+    assert found is not None and "difference" not in found
+
+
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", '{"version":1}', '{"version":1,"pods":[]}', '{"version":1,"pods":{"p":{"GPU-a-0":[1]}}}',

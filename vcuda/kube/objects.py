@@ -10,7 +10,9 @@ from vcuda.kube.errors import BadName
 
 Object = Mapping[str, Any]
 
-# Static pods reach the API server as mirror pods with another UID; this annotation holds kubelet's.
+# A static pod is shown by the API server as a mirror pod, an object with a UID of its own; this annotation holds
+# kubelet's. Whoever may create pods may write it: admission (NodeRestriction) asks it of kubelets and nobody else,
+# only later changes of it are refused to all (kubernetes pkg/apis/core/validation, kubernetes/kubernetes#53467).
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 # Where a pod's status tells of its containers.
@@ -48,9 +50,14 @@ def path(kind: str, namespace: str = "", name: str = "", subresource: str = "") 
 
 
 def uid_of(pod: Object) -> str:
-    """The UID by which kubelet knows a pod."""
-    metadata = pod.get("metadata") or {}
-    return str((metadata.get("annotations") or {}).get(MIRROR_ANNOTATION) or metadata.get("uid", ""))
+    """The pod's own UID, which is kubelet's too for all but mirror pods."""
+    return str((pod.get("metadata") or {}).get("uid", ""))
+
+
+def mirrored(pod: Object) -> str | None:
+    """The UID of the static pod of which an object says that it is the mirror; None: it does not say so."""
+    value = ((pod.get("metadata") or {}).get("annotations") or {}).get(MIRROR_ANNOTATION)
+    return None if value is None else str(value)
 
 
 def name_of(pod: Object) -> tuple[str, str]:
@@ -60,7 +67,7 @@ def name_of(pod: Object) -> tuple[str, str]:
 
 
 def uids_by_name(pods: Iterable[Object]) -> dict[tuple[str, str], str]:
-    """Kubelet's UIDs by namespace and name: PodResources knows pods by name only."""
+    """UIDs by namespace and name: PodResources knows pods by name only."""
     return {name_of(pod): uid_of(pod) for pod in pods}
 
 
