@@ -55,7 +55,7 @@ class Resizes:
         answer = self._answers.get(uid)
         if answer is None and shown is not None:
             answer = self._answers[uid] = shown
-            self._follow(record, pod, answer)
+            self._follow(record, answer)
         elif answer is not None and answer != shown:
             self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, answer)
         if self._cache.unsynced:
@@ -115,15 +115,13 @@ class Resizes:
         except SpecError:
             return None, None
 
-    def _follow(self, record: Record, pod: Mapping[str, Any], answer: Answer) -> None:
-        """After a restart: what was granted is booked until the manager says that it is so."""
-        chosen, asked = self._chosen(pod)
-        if not answer.granted or chosen is None or asked is None:
-            return
-        goal = placement.peak_use(asked, resize.promised(chosen, asked, answer.granted))
-        if goal.keys() == record.usage.cards.keys() and (
-            goal != record.usage.cards or record.source is Source.ANNOTATION
-        ):
+    def _follow(self, record: Record, answer: Answer) -> None:
+        """After a restart: what was granted is booked until the manager says that it is so.
+
+        It is in the pod's status, which its owner can't write; whatever the placement annotation says by now.
+        """
+        goal = answer.goal
+        if goal and (goal != record.usage.cards or record.source is Source.ANNOTATION):
             self._book(record, resize.most(record.usage.cards, goal), goal)
             self._cache.resizing[record.uid] = goal
 

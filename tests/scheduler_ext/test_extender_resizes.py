@@ -247,6 +247,32 @@ def test_after_a_restart_the_book_says_what_was_promised(
     assert record is not None and again.cache.resizing == {}
 
 
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize("nodes_first", [False, True])
+@pytest.mark.parametrize("left", [None, "garbage", "another card", "less"])
+@pytest.mark.parametrize("amounts", [(50, 12), (10, 2)])
+def test_no_edit_of_the_placement_makes_a_restarted_extender_forget_what_was_granted(
+    engine: Engine, amounts: tuple[int, int], left: str | None, nodes_first: bool, reported: bool
+) -> None:
+    cores, blocks = amounts
+    asked = annotated(placed(engine, pod("p", 30, 4, uid="p")), resize=f"core={cores},memory={blocks}")
+    engine.see_pod(asked)
+    elsewhere = placement.encode(Placement({"main": (CardShare("GPU-a-1", 30, 4),)}))
+    text = {None: None, "garbage": "{", "another card": elsewhere, "less": written(1, 1)}[left]
+    asked = annotated(answered(engine, asked), placement=text)
+    again, _ = engine_with()
+    described = reporting({"p": {CARD: (30, 4)}} if reported else {}, 2)
+    for see in (again.see_node, again.see_pod) if nodes_first else (again.see_pod, again.see_node):
+        see(described if see == again.see_node else asked)
+    before = (30, 4) if reported else (0, 0)
+    assert booked(again) == (max(before[0], cores), max(before[1], blocks))
+    again.see_node(reporting({"p": {CARD: amounts}}, 2))
+    assert booked(again) == amounts
+    assert again.cache.resizing == {}
+    record = again.cache.pods.get("p")
+    assert record is not None and set(record.usage.cards) == {CARD}, "what the owner wrote is nobody's booking any more"
+
+
 def test_a_second_request_builds_on_the_first_one_for_another_container(engine: Engine) -> None:
     one = pod("p", uid="p", containers=[container("x", 20, 4), container("y", 20, 4)])
     shown = placed(engine, one)
