@@ -38,6 +38,8 @@ _LATE_AT_ONCE = 32
 _LOOK_SECONDS = 0.2  # how often it is looked at whose time is over: a timer for each request costs more
 _END_SECONDS = 5.0  # that answers under way have at the end
 _MOST_WAITING = 8  # requests that a client may send ahead of their answers
+_UNREAD_SECONDS = 30.0  # that a client may take before it reads more of an answer
+_BODILESS = ("GET", "HEAD")
 
 
 class Request(NamedTuple):
@@ -149,6 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._held = 0  # bytes of room
         self._waits = self._closed = False
+        self._full = False  # the peer does not read what was said
         self.until = 0.0  # the monotonic time when `late` is called
 
     # --- the transport's side ---
@@ -180,10 +183,27 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
             self._end(error(431, f"the head has more than {_MOST_HEAD_BYTES} bytes", close=True))
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        self._full = True
+        self._transport.pause_reading()
+        self.until = time.monotonic() + _UNREAD_SECONDS
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if self._closed:
+            return
+        if not self._waits:
+            self._transport.resume_reading()
+        self.until = time.monotonic() + _IDLE_SECONDS
+        self._go_on()
 
     # --- the parser's side ---
 
     def on_message_begin(self) -> None:
+        if self._closed:
+            raise ConnectionAbortedError("the rest of the packet is nobody's")
         if self._waits:  # the last one for room; this one came in the same packet
             self._end(self._application.overloaded())
             return
@@ -217,17 +237,15 @@ class Connection(asyncio.BufferedProtocol):
         self._query = query.decode("latin-1")
         self._method = self._parser.get_method().decode()
         application, size = self._application, self._size
+        self._most = 0 if self._method in _BODILESS else application.body_bytes
         refused = application.refuse(self._method, self._path, self._client)
         if refused is not None:
             self._end(refused)
             return
-        most = application.body_bytes
-        if size is None and self._method in ("GET", "HEAD"):
-            size = 0
-        if size is not None and size > most:
-            self._end(application.too_long(size))
+        if size is not None and size > self._most:
+            self._end(self._too_long(size))
             return
-        self._held = most if size is None else size
+        self._held = self._most if size is None else size
         if not self._held or self._room.take(self, self._held):
             self._expect_body()
         else:
@@ -240,12 +258,22 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed or not self._waits:
             return False
         self._waits = False
-        self._held = self._application.body_bytes if self._size is None else self._size
-        self._transport.resume_reading()
+        self._held = self._most if self._size is None else self._size
+        if not self._full:
+            self._transport.resume_reading()
         self._expect_body()
         if self._complete:
-            asyncio.get_running_loop().call_soon(self.on_message_complete)
+            asyncio.get_running_loop().call_soon(self._complete_late)
         return True
+
+    def _complete_late(self) -> None:
+        self.on_message_complete()
+        self._go_on()
+
+    def _too_long(self, size: int | None) -> Answer:
+        if self._method in _BODILESS:
+            return error(400, f"{self._method} {self._path:.80} takes no body", close=True)
+        return self._application.too_long(size)
 
     def _expect_body(self) -> None:
         self.until = time.monotonic() + self._application.body_seconds
@@ -256,8 +284,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._received += len(body)
-        if self._received > self._application.body_bytes:
-            self._end(self._application.too_long(None))
+        if self._received > self._most:
+            self._end(self._too_long(None))
             return
         self._chunks.append(body)
 
@@ -271,14 +299,19 @@ class Connection(asyncio.BufferedProtocol):
         request = Request(self._method, self._path, self._query, body, self._client, self._token)
         keep = self._parser.should_keep_alive()
         self._head_bytes = 0
-        if self._task is None:
-            self._begin(request, keep)
-            return
         self._ready.append((request, keep))
         if len(self._ready) > _MOST_WAITING:
             self._end(error(400, "too many requests were sent ahead of their answers", close=True))
 
     # --- answering ---
+
+    def _go_on(self) -> None:
+        """Answer one request of those that have come, if the client reads. Then others have their turn."""
+        if self._closed or self._full or self._task is not None or not self._ready:
+            return
+        self._begin(*self._ready.popleft())
+        if self._ready:
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     def _begin(self, request: Request, keep: bool) -> None:
         self.until = float("inf")
@@ -302,8 +335,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._send(answer, keep)
-        while self._ready and self._task is None and not self._closed:
-            self._begin(*self._ready.popleft())
+        self._go_on()
 
     def _send(self, answer: Answer, keep: bool = True) -> None:
         close = answer.close or not keep or self._server.ending
@@ -313,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(head + answer.body)
         if close:
             self._close()
-        else:
+        elif not self._full:
             self.until = time.monotonic() + _IDLE_SECONDS
 
     def _end(self, answer: Answer) -> None:
@@ -338,7 +370,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def late(self) -> None:
         """The time for what it was to do is over."""
-        if self._closed:
+        if self._closed or self._full:
             self._transport.abort()
         elif self._waits:
             self._end(self._application.overloaded())

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import uvloop
 
 from scheduler_ext.http import server as servers
@@ -21,14 +22,23 @@ Work = Callable[[asyncio.StreamReader, asyncio.StreamWriter, servers.Server], Aw
 
 
 class Application:
-    """`/slow` answers later; `/broken` and `/broken-later` raise; all else answers path, query and body."""
+    """`/slow` answers later; `/broken` and `/broken-later` raise; `/large` is a MiB; all else answers path, query and body."""
 
     body_bytes, body_seconds = 1000, 5.0
+
+    def __init__(self) -> None:
+        self.answered: list[str] = []
+
+    def too_long(self, size: int | None) -> Answer:
+        return error(400, f"{size} is too long", close=True)
 
     def refuse(self, method: str, *_: object) -> Answer | None:
         return error(405, "no", close=True) if method == "PUT" else None
 
     def answer(self, request: Request) -> Answer | Awaitable[Answer]:
+        self.answered.append(request.path)
+        if request.path == "/large":
+            return Answer(200, bytes(1 << 20))
         if request.path == "/broken":
             raise RuntimeError("x")
         if request.path in ("/slow", "/broken-later"):
@@ -89,6 +99,56 @@ def test_too_many_requests_sent_ahead_end_the_connection() -> None:
     async def work(reader: Any, writer: Any, _: Any) -> None:
         writer.write(post("/slow") + 20 * post("/a"))
         assert b"ahead of their answers" in await reader.read()
+
+    serve(work)
+
+
+def applications(server: servers.Server) -> Application:
+    return cast(Application, cast(Any, server)._served[0][0])
+
+
+def test_who_sends_many_requests_at_once_lets_others_in_between() -> None:
+    async def work(_reader: Any, writer: Any, server: Any) -> None:
+        other, others = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        others.write(post("/b"))
+        await answer(other)
+        writer.write(8 * post("/a"))
+        others.write(post("/b"))
+        await answer(other)
+        order = applications(server).answered
+        assert order.index("/a") < order.index("/b", 1) < 8, order
+        others.close()
+
+    serve(work)
+
+
+def test_who_does_not_read_gets_no_further_answers_until_he_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(reader: Any, writer: Any, server: Any) -> None:
+        writer.transport.pause_reading()
+        writer.write(8 * post("/large"))
+        await asyncio.sleep(0.5)
+        (connection,) = server.connections
+        assert len(applications(server).answered) < 8 and connection._transport.get_write_buffer_size() < 3 << 20
+        writer.transport.resume_reading()
+        sizes = [len((await answer(reader))[1]) for _ in range(8)]
+        assert sizes == [1 << 20] * 8
+        writer.transport.pause_reading()
+        writer.write(8 * post("/large"))
+        monkeypatch.setattr(servers, "_UNREAD_SECONDS", 0.1)
+        while server.connections:
+            await asyncio.sleep(0.05)
+
+    serve(work)
+
+
+@pytest.mark.parametrize("head", [b"transfer-encoding: chunked\r\n\r\n3e7\r\n", b"content-length: 999\r\n\r\n"])
+def test_a_get_has_no_body(head: bytes) -> None:
+    """Nobody is asked for room for it."""
+
+    async def work(reader: Any, writer: Any, _: Any) -> None:
+        writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n" + head + bytes(500))
+        status, body, _head = await answer(reader)
+        assert status == 400 and b"GET /a takes no body" in body and await reader.read() == b""
 
     serve(work)
 
