@@ -19,7 +19,7 @@ from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
 from scheduler_ext.state.node_names import OfferedNames
-from scheduler_ext.state.notices import Difference, Notice
+from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pods import Nominations, PodCache
 from scheduler_ext.state.shape import Shape
@@ -27,7 +27,6 @@ from vcuda.spec.bookings import Use
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
 
-_MOST_NOTICES = 1000  # events that wait to be sent
 _MOST_COUNTED = 200_000  # pods whose demand has been counted; forgotten when they are gone
 
 
@@ -75,7 +74,7 @@ class SchedulerCache:
         self.reports: dict[str, Mapping[str, Use]] = {}
         self.differences: dict[str, dict[str, Difference]] = {}
         self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it
-        self.notices: collections.deque[Notice] = collections.deque(maxlen=_MOST_NOTICES)
+        self.notices = Notices(clock)
         # Pods that waited when we began, for which a predecessor's Binding may still arrive, until when on our clock.
         self.inherited: set[str] = set()
         self.inherited_until = -math.inf

@@ -91,4 +91,4 @@ class Comparison:
             notice = Notice("Node", "", node, node, BOOKING_DIFFERS, text)
         else:
             notice = Notice("Pod", record.namespace, record.name, record.uid, BOOKING_DIFFERS, text)
-        self._cache.notices.append(notice)
+        self._cache.notices.put(notice)

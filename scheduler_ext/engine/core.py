@@ -249,12 +249,10 @@ class Engine:
             with self._lock:
                 self._comparison.look(nodes[start : start + _COMPARED_AT_ONCE])
 
-    def notices(self) -> list[Notice]:
-        """What is to be told as events, once."""
+    def notices(self, most: int = 20) -> list[Notice]:
+        """What is to be told as events now, once; see Notices."""
         with self._lock:
-            found = list(self.cache.notices)
-            self.cache.notices.clear()
-            return found
+            return self.cache.notices.take(most)
 
     def unanswered(self) -> list[Unanswered]:
         """Answers to resizes that the API server does not have yet."""

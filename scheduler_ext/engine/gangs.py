@@ -27,7 +27,7 @@ class GangPlaces:
 
     def take(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
         """Chooser.take for a member of a gang; for the first one, places for the others are reserved too."""
-        gang = self._cache.gangs.join(asked, shape, self._cache.clock())
+        gang = self.join(asked, shape)
         if gang is None or gang.running(self._cache.pods):
             return self._chooser.take(asked, shape, names, priority)
         if gang.lapsed and len(gang.members) < gang.size:
@@ -47,6 +47,13 @@ class GangPlaces:
             message = f"{gang} needs {gang.size} places at once, {gang.size - lacking} are there now"
             return self._refused(names, ExtenderReason.GANG_DOES_NOT_FIT, message)
         return choice
+
+    def join(self, asked: PodRequest, shape: Shape, *, shown: bool = False) -> Gang | None:
+        """Count a pod as a live member of the gang that it names now, and of no other. See Gangs.join."""
+        old, wanted = self._cache.gangs.of(asked.uid), asked.gang
+        if old is not None and (wanted is None or wanted.size == 1 or wanted.name != old.name):
+            self.lose_member(asked.uid)
+        return self._cache.gangs.join(asked, shape, self._cache.clock(), shown=shown)
 
     def _refused(self, names: Sequence[str], reason: ExtenderReason, message: str) -> Choice:
         return Choice(None, self._cache.rows(names), refusal=(reason, message))

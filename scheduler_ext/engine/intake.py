@@ -128,9 +128,10 @@ class Intake:
         try:
             asked, shape = self._cache.asked(pod)
         except InvalidRequest:
+            self._gangs.lose_member(uid)
             return None
-        if asked.gang is not None and asked:
-            self._cache.gangs.join(asked, shape, self._cache.clock(), shown=True)
+        if asked:
+            self._gangs.join(asked, shape, shown=True)
         return shape if self._cache.not_ready() is None and not self._cache.scores.knows(shape) else None
 
     def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
@@ -177,7 +178,7 @@ class Intake:
             self._tell_overbooked(uid, metadata, node, usage)
         cache.nominations.forget(uid)
         if asked is not None and asked.gang is not None:
-            cache.gangs.join(asked, shape_of(asked, cache.policy), cache.clock(), shown=True)
+            self._gangs.join(asked, shape_of(asked, cache.policy), shown=True)
         if leaving:
             self._preemption.make_room(uid)
         cache.note("pod", at_ns=cache.wall_clock(), pod=pod)
@@ -213,7 +214,7 @@ class Intake:
                 "not place; let kube-scheduler choose its node (no spec.nodeName)"
             )
             namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
-            self._cache.notices.append(Notice("Pod", namespace, name, uid, CARD_OVERBOOKED, text))
+            self._cache.notices.put(Notice("Pod", namespace, name, uid, CARD_OVERBOOKED, text))
 
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""

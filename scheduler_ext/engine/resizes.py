@@ -69,7 +69,7 @@ class Resizes:
         except (_Refused, SpecError) as error:
             new = Answer(resize.known_as(text), granted, str(error), answer.goal if answer is not None else {})
             about = record.namespace, record.name, record.uid
-            self._cache.notices.append(Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}"))
+            self._cache.notices.put(Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}"))
         self._answers[uid] = new
         self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, new)
         self._cache.note("pod", at_ns=self._cache.wall_clock(), pod=pod)
@@ -161,11 +161,9 @@ class Resizes:
         goal = placement.peak_use(asked, resize.applied(before, new))
         use = resize.most(has, goal)
         self._require_room(record, use)
-        if use != has and self._cache.quotas.over(record.namespace, self._cache.pods, [record.uid], record.node, use):
-            raise _Refused(
-                ExtenderReason.QUOTA_EXCEEDED,
-                "its namespace may not hold so much; free some, or raise its quota",
-            )
+        over = self._cache.quotas.over(record.namespace, self._cache.pods, [record.uid], record.node, use)
+        if use != has and over:
+            raise _Refused(ExtenderReason.QUOTA_EXCEEDED, f"{over}; free some, or raise its quota")
         self._book(record, resize.most(record.usage.cards, goal), goal)
         return Answer(resize.known_as(text), new, goal=goal)
 
@@ -179,6 +177,14 @@ class Resizes:
         for uuid, (cores, blocks) in use.items():
             free = self._cache.cluster.free(record.node, uuid)
             held = record.usage.cards.get(uuid, (0, 0))
+            if cores <= held[0] and blocks <= held[1]:
+                continue
+            if free is None:
+                raise _Refused(
+                    Reason.UNKNOWN_CARD,
+                    f"card {uuid} is unhealthy or no longer on node {record.node}; ask again when it is well, or "
+                    "recreate the pod",
+                )
             for reason, wanted, booked, left, what in (
                 (Reason.INSUFFICIENT_CORES, cores, held[0], free[0], "cores"),
                 (Reason.INSUFFICIENT_MEMORY, blocks, held[1], free[1], "blocks"),

@@ -175,19 +175,20 @@ class Quotas:
         without: Collection[str],
         node: str,
         cards: Mapping[str, tuple[int, int]],
-    ) -> bool:
-        """Whether a pod with this use of a node's cards would exceed a quota when the pods in `without` are gone."""
+    ) -> str:
+        """Which quota a pod with this use of a node's cards would exceed when the pods in `without` are gone, or ""."""
         for position, quota in enumerate(self._quotas.get(namespace, ())):
             if quota.nodes and not self._covers(quota, node):
                 continue
-            used = self._used(quota, position, pods) + self._amounts(quota, node, cards)
+            used, own = self._used(quota, position, pods), self._amounts(quota, node, cards)
             for uid in without:
                 gone = pods.get(uid)
                 if gone is not None and gone.namespace == namespace:
                     used = used - self._amounts(quota, gone.node, gone.usage.cards)
-            if any(limit is not None and used[at] > limit for at, limit in enumerate(quota.limits)):
-                return True
-        return False
+            for limit, name, held, more in zip(quota.limits, AMOUNTS, used, own, strict=True):
+                if limit is not None and held + more > limit:
+                    return f"{quota} may hold {limit} {name}, the others hold {held}, and this pod would hold {more}"
+        return ""
 
     def closed(self, namespace: str, pods: PodCache, table: Table, rows: Ints) -> tuple[Bools, str]:
         """Which rows, where the pod would fit, a quota closes to it; and which quota, for people."""

@@ -265,12 +265,12 @@ class Cluster:
             else:
                 self._touch(row)
 
-    def free(self, node: str, uuid: str) -> tuple[int, int]:
-        """Cores and blocks of a card that nobody has booked, below 0 if overbooked; nothing of an unhealthy one."""
+    def free(self, node: str, uuid: str) -> tuple[int, int] | None:
+        """Cores and blocks of a card that nobody has booked, below 0 if overbooked; None if it is unhealthy or gone."""
         row = self.index.get(node)
         column = None if row is None else self._columns[row].get(uuid)
         if row is None or column is None or not self.usable[row, column]:
-            return 0, 0
+            return None
         return int(self.free_cores[row, column]), int(self.free_blocks[row, column])
 
     def overbooked(self, node: str, uuids: Collection[str]) -> list[str]:

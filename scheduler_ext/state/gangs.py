@@ -102,7 +102,9 @@ class Gangs:
         if asked.uid not in gang.members:
             gang.members[asked.uid] = Member(shape, now, wanted.size)
             self._of[asked.uid] = gang
-        gang.members[asked.uid].shown |= shown
+        member = gang.members[asked.uid]
+        member.shape, member.size = shape, wanted.size
+        member.shown |= shown
         return gang
 
     def of(self, uid: str) -> Gang | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +12,9 @@ BOOKING_DIFFERS = "BookingDiffers"
 CARD_OVERBOOKED = "CardOverbooked"
 RESIZE_REFUSED = "ResizeRefused"
 REASONS = (BOOKING_DIFFERS, CARD_OVERBOOKED, RESIZE_REFUSED)
+
+_MOST = 1000
+_Key = tuple[str, str, str]
 
 
 class Notice(NamedTuple):
@@ -21,6 +26,42 @@ class Notice(NamedTuple):
     uid: str
     reason: str
     message: str
+
+
+class Notices:
+    """Events that wait to be sent: of each pod and reason the latest one, and one in `seconds`. Not locked.
+
+    Who may edit a pod can make us say something of it as often as he likes: nobody else's events may wait for that.
+    """
+
+    def __init__(self, clock: Callable[[], float], seconds: float = 10.0) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._waiting: dict[_Key, Notice] = {}
+        self._taken: collections.OrderedDict[_Key, float] = collections.OrderedDict()  # monotonic seconds
+
+    def put(self, notice: Notice) -> None:
+        # Of a node several things may be said at once: each is of another pod.
+        key = notice.uid, notice.reason, notice.message if notice.kind == "Node" else ""
+        self._waiting.pop(key, None)
+        self._waiting[key] = notice
+        if len(self._waiting) > _MOST:
+            [(most, _)] = collections.Counter(one.namespace for one in self._waiting.values()).most_common(1)
+            del self._waiting[next(key for key, one in self._waiting.items() if one.namespace == most)]
+
+    def take(self, most: int) -> list[Notice]:
+        """Up to `most` that may be sent now, of each namespace in turn; they wait no longer."""
+        now = self._clock()
+        while self._taken and next(iter(self._taken.values())) <= now - self._seconds:
+            self._taken.popitem(last=False)
+        turns: collections.Counter[str] = collections.Counter()
+        found: list[tuple[int, _Key]] = []
+        for key, notice in self._waiting.items():
+            if key not in self._taken:
+                found.append((turns[notice.namespace], key))
+                turns[notice.namespace] += 1
+        keys = [key for _, key in sorted(found, key=lambda item: item[0])[:most]]
+        self._taken.update(dict.fromkeys(keys, now))
+        return [self._waiting.pop(key) for key in keys]
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def send(api: ApiServer, engine: Engine) -> None:
-    """All that wait, once: what does not arrive is in the log, and no decision waits for it."""
+    """Some of those that wait, once: what does not arrive is in the log, and no decision waits for it."""
     for notice in engine.notices():
         about = {"kind": notice.kind, "name": notice.name, "uid": notice.uid}
         if notice.namespace:

@@ -59,6 +59,36 @@ def test_the_first_member_reserves_places_for_all() -> None:
     assert engine.figures()["free_cores"] == 120
 
 
+@pytest.mark.parametrize(
+    ("after", "by"),
+    [("other/2", "watch"), ("other/1", "watch"), ("nonsense", "watch"), (None, "watch"), ("other/2", "request")],
+)
+def test_a_pod_is_of_the_gang_that_it_names_now_alone(after: str | None, by: str) -> None:
+    engine = engine_with(node("a", cards("a", 3)))
+    engine.see_pod(member("x", "train/9"))
+    renamed = member("x", after) if after is not None else pod("x", 60, 10, uid="x")
+    engine.see_pod(renamed) if by == "watch" else engine.filter(renamed, ["nowhere"])
+    assert [chosen(engine, member(f"m{number}"), "a") for number in range(3)] == ["a"] * 3
+    assert engine.gang_waits("m0") is None
+    engine.lose_pod("x")
+    assert {gang.name for gang in engine.cache.gangs} == {"train"}
+
+
+def test_the_last_member_that_goes_elsewhere_gives_its_places_back() -> None:
+    engine = engine_with(node("a", cards("a", 3)))
+    assert chosen(engine, member("x", "train/3"), "a") == "a"
+    assert engine.figures()["reserved"] == 2
+    engine.see_pod(member("x", "other/1"))
+    assert engine.figures()["reserved"] == 0
+
+
+def test_a_member_may_correct_the_size_of_its_gang() -> None:
+    engine = engine_with(node("a", cards("a", 2)))
+    engine.see_pod(member("m1", "train/9"))
+    engine.see_pod(member("m1", "train/2"))
+    assert [chosen(engine, member(name, "train/2"), "a") for name in ("m1", "m2")] == ["a", "a"]
+
+
 def test_all_or_nothing() -> None:
     engine = engine_with(node("a", cards("a", 2)))
     reason, message = refusal(engine, member("m1"), "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ def test_the_comparison_waits_for_a_resize_and_no_longer() -> None:
         ("banana", "InvalidAnnotation: annotation tencent.com/vcuda-resize is 'banana'"),
         ("core=1" * 1000, "InvalidAnnotation"),
         ("other:core=1", "no container 'other' of the pod has a share"),
+        ("main:core=5;", "nothing stands before or behind a ';'"),
+        ("", "write it as in"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason_and_books_nothing(engine: Engine, text: str, why: str) -> None:
@@ -159,12 +162,35 @@ def test_what_cannot_be_is_refused_with_the_reason_and_books_nothing(engine: Eng
     assert booked(engine) == (50, 4)
 
 
+@pytest.mark.parametrize("gone", ["unhealthy", "taken away"])
+def test_a_share_of_a_card_that_is_not_there_shrinks_and_does_not_grow(engine: Engine, gone: str) -> None:
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    engine.see_node(node("a", [replace(cards("a", 1)[0], healthy=False)] if gone == "unhealthy" else []))
+    engine.see_pod(annotated(shown, resize="core=31"))
+    assert "UnknownCard: card GPU-a-0 is unhealthy or no longer on node a; ask again when" in refused(engine)
+    engine.see_pod(annotated(shown, resize="core=20"))
+    (one,) = engine.unanswered()
+    assert one.answer.granted
+
+
+def test_an_owner_who_asks_again_and_again_gets_one_event_and_delays_nobodys(engine: Engine) -> None:
+    for name in ("p", "q"):
+        shown = placed(engine, pod(name, 10, 4, uid=name, namespace=name))
+        for number in range(50 if name == "p" else 1):
+            engine.see_pod(annotated(shown, resize=f"core={200 + number}"))
+    told = engine.notices()
+    assert [one.uid for one in told] == ["p", "q"] and "'core=249'" in told[0].message
+    engine.see_pod(annotated(shown, resize="core=300"))
+    assert engine.notices() == [], "not so soon"
+
+
 def test_a_quota_holds_for_what_grows_and_lets_shrink() -> None:
     engine, _ = engine_with(node("a", cards("a", 1)))
     shown = placed(engine, pod("p", 60, 4, uid="p"))
     engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 50}]"}})
     engine.see_pod(annotated(shown, resize="core=61"))
-    assert "QuotaExceeded" in refused(engine) and booked(engine) == (60, 4)
+    said = "may hold 50 cores, the others hold 0, and this pod would hold 61; free some, or raise its quota"
+    assert f"QuotaExceeded: namespace default {said}" in refused(engine) and booked(engine) == (60, 4)
     engine.see_pod(annotated(shown, resize="core=40"))
     (one,) = engine.unanswered()
     assert one.answer.refused == ""

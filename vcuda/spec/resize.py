@@ -63,6 +63,8 @@ def parse(text: str, request: PodRequest, names: Names) -> dict[str, dict[str, i
     found: dict[str, dict[str, int]] = {}
     for part in text.split(";"):
         name, colon, amounts = part.strip().rpartition(":")
+        if not part.strip() and ";" in text:
+            _refuse(names, text, "nothing stands before or behind a ';'")
         if not colon and len(resizable) != 1:
             _refuse(names, text, "name the container, as in NAME:core=50")
         name = name.strip() or resizable[0].name
