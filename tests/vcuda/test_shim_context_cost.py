@@ -80,3 +80,24 @@ def test_processes_that_begin_at_once_never_make_contexts_beside_what_the_first_
     print(f"peak {peak / MIB} MiB, contexts and 16 MiB taken: {answers}")
     assert peak <= 512 * MIB
     assert sum(64 * (made == 0) + 16 * taken for made, taken in answers) == 512
+
+
+@pytest.mark.parametrize(
+    "make", ["begin()", 'ok("cuInit", 0); ok("cuDevicePrimaryCtxRetain", C.byref(P), 0); ok("cuCtxSetCurrent", P)']
+)
+def test_a_context_of_which_nothing_tells_the_cost_is_charged_what_the_card_has_in_use(
+    make: str, tmp_path: Path
+) -> None:
+    """There is no NVML here. A neighbour's 100 MiB count, too: nobody knows that they are his."""
+    machine = Machine.create(tmp_path / "machine", [SimCard()])
+    busy = shares.simulated(tmp_path / "busy", machine, [shares.limit(machine, memory_bytes=1024 * MIB)])
+    share = shares.simulated(tmp_path / "share", machine, [shares.limit(machine, memory_bytes=1024 * MIB)])
+    for library in share.lib64.glob("libnvidia-ml*"):
+        library.unlink()
+    code = f"P = C.c_void_p()\n{make}\nanswer((info()[1] - info()[0]) >> 20)"
+    alone = share.run(code)
+    neighbour = busy.start("begin(); alloc(36 * MIB); answer(0); sys.stdin.readline()")
+    assert neighbour.stdout and neighbour.stdout.readline() == "0\n"
+    beside = share.run(code)
+    shares.end(neighbour)
+    assert [alone, beside] == [64, 164]

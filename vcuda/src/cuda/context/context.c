@@ -10,6 +10,7 @@
 #include "cuda/work/work.h"
 
 #define VC__MAX_DEVICES 64
+#define VC__DEAREST_CONTEXT ((uint64_t)544 << 20) /* of any card known: an H100, driver 580, 527 MiB */
 
 /* What a context of its own costs. */
 struct cost {
@@ -129,11 +130,30 @@ static void drop(struct creation *creation)
         end_measuring(creation);
 }
 
+/* Nobody tells what it took: no more than is in use on the card beyond what the container is charged, nor than the dearest known. */
+static uint64_t most_it_took(struct vc_region *region, uint32_t card, CUcontext context)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    CUcontext popped;
+    if (vc_real.cuCtxPushCurrent_v2 && vc_real.cuCtxPopCurrent_v2 && vc_real.cuMemGetInfo_v2 &&
+        vc_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+        if (vc_real.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
+            total_bytes = 0;
+        vc_real.cuCtxPopCurrent_v2(&popped);
+    }
+    uint64_t in_use = total_bytes - free_bytes, charged = vc_quota_used(region, card);
+    uint64_t beyond = in_use > charged ? in_use - charged : VC__DEAREST_CONTEXT;
+    return beyond < VC__DEAREST_CONTEXT ? beyond : VC__DEAREST_CONTEXT;
+}
+
 /* What the card's use grew by, without what other threads of this process allocated meanwhile. */
-static uint64_t measured_cost(const struct creation *creation)
+static uint64_t measured_cost(const struct creation *creation, CUcontext context)
 {
     uint32_t card = creation->card;
-    uint64_t grown = vc_measure_end(&creation->measure), ledger = own_ledger(creation->charge.region, card);
+    uint64_t grown = vc_measure_end(&creation->measure);
+    if (grown == 0)
+        return most_it_took(creation->charge.region, card, context);
+    uint64_t ledger = own_ledger(creation->charge.region, card);
     uint64_t beside = ledger > creation->ledger ? ledger - creation->ledger : 0;
     uint64_t cost = grown > beside ? grown - beside : 0;
     vc_raise_to(&creation->charge.region->usage->cards[card].learnt_context_bytes, cost);
@@ -141,13 +161,13 @@ static uint64_t measured_cost(const struct creation *creation)
 }
 
 /* The context exists. Hold what it costs; false: that is over the limit, and it must go again. */
-static bool hold_cost(struct creation *creation)
+static bool hold_cost(struct creation *creation, CUcontext context)
 {
     struct vc_charge *charge = &creation->charge;
     if (!charge->cards)
         return true;
     uint32_t card = (uint32_t)__builtin_ctz(charge->cards);
-    bool fits = !creation->measuring || vc_charge_resize(charge, measured_cost(creation));
+    bool fits = !creation->measuring || vc_charge_resize(charge, measured_cost(creation, context));
     if (fits)
         vc_quota_commit(charge->region, card, charge->reserved, VC_QUOTA_CONTEXT);
     return fits;
@@ -170,7 +190,7 @@ static CUresult end_creation(struct creation *creation, CUresult result, CUconte
         drop(creation);
         return result;
     }
-    if (!hold_cost(creation)) {
+    if (!hold_cost(creation, *context)) {
         vc_real.cuCtxDestroy_v2(*context);
         *context = NULL;
         drop(creation);
@@ -295,7 +315,7 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
         drop(&creation); /* another thread was here first: there is one context, charged once */
         return result;
     }
-    if (!hold_cost(&creation)) {
+    if (!hold_cost(&creation, *context)) {
         keeper->undo(keeper->argument, device);
         drop(&creation);
         *context = NULL;
