@@ -1,6 +1,6 @@
 """The table of cheats: what programs that a GPU-time limit is not made for get of a card, judged by the simulated card's own books.
 
-`python -m benchmarks.cheats [NAME…] [--seconds S] [--repeat N] [--json FILE] [--quick]`. Each pattern of cheats_load.c runs alone under
+`python -m benchmarks.cheats [NAME…] [--seconds S] [--repeat N] [--json FILE] [--quick]`. Each pattern of cheats_load runs alone under
 caps of 10 and 50, and as the 30 beside a steady 70; what it gets without a share says how much it could use. The last rows
 are of a steady program whose container writes into its own usage file. Targets T13, T14 and T16 of docs/compute.md; in points of the card.
 """
@@ -87,7 +87,7 @@ class Table:
         self.bench = Bench(folder)
         assert isinstance(self.bench.card, SimulatedCard)
         self.machine = self.bench.card.machine
-        self.program = compile_c(HERE / "cheats_load.c", folder / "cheats_load", "-std=gnu11")
+        self.program = compile_c(HERE / "cheats_load" / "main.c", folder / "cheats_load", "-std=gnu11")
         self.seconds = seconds
 
     def patterns(self) -> list[str]:

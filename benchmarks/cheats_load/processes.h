@@ -1,0 +1,125 @@
+/* Processes that do not live long: killed, stopped, ended or replaced in the middle of their work. */
+#pragma once
+#include "work.h"
+
+static pid_t child(void (*pattern)(struct place *), unsigned kill_after_us)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct place place = {0};
+        open_context(&place);
+        CALL(cuStreamCreate, &place.streams[0], 1);
+        pattern(&place);
+        if (kill_after_us)
+            sleep_us(kill_after_us), raise(SIGKILL);
+        synchronize();
+        _exit(0);
+    }
+    return pid;
+}
+
+static void a_long_one(struct place *place) { launch(place, "spin_100ms", place->streams[0]); }
+
+/* Each one is killed 20 ms into a kernel of 100 ms. */
+static void killed_in_mid_kernel(struct place *place)
+{
+    (void)place;
+    waitpid(child(a_long_one, 20000), NULL, 0);
+}
+
+static void a_very_long_one(struct place *place) { launch(place, "spin_900ms", place->streams[0]); }
+
+static void stop(struct place *place)
+{
+    a_very_long_one(place);
+    raise(SIGSTOP);
+}
+
+/* It sleeps from its launch on, with all its threads, and is killed 20 ms later. */
+static void stopped_after_launch(struct place *place)
+{
+    (void)place;
+    pid_t pid = child(stop, 0);
+    waitpid(pid, NULL, WUNTRACED);
+    sleep_us(20000);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+/* Three at a time, so that some of them are alive and wait at the gate meanwhile. No stop lasts: it may have come within the card's lock. */
+static void stopped_in_turn(struct place *place)
+{
+    (void)place;
+    pid_t pids[3];
+    uint64_t stopped_ns[3] = {0};
+    for (unsigned i = 0; i < 3; i++)
+        pids[i] = child(stop, 0);
+    for (unsigned left = 3; left != 0; sleep_us(500))
+        for (unsigned i = 0; i < 3; i++) {
+            if (!pids[i] || (!stopped_ns[i] && waitpid(pids[i], NULL, WUNTRACED | WNOHANG) != pids[i]))
+                continue;
+            stopped_ns[i] = stopped_ns[i] ? stopped_ns[i] : now_ns();
+            if (now_ns() - stopped_ns[i] < 20000000)
+                continue;
+            kill(pids[i], SIGKILL);
+            waitpid(pids[i], NULL, 0);
+            pids[i] = 0;
+            left--;
+        }
+}
+
+enum { AT_ONCE = 4 };
+
+static void each_of(void (*pattern)(struct place *), unsigned kill_after_us)
+{
+    pid_t pids[AT_ONCE];
+    for (unsigned i = 0; i < AT_ONCE; i++)
+        pids[i] = child(pattern, kill_after_us);
+    for (unsigned i = 0; i < AT_ONCE; i++)
+        waitpid(pids[i], NULL, 0);
+}
+
+static void killed_after_launch(struct place *place)
+{
+    (void)place;
+    each_of(a_very_long_one, 1500);
+}
+
+static void end(struct place *place)
+{
+    a_very_long_one(place);
+    sleep_us(1500);
+    _exit(0);
+}
+
+static void ended_after_launch(struct place *place)
+{
+    (void)place;
+    each_of(end, 0);
+}
+
+static void become_another(struct place *place)
+{
+    a_very_long_one(place);
+    sleep_us(1500);
+    execl("/bin/sleep", "sleep", "0.02", (char *)NULL);
+    _exit(1);
+}
+
+static void exec_after_launch(struct place *place)
+{
+    (void)place;
+    each_of(become_another, 0);
+}
+
+static void some(struct place *place) { greedy(place, "spin_1000us", 8); }
+
+static void fork_tree(struct place *place)
+{
+    pid_t pids[4];
+    (void)place;
+    for (unsigned i = 0; i < 4; i++)
+        pids[i] = child(some, 0);
+    for (unsigned i = 0; i < 4; i++)
+        waitpid(pids[i], NULL, 0);
+}
