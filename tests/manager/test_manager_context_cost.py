@@ -47,8 +47,9 @@ def libraries(machine: Machine) -> tuple[Path, Path]:
     return cuda, nvml
 
 
-def test_what_the_drivers_list_of_processes_leaves_out_is_part_of_a_context(tmp_path: Path) -> None:
-    machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"unlisted_kib": 3072})])
+@pytest.mark.parametrize("unlisted_kib", [3072, 8192])
+def test_what_the_drivers_list_of_processes_leaves_out_is_part_of_a_context(tmp_path: Path, unlisted_kib: int) -> None:
+    machine = Machine.create(tmp_path / "machine", [SimCard(knobs={"unlisted_kib": unlisted_kib})])
     assert context_cost.measure(*libraries(machine), machine.cards[0].uuid, machine.environment()) == CONTEXT
 
 
@@ -60,6 +61,8 @@ def test_what_a_neighbour_did_is_no_part_of_a_context() -> None:
         ([first + 200 * MIB, again, again + 64 * MIB, again + 2 * MIB], again),
         ([first + 20 * MIB, again - 600 * MIB, 2 * again], first + 20 * MIB),
         ([2 * first, 0, -again, 3 * again], own),
+        ([first + 100 * MIB, again + 100 * MIB, again + 101 * MIB, 3 * again], again + 100 * MIB),
+        ([first + 100 * MIB, again + 100 * MIB, again + 164 * MIB, 3 * again], own),
         ([], own),
     ):
         assert context_cost.whole_cost(own, rises) == cost

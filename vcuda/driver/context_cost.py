@@ -21,6 +21,8 @@ _MOST_BYTES = 64 << 30
 _ROOM = 1024  # processes on a card
 _ROUNDS = 4
 _UNLISTED = 16  # at most so much of the process's figure is left out: one part in
+_MOST_UNLISTED = 4  # at most so much, where all rises say so
+_AGREE = 3  # rises that say the same
 _ALIKE = 64  # what differs by less than one part in so many is the same
 
 log = logging.getLogger(__name__)
@@ -95,7 +97,10 @@ def whole_cost(own: int, rises: list[int]) -> int:
     """
     likely = [rise for rise in rises if own <= rise <= own + own // _UNLISTED]
     if not likely:
-        return own
+        # A driver that leaves out more: no rise says less, and the least come again. Neighbours seldom grow alike.
+        least = sorted(rises)[:_AGREE]
+        agree = len(least) == _AGREE and own <= least[0] and least[-1] - least[0] <= own // _ALIKE
+        return least[0] if agree and least[0] <= own + own // _MOST_UNLISTED else own
     first = rises[0] if rises[0] in likely and rises[0] <= min(likely) + own // _ALIKE else 0
     return max(first, min(likely))
 
