@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -91,6 +91,7 @@ class DriverLimits:
             return
         try:
             with self._lock:
+                self._ask(wanted)
                 self._apply(uid, self._folder(uid), wanted)
         except CannotLimit as error:
             self._alone(str(error))
@@ -100,13 +101,19 @@ class DriverLimits:
             self._well()
             self._note(pod)
 
+    def _ask(self, uuids: Collection[str]) -> None:
+        """Whether it can be at all, before the tree of groups is gone through. Raises CannotLimit."""
+        root = self._settings().cgroup_root
+        if not (root / "cgroup.controllers").exists():
+            raise CannotLimit(_no_version_2(self._settings()))
+        for uuid in uuids:
+            self._driver.memory_limit(uuid, root)
+
     def _folder(self, uid: str) -> Path:
         known = self._folders.get(uid)
         if known is not None and known.is_dir():
             return known
         root = self._settings().cgroup_root
-        if not (root / "cgroup.controllers").exists():
-            raise CannotLimit(_no_version_2(self._settings()))
         for _, folder in pod_folders(root, {plain(uid)}):
             self._folders[uid] = folder
             return folder
@@ -210,7 +217,7 @@ class DriverLimits:
             for name, folder in pod_folders(settings.cgroup_root, lacking):
                 self._folders[lacking[name]] = folder
         why = ""
-        for uid in pods.keys() & self._folders.keys():
+        for uid in sorted(pods.keys() & self._folders.keys()):  # of several reasons always the same one is told
             pod = by_pod(allocations()).get(uid)  # it may have been resized meanwhile
             try:
                 if pod:
@@ -219,8 +226,8 @@ class DriverLimits:
             except CannotLimit as error:
                 if not self._folders.get(uid, Path("/nowhere")).is_dir():
                     continue  # it ended meanwhile
-                why = str(error)
-                self._lost(uid, pods[uid], why)
+                why = why or str(error)
+                self._lost(uid, pods[uid], str(error))
                 if error.lasting:
                     break
             else:
@@ -275,9 +282,9 @@ class DriverLimits:
         self._doubts[uid, uuid] = doubts
         if doubts >= _DOUBTS:
             raise CannotLimit(
-                f"the driver counts {now.used_bytes >> 20} MiB in {self._folders[uid]}, whose processes hold "
-                f"{ledger >> 20}: they are in another group for it (neither dmem nor misc is handed down to this one), "
-                "or held it before it had a limit"
+                f"the driver counts next to nothing in {self._folders[uid]}, whose processes hold memory: "
+                "they are in another group for it (neither dmem nor misc is handed down to this one), or held it "
+                "before it had a limit"
             )
 
     def _release(self, pods: Mapping[str, object]) -> None:

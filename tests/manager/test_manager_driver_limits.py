@@ -218,7 +218,7 @@ def test_a_driver_that_cannot_is_told_once_and_fails_no_pod_unless_it_must(
         place.begin(pod(f"p{number}", container("c", 10, 4)))
     assert place.shares()["c"]["held_by"] == "shim"
     eventually(lambda: why in json.loads(place.node.get("/usage")[1])["driver_limits"], "the reason")
-    assert caplog.text.count("the shim alone holds the memory of pods") == 1
+    assert caplog.text.count(f"the shim alone holds the memory of pods, the driver does not: {why}") == 1
     place.node.stop()
     root = f"--cgroup-root={place.group.path}"
     if why.startswith("the driver counts"):  # which only setting one shows
@@ -268,7 +268,9 @@ def test_without_the_requirement_such_a_pod_starts_with_the_shim_alone(place: Pl
 
 
 @BOTH
-def test_a_limit_that_counts_nobody_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_counts_nobody_is_none_and_told_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     place.start()
     item = pod("p", container("c", 10, 4))
     place.begin(item)
@@ -277,7 +279,9 @@ def test_a_limit_that_counts_nobody_is_none(place: Place, monkeypatch: pytest.Mo
     eventually(lambda: place.shares()["c"]["held_by"] == "both", "the limit")
     monkeypatch.setattr(daemon.limits, "_usage", lambda _: pretended(place.node.kubelet.cards(item, "c")[0]))
     eventually(lambda: place.shares()["c"]["held_by"] == "shim", "the doubt")
-    assert "the driver counts 0 MiB in" in json.loads(place.node.get("/usage")[1])["driver_limits"]
+    looks(place)
+    assert caplog.text.count("does not: the driver counts next to nothing in") == 1
+    assert "the driver counts next to nothing in" in json.loads(place.node.get("/usage")[1])["driver_limits"]
 
 
 def pretended(uuid: str) -> Usage:
