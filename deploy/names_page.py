@@ -52,6 +52,7 @@ VARIABLES = {
     "LD_PRELOAD": "`vcuda run --injection preload`: our library for programs that pass the library path by",
     "NODE_NAME": "the daemon's node (downward API), where `--hostname-override` is not given",
     "NVIDIA_VISIBLE_DEVICES": "set in containers so that NVIDIA's runtime brings nothing of its own",
+    "VCUDA_LEDGER": "in a run's processes: the folder that it is booked in, for `vcuda top`, `ls` and `show`",
     "VCUDA_LOG": "0: our library says nothing on standard error in a process, not even why it refused memory",
     "VCUDA_RUN": "in a run's processes: the name of its booking",
     "VCUDA_SIM_DEV": "the simulated driver: where its device nodes are",

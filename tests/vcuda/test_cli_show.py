@@ -56,9 +56,10 @@ def one_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run that is metered and lent to, and one whose region can't be read and that is not."""
     found = [a_run("one", 50, known=True, impossible=3), a_run("two", 30, known=False)]
+    (folder / "ledger").mkdir()  # without one nothing is looked at
     monkeypatch.setattr(view, "look", lambda *_: found)
 
 
@@ -155,6 +156,5 @@ def test_without_sim_it_is_this_machine_and_the_ledger_of_all_users(
     monkeypatch.setattr(ledger, "default_folder", lambda: tmp_path / "ledger")
     assert main.main(["ls"]) == 0
     assert capsys.readouterr().out == "no run holds a share on this machine\n"
-    assert (tmp_path / "ledger").is_dir()
-    assert main.main(["ls", "--json", "--ledger", str(tmp_path / "other")]) == 0
-    assert json.loads(capsys.readouterr().out) == [] and (tmp_path / "other").is_dir()
+    assert main.main(["ls", "--json", "--ledger", str(tmp_path / "other")]) == main.REFUSED
+    assert not (tmp_path / "ledger").exists() and not (tmp_path / "other").exists()  # looking makes none

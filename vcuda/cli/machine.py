@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vcuda import sim
 from vcuda.driver.layout import CUDA, NVML
-from vcuda.runs import ledger
+from vcuda.runs import ledger, run
 from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
 from vcuda.runs.run import Machine
@@ -33,6 +33,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_all(parser: argparse.ArgumentParser) -> None:
+    """For commands that show runs."""
+    parser.add_argument("--all", action="store_true", help="inside a run: show the other runs, too")
+
+
+def own_run() -> str:
+    """The name of the run that this process is part of, or ""."""
+    return os.environ.get(run.MARK, "")
+
+
 def say(message: str) -> None:
     """A note to the user; never on stdout, which belongs to the command."""
     print(f"vcuda: {message}", file=sys.stderr)
@@ -47,7 +57,8 @@ def chosen(options: argparse.Namespace) -> Machine:
     with contextlib.suppress(RuntimeError):
         elsewhere.append(Path.home())
     if options.sim is None:
-        return Machine(options.ledger or ledger.default_folder(), elsewhere=elsewhere)
+        own = os.environ.get(run.LEDGER) if own_run() else None
+        return Machine(options.ledger or (Path(own) if own else ledger.default_folder()), elsewhere=elsewhere)
     simulated = sim.Machine(options.sim) if options.sim else _own_simulated(temporary / f"vcuda-sim-{os.geteuid()}")
     libraries = simulated.library_folder
     return Machine(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import vcuda
-from vcuda.cli import run_command, show_command, sim_command
+from vcuda.cli import run_command, show_command, sim_command, top_command
 from vcuda.cli.words import Parser
 from vcuda.runs.errors import CommandError, RunError
 from vcuda.sim import SimError
@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run_command.add_parser(commands)
     show_command.add_parsers(commands)
+    top_command.add_parser(commands)
     sim_command.add_parser(commands)
     return top
 
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Users see messages, never tracebacks."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] in (["run"], ["ls"], ["show"]):
+    if words[:1] in (["run"], ["ls"], ["show"], ["top"]):
         words = run_command.prepare(words)
     options = parser().parse_args(words)
     try:

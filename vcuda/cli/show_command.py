@@ -21,6 +21,8 @@ from vcuda.runs.ledger import Ledger
 from vcuda.runs.view import RunView, ShareView
 from vcuda.spec.units import format_bytes
 
+NOBODY = "no run holds a share on this machine"
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -34,6 +36,7 @@ def add_parsers(commands: Commands) -> None:
     details.set_defaults(run=_show)
     for parser in (listing, details):
         machine.add_options(parser)
+        machine.add_all(parser)
         parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
         parser.add_argument(
             "--interval",
@@ -44,37 +47,40 @@ def add_parsers(commands: Commands) -> None:
         )
 
 
-def _look(options: argparse.Namespace) -> list[RunView]:
-    chosen = machine.chosen(options)
+def look(options: argparse.Namespace) -> list[RunView]:
+    """The runs of the ledger that the options name; inside a run that one alone, unless all are asked for."""
+    chosen, mine = machine.chosen(options), "" if options.all else machine.own_run()
     ledger = Ledger.existing(chosen.ledger, machine.say)
     if ledger is None:
         if options.ledger is not None:
             raise RunError(f"there is no ledger {options.ledger}; the first `vcuda run --ledger` makes it")
         return []
     try:
-        return view.look(ledger, options.interval)
+        return [run for run in view.look(ledger, options.interval) if mine in ("", run.booking.name)]
     finally:
         ledger.close()
 
 
 def _list(options: argparse.Namespace) -> int:
-    runs = _look(options)
+    runs = look(options)
     if options.json:
-        print(json.dumps([_as_json(run) for run in runs], indent=2))
+        print(json.dumps([as_json(run) for run in runs], indent=2))
         return 0
     if not runs:
-        print("no run holds a share on this machine")
+        print(NOBODY)
         return 0
     _print(_table_of_runs(runs))
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
+    if options.wanted is None and not options.all:
+        options.wanted = machine.own_run() or None
     if options.wanted is not None:
         return _show_run(options)
     chosen = machine.chosen(options)
     cards = chosen.cards(chosen.find_driver(dict(os.environ)))
-    runs = _look(options)
+    runs = look(options)
     rooms = card_choice.rooms(cards, [run.booking for run in runs])
     if options.json:
         print(json.dumps([_room_as_json(room) for room in rooms], indent=2))
@@ -96,12 +102,12 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _show_run(options: argparse.Namespace) -> int:
-    runs = _look(options)
+    runs = look(options)
     found = [run for run in runs if options.wanted in (run.booking.name, str(run.booking.pid))]
     if not found:
         raise RunError(f"there is no run {options.wanted}; `vcuda ls` lists them")
     if options.json:
-        print(json.dumps([_as_json(run) for run in found], indent=2))
+        print(json.dumps([as_json(run) for run in found], indent=2))
         return 0
     _print(_table_of_runs(found))
     _print(_table_of_time(found[0]))
@@ -167,7 +173,8 @@ def _print(table: rich.table.Table) -> None:
     rich.console.Console(width=width, highlight=False, markup=False).print(table)
 
 
-def _as_json(run: RunView) -> dict[str, Any]:
+def as_json(run: RunView) -> dict[str, Any]:
+    """What `--json` shows of a run."""
     booking = dataclasses.asdict(run.booking)
     del booking["shares"], booking["folder"]
     shares = [
@@ -176,6 +183,7 @@ def _as_json(run: RunView) -> dict[str, Any]:
             "core_limit_in_force": share.core_limit,
             "memory_used_bytes": share.memory_used_bytes,
             "achieved_cores": share.achieved_cores,
+            "waited_percent": share.waited_percent,
             "granted_cores": None if share.usage is None else share.usage.granted_cores,
             "gpu_time_ns": None if share.usage is None else share.usage.gpu_time_ns,
             "waited_ns": None if share.usage is None else share.usage.waited_ns,

@@ -25,6 +25,7 @@ from vcuda.spec.units import format_bytes
 
 SHIM, PRELOAD = INJECTIONS = ("shim", "preload")  # how our library comes before the driver's
 MARK = "VCUDA_RUN"  # in the environment of a run's processes: the name of its booking
+LEDGER = "VCUDA_LEDGER"  # … and the folder that it is booked in
 
 
 @dataclass(frozen=True)
@@ -192,4 +193,4 @@ def _environment(
         added["TRITON_LIBCUDA_PATH"] = str(libraries)  # Triton asks ldconfig instead of the linker
     if any(paths):
         added["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
-    return {**environment, **added, "CUDA_VISIBLE_DEVICES": visible, MARK: name}
+    return {**environment, **added, "CUDA_VISIBLE_DEVICES": visible, MARK: name, LEDGER: str(machine.ledger.absolute())}

@@ -15,6 +15,7 @@ from vcuda.runs.ledger import Ledger
 class ShareView:
     """One card of a run. Figures are None where another user's region may not be read; `achieved_cores` in 1/100 card.
 
+    `waited_percent`: of the time looked at, what launches waited, all streams together.
     `usage`: the counters since the run began, and the share in force now.
     """
 
@@ -23,6 +24,7 @@ class ShareView:
     memory_used_bytes: int | None
     achieved_cores: float | None
     usage: region.CardUsage | None = None
+    waited_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class RunView:
 
 def look(ledger: Ledger, interval_seconds: float) -> list[RunView]:
     """Read all living runs twice, `interval_seconds` apart, to tell the GPU time in between."""
-    before = {entry.name: _gpu_time(ledger, entry) for entry in ledger.bookings()}
+    before = {entry.name: _cards(ledger, entry) for entry in ledger.bookings()}
     began = time.monotonic_ns()
     time.sleep(interval_seconds)
     passed = max(1, time.monotonic_ns() - began)
@@ -55,9 +57,9 @@ def _usage(ledger: Ledger, entry: Booking) -> region.Usage | None:
         return None
 
 
-def _gpu_time(ledger: Ledger, entry: Booking) -> dict[str, int]:
+def _cards(ledger: Ledger, entry: Booking) -> dict[str, region.CardUsage]:
     usage = _usage(ledger, entry)
-    return {} if usage is None else {card.uuid: card.gpu_time_ns for card in usage.cards}
+    return {} if usage is None else {card.uuid: card for card in usage.cards}
 
 
 def _limits_in_force(ledger: Ledger, entry: Booking) -> dict[str, int]:
@@ -67,18 +69,19 @@ def _limits_in_force(ledger: Ledger, entry: Booking) -> dict[str, int]:
         return {}
 
 
-def _view(ledger: Ledger, entry: Booking, before: dict[str, int], passed_ns: int) -> RunView:
+def _view(ledger: Ledger, entry: Booking, before: dict[str, region.CardUsage], passed_ns: int) -> RunView:
     usage = _usage(ledger, entry)
     now = {} if usage is None else {card.uuid: card for card in usage.cards}
     in_force = _limits_in_force(ledger, entry)
     shares = []
     for share in entry.shares:
         card = now.get(share.uuid)
-        achieved = None
-        if card is not None and share.uuid in before:
-            achieved = 100 * max(0, card.gpu_time_ns - before[share.uuid]) / passed_ns
+        achieved = waited = None
+        if card is not None and (earlier := before.get(share.uuid)) is not None:
+            achieved = 100 * max(0, card.gpu_time_ns - earlier.gpu_time_ns) / passed_ns
+            waited = 100 * max(0, card.waited_ns - earlier.waited_ns) / passed_ns
         used = None if card is None else card.memory_used_bytes
-        shares.append(ShareView(share, in_force.get(share.uuid, share.core_limit), used, achieved, card))
+        shares.append(ShareView(share, in_force.get(share.uuid, share.core_limit), used, achieved, card, waited))
     processes: Sequence[region.ProcessUsage] = () if usage is None else usage.processes
     living = tuple(process for process in processes if process.alive)
     return RunView(entry, tuple(shares), living, None if usage is None else usage.limits_impossible)
