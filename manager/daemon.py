@@ -17,7 +17,7 @@ from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
 from manager.allocate.resizer import Resizer
 from manager.allocations.accounting import static_pods
 from manager.allocations.record import Allocation
-from manager.allocations.state_file import StateDamaged, StateError, StateFile
+from manager.allocations.state_file import NEEDED_BYTES, StateDamaged, StateError, StateFile
 from manager.audit.consequences import Consequences
 from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
@@ -52,6 +52,7 @@ from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
 from manager.plugin.server import DeviceListFeed, Plugin
 from manager.process import instance_lock, logs, sdnotify
+from manager.process.room import Room
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
 from vcuda import addresses
@@ -148,6 +149,9 @@ class Daemon:
         stack.callback(self._state.close)
         arbiter = make_arbiter()
         stack.callback(arbiter.close)
+        self._room = Room(
+            {settings.checkpoint_path: NEEDED_BYTES, settings.virtual_manager_path: usage_storage.needed_bytes}
+        )
         self._regions = Regions(settings.virtual_manager_path, usage_storage, arbiter, self.costs.bytes)
         pod_resources = PodResources(settings.pod_resources_socket, self._names)
         stack.callback(pod_resources.close)
@@ -269,7 +273,13 @@ class Daemon:
         self._housekeeping = Housekeeper(
             self._settings,
             self.allocator,
-            [self._reread, cards.look, audits.look, lambda: self._resizer.look(self._known_pods() or ())],
+            [
+                self._reread,
+                self._room.look,
+                cards.look,
+                audits.look,
+                lambda: self._resizer.look(self._known_pods() or ()),
+            ],
             collection.collect,
             self._node_object.look,
         )
@@ -450,7 +460,7 @@ class Daemon:
             found.append(snapshot.node_problem)
         if snapshot.cards and not self.driver_dir.ready:
             found.append("there is no driver directory yet")
-        return found
+        return found + self._room.problems
 
     def _counts(self) -> Counts:
         failures = {worker.name: worker.failures for worker in self.workers}

@@ -68,7 +68,10 @@ class Resizer:
             _require_goal([wanted[item.key] for item in mine], answer)
             waits = self._allocator.resize(changes)
         except Refusal as refusal:
-            if refusal.reason != Reason.BUSY:  # else it is looked at again, and nothing has been decided
+            if refusal.reason in (Reason.STATE_UNWRITABLE, Reason.REGION_UNAVAILABLE):
+                message = f"it is resized when this node can write it down: {refusal.message}"
+                self._tell(changes[0][0], answer, pod, "ResizeWaits", message)
+            elif refusal.reason != Reason.BUSY:  # else it is looked at again, and nothing has been decided
                 self._tell(changes[0][0], answer, pod, "ResizeRefused", refusal.message)
             return
         if waits is not None:

@@ -25,6 +25,7 @@ FILE_NAME = "state.json"
 JOURNAL_NAME = "state.journal"
 # A journal of this size is folded into a new snapshot, when nobody waits.
 JOURNAL_BYTES = 256 * 1024
+NEEDED_BYTES = 64 * 1024  # room for a few changes
 _CHECKSUM_LENGTH = 16
 
 Key = tuple[str, str]

@@ -21,7 +21,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from manager.plugin.server import OPTIONS, DeviceListFeed, Plugin
+from manager.plugin.server import OPTIONS, THREADS, DeviceListFeed, Plugin
 from manager.process.logs import Conditions
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
@@ -38,8 +38,6 @@ _LOOK_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 # Kubelet dials back within moments; one whose stream broke does not by itself, and takes the devices for unhealthy.
 _UNWATCHED_S = 10.0
-# Calls of kubelet come one by one; streams hold a thread each, and a restarting kubelet may hold two for a while.
-_THREADS = 8
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +190,8 @@ class Registrar:
         if kubelet != self._met:
             self._met = kubelet
             self._kubelet_restarted()
+            for plugin in self._plugins:
+                plugin.end_streams()
         try:
             if not self._claim():
                 self._conditions.set(
@@ -255,7 +255,7 @@ class Registrar:
             path = self._directory / name
             path.unlink(missing_ok=True)
             server = grpc.server(
-                futures.ThreadPoolExecutor(_THREADS, thread_name_prefix=name),
+                futures.ThreadPoolExecutor(THREADS, thread_name_prefix=name),
                 options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * 1024 * 1024)],
             )
             deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)

@@ -16,6 +16,7 @@ from manager.errors import Refusal
 from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids
 from manager.observe.metrics import Metrics
+from manager.process.logs import Conditions
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
 
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 # How often a stream without news looks whether kubelet is still there.
 _STREAM_CHECK_S = 1.0
+# Open streams of one resource: kubelet has one, a monitor perhaps another. Each holds a thread of the server's; what is
+# left of its THREADS is for kubelet's calls, which come one by one.
+_MOST_STREAMS = 4
+THREADS = 2 * _MOST_STREAMS + 4  # those of a kubelet that is gone end within moments, beside its successor's
 
 
 class DeviceListFeed:
@@ -72,8 +77,9 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         self._device_lists = device_lists
         self._api_writer = api_writer
         self._metrics = metrics
-        # When each open stream was last free to send, by the stream's own key.
-        self._streams: dict[object, float] = {}
+        self._streams: dict[grpc.ServicerContext, float] = {}  # when each open one was last free to send
+        self._entrance = threading.Lock()
+        self._conditions = Conditions(log)
         self._unwatched_since = time.monotonic()
 
     @property
@@ -91,12 +97,18 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         return OPTIONS
 
     def ListAndWatch(self, request: api.Empty, context: grpc.ServicerContext) -> Iterator[api.ListAndWatchResponse]:
-        stream = object()
-        self._streams[stream] = time.monotonic()
+        with self._entrance:
+            full = len(self._streams) >= _MOST_STREAMS
+            if not full:
+                self._streams[context] = time.monotonic()
+        if full:
+            text = f"{_MOST_STREAMS} watch the {self.resource} devices already; end one of those who are not kubelet"
+            self._conditions.set("streams", f"a stream is refused: {text}")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         try:
             version = 0
-            while context.is_active() and not self._device_lists.closed:
-                self._streams[stream] = time.monotonic()
+            while context.is_active() and context in self._streams and not self._device_lists.closed:
+                self._streams[context] = time.monotonic()
                 newest, snapshot = self._device_lists.newer_than(version, _STREAM_CHECK_S)
                 if snapshot is not None and newest != version:
                     version = newest
@@ -104,8 +116,20 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
                     yield device_ids.device_list(cards, self.resource, all_unhealthy=bool(snapshot.node_problem))
         finally:
             # In this order: a reader in between must not find a stream's absence older than the stream.
-            self._unwatched_since = time.monotonic()
-            del self._streams[stream]
+            with self._entrance:
+                if context in self._streams:
+                    self._unwatched_since = time.monotonic()
+                    del self._streams[context]
+            self._conditions.clear("streams")
+
+    def end_streams(self) -> None:
+        """Of a kubelet that is gone: its successor must find room for its own."""
+        with self._entrance:
+            ended, self._streams = self._streams, {}
+            if ended:
+                self._unwatched_since = time.monotonic()
+        for context in ended:
+            context.cancel()
 
     def GetPreferredAllocation(
         self,

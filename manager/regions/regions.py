@@ -122,7 +122,11 @@ class Regions:
             selinux.label((directory, directory / "limits", directory / "usage"))
         except (OSError, region.RegionError) as error:
             self._drop(directory)
-            raise Refusal(Reason.REGION_UNAVAILABLE, f"cannot make the region of {allocation.name}: {error}") from error
+            raise Refusal(
+                Reason.REGION_UNAVAILABLE,
+                f"cannot make the region of {allocation.name}: {error}; make room below {self.base} or make it "
+                "writable",
+            ) from error
         self._shared[allocation.key], self._written[allocation.key] = shared, limits
 
     def ensure(self, allocation: Allocation, shared: frozenset[str]) -> bool:

@@ -16,6 +16,7 @@ from manager.errors import StartError
 
 # limits (16 KiB) and usage (384 KiB) with room for a later minor version of either.
 TMPFS_BYTES = 640 * 1024
+_FILES_BYTES, _FOLDER_BYTES = 400 * 1024, 4096
 _MNT_DETACH = 2
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
 
@@ -41,6 +42,11 @@ class Storage:
 
     tmpfs: bool
     why: str
+
+    @property
+    def needed_bytes(self) -> int:
+        """What one more region takes of the disk below it."""
+        return _FOLDER_BYTES if self.tmpfs else _FILES_BYTES
 
     def make(self, directory: Path) -> None:
         """Make an empty directory; one that is left over goes first. Raises OSError."""

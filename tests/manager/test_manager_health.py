@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import subprocess
 import threading
 from collections.abc import Callable
 
+import grpc
+import httpx
 import pytest
 
 from manager import daemon as daemon_module
@@ -13,8 +17,10 @@ from manager.cards.driver import Probe
 from manager.cards.nvml import NvmlDriver
 from manager.plugin import registration
 from manager.proto import deviceplugin_pb2 as api
-from tests.manager.manager_pods import NAMES, eventually
-from tests.manager.manager_support import Node
+from manager.proto import deviceplugin_pb2_grpc
+from tests.manager.manager_kubelet import Rejected
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node, free_port
 
 
 class Reader:
@@ -98,3 +104,60 @@ def test_waiting_for_kubelet_is_no_illness(node: Node, monkeypatch: pytest.Monke
     node.kubelet.start()
     node.kubelet.wait_devices(200)
     eventually(lambda: well(node), "health")
+
+
+def test_streams_of_strangers_take_neither_the_calls_threads_nor_kubelets_stream(node: Node) -> None:
+    """Each holds a thread of the server's for as long as it lasts; nobody's may keep pods from being admitted."""
+    node.start(wait=200)
+    with grpc.insecure_channel(f"unix:{node.kubelet.directory / registration.SOCKETS['core']}") as channel:
+        stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
+        streams = [stub.ListAndWatch(api.Empty()) for _ in range(30)]
+        ends: list[grpc.StatusCode] = []
+
+        def read(stream: grpc.Call) -> None:
+            try:
+                for _ in stream:
+                    pass
+            except grpc.RpcError as error:
+                ends.append(error.code())
+
+        readers = [threading.Thread(target=read, args=(stream,)) for stream in streams]
+        for reader in readers:
+            reader.start()
+        eventually(lambda: len(ends) >= 27, "the refusals", 5.0)
+        assert set(ends) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        node.kubelet.admit(pod("p", container("c", 30, 4)))
+        assert node.kubelet.healthy(NAMES.core) == 200
+        # A kubelet that starts anew finds room for its own.
+        node.kubelet.restart()
+        node.kubelet.wait_devices(200)
+        node.kubelet.admit(pod("q", container("c", 30, 4)))
+        for stream in streams:
+            stream.cancel()
+        for reader in readers:
+            reader.join(5)
+    assert well(node)
+
+
+def test_a_full_disk_is_named_before_and_when_a_pod_meets_it(
+    node: Node, process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    port = free_port()
+    daemon = process(f"--query-port={port}", "--usage-storage=directory")
+
+    def ready() -> tuple[int, str]:
+        answer = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=10)
+        return answer.status_code, answer.text
+
+    eventually(lambda: ready()[0] == 200, "readiness")
+    # No file may grow any more, as on a full disk.
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    _, text = eventually(lambda: (found := ready())[0] == 503 and found, "the reason")
+    assert f"no 400 KiB can be written to {node.directory}/vm: " in text and "make room" in text
+    assert f"no 64 KiB can be written to {node.directory}/checkpoint: " in text
+    with pytest.raises(Rejected, match=r"RegionUnavailable.* make room below .*/vm/regions or make it writable"):
+        node.kubelet.admit(pod("p", container("c", 30, 4)))
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    eventually(lambda: ready()[0] == 200, "readiness")
+    node.kubelet.admit(pod("q", container("c", 30, 4)))
+    assert not list(node.directory.glob("*/.room.*"))

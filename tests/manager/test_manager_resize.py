@@ -246,9 +246,11 @@ def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(node: Node, mo
     with monkeypatch.context() as patch:
         patch.setattr(StateFile, "append", full)
         grant(node, item, cores=50, blocks=12)
-        eventually(lambda: said(node, "ResizeRefused") == ["the disk is full"], "the event")
+        (message,) = eventually(lambda: said(node, "ResizeWaits"), "the event")
+        assert "when this node can write it down: the disk is full" in message
         assert limits(node, item) == (30, 4, 30)
     eventually(lambda: limits(node, item) == (50, 12, 50), "it once there is room")
+    assert eventually(lambda: said(node, "ResizeCompleted"), "the event") and not said(node, "ResizeRefused")
 
 
 @pytest.mark.parametrize("gone", ["nothing", "state", "checkpoint", "both", "regions", "state and regions"])
