@@ -355,7 +355,7 @@ class Daemon:
         entries = self.pod_finder.records(answers=True)
         cards = {item.card.uuid: item.card for item in self.inventory.snapshot.cards}
         base = self.settings.virtual_manager_path
-        restored = rebuild.complete(known, entries, pods or (), self._names, base, cards)
+        restored = rebuild.complete(known, entries, pods or (), self._names, base, cards, self._share_cut)
         if own_view and pods is not None:
             restored = rebuild.with_static(restored, pods)
         try:
@@ -365,6 +365,10 @@ class Daemon:
             raise StartError(refusal.message) from None
         if restored:
             log.info("%d containers hold shares", len(restored))
+
+    def _share_cut(self, item: Allocation, text: str) -> None:
+        message = f"container {item.container}: {text}"
+        self.api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, "ShareCut", message)
 
     def hangup(self) -> None:
         """Read the settings again, soon."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from manager.allocations.accounting import AllocationIndex, Use, booked, pod_use
@@ -35,6 +35,7 @@ from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
+Tell = Callable[[Allocation, str], None]
 _CARD_NODE = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -45,11 +46,12 @@ def complete(
     names: Names,
     regions_base: Path,
     cards: Mapping[str, Card],
+    tell: Tell,
 ) -> dict[Key, Allocation]:
     """`known`, and what kubelet and regions of living pods hold beyond it; what can't be rebuilt is logged, left out.
 
     Kubelet keeps what ended pods held until it next gives out devices: those stay out. `cards`: this node's now, by
-    UUID.
+    UUID. `tell`: called with whose share is smaller than it was, or not booked any more, and how.
     """
     by_uid = {uid_of(pod): pod for pod in pods}
     by_name = uids_by_name(pods)
@@ -58,7 +60,7 @@ def complete(
         uid = entry.pod_uid or by_name.get(entry.pod, "")
         if uid:
             grouped.setdefault((uid, entry.container), []).append(entry)
-    found = dict(known)
+    found = {key: item for key, item in known.items() if _possible(item)}
     unsure: set[Key] = set()
     for key, group in grouped.items():
         held = {entry.resource: entry.held for entry in group}
@@ -96,7 +98,10 @@ def complete(
             log.warning("%s was not in the state; rebuilt from its region", allocation.name)
             found[key] = dataclasses.replace(allocation, held={})
     order = _in_order(found, by_uid)
-    fitting = _within_cards({key: found[key] for key in order}, unsure, cards)
+    fitting = _within_cards({key: found[key] for key in order}, unsure, cards, tell)
+    for item in fitting.values() if cards else ():
+        if gone := [share.uuid for share in item.shares if share.uuid not in cards]:
+            log.warning("%s holds a share of %s, which this node does not have now", item.name, ", ".join(gone))
     return {key: fitting[key] for key in order if key in fitting}
 
 
@@ -106,8 +111,22 @@ def with_static(found: Mapping[Key, Allocation], pods: Iterable[Pod]) -> dict[Ke
     return {key: dataclasses.replace(item, static=static.get(key[0], item.static)) for key, item in found.items()}
 
 
+def _possible(item: Allocation) -> bool:
+    """Whether we may have written this entry of the state; one that nobody of ours did is named and left out."""
+    amounts = [item.cores, item.memory_blocks, item.core_limit, item.oversell_blocks]
+    amounts += [amount for share in item.shares for amount in (share.cores, share.memory_blocks)]
+    if min(amounts) < 0:
+        why = "it has negative amounts"
+    elif Path(item.region).parts[-3:] != (regions.FOLDER, *item.key):
+        why = f"{item.region} is no region of it"
+    else:
+        return True
+    log.error("what the state says of %s is not believed: %s; it is rebuilt from what else knows it", item.name, why)
+    return False
+
+
 def _within_cards(
-    found: Mapping[Key, Allocation], unsure: Collection[Key], cards: Mapping[str, Card]
+    found: Mapping[Key, Allocation], unsure: Collection[Key], cards: Mapping[str, Card], tell: Tell
 ) -> AllocationIndex:
     """No card holds more than it has: `unsure`, whose amounts may have shrunk since, get what the others leave."""
     fitting = AllocationIndex(item for key, item in found.items() if key not in unsure)
@@ -128,13 +147,17 @@ def _within_cards(
         if shares == item.shares:
             fitting[key] = item
         elif any(share.cores < (CORES_PER_CARD if item.whole else 1) or share.memory_blocks < 1 for share in shares):
-            log.error(
-                "%s held what others have of its card by their regions, and there is nothing left: it is not booked; "
-                "recreate the pod",
-                item.name,
+            text = (
+                "this node lost its records, and others have of the card by their regions what it held: it is not "
+                "booked any more; recreate the pod"
             )
+            log.error("%s: %s", item.name, text)
+            tell(item, text)
         else:
-            log.warning("%s is rebuilt to %s: its card has no more room", item.name, shares)
+            said = ", ".join(f"{share.cores} cores, {share.memory_blocks} blocks of {share.uuid}" for share in shares)
+            text = f"this node lost its records; the share is rebuilt to {said}: its card has no more room"
+            log.warning("%s: %s", item.name, text)
+            tell(item, text)
             fitting[key] = dataclasses.replace(item, shares=shares, core_limit=shares[0].cores)
     return fitting
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def answer(
         made.annotations.update({NAMES.core: str(cores), NAMES.memory: str(memory), NAMES.device: cards})
     for path in ("/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in nodes)):
         made.devices.add(container_path=path, host_path=path, permissions="rw")
-    made.mounts.add(container_path=regions.CONTAINER_PATH, host_path="/kept/region")
+    made.mounts.add(container_path=regions.CONTAINER_PATH, host_path="/kept/regions/u/c")
     made.mounts.add(container_path=driver_dir.CONTAINER_PATH, host_path="/kept/mirror")
     return base64.b64encode(made.SerializeToString()).decode()
 
@@ -56,8 +57,13 @@ def complete(
     *pods: dict[str, Any],
     known: Mapping[tuple[str, str], Allocation] | None = None,
     base: Path = Path("/none"),
+    told: list[str] | None = None,
 ) -> dict[tuple[str, str], Allocation]:
-    return rebuild.complete(known or {}, entries, pods, NAMES, base, CARDS)
+    """`told`: takes what owners are told."""
+    heard = [] if told is None else told
+    return rebuild.complete(
+        known or {}, entries, pods, NAMES, base, CARDS, lambda item, text: heard.append(f"{item.name}: {text}")
+    )
 
 
 def written(**shares: CardShare) -> dict[str, str]:
@@ -69,7 +75,7 @@ def test_the_answer_that_kubelet_keeps_says_cards_amounts_and_folders() -> None:
     found = complete([entry("core", 30, answer()), entry("memory", 10, answer())])
     item = found[KEY]
     assert (item.cores, item.memory_blocks, item.shares) == (30, 10, (CardShare("GPU-0", 30, 10),))
-    assert (item.region, item.mirror, item.minors) == ("/kept/region", "/kept/mirror", {"GPU-0": 4})
+    assert (item.region, item.mirror, item.minors) == ("/kept/regions/u/c", "/kept/mirror", {"GPU-0": 4})
     assert set(item.held) == {"core", "memory"}
 
 
@@ -221,8 +227,10 @@ def test_no_card_is_rebuilt_to_more_than_it_has(
     pods = [pod("p", container("c", 30, 10), uid="u"), pod("q", container("c", 10, 4), uid="b")]
     entries = [entry("core", 30, answer()), entry("memory", 10, answer())]
     entries += [entry("core", 10, pod_uid="b"), entry("memory", 4, pod_uid="b")]
-    found = complete(entries, *pods, base=tmp_path)
+    told: list[str] = []
+    found = complete(entries, *pods, base=tmp_path, told=told)
     assert found[("b", "c")].shares == (CardShare("GPU-0", *beside),)
+    assert all(text in caplog.text for text in told) and len(told) == (wanted != (30, 10))
     if wanted is None:
         assert KEY not in found
         assert "default/p/c" in caplog.text and "recreate the pod" in caplog.text
@@ -300,3 +308,31 @@ def test_in_whatever_order_kubelet_remembers_containers_a_pod_books_its_peak() -
     found = complete(both, item)
     assert [name for _, name in found] == ["init", "c"]
     assert accounting.booked(found.values()) == {"GPU-0": (60, 10)}
+
+
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "negative amounts": {"cores": -5},
+    "no region of it": {"region": "/etc"},
+    "is no region": {"region": "/kept/regions/u/other"},
+}
+
+
+@pytest.mark.parametrize("why", IMPOSSIBLE)
+def test_what_nobody_of_ours_wrote_into_the_state_is_named_and_rebuilt(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checksum may be right: a region is a folder that we remove one day, whoever wrote its name."""
+    (before,) = complete([entry("core", 30, answer())]).values()
+    forged = dataclasses.replace(before, **IMPOSSIBLE[why])
+    assert complete([], known={KEY: forged}) == {}
+    assert f"default/{forged.pod_name}/c" in caplog.text and why in caplog.text
+    assert complete([entry("core", 30, answer())], known={KEY: forged}) == {KEY: before}
+    assert complete([], known={KEY: before}) == {KEY: before}
+
+
+def test_a_share_of_a_card_that_is_gone_is_named_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+    """The card may come back, and its container has it still."""
+    (before,) = complete([entry("core", 30, answer())]).values()
+    gone = dataclasses.replace(before, shares=(CardShare("GPU-gone", 30, 10),))
+    assert complete([], known={KEY: gone}) == {KEY: gone}
+    assert "holds a share of GPU-gone, which this node does not have" in caplog.text

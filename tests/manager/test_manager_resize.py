@@ -279,6 +279,22 @@ def test_what_was_granted_survives_what_is_lost(node: Node, gone: str) -> None:
         node.kubelet.admit(pod("too-much", container("c", 51, 1), annotations={NAMES.card_uuid: card}))
 
 
+def test_whose_share_was_cut_when_all_records_of_it_were_lost_is_told(node: Node) -> None:
+    small = admitted(node, pod("small", container("c", 70, 4)))
+    card = grant(node, small, cores=20, blocks=4)
+    eventually(lambda: limits(node, small)[0] == 20, "the smaller share")
+    big = admitted(node, pod("big", container("c", 10, 4), annotations={NAMES.card_uuid: card}))
+    grant(node, big, cores=75, blocks=4)
+    eventually(lambda: limits(node, big)[0] == 75, "the larger share")
+    node.stop()
+    shutil.rmtree(node.directory / "checkpoint")
+    for name in ("limits", "usage"):
+        (node.region(small, "c") / name).unlink()
+    node.start(wait=200)
+    (message,) = eventually(lambda: said(node, "ShareCut"), "the event")
+    assert message.startswith("container c: this node lost its records; the share is rebuilt to 25 cores, 4 blocks")
+
+
 def test_a_kill_between_limits_and_state_ends_in_what_was_granted(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     item = admitted(node, pod("p", container("c", 30, 4)))
     node.stop()
