@@ -251,7 +251,7 @@ static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
         works(0, T, 20 * MS, T + 20 * MS);
         works(1, T, 20 * MS, T + 40 * MS);
         tenants[0].seen.began_ns = T;
-        tenants[1].seen.began_ns = queued ? VC_NOT_BEGUN : T + 2 * MS;
+        tenants[1].seen.began_ns = queued ? VC_NOT_BEGUN | T : T + 2 * MS;
         for (unsigned ms = 1; ms <= 5; ms++)
             vc_plan_decide(&plan, T + ms * MS);
         CHECK(plan.uncut_until_ns == 0); /* its helper may be late to see that it began */
@@ -259,7 +259,7 @@ static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
             tenants[1].seen.began_ns = T + 5 * MS;
             vc_plan_decide(&plan, T + 5 * MS);
             CHECK(plan.uncut_until_ns > T + 6 * MS);
-            tenants[1].seen.began_ns = VC_NOT_BEGUN;
+            tenants[1].seen.began_ns = VC_NOT_BEGUN | (T + 5 * MS);
         }
         uint64_t before = tenants[0].others_gpu_ns;
         vc_plan_decide(&plan, T + 6 * MS);
@@ -271,6 +271,25 @@ static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
         vc_plan_decide(&plan, T + 8 * MS);
         CHECK(tenants[1].others_gpu_ns - before == 2 * MS);
     }
+}
+
+/* Short ones of which each waits at the moment of a look are no long wait. */
+static void test_waits_of_several_operations_do_not_add_up(void)
+{
+    start(2);
+    waits(0, T);
+    waits(1, T);
+    vc_plan_decide(&plan, T);
+    works(0, T, 20 * MS, T + 20 * MS);
+    works(1, T, 20 * MS, T + 40 * MS);
+    tenants[0].seen.began_ns = T;
+    for (unsigned ms = 1; ms <= 8; ms++) {
+        tenants[1].seen.began_ns = VC_NOT_BEGUN | (T + ms * MS - MS / 2);
+        vc_plan_decide(&plan, T + ms * MS);
+    }
+    tenants[1].seen.began_ns = T + 9 * MS;
+    vc_plan_decide(&plan, T + 9 * MS);
+    CHECK(plan.uncut_until_ns == 0);
 }
 
 static void test_a_returner_of_high_priority_interrupts_whoever_was_served_less(void)
@@ -440,6 +459,7 @@ int main(void)
 {
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
+    test_waits_of_several_operations_do_not_add_up();
     test_a_returner_of_high_priority_interrupts_whoever_was_served_less();
     test_high_priority_waits_for_one_lease_at_most();
     test_a_low_returner_does_not_interrupt_a_high_holder();

@@ -382,7 +382,7 @@ static void helper_step(struct model *model, struct process *process)
             vc_gate_began(&process->gate, begin->times.reached_ns);
         }
         if (begin && !begin->noticed)
-            vc_gate_began(&process->gate, VC_NOT_BEGUN);
+            vc_gate_waits(&process->gate, begin->times.recorded_ns);
         if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns)
             break;
         struct vc_interval interval = next->step.interval;

@@ -111,17 +111,22 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
         present += plan->tenants[i].finish_ns > now_ns;
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
-        if (tenant->seen.began_ns != VC_NOT_BEGUN || tenant->finish_ns <= now_ns) {
-            uint64_t began = vc_earlier(tenant->seen.began_ns, now_ns), slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
-            if (tenant->queued_since_ns != 0 && tenant->seen.began_ns != VC_NOT_BEGUN && slices != 0 &&
-                began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
+        bool waits = tenant->seen.began_ns & VC_NOT_BEGUN;
+        if (!waits || tenant->finish_ns <= now_ns) {
+            uint64_t began = vc_earlier(tenant->seen.began_ns, now_ns);
+            uint64_t slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
+            if (tenant->queued_since_ns != 0 && !waits && slices != 0 && began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
                 plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
             tenant->queued_since_ns = 0;
             tenant->queued_behind = 0;
             continue;
         }
-        if (tenant->queued_since_ns == 0)
+        uint64_t since = tenant->seen.began_ns & ~VC_NOT_BEGUN;
+        bool another = since > tenant->queued_since_ns && since <= now_ns; /* what was seen to wait before has begun meanwhile */
+        if (tenant->queued_since_ns == 0 || another) {
             tenant->queued_since_ns = now_ns;
+            tenant->queued_behind = 0;
+        }
         tenant->queued_behind = present - 1 > tenant->queued_behind ? present - 1 : tenant->queued_behind;
     }
 }

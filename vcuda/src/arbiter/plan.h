@@ -31,7 +31,7 @@ struct vc_observation {
     int64_t refill_ns;
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
-    uint64_t began_ns; /* VC_NOT_BEGUN: its work waits for others' on the card */
+    uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then */
     bool open;         /* a living process of it has work on the card whose end nobody saw: when it dies matters */
 };
 

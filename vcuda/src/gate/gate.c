@@ -309,6 +309,11 @@ void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
     vc_store_relaxed(&gate->usage->began_ns, began_ns);
 }
 
+void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns)
+{
+    vc_store_relaxed(&gate->usage->began_ns, VC_NOT_BEGUN | since_ns);
+}
+
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns)
 {
     pthread_mutex_lock(&gate->mutex);

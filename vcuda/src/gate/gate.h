@@ -126,8 +126,10 @@ struct vc_gate_others vc_gate_others(const struct vc_gate *gate);
 uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
                            const struct vc_gate_others *to);
 
-/* When the work under way began, as its mark tells; VC_NOT_BEGUN: it still waits for others' on the card. */
+/* When the work under way began, as its mark tells. */
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
+/* It still waits for others' on the card, since then. */
+void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns);
 
 /* An end mark is still on its way past the predicted finish, `expected_ns`: the card is busy, not idle. */
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns);

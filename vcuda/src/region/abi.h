@@ -13,8 +13,8 @@
 /* First eight bytes of both files, not NUL-terminated. */
 #define VC_MAGIC "VCUDARGN"
 
-/* In vc_card_usage.began_ns: not yet, as far as is known. */
-#define VC_NOT_BEGUN UINT64_MAX
+/* In vc_card_usage.began_ns: not yet, as far as is known; the bits below say since when it waits. */
+#define VC_NOT_BEGUN (UINT64_C(1) << 63)
 /* In vc_card_usage.refill_ns, of a lease holder that waits: its next operation does not fit into what is left of the lease. */
 #define VC_NOTHING_FITS INT64_C(-1)
 

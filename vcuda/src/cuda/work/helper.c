@@ -293,7 +293,8 @@ static uint64_t work_off(struct vc_tracker *tracker)
         return next;
     /* Only this thread takes entries out; others append, under the mutex. */
     struct vc_under_way **link = &tracker->first;
-    bool any = false, begun = false;
+    bool begun = false;
+    uint64_t waits_since_ns = 0;
     for (;;) {
         pthread_mutex_lock(&tracker->mutex);
         struct vc_under_way *entry = *link;
@@ -301,20 +302,21 @@ static uint64_t work_off(struct vc_tracker *tracker)
         if (!entry)
             break;
         bool behind = behind_another(tracker->first, entry);
+        uint64_t now = vc_now_ns(); /* before the question: while this thread is not let run it may end */
         if (!behind && reached(entry->to->event)) {
             vc_mark_unlink(tracker, link);
             settle(tracker, entry, vc_now_ns());
             free(entry);
             continue;
         }
-        uint64_t now = vc_now_ns();
         if (!behind) {
             uint64_t poll = next_poll(entry, now);
             bool has_begun = notice_begin(tracker, entry->from);
             if (!has_begun && poll > now + POLL_LONG_NS)
                 poll = now + POLL_LONG_NS;
-            any = true;
             begun = begun || has_begun;
+            if (!has_begun && waits_since_ns == 0)
+                waits_since_ns = entry->from->times.recording_ns;
             next = poll < next ? poll : next;
             if (entry->expected_ns < now)
                 vc_gate_overdue(tracker->gate, now, entry->expected_ns);
@@ -322,8 +324,8 @@ static uint64_t work_off(struct vc_tracker *tracker)
         }
         link = &entry->next;
     }
-    if (any && !begun)
-        vc_gate_began(tracker->gate, VC_NOT_BEGUN);
+    if (waits_since_ns != 0 && !begun)
+        vc_gate_waits(tracker->gate, waits_since_ns);
     return next;
 }
 
