@@ -22,10 +22,10 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC
 
-.PHONY: help demo test coverage model lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native
+.PHONY: help demo test coverage model lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native arm64
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(VENV)/.demo native  ## two simulated cards, the daemon, the extender, pods that share them, a live table
 	$(BIN)/python -m localcluster demo
@@ -77,6 +77,13 @@ test-kube: $(VENV)/.dev native  ## the tests on a real one-node Kubernetes (../s
 sanitize: $(VENV)/.dev  ## the native code's own tests under ASan, UBSan and TSan
 	@if [ -f tests/native/run.py ]; then $(BIN)/python tests/native/run.py --sanitizers; \
 	else echo "sanitize: tests/native holds no runner yet"; fi
+
+# Python and its packages are the machine's own; what is loaded into tenants and simulates the driver is for the other one.
+ARM64 := CC=aarch64-linux-gnu-gcc NM=aarch64-linux-gnu-nm EMULATOR='qemu-aarch64 -L /usr/aarch64-linux-gnu'
+arm64: $(VENV)/.dev  ## shims and simulator for arm64 in build/arm64, and the native tests that emulation can show (five minutes)
+	@if ! command -v aarch64-linux-gnu-gcc qemu-aarch64 >/dev/null; then echo "arm64: skipped, no cross compiler or emulator; on Debian:" \
+	  "apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"; \
+	else $(ARM64) $(BIN)/python -m vcuda._build --into build/arm64 && $(ARM64) $(BIN)/python tests/native/run.py; fi
 
 # A few packages beside Python and gcc; all that is tested and measured there runs from this folder.
 $(VENV)/.gpu: tests/gpu/requirements.txt | $(VENV)/.tools

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.config import values
+from vcuda.driver import layout
 from vcuda.settings import (
     choice,
     domain,
@@ -83,7 +84,7 @@ class Settings:
     ld_library_path: str = option("set", choice("set", "omit"), "whether containers get LD_LIBRARY_PATH", live=True)
     injection: str = option(
         "shim",
-        choice("shim", "preload"),
+        choice("shim", *(("preload",) if layout.HAS_PRELOAD else ())),
         "how our library comes before the driver's: in place of libcuda.so.1, or by /etc/ld.so.preload",
         live=True,
     )

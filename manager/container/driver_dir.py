@@ -126,7 +126,7 @@ def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> DriverDir
 
 
 def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> DriverDir:
-    for path in (*(shims / name for name in SHIMS), layout.preload_of(shims)):
+    for path in layout.ours(shims):
         if not path.is_file():
             raise DriverDirError(f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build")
     reals = {shim: _real(root, shim, loaded) for shim in SHIMS}
@@ -189,7 +189,7 @@ def _companions(root: HostRoot, version: str, beside: Collection[Path]) -> Itera
 
 def _fingerprint(shims: Path, sources: Collection[_Source], programs: Collection[Path]) -> str:
     digest = hashlib.sha256(f"layout {LAYOUT}".encode())
-    for path in (*(shims / name for name in SHIMS), layout.preload_of(shims)):
+    for path in layout.ours(shims):
         digest.update(path.read_bytes())
     for path, name in (
         *((source.path, source.name) for source in sources),
@@ -214,9 +214,10 @@ def _build(
     for real in reals.values():
         _take(real.path, drv / real.name)
     layout.fit(lib64)
-    preload = layout.lay_out_preload(temporary, shims)
     programs_folder.mkdir()
-    (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")
+    if layout.HAS_PRELOAD:
+        preload = layout.lay_out_preload(temporary, shims)
+        (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")
     for companion in companions:
         target = lib64 / companion.path.name
         if not target.exists():

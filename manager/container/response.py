@@ -6,6 +6,7 @@ because kubelet merges both and unmodified runtimes must get no mount twice.
 
 from __future__ import annotations
 
+import platform
 import posixpath
 from collections.abc import Iterable
 
@@ -22,7 +23,7 @@ from vcuda.spec.units import BLOCK_BYTES
 
 LIBRARY_PATH = f"{driver_dir.CONTAINER_PATH}/lib64"
 # Where dynamic linkers look without any configuration (Debian and its like; Red Hat and its like).
-LOADER_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
+LOADER_FOLDERS = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
 PRELOAD_LIST = "/etc/ld.so.preload"
 PERMISSIONS = "rw"
 _OURS = (f"{regions.CONTAINER_PATH}/", f"{driver_dir.CONTAINER_PATH}/")

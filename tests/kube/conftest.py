@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import os
 import shutil
 import subprocess
 import sys
@@ -18,9 +20,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+import kube_matrix
 import kubelab
 from kube_chart import Chart
-from kube_system import System, share_mounts, unmount
+from kube_system import STRATEGY, System, share_mounts, unmount
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,6 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _EVIDENCE = pytest.StashKey[list[str]]()
+_CLUSTER = pytest.StashKey[tuple[str, str, str, str]]()
 
 
 @pytest.fixture
@@ -61,12 +65,31 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the run's row of the matrix, where $KUBE_MATRIX names the page."""
+    page, cluster = os.environ.get("KUBE_MATRIX"), session.config.stash.get(_CLUSTER, None)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not page or cluster is None or reporter is None:
+        return
+    stats = {name: reporter.stats.get(name, ()) for name in ("passed", "failed", "error", "skipped")}
+    files = {Path(report.nodeid.partition("::")[0]).name for report in stats["passed"]}
+    failed = len(stats["failed"]) + len(stats["error"])
+    day = datetime.date.today().isoformat()
+    row = kube_matrix.Row(*cluster, sorted(files), len(stats["passed"]), failed, len(stats["skipped"]), day)
+    kube_matrix.update(Path(page), row)
+
+
+def _cluster(system: System) -> tuple[str, str, str, str]:
+    """Kubernetes, runtime, cgroup version, injection: what this run is about, as the node says it."""
+    info = system.node()["status"]["nodeInfo"]
+    cgroup = "v2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "v1"
+    runtime = info["containerRuntimeVersion"].replace("://", " ")
+    return info["kubeletVersion"], runtime, cgroup, f"CDI ({STRATEGY})" if STRATEGY else "DeviceSpecs"
+
+
 @pytest.fixture(scope="session")
-def system() -> Iterator[System]:
-    try:
-        kubelab.script()
-    except kubelab.Unavailable as error:
-        pytest.skip(str(error))
+def system(request: pytest.FixtureRequest) -> Iterator[System]:
     # Undone in reverse order, each step whatever the others did: daemon and extender, cluster with its pods, mounts.
     with contextlib.ExitStack() as undo:
         # Not below pytest's folder: another run may tidy that up, and here are mounts.
@@ -74,17 +97,21 @@ def system() -> Iterator[System]:
         undo.callback(shutil.rmtree, folder)
         share_mounts(folder)
         undo.callback(unmount, folder)
-        lab = kubelab.KubeLab.up(
-            CPU_MANAGER="static",
-            RUNC_OLD="1",
-            RECONCILE="3s",
-            NODE_LABELS="nvidia-device-enable=enable",
-            KUBELET_EXTRA_ARGS="--kube-api-qps=100 --kube-api-burst=200",
-        )
+        try:
+            lab = kubelab.KubeLab.up(
+                CPU_MANAGER="static",
+                RUNC_OLD="1",
+                RECONCILE="3s",
+                NODE_LABELS="nvidia-device-enable=enable",
+                KUBELET_EXTRA_ARGS="--kube-api-qps=100 --kube-api-burst=200",
+            )
+        except kubelab.Unavailable as error:
+            pytest.skip(str(error))
         undo.callback(lab.down)
         system = System(lab, folder)
         undo.callback(system.stop)
         system.start()
+        request.config.stash[_CLUSTER] = _cluster(system)
         yield system
 
 

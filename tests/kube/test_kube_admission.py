@@ -20,16 +20,24 @@ pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has n
 BLOCK = 256 * 1024 * 1024
 SCHEDULER = "vcuda-scheduler"
 EXTENDER_ADDRESS, WEBHOOK_ADDRESS = "10.96.0.50", "10.96.0.60"
+
+
+def _values(system: System) -> dict[str, Any]:
+    """Versions of this cluster: Helm's engine takes the newest Kubernetes for it where it can't ask."""
+    conditions = "always" if system.lab.minor >= 28 else "never"
+    return {**VALUES, "scheduler": {**VALUES["scheduler"], "own": {**VALUES["scheduler"]["own"], "configVersion": system.lab.scheduler_api}},
+            "webhook": {**VALUES["webhook"], "matchConditions": conditions}}  # fmt: skip
+
+
 VALUES: dict[str, Any] = {
     "scheduler": {
         "mode": "own",
-        # "v1beta1": of this cluster; Helm's engine takes the newest Kubernetes for it where it can't ask.
-        "own": {"name": SCHEDULER, "image": {"repository": "kube-scheduler", "tag": "test"}, "configVersion": "v1beta1",
+        "own": {"name": SCHEDULER, "image": {"repository": "kube-scheduler", "tag": "test"},
                 "command": "/kube-scheduler", "replicas": 1},
         "clientSecretName": "made-by-the-chart",
     },
     "extender": {"tls": {"mode": "generated", "secretName": "made-by-the-chart-too"}, "service": {"clusterIP": EXTENDER_ADDRESS}},
-    "webhook": {"enabled": True, "replicas": 1, "matchConditions": "never",  # Helm's engine takes this cluster for the newest Kubernetes
+    "webhook": {"enabled": True, "replicas": 1,
                  "service": {"clusterIP": WEBHOOK_ADDRESS}, "defaults": {"memoryBlocks": 3}},
 }  # fmt: skip
 FORGED = {
@@ -43,14 +51,16 @@ FORGED = {
 def own(system: System, chart: Chart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
     """The chart with a scheduler of its own. kubectl in a namespace whose pods the webhook sees."""
     folder = tmp_path_factory.mktemp("kube-scheduler")
-    shutil.copy(Path(system.lab.environment["KUBE_ASSETS"]) / "hyperkube", folder / "kube-scheduler")
+    assets = Path(system.lab.environment["KUBE_ASSETS"])
+    program = assets / "hyperkube"  # all programs in one, by the name that it is called with
+    shutil.copy(program if program.exists() else assets / "kube-scheduler", folder / "kube-scheduler")
     system.lab.image("kube-scheduler:test", folder, "/kube-scheduler")
     system.lab.call("restart-scheduler", SCHED_CONFIG="", EXTENDER_YAML="")
     with contextlib.ExitStack() as services:
         # Before the chart comes: the API server calls the webhook from the first moment on.
         extender = services.enter_context(service(EXTENDER_ADDRESS, 3456))
         webhook = services.enter_context(service(WEBHOOK_ADDRESS, 443))
-        chart.apply(VALUES)
+        chart.apply(_values(system))
         extender.lead_to(chart.leader()["status"]["podIP"], 3456)
         webhook.lead_to(chart.pod_of("gpu-admission-webhook")["status"]["podIP"], 8443)
         chart.pod_of(SCHEDULER)

@@ -117,7 +117,7 @@ def _answers(chart: Chart, token: str) -> bool:
 
 def test_the_api_server_accepts_the_plain_manifests(system: System, installed: Chart) -> None:
     """deploy/kubernetes, with the policy version that this cluster knows, passes the API server's validation."""
-    files = manifests.plain({"extender": {"podDisruptionBudget": {"apiVersion": "policy/v1beta1"}}})
+    files = manifests.plain({"extender": {"podDisruptionBudget": {"apiVersion": system.lab.policy_api}}})
     told = system.lab.kubectl("apply", "--dry-run=server", "-f", "-", stdin="\n---\n".join(files.values())).splitlines()
     assert len(told) == sum(len(list(yaml.safe_load_all(text))) for text in files.values())
 

@@ -74,7 +74,8 @@ def test_a_user_with_the_charts_role_sees_explains_and_resizes_his_shares(
             annotations={"tencent.com/vcuda-core-limit": "80"},
         )
     )
-    system.create(share_pod("waits", client_image, 30, 4000, command=["/bin/hog"]))
+    # More than a card has, less than the node: kube-scheduler's own sums let it pass, and the extender is asked.
+    system.create(share_pod("waits", client_image, 30, 400, command=["/bin/hog"]))
     system.wait_phase("hog", "Running")
 
     refused = _vcuda(system, jane, "top")
@@ -88,9 +89,7 @@ def test_a_user_with_the_charts_role_sees_explains_and_resizes_his_shares(
         return lines[0] if told.returncode == 0 and lines and " 0 B/" not in lines[0] else None
 
     shown = eventually("top shows what the share uses", line, 60, every=2)
-    assert (
-        shown.split()[1:5:2] == ["main", shown.split()[3]] and " 30-80 " in shown and shown.rstrip().endswith("/1 GiB")
-    )
+    assert shown.split()[1] == "main" and " 30-80 " in shown and shown.rstrip().endswith("/1 GiB"), shown
     evidence(f"top: {' '.join(shown.split())}")
 
     nodes = _vcuda(system, jane, "nodes")

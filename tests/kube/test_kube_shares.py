@@ -193,6 +193,11 @@ def test_our_devices_survive_the_cpu_manager_and_others_do_not(
     listed = folder / "devices.list"
     ours = {f"c {major}:{minor} rw" for major, minor in devices_of(system, status)}
     assert ours <= set(listed.read_text().splitlines())
+    if system.lab.minor >= 34:
+        # A newer kubelet updates a container only when its CPU set has changed: on shared CPUs once after its start.
+        time.sleep(8)
+        assert ours <= set(listed.read_text().splitlines())
+        return
     (folder / "devices.allow").write_text("c 240:77 rw")
     assert "c 240:77 rw" in listed.read_text()
     eventually("the reconcile wiped the out-of-band device", lambda: "c 240:77 rw" not in listed.read_text(), 30)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from manager.container import driver_dir
+from manager.container.driver_dir import DriverDirError
+from tests.manager.manager_support import Node
 from tests.support import share as shares
 from tests.support.ldcache import ELF
 from vcuda.driver import layout
@@ -121,3 +123,16 @@ def test_where_a_containers_region_is_hidden_its_shims_refuse_memory(tmp_path: P
         "GPU memory is refused until the container is started with readable limits\n"
     )
     assert share.run('begin(); answer([alloc(MIB)[0], alloc(MIB, "cuMemAllocAsync", None)[0]])', errors=said) == [2, 2]
+
+
+def test_on_a_machine_without_a_preload_library_the_shims_are_all(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """arm64: its absence kept the daemon from making any driver directory."""
+    layout.preload_of(node.shims).unlink()
+    root = HostRoot(node.root)
+    with pytest.raises(DriverDirError, match=r"libvcuda-preload\.so is missing"):
+        driver_dir.make(tmp_path, root, node.shims)
+    monkeypatch.setattr(layout, "HAS_PRELOAD", False)
+    made = driver_dir.make(tmp_path, root, node.shims)
+    assert (made.lib64 / "libcuda.so.1").exists() and not made.preload_list.exists()

@@ -1,6 +1,7 @@
 """Compile and run the native tests of the C core, plainly or under sanitizers: `python tests/native/run.py --sanitizers`.
 
 Every program checks its own claims and ends non-zero if one broke. gcc only; nothing is left behind.
+CC and EMULATOR choose another machine: `CC=aarch64-linux-gnu-gcc EMULATOR='qemu-aarch64 -L /usr/aarch64-linux-gnu'`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "native"
 SOURCES = ROOT / "vcuda" / "src"
 INCLUDES = (HERE, SOURCES, ROOT / "vcuda" / "abi", ROOT / "vcuda" / "src" / "include")
-SECONDS = 120
+EMULATOR = shlex.split(os.environ.get("EMULATOR", ""))
+SECONDS = 600 if EMULATOR else 120
 
 SANITIZERS = {
     "none": (),
@@ -83,6 +85,11 @@ PROGRAMS = {
     "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False),
 }
 
+# Under QEMU's user mode a process reads another start time of its own (/proc/self/stat is made up) than others read of it, so it
+# is taken for one that has died; and some take too long there.
+_REAL_KERNEL = {"slot", "slot_exit", "slot_many", "kill_steps", "gate_threads", "gate_shares", "region_witness"}
+EMULATED = tuple(name for name in PROGRAMS if name not in _REAL_KERNEL)
+
 
 def compile_command(program: Program, sanitizer: str, output: Path) -> list[str]:
     return [
@@ -113,7 +120,7 @@ def run(name: str, sanitizer: str) -> str:
         environment = {**os.environ, "TMPDIR": folder}
         try:
             ran = subprocess.run(
-                [output], capture_output=True, text=True, timeout=SECONDS, check=False, env=environment
+                [*EMULATOR, output], capture_output=True, text=True, timeout=SECONDS, check=False, env=environment
             )
         except subprocess.TimeoutExpired as error:
             return f"not finished after {SECONDS} s\n{error.stderr!r}"
@@ -131,7 +138,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no program {unknown[0]}; there are {', '.join(PROGRAMS)}")
     failed = 0
     for sanitizer in ALL if options.sanitizers else (options.sanitizer,):
-        for name in options.names or PROGRAMS:
+        for name in options.names or (EMULATED if EMULATOR else PROGRAMS):
             if options.sanitizers and sanitizer == "thread" and not PROGRAMS[name].threads:
                 continue
             began = time.monotonic()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kube_system import System
+from kube_system import STRATEGY, System
 from kubelab import eventually
 
 from deploy import manifests
@@ -110,12 +110,13 @@ class Chart:
                 "driver": {"hostPath": str(system.machine.root)},
                 "stateDirectory": str(system.folder / "pods"),
                 "kubelet": {"access": "proxy"},
+                **({"deviceListStrategy": STRATEGY} if STRATEGY else {}),
                 "extraArgs": ["--allocation-check-period=2", *system.simulation_arguments()],
                 "extraEnv": [{"name": "VCUDA_SIM_DIR", "value": machine}],
                 "extraVolumes": [{"name": "simulation", "hostPath": {"path": machine}}],
                 "extraVolumeMounts": [{"name": "simulation", "mountPath": machine}],
             },
-            "extender": {"podDisruptionBudget": {"apiVersion": "policy/v1beta1"}},
+            "extender": {"podDisruptionBudget": {"apiVersion": system.lab.policy_api}},
             "scheduler": {
                 "caFile": str(certificate_file),
                 "clientCertFile": str(self._client[0]),
@@ -156,7 +157,7 @@ class Chart:
         chosen = self.values({"scheduler": {"extenderHost": pod["status"]["podIP"]}})
         configuration = yaml.safe_load(manifests.render(chosen, NAMESPACE)["scheduler-config.yaml"])
         file = self.system.folder / "scheduler.yaml"
-        text = configuration["data"]["v1beta1.yaml"]
+        text = configuration["data"][f"{self.system.lab.scheduler_api}.yaml"]
         file.write_text(text.replace("/etc/kubernetes/scheduler.conf", "@KUBECONFIG@"))
         self.system.lab.call("restart-scheduler", SCHED_CONFIG=str(file), EXTENDER_YAML="")
 

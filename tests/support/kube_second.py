@@ -164,6 +164,14 @@ class SecondNode:
             "tlsCertFile": str(crt),
             "tlsPrivateKeyFile": str(key),
         }
+        old_flags = []
+        if self.system.lab.minor >= 27:
+            config["containerRuntimeEndpoint"] = f"unix://{self._socket}"
+        else:
+            old_flags = [
+                "--container-runtime=remote", f"--container-runtime-endpoint=unix://{self._socket}",
+                "--pod-infra-container-image=docker.io/library/pause:local",
+            ]  # fmt: skip
         file = self._folder / "kubelet.yaml"
         file.write_text(yaml.safe_dump(config))
         self._inside(
@@ -171,8 +179,7 @@ class SecondNode:
             [
                 str(self._bin / "kubelet"), f"--config={file}", f"--kubeconfig={self._lab}/etc/admin.kubeconfig",
                 "--root-dir=/var/lib/kubelet", f"--hostname-override={NAME}", f"--node-ip={ADDRESS}",
-                "--container-runtime=remote", f"--container-runtime-endpoint=unix://{self._socket}",
-                "--pod-infra-container-image=docker.io/library/pause:local", f"--cert-dir={self._folder}/pki",
+                f"--cert-dir={self._folder}/pki", *old_flags,
             ],
         )  # fmt: skip
 

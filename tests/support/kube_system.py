@@ -22,6 +22,8 @@ from localcluster import certificates
 from vcuda.sim import Machine, SimCard
 
 GIB = 1024**3
+# How the runtime is told of the cards beside DeviceSpecs, for the whole run: "cdi-cri", "cdi-annotations"; "": not at all.
+STRATEGY = os.environ.get("KUBE_DEVICE_LIST_STRATEGY", "")
 CARDS = 8
 CORES = 100 * CARDS
 BLOCKS = 320 * CARDS  # of 256 MiB
@@ -141,6 +143,7 @@ class System:
             "--allocation-check-period", "2",
             "--query-addr", "127.0.0.1",
             "--query-port", str(port),
+            *(["--device-list-strategy", STRATEGY] if STRATEGY else []),
             *self.simulation_arguments(machine),
         ]  # fmt: skip
 

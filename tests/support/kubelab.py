@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,12 +49,36 @@ class KubeLab:
     def up(cls, **parameters: str) -> KubeLab:
         """Install where needed, start, return when the node is Ready. Raises Unavailable, CalledProcessError."""
         path = script()
-        _run([str(path), "install"], timeout=180)
+        installed = subprocess.run([str(path), "install"], capture_output=True, text=True, timeout=300, check=False)
+        if installed.returncode and "KUBE_PROGRAMS" in installed.stderr:
+            raise Unavailable(installed.stderr.strip())
+        if installed.returncode:
+            raise AssertionError(f"{path} install ended {installed.returncode}:\n{installed.stdout}{installed.stderr}")
         _run([str(path), "down"], timeout=60)
         _run([str(path), "up"], timeout=120, env={**os.environ, **parameters})
         text = _run([str(path), "env"], timeout=20)
         exports = dict(word.split("=", 1) for line in text.splitlines() for word in shlex.split(line) if "=" in word)
         return cls(path, exports)
+
+    @cached_property
+    def minor(self) -> int:
+        """Of the server's version: 20 for Kubernetes 1.20."""
+        return int(json.loads(self.kubectl("version", "-o", "json"))["serverVersion"]["minor"].rstrip("+"))
+
+    @property
+    def scheduler_api(self) -> str:
+        """The version of kubescheduler.config.k8s.io that this cluster's kube-scheduler reads."""
+        return "v1" if self.minor >= 25 else "v1beta2" if self.minor >= 23 else "v1beta1"
+
+    @property
+    def policy_api(self) -> str:
+        """The version of PodDisruptionBudgets that this cluster has."""
+        return "policy/v1" if self.minor >= 21 else "policy/v1beta1"
+
+    @property
+    def reads_pods_only(self) -> bool:
+        """Whether kubelet knows the right nodes/pods beside nodes/proxy (KubeletFineGrainedAuthz, on from 1.33)."""
+        return self.minor >= 33
 
     def down(self) -> None:
         _run([str(self.path), "down"], timeout=120)

@@ -1,4 +1,7 @@
-"""`python -m vcuda._build [LIBRARY…]`: rebuild stale native parts of a checkout in place (also the cffi module)."""
+"""`python -m vcuda._build [LIBRARY…]`: rebuild stale native parts of a checkout in place (also the cffi module).
+
+`--into FOLDER`: the libraries alone, there: for another machine, with CC and NM of a cross compiler.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from vcuda._build import gcc, native
 
 def main(names: list[str]) -> int:
     package = Path(__file__).resolve().parents[1]
+    elsewhere = Path(names[1]) if names[:1] == ["--into"] and len(names) > 1 else None
+    names = names if elsewhere is None else names[2:]
     try:
-        built = native.build(package / "lib", [name for name in names if name != "native"] if names else None)
-        if not names or "native" in names:
+        wanted = [name for name in names if name != "native"] if names else None
+        built = native.build(elsewhere or package / "lib", wanted)
+        if elsewhere is None and (not names or "native" in names):
             from vcuda._build import ffi  # reads sources that only a checkout has
 
             built += ffi.build_in_place(package)

@@ -19,6 +19,12 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "gcc"))
 
 
+def machine() -> str:
+    """What the compiler compiles for, such as x86_64. Raises BuildError."""
+    said = run([*compiler(), "-dumpmachine"], "the compiler does not say for which machine it compiles")
+    return said.stdout.partition("-")[0].strip()
+
+
 def run(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
     """Run a tool of the compiler. Raises BuildError that begins with `what` and holds the tool's words."""
     try:

@@ -60,6 +60,8 @@ class Library:
     prelude: str = ""
     # Whether it belongs into an installation.
     shipped: bool = True
+    # Machines that it can be built for, as the compiler names them (`gcc -dumpmachine`); empty: all.
+    machines: tuple[str, ...] = ()
 
     def sources(self) -> list[Path]:
         return [path for folder in self.source_folders for path in sorted((ROOT / folder).glob("*.c"))]
@@ -156,6 +158,7 @@ LIBRARIES: tuple[Library, ...] = (
         "libvcuda-preload.so",
         link=(f"-Wl,--version-script={ROOT / 'vcuda/src/preload/preload.map'}", *OLD_LIBC),
         prelude="vcuda/src/preload/names.h",
+        machines=("x86_64",),  # its dlsym jumps by that machine's registers
     ),
     Library(
         "sim-cuda",
@@ -317,7 +320,9 @@ def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
             f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it"
         )
     known = {library.name: library for library in LIBRARIES}
-    ordered = [known[name] for name in (known if names is None else with_needs(names, known))]
+    machine = gcc.machine()
+    chosen = [known[name] for name in (known if names is None else with_needs(names, known))]
+    ordered = [library for library in chosen if not library.machines or machine in library.machines]
     made = []
     with tempfile.TemporaryDirectory(prefix="vcuda-build-") as folder, gcc.Objects(Path(folder)) as objects:
         # What a stub is made of is known when the library that it stands for is there.
@@ -340,7 +345,7 @@ def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
 def install(built: Path, target: Path) -> None:
     """Copy what belongs into an installation from `built` to `target`: no links (a wheel has none), no stamps."""
     for library in LIBRARIES:
-        if library.shipped:
+        if library.shipped and (built / library.output).exists():
             (target / library.output).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(built / library.output, target / library.output)
 

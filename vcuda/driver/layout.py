@@ -7,6 +7,7 @@ FOLDER/preload/libvcuda-preload.so   the preload library, for whoever loads the 
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 # Shim -> the alias of the real library that the shim's DT_NEEDED names.
 SHIMS = {CUDA: "libcuda-driver.so.1", NVML: "libnvidia-ml-driver.so.1"}
 PRELOAD = "libvcuda-preload.so"
+# Its dlsym jumps by x86-64's registers (vcuda/src/preload/jump.c); on other machines the shims are all there is.
+HAS_PRELOAD = platform.machine() == "x86_64"
 
 
 def preload_of(shims: Path) -> Path:
@@ -40,6 +43,11 @@ def fit(lib64: Path) -> None:
     """Fit the shims to the real libraries, which lie where their links lead by now. Raises OSError."""
     for name, alias in SHIMS.items():
         exports.hide_missing(lib64 / name, lib64 / "drv" / alias)
+
+
+def ours(shims: Path) -> tuple[Path, ...]:
+    """All of our libraries that belong into a driver directory on this machine."""
+    return (*(shims / name for name in SHIMS), *((preload_of(shims),) if HAS_PRELOAD else ()))
 
 
 def lay_out_preload(folder: Path, shims: Path) -> Path:

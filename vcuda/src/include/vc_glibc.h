@@ -2,8 +2,8 @@
  *
  * A library may ask for no symbol version that is younger than what an image has, or it can't be loaded there. Functions that later versions
  * of glibc moved from libdl and libpthread into libc keep their old version there, and are asked for by it (the two libraries are
- * needed by name, too: in old images they hold the functions). Functions that are younger than 2.17 are system calls here. The structures of x86-64's
- * kernel and C library are the same. tests/vcuda/test_shim_exports.py holds the bound. */
+ * needed by name, too: in old images they hold the functions). Functions that are younger than 2.17 are system calls here. The structures of the
+ * kernel and of the C library are the same on both machines. tests/vcuda/test_shim_exports.py holds the bound. */
 #ifndef VC_GLIBC_H
 #define VC_GLIBC_H
 
@@ -13,8 +13,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define VC_OLD(name) __asm__(".symver " #name "," #name "@GLIBC_2.2.5")
+#if (defined(__x86_64__) || defined(__aarch64__)) && defined(__GLIBC__)
+/* The first version that the C library had for the machine. */
+#if defined(__x86_64__)
+#define VC_FIRST(name, later) __asm__(".symver " #name "," #name "@" later)
+#else
+#define VC_FIRST(name, later) __asm__(".symver " #name "," #name "@GLIBC_2.17")
+#endif
+#define VC_OLD(name) VC_FIRST(name, "GLIBC_2.2.5")
 #ifndef VC_PRELOAD_NAMES_H /* the preload library defines these itself, in both versions */
 VC_OLD(dlopen);
 VC_OLD(dlsym);
@@ -22,7 +28,7 @@ VC_OLD(dlsym);
 VC_OLD(dladdr);
 VC_OLD(dlclose);
 VC_OLD(dlerror);
-__asm__(".symver pthread_condattr_setclock,pthread_condattr_setclock@GLIBC_2.3.3");
+VC_FIRST(pthread_condattr_setclock, "GLIBC_2.3.3");
 VC_OLD(pthread_create);
 VC_OLD(pthread_getcpuclockid);
 VC_OLD(pthread_getspecific);
@@ -33,6 +39,7 @@ VC_OLD(pthread_once);
 VC_OLD(pthread_setspecific);
 VC_OLD(pthread_sigmask);
 #undef VC_OLD
+#undef VC_FIRST
 
 static inline int vc_fstatat(int folder, const char *path, struct stat *status, int flags)
 {

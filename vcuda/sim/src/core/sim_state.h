@@ -34,6 +34,16 @@ enum { SIM_UNKNOWN_PID = 1 << 22 }; /* Linux gives out none from here on (PID_MA
 /* CLOCK_MONOTONIC now. */
 uint64_t sim_now(void);
 
+/* For the body of a loop that only waits for the clock. */
+static inline void sim_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* The directory that the environment or the default names. */
 const char *sim_default_directory(void);
 

@@ -82,7 +82,7 @@ static void sleep_until(uint64_t target, uint64_t now)
         prctl(PR_SET_TIMERSLACK, slack > 0 ? (unsigned long)slack : 50000ul);
     }
     while (sim_now() < target)
-        __builtin_ia32_pause();
+        sim_pause();
 }
 
 int sim_wait(sim_state *state, int index, const sim_ticket *ticket)

@@ -152,7 +152,7 @@ void cu_take_time(uint64_t ns)
 {
     if (ns)
         for (const uint64_t until = sim_now() + ns; sim_now() < until;)
-            __builtin_ia32_pause();
+            sim_pause();
 }
 
 CUresult cu_push(CUstream stream, const sim_op *ops, int count, sim_ticket *ticket)
