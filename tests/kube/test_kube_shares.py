@@ -74,6 +74,23 @@ def test_the_shim_is_found_whatever_the_pod_says_of_its_library_path(
     assert seen["total"] == 4 * BLOCK
 
 
+def test_a_share_needs_no_rights_of_its_pod(system: System, client_image: str, pods: Any) -> None:
+    """The restricted Pod Security Standard and a read-only root: any user, no capability, the runtime's seccomp filter."""
+    wanted = share_pod("restricted", client_image, 20, 4)
+    wanted["spec"]["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    wanted["spec"]["containers"][0]["securityContext"] = {
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    name = pods(wanted)
+    system.wait_phase(name, "Running")
+    seen = figures(system.wait_log(name, "taken="))
+    assert seen["result"] == 2 and seen["total"] == 4 * BLOCK
+
+
 def test_the_decision_travels_in_annotations(system: System, client_image: str, pods: Any) -> None:
     """The extender's annotations are on the pod in the same write as the binding; the manager confirms."""
     name = pods(share_pod("annotated", client_image, 30, 4))

@@ -52,6 +52,25 @@ def test_every_right_is_listed_with_its_reason() -> None:
                             assert told, f"{verb} {resource} is not in the table"
 
 
+def test_what_the_daemonset_may_do_on_its_node_is_listed_with_its_reason() -> None:
+    """Every volume of the host's, every privilege, with all options on: a row each in the table, and no row too many."""
+    pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
+    rendered = manifests.render({"manager": {"deviceListStrategy": "cdi-cri", "kubelet": {"access": "pods"}}})
+    (daemon,) = [item for item in yaml.safe_load_all(rendered["manager.yaml"]) if item["kind"] == "DaemonSet"]
+    pod = daemon["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    wanted = {volume["name"] for volume in pod["volumes"]}
+    wanted |= {name for name in ("hostPID", "hostNetwork", "hostIPC") if pod.get(name)}
+    wanted |= {name for name in ("privileged", "allowPrivilegeEscalation") if container["securityContext"].get(name)}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    page = OPERATIONS.read_text()
+    table = page[page.index("### What the DaemonSet may do") : page.index("Its root file system is read-only")]
+    rows = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    assert set(rows) == wanted
+    read_only = {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")}
+    assert read_only == {name for name, line in rows.items() if "read-only" in line.split("|")[1]}
+
+
 def test_the_page_of_names_is_what_the_code_makes() -> None:
     assert names_page.PAGE.read_text() == names_page.page(), f"run {names_page.COMMAND}"
 
