@@ -123,6 +123,18 @@ def test_explain_says_all_else_where_the_extender_cant_be_asked(
     )
 
 
+def test_events_of_newer_components_have_their_time(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """kube-scheduler of today writes `eventTime` and a null `lastTimestamp`, which was printed as None."""
+    about = {"name": "p", "namespace": "default", "uid": cluster.api.find("pods", "default/p")["metadata"]["uid"]}
+    event = {
+        "metadata": {"name": "p.1", "namespace": "default"}, "involvedObject": about, "type": "Warning",
+        "reason": "FailedScheduling", "message": "no room", "lastTimestamp": None, "eventTime": "2026-01-01T00:00:00.000000Z",
+    }  # fmt: skip
+    cluster.api.put("events", event)
+    cluster.vcuda("explain", "p")
+    assert "  2026-01-01T00:00:00.000000Z FailedScheduling: no room" in capsys.readouterr().out
+
+
 def test_explain_of_a_pod_that_no_card_can_hold_or_that_asks_for_none(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

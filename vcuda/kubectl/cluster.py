@@ -78,7 +78,7 @@ class Cluster:
         metadata = pod["metadata"]
         found = self.all("events", metadata["namespace"], f"involvedObject.name={metadata['name']}")
         mine = [item for item in found if (item.get("involvedObject") or {}).get("uid") == metadata.get("uid")]
-        return sorted(mine, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))
+        return sorted(mine, key=told_at)
 
     # Our own pods.
 
@@ -192,6 +192,11 @@ def ready(pod: Object) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     going = pod["metadata"].get("deletionTimestamp")
     return not going and any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
+
+
+def told_at(event: Object) -> str:
+    """When an event was told last; those of newer components have a time of another name."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _port(pod: Object, name: str) -> int:

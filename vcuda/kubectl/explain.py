@@ -9,13 +9,14 @@ from typing import Any
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import phase_of
 from vcuda.kubectl import explanation, output
-from vcuda.kubectl.cluster import Cluster
+from vcuda.kubectl.cluster import Cluster, told_at
 from vcuda.kubectl.errors import PluginError
 from vcuda.spec import placement, request, resize
 from vcuda.spec.errors import SpecError
 from vcuda.spec.units import BLOCK_BYTES, format_bytes
 
 _MOST_EVENTS = 5
+_TOLD = ("type", "reason", "message")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -116,8 +117,7 @@ def _events(cluster: Cluster, pod: Mapping[str, Any]) -> list[dict[str, str]]:
         if item.get("type") == "Warning" or "gpu" in str((item.get("source") or {}).get("component"))
     ]
     return [
-        {key: str(item.get(key, "")) for key in ("lastTimestamp", "type", "reason", "message")}
-        for item in warned[-_MOST_EVENTS:]
+        {"at": told_at(item), **{key: str(item.get(key) or "") for key in _TOLD}} for item in warned[-_MOST_EVENTS:]
     ]
 
 
@@ -144,7 +144,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  resize {found['resize']['asked']!r:.80}: {found['resize']['state']}")
     if "extender" in found:
         lines += ["the extender says:", *(f"  {line}" for line in explanation.lines(found["extender"]))]
-    lines += [f"  {one['lastTimestamp']} {one['reason']}: {one['message']}" for one in found["events"]]
+    lines += [f"  {one['at']} {one['reason']}: {one['message']}" for one in found["events"]]
     return lines
 
 
