@@ -126,7 +126,7 @@ def test_slow_servers_are_answered_for_within_two_seconds(make_node: Callable[..
     item = pod("a", container("c", 30, 10))
     with pytest.raises(Rejected, match=r"kubelet's /pods: .*timed out; the API server: .*timed out"):
         node.kubelet.admit(item)
-    assert 'vcuda_manager_allocate_seconds_bucket{le="2.0"} 1.0' in node.get("/metrics")[1]
+    assert 'vcuda_manager_allocate_seconds_bucket{le="2.0",node="node-1"} 1.0' in node.get("/metrics")[1]
     node.kubelet.delay_s = node.api.delay_s = 0.0
     node.kubelet.admit(item)
 
