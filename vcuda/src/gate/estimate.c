@@ -117,10 +117,11 @@ void vc_estimate_learn(struct vc_estimate *estimate, uint64_t cost_then_ns, uint
     }
     /* Wall time bounds GPU time from above: whatever else ran, a much smaller reading can only be nearer to the truth, and a
      * longer one that others may be inside tells little. What is charged does not depend on either. */
-    double weight = evidence == VC_EVIDENCE_CLEAN && expected_ns < VC_VARIES_NS ? weight_of_short(estimate)
-                    : evidence == VC_EVIDENCE_CLEAN || ratio < 0.9              ? 0.15
-                    : evidence == VC_EVIDENCE_LONG_OVERLAP       ? 0.10
-                                                                 : 0.02;
+    bool noisy = expected_ns < VC_VARIES_NS && ratio > 0.5 && ratio < 2; /* a cost that is another one now is followed at once */
+    double weight = evidence == VC_EVIDENCE_CLEAN && noisy         ? weight_of_short(estimate)
+                    : evidence == VC_EVIDENCE_CLEAN || ratio < 0.9 ? 0.15
+                    : evidence == VC_EVIDENCE_LONG_OVERLAP         ? 0.10
+                                                                   : 0.02;
     /* A bound far above it proves nothing. */
     vc_add_relaxed(&estimate->measured, evidence != VC_EVIDENCE_UPPER_BOUND || ratio < (double)VC_VARIES_FACTOR);
     if (evidence == VC_EVIDENCE_UPPER_BOUND && ratio > 2.0)
