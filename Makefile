@@ -83,7 +83,8 @@ ARM64 := CC=aarch64-linux-gnu-gcc NM=aarch64-linux-gnu-nm EMULATOR='qemu-aarch64
 arm64: $(VENV)/.dev  ## shims and simulator for arm64 in build/arm64, and the native tests that emulation can show (five minutes)
 	@if ! command -v aarch64-linux-gnu-gcc qemu-aarch64 >/dev/null; then echo "arm64: skipped, no cross compiler or emulator; on Debian:" \
 	  "apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"; \
-	else $(ARM64) $(BIN)/python -m vcuda._build --into build/arm64 && $(ARM64) $(BIN)/python tests/native/run.py; fi
+	else $(ARM64) $(BIN)/python -m vcuda._build --into build/arm64 && $(ARM64) $(BIN)/python tests/native/run.py && \
+	  VCUDA_TEST_ARM64=1 $(BIN)/python -m pytest tests/packaging/test_packaging_arm64.py; fi
 
 # A few packages beside Python and gcc; all that is tested and measured there runs from this folder.
 $(VENV)/.gpu: tests/gpu/requirements.txt | $(VENV)/.tools

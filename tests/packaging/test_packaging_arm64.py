@@ -22,6 +22,7 @@ CROSS = {"CC": COMPILER, "NM": "aarch64-linux-gnu-nm", "EMULATOR": f"{EMULATOR} 
 _AARCH64 = b"\xb7\x00"  # e_machine of elf.h
 
 pytestmark = [
+    pytest.mark.skipif(not os.environ.get("VCUDA_TEST_ARM64"), reason="takes minutes; `make arm64` runs it"),
     pytest.mark.skipif(
         not shutil.which(COMPILER), reason=f"no {COMPILER}; on Debian: apt-get install gcc-aarch64-linux-gnu"
     ),
