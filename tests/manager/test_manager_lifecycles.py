@@ -137,7 +137,7 @@ def test_containers_that_restart_get_what_they_had(node: Node, machine: Machine)
     node.kubelet.admit(item)
     before = daemon.allocator.allocations
     inodes = {name: (node.region(item, name) / "usage").stat().st_ino for name in ("c", "d")}
-    calls = 'vcuda_manager_allocations_total{reason="",resource="core"} 3.0'
+    calls = 'vcuda_manager_allocations_total{node="node-1",reason="",resource="core"} 3.0'
     assert calls in node.get("/metrics")[1]
     for name in ("nvidia0", "nvidia-uvm"):
         machine.remove_node(name)

@@ -213,7 +213,7 @@ def test_a_chore_that_always_fails_keeps_no_other_from_being_done(
     eventually(lambda: not any(cores for cores, _ in connected.booked().values()), "the share is free")
     status, text = eventually(lambda: (found := connected.get("/healthz"))[0] != 200 and found, "the failure")
     assert status == 503 and "housekeeping has failed" in text and "a defect of ours" in text
-    assert 'vcuda_manager_thread_failures_total{thread="housekeeping"}' in connected.get("/metrics")[1]
+    assert 'vcuda_manager_thread_failures_total{node="node-1",thread="housekeeping"}' in connected.get("/metrics")[1]
 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0])
