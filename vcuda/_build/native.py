@@ -320,9 +320,8 @@ def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
             f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it"
         )
     known = {library.name: library for library in LIBRARIES}
-    machine = gcc.machine()
     chosen = [known[name] for name in (known if names is None else with_needs(names, known))]
-    ordered = [library for library in chosen if not library.machines or machine in library.machines]
+    ordered = [library for library in chosen if not library.machines or gcc.machine() in library.machines]
     made = []
     with tempfile.TemporaryDirectory(prefix="vcuda-build-") as folder, gcc.Objects(Path(folder)) as objects:
         # What a stub is made of is known when the library that it stands for is there.

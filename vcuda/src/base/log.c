@@ -4,14 +4,22 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/atomic.h"
 
 _Static_assert(VC_NOTICE_COUNT <= 32, "one bit per notice");
+
+static bool silenced(void)
+{
+    for (char **variable = environ; variable && *variable; variable++)
+        if (strcmp(*variable, "VCUDA_LOG=0") == 0)
+            return true;
+    return false;
+}
 
 void vc_log_once(enum vc_notice notice, const char *format, ...)
 {
@@ -20,8 +28,7 @@ void vc_log_once(enum vc_notice notice, const char *format, ...)
     if (__atomic_fetch_or(&said, bit, __ATOMIC_RELAXED) & bit)
         return;
 
-    const char *wanted = getenv("VCUDA_LOG");
-    if (wanted && strcmp(wanted, "0") == 0)
+    if (silenced())
         return;
 
     int saved_errno = errno;
