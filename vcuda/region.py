@@ -183,7 +183,7 @@ def read_usage(directory: Path | str, *, usage_directory: Path | str | None = No
 
 
 def _path(directory: Path | str, name: str) -> bytes:
-    return os.fsencode(Path(directory) / name)
+    return os.fsencode(os.path.join(directory, name))  # noqa: PTH118 - for 200 regions in every audit a Path costs four times as much
 
 
 def _error(text: Any) -> RegionError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.manager import manager_pods
 from vcuda.region import CardUsage, Usage
 from vcuda.spec.placement import CardShare
@@ -11,7 +13,7 @@ CARD = "GPU-1"
 
 
 def test_each_rise_is_told_but_no_more_often_than_every_ten_minutes() -> None:
-    from manager.audit.refusals import BETWEEN_EVENTS_S, Refusals
+    from manager.audit.refusals import BETWEEN_EVENTS_S, LOOK_EVERY_S, Refusals
 
     now, counts, told = 100.0, {"old": 3, "new": 2}, []
     items = {
@@ -27,9 +29,16 @@ def test_each_rise_is_told_but_no_more_often_than_every_ten_minutes() -> None:
         )  # fmt: skip
 
     watch = Refusals(usage, lambda item, reason, message: told.append((item.pod_name, reason, message)), lambda: now)
-    watch.look([items["old"]])
-    watch.look(list(items.values()))
-    watch.look(list(items.values()))
+
+    def look(found: list[Any]) -> None:
+        nonlocal now
+        watch.look(found)
+        watch.look([])  # so soon nothing is read
+        now += LOOK_EVERY_S
+
+    look([items["old"]])
+    look(list(items.values()))
+    look(list(items.values()))
     assert told == [
         (
             "new",
@@ -40,11 +49,11 @@ def test_each_rise_is_told_but_no_more_often_than_every_ten_minutes() -> None:
         )
     ]
     counts["new"] += 100
-    watch.look(list(items.values()))
+    look(list(items.values()))
     assert len(told) == 1
     now += BETWEEN_EVENTS_S
-    watch.look(list(items.values()))
+    look(list(items.values()))
     assert "refused GPU memory 100 times" in told[1][2]
-    watch.look([])
-    watch.look(list(items.values()))  # a namesake with the same key begins anew
+    look([])
+    look(list(items.values()))  # a namesake with the same key begins anew
     assert len(told) == 4
