@@ -1,4 +1,4 @@
-"""Sends the engine's notices as Kubernetes events."""
+"""Sends the engine's notices as Kubernetes events; which of them, and how often, is said in state/notices.py."""
 
 from __future__ import annotations
 

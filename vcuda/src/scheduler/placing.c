@@ -2,7 +2,7 @@
  *
  * Each container gets its cards in turn. An init container's share is free again for the containers after it, so each card's
  * peak over the phases is booked (vcuda/spec/placement.py, peak_use), and cards that are already booked for another phase cost
- * nothing more. What this greed refuses to a pod of several containers is searched by the caller (scheduler_ext/scoring/exact.py).
+ * nothing more. What this greed refuses to a pod of several containers is searched by the caller (scheduler_ext/scoring/exact_search.py).
  */
 #include <math.h>
 #include <stdlib.h>
