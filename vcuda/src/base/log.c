@@ -15,8 +15,9 @@ _Static_assert(VC_NOTICE_COUNT <= 32, "one bit per notice");
 
 static bool silenced(void)
 {
+    static const char name[] = "VCUDA_LOG";
     for (char **variable = environ; variable && *variable; variable++)
-        if (strcmp(*variable, "VCUDA_LOG=0") == 0)
+        if (strncmp(*variable, name, sizeof name - 1) == 0 && strcmp(*variable + sizeof name - 1, "=0") == 0)
             return true;
     return false;
 }
