@@ -48,7 +48,8 @@ def test_a_whole_card_is_not_metered_and_each_card_has_a_line(tmp_path: Path) ->
 
 
 def test_a_killed_supervisor_and_processes_that_stay_do_not_lose_the_report(runner: Runner) -> None:
-    front = runner.start(*runner.run("sh", "-c", "echo $PPID; read end", share=SHARE), stdin=-1)
+    # Killed before it has said whom it started, it would leave nobody who knows the command.
+    front = runner.start(*runner.run("sh", "-c", "sleep 0.5; echo $PPID; read end", share=SHARE), stdin=-1)
     assert front.stdout is not None
     os.kill(int(front.stdout.readline()), signal.SIGKILL)
     _, said = front.communicate("\n", timeout=60)
