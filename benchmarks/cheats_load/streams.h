@@ -2,7 +2,7 @@
 #pragma once
 #include "work.h"
 
-static void new_streams(struct place *place)
+static void work_on_new_streams(struct place *place)
 {
     handle streams[8];
     for (unsigned i = 0; i < 8; i++) {
@@ -11,18 +11,17 @@ static void new_streams(struct place *place)
     }
     for (unsigned i = 0; i < 8; i++)
         CALL(cuStreamDestroy_v2, streams[i]);
+}
+
+static void new_streams(struct place *place)
+{
+    work_on_new_streams(place);
     synchronize();
 }
 
 static void new_streams_hardly_waited(struct place *place)
 {
-    handle streams[8];
-    for (unsigned i = 0; i < 8; i++) {
-        CALL(cuStreamCreate, &streams[i], 1);
-        launch(place, "spin_1000us", streams[i]);
-    }
-    for (unsigned i = 0; i < 8; i++)
-        CALL(cuStreamDestroy_v2, streams[i]);
+    work_on_new_streams(place);
     if (place->round % 4 == 3)
         synchronize();
 }

@@ -27,7 +27,10 @@ QUIET = ("--health-check-interval=3600", "--allocation-check-period=3600")
 @pytest.fixture
 def allocator(node: Node) -> Allocator:
     """Of a node where nothing happens by itself."""
-    return node.start(*QUIET, wait=200).allocator
+    daemon = node.start(*QUIET, wait=200)
+    daemon._housekeeping.stop()  # its first turn waits for kubelet to be quiet: it would come in the middle of a test
+    assert daemon._housekeeping.worker.join(30)
+    return daemon.allocator
 
 
 def admitted(node: Node) -> dict[str, Any]:
