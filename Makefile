@@ -31,7 +31,7 @@ demo: $(VENV)/.demo native  ## two simulated cards, the daemon, the extender, po
 	$(BIN)/python -m localcluster demo
 
 test: $(VENV)/.dev native  ## every test that this machine can run
-	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest --cache-clear $(PARALLEL) $(PYTEST_FLAGS) || $(BIN)/python -m tests.support.alone $$?
 
 coverage: $(VENV)/.dev native  ## branch coverage of Python, line coverage of C (half an hour); for `python -m benchmarks product`
 	$(BIN)/python -m benchmarks._coverage --jobs $(JOBS)
@@ -72,7 +72,8 @@ gpu-wheels: $(VENV)/.tools  ## what test-gpu and bench-gpu need from a registry,
 test-kube: $(VENV)/.dev native  ## the tests on a real one-node Kubernetes (../shared/kube/kubelab or KUBELAB=path)
 	@if ! compgen -G 'tests/kube/test_*.py' >/dev/null; then echo "test-kube: tests/kube holds no test yet"; \
 	elif [ ! -x "$(KUBELAB)" ]; then echo "test-kube: skipped, no kubelab at ../shared/kube/kubelab; set KUBELAB=path"; \
-	else KUBELAB="$(KUBELAB)" $(BIN)/python -m pytest $(PYTEST_FLAGS) -m kube tests/kube; fi
+	else export KUBELAB="$(KUBELAB)"; $(BIN)/python -m pytest --cache-clear $(PYTEST_FLAGS) -m kube tests/kube || \
+	  $(BIN)/python -m tests.support.alone $$? -m kube; fi
 
 sanitize: $(VENV)/.dev  ## the native code's own tests under ASan, UBSan and TSan
 	@if [ -f tests/native/run.py ]; then $(BIN)/python tests/native/run.py --sanitizers; \
