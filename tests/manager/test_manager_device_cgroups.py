@@ -166,7 +166,7 @@ def group(version: int, tmp_path: Path) -> Iterator[Group]:
         for path, _, _ in os.walk(made.folder, topdown=False):
             _remove(Path(path))
         if version == 2:
-            assert _libc.umount2(os.fsencode(made.root), 0) == 0
+            eventually(lambda: _libc.umount2(os.fsencode(made.root), 0) == 0, "the end of the mount of cgroup2")
 
 
 def _remove(folder: Path) -> None:

@@ -211,9 +211,11 @@ def test_free_memory_is_asked_for_where_somebody_measures_and_only_after_somethi
     """An inference server's first question must know the code that its warm-up has loaded."""
     region.write_overhead(share.region_directory, [0])
     with measured(share, 30 * MIB) as asked:
-        free = share.run("begin(); answer([info()[0] // MIB for _ in range(50)])")
+        code = "begin(); free = [info()[0] // MIB]; until = time.monotonic() + 20"
+        code += "\nwhile free[-1] != 256 - 64 - 30 and time.monotonic() < until: free.append(info()[0] // MIB)"
+        free = share.run(code + "\nfree += [info()[0] // MIB for _ in range(50)]; answer(free)")
     # The first question waits at most 20 ms for the answer; on a slow machine a later one knows it.
-    assert free[-1] == 256 - 64 - 30 and set(free) <= {256 - 64 - 30, 256 - 64}
+    assert set(free[:-51]) <= {256 - 64} and set(free[-51:]) == {256 - 64 - 30}
     assert len(asked) == 1
 
 

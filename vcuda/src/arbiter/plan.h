@@ -20,7 +20,7 @@ enum {
     VC_LEASE_IDLE_NS = 200000,    /* a holder with nothing outstanding for so long passes the lease on */
     VC_CARD_SLICE_NS = 2100000,   /* the longest that a card which slices gives one tenant while others wait, and the switch */
     VC_ARBITER_TICK_NS = 1000000, /* while anything is going on, decide at least so often … */
-    VC_ARBITER_REST_NS = 100000000 /* … and otherwise so often: limits may change */
+    VC_ARBITER_REST_NS = 1000000000 /* … and otherwise so often: whoever begins rings, and says so */
 };
 
 /* What one tenant's usage file said, as read. */
