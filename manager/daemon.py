@@ -186,6 +186,7 @@ class Daemon:
             view=self.allocator,
             api_writer=self.api_writer,
             pods=self._known_pods,
+            resizes=lambda: self._resizer.carried_out,
         )
 
     def _make_plugins(self, stack: contextlib.ExitStack) -> None:

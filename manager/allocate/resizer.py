@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from manager.allocate.allocator import Allocator
 from manager.allocations.accounting import pod_use
@@ -14,6 +14,7 @@ from manager.config.settings import Settings
 from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
 from manager.kube.writer import ApiWriter
+from vcuda.kube.objects import uid_of
 from vcuda.spec import resize
 from vcuda.spec.names import Names
 from vcuda.spec.request import Kind
@@ -38,6 +39,10 @@ class Resizer:
         self._settings, self._names = settings, names
         self._allocator, self._api_writer, self._done = allocator, api_writer, done
         self._told: dict[str, tuple[Answer, str]] = {}  # by pod
+        self._seen: dict[str, int] = {}  # by pod: the number of the last answer
+        self.carried_out: Mapping[
+            str, int
+        ] = {}  # … and of the last that its shares follow; always replaced, never changed
         self._lock = threading.Lock()  # the watch and the housekeeping come at the same time
 
     def look(self, pods: Sequence[Pod]) -> None:
@@ -45,15 +50,23 @@ class Resizer:
         known = {item.pod_uid for item in self._allocator.allocations}
         with self._lock:
             self._told = {uid: told for uid, told in self._told.items() if uid in known}
+            if pods:
+                shown = {uid_of(pod) for pod in pods}
+                self._seen = {uid: number for uid, number in self._seen.items() if uid in shown}
+                self.carried_out = {uid: number for uid, number in self.carried_out.items() if uid in shown}
         for pod in pods:
             self.see(pod)
 
     def see(self, pod: Pod) -> None:
         """One pod as the API server shows it."""
         answer = resize.read(pod, self._names)
-        if answer is not None and answer.granted:
-            with self._lock:
-                self._resize(pod, answer)
+        if answer is None or not answer.granted:
+            return
+        with self._lock:
+            if answer.number < self._seen.get(uid_of(pod), 0):
+                return  # an older object: the extender has answered otherwise since, and believes our report of that
+            self._seen[uid_of(pod)] = answer.number
+            self._resize(pod, answer)
 
     def _resize(self, pod: Pod, answer: Answer) -> None:
         """All that a pod was granted, or nothing of it: what grows may have what shrinks."""
@@ -61,6 +74,9 @@ class Resizer:
         wanted = {item.key: _after(item, answer.granted.get(item.container)) for item in mine}
         changes = [(item, wanted[item.key]) for item in mine if wanted[item.key] != item]
         if not changes:
+            if mine and self.carried_out.get(uid_of(pod)) != answer.number:
+                self._note(pod, answer)
+                self._done()
             return
         try:
             for before, _ in changes:
@@ -85,11 +101,15 @@ class Resizer:
                 "has freed them",
             )
             return
+        self._note(pod, answer)
         done = (f"container {before.container}: {_said(before)} → {_said(after)}" for before, after in changes)
         self._tell(changes[0][0], answer, pod, "ResizeCompleted", "; ".join(done))
         self._told.pop(changes[0][0].pod_uid, None)
         self._allocator.reconcile(pod)
         self._done()
+
+    def _note(self, pod: Pod, answer: Answer) -> None:
+        self.carried_out = {**self.carried_out, uid_of(pod): answer.number}
 
     def _require_sense(self, before: Allocation, target: Target) -> None:
         """What no extender of ours grants, or this node's operator does not want."""

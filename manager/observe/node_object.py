@@ -31,10 +31,11 @@ class NodeObject:
         view: AllocationView,
         api_writer: ApiWriter,
         pods: Callable[[], Sequence[Pod] | None],
+        resizes: Callable[[], Mapping[str, int]],
     ) -> None:
-        """`pods`: the node's as the API server shows them."""
+        """`pods`: the node's as the API server shows them. `resizes`: by pod, which answer is carried out (Resizer)."""
         self._settings, self._names, self._inventory = settings, names, inventory
-        self._view, self._api_writer, self._pods = view, api_writer, pods
+        self._view, self._api_writer, self._pods, self._resizes = view, api_writer, pods, resizes
         self._told: Mapping[str, str] | None = None  # of the bookings
 
     def describe(self) -> None:
@@ -53,7 +54,8 @@ class NodeObject:
             self.describe()
 
     def _bookings(self) -> dict[str, str]:
-        return bookings_of(self._view.allocations, self._names, self._pods() or ())
+        resizes = self._resizes()  # first: what is carried out meanwhile is reported without its number, then once more
+        return bookings_of(self._view.allocations, self._names, self._pods() or (), resizes)
 
 
 def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
@@ -64,7 +66,9 @@ def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
     return {names.inventory: inventory.encode(tuple(cards))}
 
 
-def bookings_of(allocations: Sequence[Allocation], names: Names, pods: Iterable[Pod]) -> dict[str, str]:
+def bookings_of(
+    allocations: Sequence[Allocation], names: Names, pods: Iterable[Pod], resizes: Mapping[str, int]
+) -> dict[str, str]:
     """What each pod was given, which no owner of a pod can edit; in the order of allocation.
 
     By the UID of its object: of a static pod that is its mirror's, once the API server has shown it (`pods`).
@@ -72,7 +76,7 @@ def bookings_of(allocations: Sequence[Allocation], names: Names, pods: Iterable[
     static = static_pods(allocations)
     mirrors = {kubelet_uid(pod, static): uid_of(pod) for pod in pods} if static else {}
     given = {mirrors.get(uid, uid): pod_use(items) for uid, items in by_pod(allocations).items()}
-    return {names.bookings: bookings.encode(given)}
+    return {names.bookings: bookings.encode(given, resizes)}
 
 
 def labels(cards: Sequence[Card], names: Names, extra: Sequence[tuple[str, str]]) -> Mapping[str, str | None]:

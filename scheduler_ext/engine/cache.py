@@ -23,7 +23,7 @@ from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pods import Nominations, PodCache
 from scheduler_ext.state.shape import Shape
-from vcuda.spec.bookings import Use
+from vcuda.spec.bookings import Report, Use
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
 
@@ -71,7 +71,7 @@ class SchedulerCache:
         self.gangs = Gangs()
         self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
         # By node: what its manager gave each pod, and where that has differed from the bookings here.
-        self.reports: dict[str, Mapping[str, Use]] = {}
+        self.reports: dict[str, Report] = {}
         self.differences: dict[str, dict[str, Difference]] = {}
         self.resizing: dict[str, Use] = {}  # by UID: what was granted, until the node's manager reports it
         self.notices = Notices(clock)
@@ -79,6 +79,11 @@ class SchedulerCache:
         self.inherited: set[str] = set()
         self.inherited_until = -math.inf
         self._counted: collections.OrderedDict[str, None] = collections.OrderedDict()
+
+    def reported(self, node: str, uid: str) -> Use | None:
+        """What the manager of a node says that it gave a pod."""
+        report = self.reports.get(node)
+        return report.pods.get(uid) if report is not None else None
 
     def note(self, kind: str, weight: int = 1, **event: Any) -> None:
         """Tell the journal, if there is one. `weight`: how many names or objects the event holds."""

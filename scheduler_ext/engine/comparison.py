@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.state.notices import BOOKING_DIFFERS, Difference, Notice
 from scheduler_ext.state.pods import Record, State
-from vcuda.spec.bookings import Use
+from vcuda.spec.bookings import Report, Use
 
 _PATIENCE = 60.0  # seconds: pods come and go in a manager's report some seconds after they do in the API server's
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Comparison:
 
     def __init__(self, cache: SchedulerCache) -> None:
         self._cache = cache
-        self._agreed: dict[str, tuple[int, Mapping[str, Use]]] = {}  # by node: what there was to compare
+        self._agreed: dict[str, tuple[int, Report]] = {}  # by node: what there was to compare
 
     def nodes(self) -> list[str]:
         """Those with a report, or with a difference left."""
@@ -49,7 +49,7 @@ class Comparison:
         )
 
     def _look(self, node: str) -> None:
-        cache, report = self._cache, self._cache.reports.get(node, {})
+        cache, report = self._cache, self._cache.reports.get(node, Report())
         before, now = cache.differences.pop(node, {}), cache.clock()
         booked: dict[str, Record] = {}
         for uid in cache.cluster.bookings(node):
@@ -57,7 +57,7 @@ class Comparison:
             if record is not None and record.state is State.CONFIRMED:
                 booked[uid] = record
         found: dict[str, Difference] = {}
-        for uid, use in report.items():
+        for uid, use in report.pods.items():
             record = booked.get(uid)
             if record is not None and (record.uid in cache.resizing or dict(record.usage.cards) == use):
                 continue

@@ -20,7 +20,7 @@ from scheduler_ext.state.pods import Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
 from vcuda.spec import request, resize
-from vcuda.spec.bookings import Use
+from vcuda.spec.bookings import Report
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
 
@@ -53,15 +53,15 @@ class Intake:
         self._cache.quotas.set_labels(seen.name, seen.labels)
         if self._cache.cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem):
             self._cache.quotas.recount()
-        self._take_report(seen.name, seen.given)
+        self._take_report(seen.name, seen.report)
         self._cache.note("node", node=data)
         return seen.name
 
-    def _take_report(self, node: str, given: Mapping[str, Use]) -> None:
+    def _take_report(self, node: str, report: Report) -> None:
         """What its owner could have written is replaced by what the pod was given."""
-        pods = self._cache.pods
+        pods, given = self._cache.pods, report.pods
         if given:
-            self._cache.reports[node] = given
+            self._cache.reports[node] = report
         else:
             self._cache.reports.pop(node, None)
         for uid, use in given.items():
@@ -73,7 +73,7 @@ class Intake:
                 self._distrust(record)
             usage = replace(record.usage, cards=cards, unplaced=False)
             pods.put(replace(record, usage=usage, source=Source.MANAGER))
-        self._resizes.report(node, given)
+        self._resizes.report(node, report)
 
     def _distrust(self, record: Record) -> None:
         self._cache.metrics.distrusted.inc()
@@ -190,7 +190,7 @@ class Intake:
         seen = objects.bound_use(pod, self._cache.names)
         wrong = seen.wrong is not None
         usage, source = seen.usage, Source.ANNOTATION
-        given = self._cache.reports.get(node, {}).get(objects.uid(pod))
+        given = self._cache.reported(node, objects.uid(pod))
         if (
             old is not None
             and old.node == node

@@ -12,6 +12,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.notices import RESIZE_REFUSED, Notice
 from scheduler_ext.state.pods import Record, Source
 from vcuda.spec import placement, request, resize
+from vcuda.spec.bookings import Report
 from vcuda.spec.errors import InvalidRequest, Reason, SpecError
 from vcuda.spec.placement import Placement
 from vcuda.spec.request import PodRequest
@@ -70,16 +71,28 @@ class Resizes:
             new = Answer(resize.known_as(text), granted, str(error), answer.goal if answer is not None else {})
             about = record.namespace, record.name, record.uid
             self._cache.notices.put(Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}"))
-        self._answers[uid] = new
+        new = self._answers[uid] = replace(new, number=answer.number + 1 if answer is not None else 1)
         self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, new)
         self._cache.note("pod", at_ns=self._cache.wall_clock(), pod=pod)
 
-    def report(self, node: str, given: Mapping[str, Use]) -> None:
-        """What a node's manager gave each pod: what was granted and is there now is booked alone."""
+    def report(self, node: str, report: Report) -> None:
+        """What a node's manager gave each pod: what was granted and is there now is booked alone, else the larger.
+
+        A report may be one of before the grant that happens to say the same amounts: then nothing has come yet.
+        """
         for uid, goal in list(self._cache.resizing.items()):
             record = self._cache.pods.get(uid)
-            if record is not None and record.node == node and given.get(record.uid) == goal:
+            given = report.pods.get(uid)
+            if record is None or record.node != node or given is None:
+                continue
+            if given == goal and self._carried_out(report, uid):
                 self._book(record, goal, None)
+            elif (larger := resize.most(record.usage.cards, given)) != record.usage.cards:
+                self._cache.pods.put(replace(record, usage=replace(record.usage, cards=larger)))
+
+    def _carried_out(self, report: Report | None, uid: str) -> bool:
+        answer = self._answers.get(uid)
+        return report is not None and report.has_carried_out(uid, answer.number if answer is not None else 0)
 
     def explains(self, record: Record, pod: Mapping[str, Any]) -> bool:
         """Whether a pod's placement annotation says what a resize made of it."""
@@ -121,7 +134,8 @@ class Resizes:
         It is in the pod's status, which its owner can't write; whatever the placement annotation says by now.
         """
         goal = answer.goal
-        if goal and (goal != record.usage.cards or record.source is Source.ANNOTATION):
+        come = record.source is Source.MANAGER and self._carried_out(self._cache.reports.get(record.node), record.uid)
+        if goal and (goal != record.usage.cards or not come):
             self._book(record, resize.most(record.usage.cards, goal), goal)
             self._cache.resizing[record.uid] = goal
 
@@ -129,7 +143,7 @@ class Resizes:
         """`goal`: what is expected from now on; None: it has come."""
         source = record.source if goal is not None else Source.MANAGER
         self._cache.pods.put(replace(record, usage=replace(record.usage, cards=use), source=source))
-        if goal is None or goal == use == record.usage.cards:
+        if goal is None or (goal == use == record.usage.cards and record.uid not in self._cache.resizing):
             self._cache.resizing.pop(record.uid, None)
             self._held.pop(record.uid, None)
         else:
@@ -170,7 +184,7 @@ class Resizes:
     def _trusted(self, record: Record, use: Use) -> bool:
         """Whether a pod holds this by another's word than its owner's: during a resize two things may be true."""
         uid = record.uid
-        reported = self._cache.reports.get(record.node, {}).get(record.uid)
+        reported = self._cache.reported(record.node, record.uid)
         return use in (reported, dict(record.usage.cards), self._held.get(uid), self._cache.resizing.get(uid))
 
     def _require_room(self, record: Record, use: Use) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state.cluster import Usage
 from vcuda.spec import bookings, inventory, placement, request, resize
-from vcuda.spec.bookings import Use
+from vcuda.spec.bookings import Report
 from vcuda.spec.errors import InvalidInventory, InvalidPlacement, InvalidRequest, Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -34,7 +34,7 @@ class SeenNode:
     memory_bytes: int
     problem: Reason | ExtenderReason | None
     labels: Mapping[str, str]
-    given: Mapping[str, Use]  # by pod, as far as its manager reports it
+    report: Report  # what its manager says of its pods
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -89,21 +89,21 @@ def node(data: Mapping[str, Any], names: Names) -> SeenNode:
     text = _mapping(metadata.get("annotations")).get(names.inventory)
     name = str(metadata.get("name", ""))
     labels = _mapping(metadata.get("labels"))
-    given = _given(_mapping(metadata.get("annotations")).get(names.bookings))
+    report = _report(_mapping(metadata.get("annotations")).get(names.bookings))
     if not isinstance(text, str):
-        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels, given)
+        return SeenNode(name, (), cpu, memory, ExtenderReason.NO_INVENTORY, labels, report)
     try:
-        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels, given)
+        return SeenNode(name, inventory.decode(text), cpu, memory, None, labels, report)
     except InvalidInventory as error:
-        return SeenNode(name, (), cpu, memory, error.reason, labels, given)
+        return SeenNode(name, (), cpu, memory, error.reason, labels, report)
 
 
-def _given(text: object) -> Mapping[str, Use]:
+def _report(text: object) -> Report:
     """A report that can't be read is none: what it would have said is not known."""
     try:
-        return bookings.decode(text) if isinstance(text, str) else {}
+        return bookings.decode(text) if isinstance(text, str) else Report()
     except InvalidInventory:
-        return {}
+        return Report()
 
 
 def place(pod: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ def test_the_node_says_what_each_pod_was_given(connected: Node, machine: Machine
     connected.kubelet.admit(item)
 
     def given() -> dict[str, dict[str, tuple[int, int]]]:
-        return bookings.decode(api.node()["annotations"][NAMES.bookings])
+        return bookings.decode(api.node()["annotations"][NAMES.bookings]).pods
 
     def both_containers() -> bool:  # the first one's share may be written before the second one is allocated
         [use] = given().values()

@@ -135,7 +135,8 @@ def test_a_static_pods_own_mirror_is_believed_and_nobody_else(connected: Node) -
     # The extender knows it by its object.
     eventually(
         lambda: (
-            bookings.decode(api.node()["annotations"][NAMES.bookings]).get(real["metadata"]["uid"]) == {card: (40, 12)}
+            bookings.decode(api.node()["annotations"][NAMES.bookings]).pods.get(real["metadata"]["uid"])
+            == {card: (40, 12)}
         ),
         "the report",
     )

@@ -52,10 +52,11 @@ def grant_all(
     item: dict[str, Any],
     granted: dict[str, resize.Target],
     goal: tuple[int, int] = (100, 10_000),
+    number: int = 0,
 ) -> None:
-    """`goal`: what the pod is to have of each card in all."""
+    """`goal`: what the pod is to have of each card in all. `number`: of the extender's answer."""
     assert node.api is not None
-    answer = resize.Answer("…", granted, goal={target.share.uuid: goal for target in granted.values()})
+    answer = resize.Answer("…", granted, goal={target.share.uuid: goal for target in granted.values()}, number=number)
     said = resize.condition(answer, NAMES, "2026-01-01T00:00:00Z")
     thing = node.api.find("pods", f"default/{item['metadata']['name']}")
     item["status"] = {**thing.get("status", {}), "conditions": [said]}
@@ -102,6 +103,37 @@ def test_the_cards_of_a_node_that_lost_its_state_hold_no_more_than_they_have(nod
     assert node.booked()[card] == (100, 8 * BLOCK_BYTES)
 
 
+def test_the_report_says_which_grant_it_follows_and_an_older_one_is_not_obeyed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the extender would take the amounts of before a resize for those after the next one, and sell what is held."""
+    item = admitted(node, pod("p", container("c", 30, 4)))
+    uid, (card,) = item["metadata"]["uid"], node.kubelet.cards(item, "c")
+
+    def answered(blocks: int, number: int) -> None:
+        grant_all(node, item, {"c": resize.Target(CardShare(card, 30, blocks))}, number=number)
+
+    def reported() -> tuple[int, int | None]:
+        assert node.api is not None
+        report = bookings.decode(node.api.node()["annotations"][NAMES.bookings])
+        return report.pods.get(uid, {card: (0, 0)})[card][1], (report.resizes or {}).get(uid)
+
+    eventually(lambda: reported() == (4, None), "the first report")
+    answered(12, 1)
+    eventually(lambda: reported() == (12, 1), "the first grant")
+    use(node, monkeypatch, [10 * BLOCK_BYTES])
+    answered(4, 2)
+    eventually(lambda: said(node, "ResizeWaits"), "it waits: more is in use")
+    assert reported() == (12, 1)
+    answered(12, 3)
+    eventually(lambda: reported() == (12, 3), "the third, which changes nothing")
+    use(node, monkeypatch, [0])
+    older = resize.Answer("…", {"c": resize.Target(CardShare(card, 30, 4))}, goal={card: (100, 100)}, number=2)
+    assert node.daemon is not None
+    node.daemon._resizer.see({**item, "status": {"conditions": [resize.condition(older, NAMES, "")]}})
+    assert limits(node, item)[1] == 12 and reported() == (12, 3)
+
+
 def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
     item = admitted(node, pod("p", container("c", 30, 4)))
     before = (node.region(item, "c") / "limits").stat().st_ino
@@ -117,7 +149,7 @@ def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:
     assert node.api is not None
     uid = item["metadata"]["uid"]
     eventually(
-        lambda: bookings.decode(node.api.node()["annotations"][NAMES.bookings]).get(uid) == {card: (50, 12)},
+        lambda: bookings.decode(node.api.node()["annotations"][NAMES.bookings]).pods.get(uid) == {card: (50, 12)},
         "the report",
     )
 

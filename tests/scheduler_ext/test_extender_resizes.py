@@ -61,9 +61,11 @@ def answered(engine: Engine, shown: dict[str, Any]) -> dict[str, Any]:
     return shown | {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}, said]}}
 
 
-def reporting(given: dict[str, dict[str, tuple[int, int]]], count: int = 1) -> dict[str, Any]:
+def reporting(given: dict[str, dict[str, tuple[int, int]]], count: int = 1, carried_out: int = 9) -> dict[str, Any]:
+    """A node whose manager gave this; `carried_out`: the number of the last answer that it has obeyed, for each pod."""
     described = node("a", cards("a", count))
-    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given)
+    text = bookings.encode(given, dict.fromkeys(given, carried_out))
+    described["metadata"]["annotations"][NAMES.bookings] = text
     return described
 
 
@@ -101,6 +103,42 @@ def test_what_grows_is_booked_at_once_and_granted(engine: Engine) -> None:
     assert engine.unanswered() == []
     engine.see_pod(asked)
     assert engine.unanswered() == [one], "a status without the answer gets the same one again"
+
+
+def test_a_report_of_before_ends_no_resize_although_it_says_the_same_amounts(engine: Engine) -> None:
+    """Up, and down again at once: a node event that still carries the first report freed what the manager never freed."""
+    before = reporting({"p": {CARD: (20, 10)}}, carried_out=0)
+    engine.see_node(before)
+    up = annotated(placed(engine, pod("p", 20, 10, uid="p")), resize="memory=20")
+    engine.see_pod(up)
+    up = answered(engine, up)
+    engine.see_pod(up)
+    down = annotated(up, resize="memory=10")
+    engine.see_pod(down)
+    down = answered(engine, down)
+    engine.see_node(before)
+    assert booked(engine) == (20, 20)
+    engine.see_node(reporting({"p": {CARD: (20, 20)}}, carried_out=1))
+    assert booked(engine) == (20, 20), "it waits: so much is in use"
+    restarted, _ = engine_with(before)
+    restarted.see_pod(annotated(down, placement=written(20, 10)))
+    assert restarted.cache.resizing, "the restarted one awaits the second answer, too"
+    restarted.see_node(reporting({"p": {CARD: (20, 20)}}, carried_out=1))
+    assert booked(restarted) == (20, 20), "the manager gave it more than was known here"
+    for one in engine, restarted:
+        one.see_node(reporting({"p": {CARD: (20, 10)}}, carried_out=2))
+        assert booked(one) == (20, 10) and not one.cache.resizing
+
+
+def test_a_manager_that_does_not_number_what_it_carries_out_is_believed_by_the_amounts(engine: Engine) -> None:
+    """One of before an upgrade."""
+    asked = annotated(placed(engine, pod("p", 60, 8, uid="p")), resize="core=20,memory=2")
+    engine.see_pod(asked)
+    described = reporting({"p": {CARD: (20, 2)}})
+    text = described["metadata"]["annotations"][NAMES.bookings]
+    described["metadata"]["annotations"][NAMES.bookings] = text.partition(',"resizes"')[0] + "}"
+    engine.see_node(described)
+    assert booked(engine) == (20, 2)
 
 
 def test_what_shrinks_stays_booked_until_the_nodes_manager_reports_it(engine: Engine) -> None:

@@ -23,7 +23,7 @@ Given = dict[str, dict[str, tuple[int, int]]]
 def reporting(given: Given, count: int = 4) -> dict[str, Any]:
     """Node a, whose manager says what each pod was given."""
     described = node("a", cards("a", count))
-    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given)
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode(given, {})
     return described
 
 
@@ -123,10 +123,11 @@ def test_a_report_that_cannot_be_read_is_none(text: str) -> None:
 def test_a_report_is_never_larger_than_an_annotation_may_be() -> None:
     """The API server takes 256 KiB of annotations per object, and refuses the whole patch beyond that."""
     given = {f"{number:036}": {f"GPU-{number:036}": (1, 1)} for number in range(5000)}
-    text = bookings.encode(given)
+    text = bookings.encode(given, dict.fromkeys(given, 12345))
     assert len(text) <= 128 * 1024
     found = bookings.decode(text)
-    assert 1000 < len(found) < 5000 and all(given[uid] == use for uid, use in found.items())
+    assert 900 < len(found.pods) < 5000 and all(given[uid] == use for uid, use in found.pods.items())
+    assert found.resizes == dict.fromkeys(found.pods, 12345)
 
 
 def test_a_pod_that_chose_its_own_node_and_card_gets_an_event_when_it_overbooks_it() -> None:

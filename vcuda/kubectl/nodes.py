@@ -56,7 +56,7 @@ def _row(cluster: Cluster, node: Mapping[str, Any], daemons: Mapping[str, Any]) 
 def _cards(text: str | None, booked: str | None) -> list[dict[str, Any]]:
     used: dict[str, list[int]] = {}
     pods = Counter[str]()
-    for uses in bookings.decode(booked).values() if booked else ():
+    for uses in bookings.decode(booked).pods.values() if booked else ():
         for uuid, (cores, blocks) in uses.items():
             total = used.setdefault(uuid, [0, 0])
             total[0], total[1] = total[0] + cores, total[1] + blocks

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from vcuda.spec.errors import InvalidInventory, Reason
 from vcuda.spec.placement import MOST_BLOCKS
@@ -19,34 +20,62 @@ _MOST_BYTES = 128 * 1024  # all annotations of an object have 256 KiB (apimachin
 Use = Mapping[str, tuple[int, int]]
 
 
-def encode(pods: Mapping[str, Use]) -> str:
-    """Render the annotation: compact JSON, `{"version":1,"pods":{UID:{UUID:[CORES,BLOCKS],…}}}`, in the order given.
+@dataclass(frozen=True)
+class Report:
+    """What a manager says. By pod: what it was given, and the number of the last resize answer that is carried out.
+
+    `resizes`: a pod that it does not name has carried out none; None: written by a manager that does not say.
+    """
+
+    pods: Mapping[str, Use] = field(default_factory=dict)
+    resizes: Mapping[str, int] | None = None
+
+    def has_carried_out(self, uid: str, number: int) -> bool:
+        """Whether what it says of a pod was read after this answer: amounts alone may be those of an earlier one."""
+        return self.resizes is None or self.resizes.get(uid, 0) >= number
+
+
+def encode(pods: Mapping[str, Use], resizes: Mapping[str, int]) -> str:
+    """Render the annotation: compact JSON, in the order given.
+
+    `{"version":1,"pods":{UID:{UUID:[CORES,BLOCKS],…},…},"resizes":{UID:NUMBER,…}}`
 
     Pods for which it has no room any more are left out: what is not named is not known.
     """
-    rows, size = [], 32
+    rows, numbers, size = [], {}, 46
     for uid, use in pods.items():
         cards = {uuid: list(amounts) for uuid, amounts in use.items()}
         row = f"{json.dumps(uid)}:{json.dumps(cards, separators=(',', ':'))}"
-        size += len(row) + 1
+        number = resizes.get(uid, 0)
+        size += len(row) + 1 + (len(json.dumps(uid)) + len(str(number)) + 2 if number else 0)
         if size > _MOST_BYTES:
             break
         rows.append(row)
-    return f'{{"version":{VERSION},"pods":{{{",".join(rows)}}}}}'
+        if number:
+            numbers[uid] = number
+    return f'{{"version":{VERSION},"pods":{{{",".join(rows)}}},"resizes":{json.dumps(numbers, separators=(",", ":"))}}}'
 
 
-def decode(text: str) -> dict[str, dict[str, tuple[int, int]]]:
+def decode(text: str) -> Report:
     """Parse the annotation. Raises InvalidInventory that says what is wrong with it."""
     try:
         data = json.loads(text)
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']!r:.20} is not {VERSION}")
-        return {uid: {uuid: _amounts(*amounts) for uuid, amounts in use.items()} for uid, use in data["pods"].items()}
+        pods = {uid: {uuid: _amounts(*amounts) for uuid, amounts in use.items()} for uid, use in data["pods"].items()}
+        return Report(pods, _numbers(data["resizes"]) if "resizes" in data else None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
             Reason.INVALID_INVENTORY,
             f"the node's annotation of bookings is malformed ({error!s:.120}); gpu-manager rewrites it",
         ) from error
+
+
+def _numbers(data: Mapping[str, object]) -> dict[str, int]:
+    found = {uid: number for uid, number in data.items() if type(number) is int}
+    if len(found) != len(data):
+        raise ValueError("the number of an answer must be a whole number")
+    return found
 
 
 def _amounts(cores: object, blocks: object) -> tuple[int, int]:

@@ -40,13 +40,14 @@ class Target:
 class Answer:
     """The extender's answer to `request` (`known_as` of the annotation), and all grants so far, by container.
 
-    `goal`: what the whole pod is to book of each card then.
+    `goal`: what the whole pod is to book of each card then. `number`: of this answer, among those to the pod.
     """
 
     request: str
     granted: Mapping[str, Target] = field(default_factory=dict)
     refused: str = ""
     goal: Use = field(default_factory=dict)
+    number: int = 0
 
 
 def known_as(text: str) -> str:
@@ -186,6 +187,7 @@ def condition(answer: Answer, names: Names, now: str) -> dict[str, str]:
         "granted": granted,
         "goal": answer.goal,
         "refused": answer.refused,
+        "number": answer.number,
     }
     return {
         "type": names.resize,
@@ -208,10 +210,16 @@ def read(pod: Mapping[str, Any], names: Names) -> Answer | None:
                     return None
                 granted = {str(name): _granted(*row) for name, row in data["granted"].items()}
                 goal = {str(uuid): _amounts_of(*row) for uuid, row in data["goal"].items()}
-                return Answer(str(data["request"]), granted, str(data["refused"]), goal)
+                return Answer(str(data["request"]), granted, str(data["refused"]), goal, _number(data.get("number", 0)))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 return None
     return None
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError("an answer's number is a whole number")
+    return value
 
 
 def _amounts_of(cores: object, blocks: object) -> tuple[int, int]:
