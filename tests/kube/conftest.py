@@ -67,16 +67,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the run's row of the matrix, where $KUBE_MATRIX names the page."""
+    """Write the run into the matrix, where $KUBE_MATRIX names the page."""
     page, cluster = os.environ.get("KUBE_MATRIX"), session.config.stash.get(_CLUSTER, None)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not page or cluster is None or reporter is None:
         return
-    stats = {name: reporter.stats.get(name, ()) for name in ("passed", "failed", "error", "skipped")}
-    files = {Path(report.nodeid.partition("::")[0]).name for report in stats["passed"]}
-    failed = len(stats["failed"]) + len(stats["error"])
-    day = datetime.date.today().isoformat()
-    row = kube_matrix.Row(*cluster, sorted(files), len(stats["passed"]), failed, len(stats["skipped"]), day)
+    names = {
+        outcome: [report.nodeid for report in reporter.stats.get(outcome, ())]
+        for outcome in ("passed", "failed", "error", "skipped")
+    }
+    row = kube_matrix.Row(*cluster, kube_matrix.counts(names), datetime.date.today().isoformat())
     kube_matrix.update(Path(page), row)
 
 

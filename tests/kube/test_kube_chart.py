@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import urllib.error
 
 import pytest
@@ -88,10 +87,7 @@ def test_pages_that_name_tenants_are_for_whom_rbac_allows(system: System, instal
     """The chart's ClusterRole for readers is enough, and needed."""
     kubectl = system.lab.kubectl
     kubectl("create", "serviceaccount", "scraper", "-n", NAMESPACE)
-    names = kubectl("get", "serviceaccount", "scraper", "-n", NAMESPACE, "-o", "jsonpath={.secrets[*].name}").split()
-    (secret,) = [name for name in names if "token" in name]
-    encoded = kubectl("get", "secret", secret, "-n", NAMESPACE, "-o", "jsonpath={.data.token}")
-    token = base64.b64decode(encoded).decode()
+    token = system.lab.token("scraper", NAMESPACE)
     for asked, status in (("", 401), ("forged", 401), (token, 403)):
         with pytest.raises(urllib.error.HTTPError, match=str(status)):
             installed.daemon("/usage", asked)

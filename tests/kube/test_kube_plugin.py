@@ -43,9 +43,7 @@ def jane(system: System, tmp_path: Path) -> Path:
         _bind("RoleBinding", "jane", "ClusterRole", "edit", "default"),
         _bind("ClusterRoleBinding", "jane-nodes", "ClusterRole", "node-reader"),
     )
-    where = "/api/v1/namespaces/default/serviceaccounts/jane/token"
-    asked = json.dumps({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
-    token = json.loads(system.lab.kubectl("create", "--raw", where, "-f", "-", stdin=asked))["status"]["token"]
+    token = system.lab.token("jane", "default")
     config = json.loads(system.lab.kubectl("config", "view", "--raw", "--flatten", "-o", "json"))
     config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
     path = tmp_path / "jane"

@@ -103,6 +103,13 @@ class KubeLab:
     def apply(self, *objects: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin="\n".join("---\n" + json.dumps(item) for item in objects))
 
+    def token(self, account: str, namespace: str) -> str:
+        """A new token of a ServiceAccount: since Kubernetes 1.24 none lies in a Secret."""
+        where = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        asked = json.dumps({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+        made = json.loads(self.kubectl("create", "--raw", where, "-f", "-", stdin=asked))
+        return str(made["status"]["token"])
+
     def image(self, name: str, folder: Path, *command: str) -> None:
         self.call("image", name, str(folder), *command)
 
