@@ -60,7 +60,7 @@ while len(found) < 3:
         assert times == 0, "granted without a record"
         held.append(pointer)
     else:
-        found.append([result, times > 0, min(0, settled() - before)])  # pools may give back more
+        found.append([result, times > 0, pointer.value or 0, min(0, settled() - before)])  # pools may give back more
 answer(found)
 sys.stdin.readline()
 for pointer in held:
@@ -81,5 +81,5 @@ sys.stdin.read()
     end = process.stdout.readline()
     used = share.machine.report().cards[0].used_bytes
     assert shares.beside_refusals(process.communicate("", timeout=60)[1]) == ""
-    assert json.loads(line) == [[2, True, 0]] * 3
+    assert json.loads(line) == [[2, True, 0, 0]] * 3
     assert (end, used) == ("true\n", 64 * MIB)

@@ -139,7 +139,7 @@ static bool hold_array(struct making *making, uint64_t real, const void *handle)
     return vc_charge_keep_opaque(&making->charge, handle);
 }
 
-static CUresult end_array(struct making *making, CUresult result, CUarray *array)
+static CUresult end_array(struct making *making, CUresult result, CUarray *array, CUarray before)
 {
     if (result != CUDA_SUCCESS) {
         drop_array(making);
@@ -148,6 +148,7 @@ static CUresult end_array(struct making *making, CUresult result, CUarray *array
     if (hold_array(making, real_bytes(*array, NULL), *array))
         return CUDA_SUCCESS;
     vc_real.cuArrayDestroy(*array);
+    *array = before;
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -155,8 +156,9 @@ static CUresult end_array(struct making *making, CUresult result, CUarray *array
 #define VC__MAKE_ARRAY(shape, call)                                                                                  \
     do {                                                                                                             \
         struct making making;                                                                                        \
+        CUarray before = *array;                                                                                     \
         CUresult result = begin_array(&making, shape, 1);                                                            \
-        return result != CUDA_SUCCESS ? result : end_array(&making, call, array);                                    \
+        return result != CUDA_SUCCESS ? result : end_array(&making, call, array, before);                            \
     } while (0)
 
 CUresult vc_hook_cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v2 *descriptor)
@@ -229,6 +231,7 @@ CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRA
     if (!has_memory(descriptor->Flags))
         return end_sparse(vc_real.cuMipmappedArrayCreate(array, descriptor, levels), (void *const *)array);
     struct making making;
+    CUmipmappedArray before = *array;
     CUresult result = begin_array(&making, descriptor, levels);
     if (result != CUDA_SUCCESS)
         return result;
@@ -240,6 +243,7 @@ CUresult vc_hook_cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRA
     if (hold_array(&making, real_bytes(NULL, *array), *array))
         return CUDA_SUCCESS;
     vc_real.cuMipmappedArrayDestroy(*array);
+    *array = before;
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 

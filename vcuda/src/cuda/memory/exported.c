@@ -357,6 +357,7 @@ CUresult vc_hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
     CUresult result = is_signed && !signature.is_nothing ? begin_import(&signature, &import) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         return result;
+    CUmemGenericAllocationHandle before = handle ? *handle : 0;
     result = vc_real.cuMemImportFromShareableHandle(handle, shareable, type);
     if (result != CUDA_SUCCESS) {
         if (object)
@@ -370,5 +371,7 @@ CUresult vc_hook_cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
         vc_object_add_uncharged(*handle, true);
     else
         result = end_import(*handle, &import);
+    if (result != CUDA_SUCCESS)
+        *handle = before;
     return result;
 }

@@ -82,6 +82,7 @@ static CUresult import(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HAND
     CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
     if (result != CUDA_SUCCESS)
         return result;
+    CUexternalMemory before = *memory;
     result = vc_real.cuImportExternalMemory(memory, descriptor);
     external->bytes = charge.reserved;
     if (result == CUDA_SUCCESS && charge.cards && record(external, &charge, (uint64_t)(uintptr_t)*memory)) {
@@ -90,6 +91,7 @@ static CUresult import(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HAND
     }
     if (result == CUDA_SUCCESS && charge.cards) {
         vc_real.cuDestroyExternalMemory(*memory);
+        *memory = before;
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
     vc_charge_drop(&charge);

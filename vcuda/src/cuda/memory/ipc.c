@@ -218,6 +218,7 @@ static CUresult open_memory(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     if (!pointer || vc_region_get()->state != VC_REGION_ENFORCED)
         return call(pointer, handle, flags);
     bool held = hold(name_of(handle.reserved), &opened.extent);
+    CUdeviceptr before = *pointer;
     CUresult result = call(pointer, handle, flags);
     opened.key = result == CUDA_SUCCESS ? *pointer : 0;
     if (result != CUDA_SUCCESS || vc_table_edit(&opens, opened.key, false, count_open, NULL)) {
@@ -234,6 +235,7 @@ static CUresult open_memory(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     if (result == CUDA_SUCCESS)
         close_one(&opened);
     vc_real.cuIpcCloseMemHandle(*pointer);
+    *pointer = before;
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -333,6 +335,7 @@ CUresult vc_hook_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
     if (!opened)
         return CUDA_ERROR_OUT_OF_MEMORY;
     bool held = hold(name_of(data->reserved), &opened->extent);
+    CUdeviceptr before = *pointer;
     CUresult result = vc_real.cuMemPoolImportPointer(pointer, pool, data);
     if (result == CUDA_SUCCESS) {
         opened->key = *pointer;
@@ -341,6 +344,7 @@ CUresult vc_hook_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
         if (result == CUDA_SUCCESS && vc_account_record(&allocation))
             return result;
         vc_real.cuMemFree_v2(*pointer);
+        *pointer = before;
         if (result == CUDA_SUCCESS)
             close_one(opened);
         held = false;

@@ -246,6 +246,7 @@ CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     if (result != CUDA_SUCCESS)
         return result;
     struct vc_object *object = charge.cards ? calloc(1, sizeof *object) : NULL;
+    CUmemGenericAllocationHandle before = *handle;
     result = charge.cards && !object ? CUDA_ERROR_OUT_OF_MEMORY : vc_real.cuMemCreate(handle, bytes, properties, flags);
     if (result != CUDA_SUCCESS || !object) {
         vc_charge_drop(&charge);
@@ -255,6 +256,7 @@ CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     *object = (struct vc_object){.references = 1, .cards = charge.cards, .device = properties->location.id, .bytes = bytes};
     if (!add_handle(*handle, object)) {
         vc_real.cuMemRelease(*handle);
+        *handle = before;
         vc_charge_drop(&charge);
         free(object);
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -4,24 +4,36 @@
 /* What the pitched allocator may round a row up to: no card aligns rows to more. Trued up when the pitch is known. */
 #define VC__PITCH_ALIGNMENT 512u
 
-static CUresult end_allocation(struct vc_charge *charge, CUresult result, CUdeviceptr pointer, uint64_t bytes,
-                               enum vc_memory_kind kind)
+/* What the driver gave is kept, or taken back: then the application's variable is what it was. */
+static CUresult end_allocation(struct vc_charge *charge, CUresult result, CUdeviceptr *pointer, CUdeviceptr before,
+                               uint64_t bytes, enum vc_memory_kind kind)
 {
     if (result != CUDA_SUCCESS) {
         vc_charge_drop(charge);
         return result;
     }
-    if (vc_charge_keep(charge, pointer, bytes, kind))
+    if (vc_charge_keep(charge, *pointer, bytes, kind))
         return CUDA_SUCCESS;
-    vc_real.cuMemFree_v2(pointer);
+    vc_real.cuMemFree_v2(*pointer);
+    *pointer = before;
     return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult end_allocation_v1(struct vc_charge *charge, CUresult result, CUdeviceptr_v1 *pointer, CUdeviceptr before,
+                                  uint64_t bytes)
+{
+    CUdeviceptr made = *pointer;
+    result = end_allocation(charge, result, &made, before, bytes, VC_MEMORY_PLAIN);
+    *pointer = (CUdeviceptr_v1)made;
+    return result;
 }
 
 /* The physical part of an oversold share is full. */
 static CUresult allocate_oversold(struct vc_charge *charge, CUdeviceptr *pointer, uint64_t bytes)
 {
+    CUdeviceptr before = *pointer;
     CUresult result = vc_real.cuMemAllocManaged(pointer, bytes, CU_MEM_ATTACH_GLOBAL);
-    return end_allocation(charge, result, result == CUDA_SUCCESS ? *pointer : 0, bytes, VC_MEMORY_OVERSOLD);
+    return end_allocation(charge, result, pointer, before, bytes, VC_MEMORY_OVERSOLD);
 }
 
 CUresult vc_hook_cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
@@ -34,8 +46,9 @@ CUresult vc_hook_cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
         return result;
     if (VC_UNLIKELY(charge.managed))
         return allocate_oversold(&charge, pointer, bytes);
+    CUdeviceptr before = *pointer;
     result = vc_real.cuMemAlloc_v2(pointer, bytes);
-    return end_allocation(&charge, result, result == CUDA_SUCCESS ? *pointer : 0, bytes, VC_MEMORY_PLAIN);
+    return end_allocation(&charge, result, pointer, before, bytes, VC_MEMORY_PLAIN);
 }
 
 CUresult vc_hook_cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
@@ -46,8 +59,9 @@ CUresult vc_hook_cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
     CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
     if (result != CUDA_SUCCESS)
         return result;
+    CUdeviceptr_v1 before = *pointer;
     result = vc_real.cuMemAlloc(pointer, bytes);
-    return end_allocation(&charge, result, result == CUDA_SUCCESS ? *pointer : 0, bytes, VC_MEMORY_PLAIN);
+    return end_allocation_v1(&charge, result, pointer, before, bytes);
 }
 
 static uint64_t pitched_bytes(uint64_t width, uint64_t height)
@@ -77,9 +91,14 @@ CUresult vc_hook_cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t 
             *pitch = row;
         return result;
     }
+    CUdeviceptr before = *pointer;
+    size_t pitch_before = *pitch;
     result = vc_real.cuMemAllocPitch_v2(pointer, pitch, width, height, element);
     bool made = result == CUDA_SUCCESS;
-    return end_allocation(&charge, result, made ? *pointer : 0, made ? vc_times(*pitch, height) : 0, VC_MEMORY_PLAIN);
+    result = end_allocation(&charge, result, pointer, before, made ? vc_times(*pitch, height) : 0, VC_MEMORY_PLAIN);
+    if (made && result != CUDA_SUCCESS)
+        *pitch = pitch_before;
+    return result;
 }
 
 CUresult vc_hook_cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
@@ -91,9 +110,14 @@ CUresult vc_hook_cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, u
     CUresult result = vc_charge_current(&charge, is_element(element) ? pitched_bytes(width, height) : 0);
     if (result != CUDA_SUCCESS)
         return result;
+    CUdeviceptr_v1 before = *pointer;
+    unsigned int pitch_before = *pitch;
     result = vc_real.cuMemAllocPitch(pointer, pitch, width, height, element);
     bool made = result == CUDA_SUCCESS;
-    return end_allocation(&charge, result, made ? *pointer : 0, made ? vc_times(*pitch, height) : 0, VC_MEMORY_PLAIN);
+    result = end_allocation_v1(&charge, result, pointer, before, made ? vc_times(*pitch, height) : 0);
+    if (made && result != CUDA_SUCCESS)
+        *pitch = pitch_before;
+    return result;
 }
 
 /* Managed memory may lie on the host, but the tenant can bring all of it to any card at any time: charged in full on each. */
@@ -107,8 +131,9 @@ CUresult vc_hook_cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned 
     CUresult result = vc_charge_managed(&charge, likely ? vc_round_up(bytes, VC_CHUNK) : 0);
     if (result != CUDA_SUCCESS)
         return result;
+    CUdeviceptr before = *pointer;
     result = vc_real.cuMemAllocManaged(pointer, bytes, flags);
-    return end_allocation(&charge, result, result == CUDA_SUCCESS ? *pointer : 0, bytes, VC_MEMORY_MANAGED);
+    return end_allocation(&charge, result, pointer, before, bytes, VC_MEMORY_MANAGED);
 }
 
 CUresult vc_hook_cuMemFree_v2(CUdeviceptr pointer)

@@ -188,6 +188,7 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
     if (!vc_meter_begin(&metered, &pool->meter, size, UINT64_MAX))
         return pool->is_on_card && vc_beyond_every_card(size) ? call(pointer, bytes, pool->handle, stream) : CUDA_ERROR_OUT_OF_MEMORY;
     bool told = is_told(pool);
+    CUdeviceptr before = *pointer;
     CUresult result = call(pointer, bytes, pool->handle, stream);
     if (result == CUDA_SUCCESS && !told)
         vc_add(&pool->untold, size);
@@ -199,6 +200,7 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
     if (fits && record(pool, *pointer, size))
         return CUDA_SUCCESS;
     undo(*pointer, stream);
+    *pointer = before;
     if (!told)
         vc_sub(&pool->untold, size);
     vc_meter_trim(&pool->meter); /* what the driver keeps until the stream gets there is charged meanwhile, even over the limit */
