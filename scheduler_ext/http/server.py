@@ -176,14 +176,25 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed:
             return
         self._head_bytes += nbytes
+        data = self._buffer[:nbytes]
         try:
-            self._parser.feed_data(self._buffer[:nbytes])
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
+            while data and not self._closed:
+                data = self._parsed(data)
+        except httptools.HttpParserError as problem:
             self._end(error(400, f"this is not an HTTP/1.1 request: {problem}"[:200], close=True))
             return
         if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
             self._end(error(431, f"the head has more than {_MOST_HEAD_BYTES} bytes", close=True))
         self._go_on()
+
+    def _parsed(self, data: memoryview) -> memoryview:
+        """Parse; what is left, of which the parser thinks that it is another protocol. We never change it."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parser = httptools.HttpRequestParser(self)
+            return data[upgrade.args[0] :]
+        return data[:0]
 
     def pause_writing(self) -> None:
         self._full = True
@@ -244,6 +255,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         if size is not None and size > self._most:
             self._end(self._too_long(size))
+            return
+        if self._parser.should_upgrade() and self._method not in _BODILESS:
+            # The parser takes no body then: it would be the next request.
+            self._end(error(400, f"{self._method} {self._path:.80} changes no protocol; leave out Upgrade", close=True))
             return
         self._held = self._most if size is None else size
         if not self._held or self._room.take(self, self._held):

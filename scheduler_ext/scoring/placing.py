@@ -29,7 +29,7 @@ _REASONS = (
     Reason.INSUFFICIENT_MEMORY,
 )  # fmt: skip
 _CODES = ffi.new("struct vc_codes *", [CODE_OF[reason] for reason in _REASONS])
-_TYPE = {"l": "int64_t[]", "d": "double[]", "?": "uint8_t[]"}
+_TYPE = {"l": "int64_t[]", "d": "double[]", "?": "uint8_t[]", "B": "uint8_t[]"}
 
 
 class _Struct:

@@ -17,8 +17,10 @@ from vcuda.spec.units import CORES_PER_CARD
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Ranks = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 
+_CLOSEST = 255  # of ranks; managers tell up to 118
 _GONE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
 
@@ -47,7 +49,7 @@ class View(NamedTuple):
     model: Ints
     free_cpu: Ints
     free_memory: Ints
-    links: Ints  # [k, cards, cards]
+    links: Ranks  # [k, cards, cards]
 
 
 class Described(NamedTuple):
@@ -91,7 +93,7 @@ class Cluster:
             grown(name, (rows, columns), np.int64)
         grown("present", (rows, columns), np.bool_)
         grown("usable", (rows, columns), np.bool_)
-        grown("links", (rows, columns, columns), np.int64)
+        grown("links", (rows, columns, columns), np.uint8)
         for name in ("free_cpu", "free_memory", "code", "changed", "born"):
             grown(name, (rows,), np.int64)
         self.native = None
@@ -103,7 +105,7 @@ class Cluster:
     model: Ints
     present: Bools
     usable: Bools
-    links: Ints
+    links: Ranks  # a byte each: beside one node of MIG instances these are the most of all arrays
     free_cpu: Ints
     free_memory: Ints
     code: Ints
@@ -210,7 +212,7 @@ class Cluster:
             self.model[row, column] = self.model_id(card.model)
             for peer, rank in card.links:
                 if peer in self._columns[row]:
-                    self.links[row, column, self._columns[row][peer]] = min(max(rank, 0), 1000)
+                    self.links[row, column, self._columns[row][peer]] = min(max(rank, 0), _CLOSEST)
         self.free_cpu[row], self.free_memory[row] = self._capacity_cpu[row]
         for usage in self._bookings.get(self.names[row], {}).values():
             self._apply(row, usage, -1)

@@ -208,6 +208,23 @@ def test_what_is_no_http_gets_400() -> None:
         serve(work)
 
 
+def test_an_upgrade_is_not_taken_and_its_request_is_answered_once() -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+    async def work(reader: Any, writer: Any, server: Any) -> None:
+        for path in (b"/a", b"/slow"):
+            writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (path, upgrade) + post("/b"))
+            assert [(await answer(reader))[0] for _ in range(2)] == [200, 200]
+        assert applications(server).answered == ["/a", "/b", "/slow", "/b"]
+        # A parser that upgrades takes no body: it would be the next request.
+        writer.write(post("/c", post("/d"), upgrade))
+        status, body, _ = await answer(reader)
+        assert (status, await reader.read()) == (400, b"") and b"Upgrade" in body
+        assert "/c" not in applications(server).answered and "/d" not in applications(server).answered
+
+    serve(work)
+
+
 def test_the_end_waits_for_an_answer_under_way() -> None:
     async def work(reader: Any, writer: Any, server: Any) -> None:
         writer.write(post("/slow"))

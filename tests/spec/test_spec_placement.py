@@ -190,6 +190,17 @@ def test_an_inventory_may_gain_fields_but_never_lists_a_card_twice() -> None:
         inventory.decode(json.dumps({"version": 1, "cards": [row, row]}))
 
 
+def test_an_inventory_of_more_than_a_node_can_have_is_none() -> None:
+    def text(count: int, model: str = "T4") -> str:
+        rows = [{"uuid": f"GPU-{number}", "minor": number, "bytes": 2**33, "model": model} for number in range(count)]
+        return json.dumps({"version": 1, "cards": rows})
+
+    assert len(inventory.decode(text(inventory.MOST_CARDS))) == inventory.MOST_CARDS
+    for far in (text(inventory.MOST_CARDS + 1), text(3000), text(1, "x" * 2**18)):
+        with pytest.raises(InvalidInventory, match="at most"):
+            inventory.decode(far)
+
+
 CARD = inventory.Card("GPU-1", 0, "T4", 8 * 2**30)
 
 

@@ -12,6 +12,8 @@ from vcuda.spec.errors import InvalidInventory, Reason
 from vcuda.spec.units import blocks_on_card
 
 VERSION = 1
+MOST_CARDS = 128  # of a node: 16 cards in 7 MIG instances each are 112; the extender has room for links between all
+_LONGEST = 256 * 1024  # characters; all annotations of an object have as many bytes (TotalAnnotationSizeLimitB)
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_LABEL = 63
 
@@ -90,8 +92,12 @@ def _card(row: Mapping[str, Any]) -> Card:
 def decode(text: str) -> tuple[Card, ...]:
     """Parse the annotation. Raises InvalidInventory; unknown fields of newer versions are ignored."""
     try:
-        data = json.loads(text)
-        cards = tuple(_card(row) for row in data["cards"])
+        if len(text) > _LONGEST:
+            raise ValueError(f"{len(text)} characters, at most {_LONGEST}")
+        rows = json.loads(text)["cards"]
+        if len(rows) > MOST_CARDS:
+            raise ValueError(f"{len(rows)} cards, at most {MOST_CARDS}")
+        cards = tuple(_card(row) for row in rows)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
             Reason.INVALID_INVENTORY,

@@ -86,7 +86,7 @@ static int64_t refusal(const struct plan *plan, const uint8_t *usable, int64_t c
 }
 
 /* Grow a set of `count` free cards from one of them, always by the closest; returns how close they are. */
-static int64_t grown(const int64_t *links, const uint8_t *free, int64_t columns, int64_t seed, int64_t count, uint8_t *set)
+static int64_t grown(const uint8_t *links, const uint8_t *free, int64_t columns, int64_t seed, int64_t count, uint8_t *set)
 {
     int64_t total = 0;
 
@@ -116,7 +116,7 @@ static int64_t grown(const int64_t *links, const uint8_t *free, int64_t columns,
 }
 
 /* `count` of the free cards that are close to each other: the best total closeness wins, then the lowest card. There are enough. */
-static void best_linked(const struct plan *plan, const int64_t *links, int64_t columns, int64_t count)
+static void best_linked(const struct plan *plan, const uint8_t *links, int64_t columns, int64_t count)
 {
     int64_t closest = -1;
 

@@ -11,7 +11,8 @@
 /* One node's cards, and room to work in. */
 struct vc_node {
     int64_t columns;
-    const int64_t *total_blocks, *model, *links;
+    const int64_t *total_blocks, *model;
+    const uint8_t *links;
     const uint8_t *usable;
     const struct vc_typical *typical;
     struct vc_work *work;
