@@ -8,11 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "vc_cuda.h"
 
 #define CHUNK ((size_t)2 << 20)
 #define PARTS 3
+#define POSIX_FD 1 /* the kind of handle: of exported and of external memory */
 
 typedef void *handle;
 
@@ -36,6 +39,9 @@ struct multicast { /* CUmulticastObjectProp */
     _(cuStreamSynchronize, (handle))                                                                                            \
     _(cuMemCreate, (CUdeviceptr *, size_t, const CUmemAllocationProp *, unsigned long long))                                    \
     _(cuMemRelease, (CUdeviceptr))                                                                                              \
+    _(cuMemExportToShareableHandle, (int *, CUdeviceptr, int, unsigned long long))                                              \
+    _(cuImportExternalMemory, (handle *, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *))                                             \
+    _(cuDestroyExternalMemory, (handle))                                                                                        \
     _(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long))                                    \
     _(cuMemAddressFree, (CUdeviceptr, size_t))                                                                                  \
     _(cuMemMap, (CUdeviceptr, size_t, size_t, CUdeviceptr, unsigned long long))                                                 \
@@ -151,10 +157,15 @@ static int take_pool(struct held *one, size_t bytes, unsigned chance)
     return undone ? undone : result;
 }
 
+static int create_for(CUdeviceptr *at, size_t bytes, int handle_types)
+{
+    CUmemAllocationProp properties = {.type = 1, .requestedHandleTypes = handle_types, .location = {.type = 1}};
+    return cuMemCreate(at, bytes, &properties, 0);
+}
+
 static int create(CUdeviceptr *at, size_t bytes)
 {
-    CUmemAllocationProp properties = {.type = 1, .location = {.type = 1}};
-    return cuMemCreate(at, bytes, &properties, 0);
+    return create_for(at, bytes, 0);
 }
 
 static int take_created(struct held *one, size_t bytes, unsigned chance)
@@ -167,6 +178,48 @@ static int give_created(struct held *one, unsigned chance)
 {
     (void)chance;
     return cuMemRelease(one->at);
+}
+
+/* Memory that only the descriptor keeps to which it was exported: its handle is released. */
+static int take_exported(struct held *one, size_t bytes, unsigned chance)
+{
+    int file;
+    CUdeviceptr memory;
+    (void)chance;
+    int result = create_for(&memory, chunks(bytes), POSIX_FD);
+    if (result)
+        return result;
+    result = cuMemExportToShareableHandle(&file, memory, POSIX_FD, 0);
+    one->at = result ? 0 : (unsigned)file;
+    int released = cuMemRelease(memory);
+    return result ? result : released;
+}
+
+static int give_exported(struct held *one, unsigned chance)
+{
+    (void)chance;
+    return close((int)one->at);
+}
+
+/* What another API made, here a file in its place: the simulated card takes it for memory of the card. */
+static int take_external(struct held *one, size_t bytes, unsigned chance)
+{
+    handle memory = NULL;
+    (void)chance;
+    int file = memfd_create("external", MFD_CLOEXEC), result = 304; /* the operating system failed */
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC given = {.type = POSIX_FD, .handle.fd = file, .size = chunks(bytes)};
+    if (file >= 0 && !ftruncate(file, (off_t)given.size))
+        result = cuImportExternalMemory(&memory, &given);
+    if (result && file >= 0)
+        close(file);
+    one->at = (uintptr_t)memory;
+    return result;
+}
+
+static int give_external(struct held *one, unsigned chance)
+{
+    (void)chance;
+    return cuDestroyExternalMemory(pointer_of(one->at));
 }
 
 /* A range of addresses with memory in each part, whose handles are released at once; unmapped part by part in any order, or two
@@ -281,11 +334,12 @@ static int give_module(struct held *one, unsigned chance)
     return cuModuleUnload(pointer_of(one->at));
 }
 
-/* A graph that allocates and frees, launched once or twice; what its launches took stays with the process until it is trimmed. */
+/* A graph that allocates and frees, launched once or twice: what its launches took stays with the process until it is trimmed. Or one
+ * that leaves its memory to the program. */
 static int give_graph(struct held *one, unsigned chance)
 {
-    int result = 0;
-    if (one->parts[0])
+    int result = one->parts[1] ? cuMemFree_v2(one->parts[1]) : 0;
+    if (!result && one->parts[0])
         result = cuGraphExecDestroy(pointer_of(one->parts[0]));
     if (!result)
         result = cuGraphDestroy(pointer_of(one->at));
@@ -297,19 +351,21 @@ static int give_graph(struct held *one, unsigned chance)
 static int take_graph(struct held *one, size_t bytes, unsigned chance)
 {
     handle graph, node, other, executable = NULL;
+    bool leaves = chance % 4 == 3;
     CUDA_MEM_ALLOC_NODE_PARAMS memory = {.poolProps = {.allocType = 1, .location = {.type = 1}}, .bytesize = bytes};
     int result = cuGraphCreate(&graph, 0);
     if (result)
         return result;
     one->at = (uintptr_t)graph;
     result = cuGraphAddMemAllocNode(&node, graph, NULL, 0, &memory);
-    if (!result)
+    if (!result && !leaves)
         result = cuGraphAddMemFreeNode(&other, graph, &node, 1, memory.dptr);
     if (!result)
         result = cuGraphInstantiateWithFlags(&executable, graph, 0);
     one->parts[0] = result ? 0 : (uintptr_t)executable;
-    for (unsigned time = 0; time <= chance % 2 && !result; time++)
+    for (unsigned time = 0; time <= (leaves ? 0 : chance % 2) && !result; time++)
         result = cuGraphLaunch(executable, NULL);
+    one->parts[1] = leaves && !result ? memory.dptr : 0;
     int undone = result ? give_graph(one, chance) : 0;
     return undone ? undone : result;
 }
@@ -332,11 +388,18 @@ static const struct {
     {"mipmap", take_mipmap, give_mipmap},
     {"module", take_module, give_module},
     {"graph", take_graph, give_graph},
+    {"exported", take_exported, give_exported},
+    {"external", take_external, give_external},
 };
 
 const char *kind_name(int kind)
 {
     return kinds[kind].name;
+}
+
+size_t kind_bytes(int kind, size_t bytes)
+{
+    return kinds[kind].take == take_module ? sizeof image : bytes;
 }
 
 int take(struct held *one, int kind, size_t bytes, unsigned chance)

@@ -10,12 +10,15 @@ struct held {
     unsigned long long parts[4];
 };
 
-enum { KINDS = 12 }; /* 1 … KINDS */
+enum { KINDS = 14 }; /* 1 … KINDS */
 
 /* Look up what the kinds need; names the first function that is missing, NULL if there is none. */
 const char *kinds_find(void *library);
 
 const char *kind_name(int kind);
+
+/* What `take` asks for of those bytes: a module is of one size. */
+size_t kind_bytes(int kind, size_t bytes);
 
 /* Take about `bytes` by the kind; `chance` decides between its variants. Returns the CUresult: 2 leaves nothing behind. */
 int take(struct held *one, int kind, size_t bytes, unsigned chance);

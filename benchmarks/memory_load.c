@@ -7,6 +7,10 @@
  *                                         allocator: [how many it granted, how many it refused, the CUresult if it failed otherwise]. A
  *                                         VICTIM then goes on until a second thread, which allocates too, ends both with SIGKILL in the
  *                                         middle of whatever they do
+ *   memory_load kinds                     prints the allocators' names
+ *   memory_load fill KIND BYTES MOST      take BYTES at a time by one allocator ("mix": by each in turn) until all refuse or MOST
+ *                                         bytes were asked for; prints the CUresult of the last refusal (0: none) and what cuMemGetInfo said was
+ *                                         the total at first. Holds all until a line on stdin
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -33,9 +37,11 @@ static int (*cuCtxSetCurrent)(handle);
 static int (*cuCtxCreate_v2)(handle *, unsigned, int);
 static int (*cuMemAlloc_v2)(pointer *, size_t);
 static int (*cuMemFree_v2)(pointer);
+static int (*cuMemGetInfo_v2)(size_t *, size_t *);
 
 #define MIB ((size_t)1 << 20)
-enum { MOST = 96 }; /* held at a time: a few processes fill the share */
+enum { MOST = 96 };     /* held at a time: a few processes fill the share */
+enum { FULL_SIZE = 3 }; /* the `chance` of variants that keep all they ask for, in the size asked for */
 
 static uint64_t now_ns(void)
 {
@@ -52,7 +58,7 @@ static void *load(void)
         exit(1);
     }
 #define FIND(name) name = dlsym(library, #name)
-    FIND(cuInit), FIND(cuCtxCreate_v2), FIND(cuMemAlloc_v2), FIND(cuMemFree_v2), FIND(cuCtxSetCurrent);
+    FIND(cuInit), FIND(cuCtxCreate_v2), FIND(cuMemAlloc_v2), FIND(cuMemFree_v2), FIND(cuCtxSetCurrent), FIND(cuMemGetInfo_v2);
     if (cuInit(0)) {
         fprintf(stderr, "memory_load: cuInit failed\n");
         exit(1);
@@ -60,16 +66,22 @@ static void *load(void)
     return library;
 }
 
-static void *begin(void)
+/* Returns whether there was room for a context beside what others hold. */
+static bool context_made(void)
 {
-    void *library = load();
-    int result;
-    while ((result = cuCtxCreate_v2(&context, 0, 0)) == 2) /* no room beside what the others hold now */
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    if (result) {
+    int result = cuCtxCreate_v2(&context, 0, 0);
+    if (result && result != 2) {
         fprintf(stderr, "memory_load: cuCtxCreate: CUresult %d\n", result);
         exit(2);
     }
+    return !result;
+}
+
+static void *begin(void)
+{
+    void *library = load();
+    while (!context_made()) /* others give theirs back */
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     return library;
 }
 
@@ -173,6 +185,48 @@ static int stress(unsigned seed, long operations, int victim)
     return 0;
 }
 
+static int kind_called(const char *name)
+{
+    int kind = KINDS;
+    while (kind && strcmp(kind_name(kind), name) != 0)
+        kind--;
+    return kind;
+}
+
+/* What is taken is never given back: one record serves for all. */
+static int fill(const char *name, size_t bytes, size_t most)
+{
+    struct held one;
+    size_t asked = 0, left = 0, total = 0;
+    int kind = kind_called(name), result = 0, refused[KINDS + 1] = {0}, open = kind ? 1 : KINDS;
+    if (!kind && strcmp(name, "mix") != 0)
+        return 64;
+    const char *missing = kinds_find(load());
+    if (missing) {
+        fprintf(stderr, "memory_load: no %s in libcuda.so.1\n", missing);
+        return 3;
+    }
+    if (context_made()) {
+        cuMemGetInfo_v2(&left, &total);
+    } else { /* another process has all */
+        result = 2;
+        open = 0;
+    }
+    for (unsigned turn = 0; open && asked < most; turn++) {
+        int now = kind ? kind : 1 + (int)(turn % KINDS);
+        if (refused[now])
+            continue;
+        refused[now] = take(&one, now, bytes, FULL_SIZE);
+        asked += kind_bytes(now, bytes);
+        open -= refused[now] != 0;
+        result = refused[now] ? refused[now] : result;
+    }
+    printf("{\"result\": %d, \"total\": %zu}\n", result, total);
+    fflush(stdout);
+    getchar();
+    return 0;
+}
+
 int main(int count, char **words)
 {
     if (count == 2 && !strcmp(words[1], "load")) {
@@ -185,6 +239,13 @@ int main(int count, char **words)
         return cost(strtoul(words[2], NULL, 10), strtoul(words[3], NULL, 10), strtoul(words[4], NULL, 10));
     if ((count == 4 || count == 5) && !strcmp(words[1], "stress"))
         return stress((unsigned)strtoul(words[2], NULL, 10), strtol(words[3], NULL, 10), count == 5);
-    fprintf(stderr, "usage: memory_load load | cost LIVE BYTES PAIRS | stress SEED OPERATIONS [VICTIM]\n");
+    if (count == 2 && !strcmp(words[1], "kinds")) {
+        for (int kind = 1; kind <= KINDS; kind++)
+            puts(kind_name(kind));
+        return 0;
+    }
+    if (count == 5 && !strcmp(words[1], "fill"))
+        return fill(words[2], strtoul(words[3], NULL, 10), strtoul(words[4], NULL, 10));
+    fprintf(stderr, "usage: memory_load load | cost LIVE BYTES PAIRS | stress SEED OPERATIONS [VICTIM] | kinds | fill KIND BYTES MOST\n");
     return 64;
 }

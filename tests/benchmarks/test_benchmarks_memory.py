@@ -15,7 +15,7 @@ def test_a_short_stress_run_reaches_the_limit_and_neither_exceeds_it_nor_leaves_
     assert stress.peak_in_ledger_bytes <= stress.limit_bytes
     assert (stress.left_bytes, stress.left_in_ledger_bytes) == (0, 0)
     assert stress.refused > 0 and sum(stress.kills_by_tenth) == stress.kills > 0
-    assert len(stress.allocators) == 12
+    assert len(stress.allocators) == 14
     assert all(granted > 0 for granted, _ in stress.allocators.values()), stress.allocators
 
 
