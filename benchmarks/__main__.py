@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import _elsewhere, _readings, _report, _targets
@@ -35,8 +36,9 @@ CARD = (
     "growth",
 )
 ARGUMENTS: dict[str, list[str]] = {"extender": ["--requests", "500"]}
-# Those that need longer on a busy machine: nine sizes of cluster and a trace; 10,000 pods through faults; every test of the repository.
-LIMITS_SECONDS = {"extender": 1800.0, "extender_faults": 1800.0, "product": 1800.0}
+# Those that need longer on a busy machine: nine sizes of cluster and a trace; 10,000 pods through faults; all rows for each peer; every test of
+# the repository.
+LIMITS_SECONDS = {"extender": 1800.0, "extender_faults": 1800.0, "peers": 1800.0, "product": 1800.0}
 
 
 def programs() -> list[str]:
@@ -47,22 +49,31 @@ def knows(name: str, option: str) -> bool:
     return f'"{option}"' in (FOLDER / f"{name}.py").read_text()
 
 
-def command_of(name: str, quick: bool, images: Path | None, within_s: float | None = None) -> list[str]:
-    """The program's arguments; `--quick`, `--plots` and `--within` for those that know them."""
+def command_of(
+    name: str, quick: bool, images: Path | None, within_s: float | None = None, peers: Sequence[Sequence[str]] = ()
+) -> list[str]:
+    """The program's arguments; `--quick`, `--plots`, `--within` and `--peer` for those that know them."""
     wanted = ["--quick"] if quick and knows(name, "--quick") else list(ARGUMENTS.get(name, []))
     if images and knows(name, "--plots"):
         wanted += ["--plots", os.path.relpath(images, FOLDER.parent)]
     if within_s is not None and knows(name, "--within"):
         wanted += ["--within", f"{within_s:.0f}"]
+    if knows(name, "--peer"):
+        wanted += [word for peer in peers for word in ("--peer", *peer)]
     return ["-m", f"benchmarks.{name}", *wanted]
 
 
 def run(
-    name: str, quick: bool, limit_s: float, images: Path | None = None, within_s: float | None = None
+    name: str,
+    quick: bool,
+    limit_s: float,
+    images: Path | None = None,
+    within_s: float | None = None,
+    peers: Sequence[Sequence[str]] = (),
 ) -> _report.Run:
     """Run one program, showing what it prints."""
     environment = {**os.environ, "COLUMNS": "120", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-    arguments = command_of(name, quick, images, within_s)
+    arguments = command_of(name, quick, images, within_s, peers)
     shown = f"python {' '.join(arguments)}"
     print(f"=== {shown}", flush=True)
     elsewhere = _elsewhere.Elsewhere()
@@ -111,6 +122,14 @@ def main() -> int:
         type=float,
         help="the whole run's time: begin no program after it, end those that take longer",
     )
+    parser.add_argument(
+        "--peer",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="for the program peers: NAME LIBRARY [VARIABLE=VALUE…]",
+    )
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
     unknown = sorted(set(options.names) - set(programs()))
@@ -133,7 +152,7 @@ def main() -> int:
             print(f"{name} was not begun: the time is up", file=sys.stderr)
             continue
         within_s = None if end == math.inf else left_s - LEAST_SECONDS
-        ran = run(name, options.quick, min(limit_s, left_s), images, within_s)
+        ran = run(name, options.quick, min(limit_s, left_s), images, within_s, options.peer)
         on_card = ran.figures is not None and _readings.of_a_card(ran.figures)
         runs[name + _targets.CARD_RUN if on_card else name] = ran
         if ran.problem:

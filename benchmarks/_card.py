@@ -9,10 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks import _usable
+from benchmarks._memory_place import NvmlBooks
 from vcuda.runs.errors import RunError
 from vcuda.sim import Machine, SimCard
 
@@ -46,6 +48,9 @@ class Card(Protocol):
     def started(self, pid: int, options: Options) -> None:
         """Tell of a load that began with such options."""
 
+    def used_bytes(self) -> int:
+        """Memory in use, by whoever keeps the card's books."""
+
     def busy(self) -> tuple[int, dict[int, int]]:
         """The time now and, by PID, the GPU time used since the process began; nanoseconds."""
 
@@ -73,6 +78,9 @@ class SimulatedCard:
 
     def started(self, pid: int, options: Options) -> None:
         pass
+
+    def used_bytes(self) -> int:
+        return self.machine.report().cards[0].used_bytes
 
     def busy(self) -> tuple[int, dict[int, int]]:
         report = self.machine.report()
@@ -124,6 +132,14 @@ class RealCard:
         if (kernel, graph) not in self._kernel_ns:
             greedy: Options = {"kernel": kernel, "rounds": self._rounds_of(kernel)}
             self._kernel_ns[kernel, graph] = 1e9 / self._rate(bounded({**greedy, "graph": graph} if graph else greedy))
+
+    @cached_property
+    def _books(self) -> NvmlBooks:
+        return NvmlBooks(self.uuid)
+
+    def used_bytes(self) -> int:
+        """Beyond what was in use when this was asked first."""
+        return self._books.used_bytes()
 
     def busy(self) -> tuple[int, dict[int, int]]:
         used = {pid: int(_count(watch.file) * watch.kernel_ns) for pid, watch in self._watches.items()}

@@ -54,6 +54,20 @@ class SimulatedPlace:
         return self._machine.report().cards[0].used_bytes
 
 
+class NvmlBooks:
+    """What NVML says is in use of a card, beyond what was so when this was made."""
+
+    def __init__(self, uuid: str) -> None:
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._before = 0
+        self._before = self.used_bytes()
+
+    def used_bytes(self) -> int:
+        """May be below zero where another user gave memory back meanwhile."""
+        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used) - self._before
+
+
 class RealPlace:
     """A real card; in use is what NVML says beyond what was so before the first program: contexts cost what the driver takes for them."""
 
@@ -68,14 +82,10 @@ class RealPlace:
         self.told_context_bytes = context_cost.measure(
             found.driver.cuda, found.driver.nvml, self.uuid, self.environment()
         )
-        pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
-        self._before = 0
-        self._before = self.used_bytes()
+        self._books = NvmlBooks(self.uuid)
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, **self._found.environment()}
 
     def used_bytes(self) -> int:
-        """May be below zero where another user gave memory back meanwhile."""
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used) - self._before
+        return self._books.used_bytes()

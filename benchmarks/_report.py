@@ -31,7 +31,7 @@ others that it has (`GPU_CLIENTS_PYTHON` names their Python). The programs take 
 instance) that has enough free memory, the default compute mode, and nobody else computing on it; they change nothing on a card. Where there is none, each
 says what speaks against every card that is there, and measures the simulated card instead. A real card gets besides: allocations before its own driver,
 a short stress run, loading time (`memory`); the whole card against native in alternating pairs (`whole_card`; `models` with PyTorch).
-`--peer` of `benchmarks.peers` puts other interposers beside ours.
+`--peer NAME LIBRARY` puts other interposers beside ours in [peers](#peers); their libraries are not part of this repository.
 """
 
 

@@ -6,16 +6,17 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import vcuda
-from benchmarks import _card
+from benchmarks import _card, _systems
 from benchmarks._card import Options
 from vcuda import region
 from vcuda.arbiter import Arbiter
@@ -24,7 +25,9 @@ HERE = Path(__file__).resolve().parent
 SHIM = Path(vcuda.__file__).parent / "lib" / "shim" / "libcuda.so.1"
 SAMPLE_SECONDS = 0.1
 TRACE_SECONDS = 0.02
+ANSWER_SECONDS = 120.0
 WARM_SECONDS = 1.5
+OURS = _systems.Ours()
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ class Bench:
         self.card = card or _card.choose(driver, folder, self.program)
         self.made = 0
         self.charged: list[float] = []  # to each load of the latest run, in points of the card
+        # Where programs of a library that is not ours complain; None: on this program's own standard error.
+        self.complaints: IO[str] | None = None
+        self.patience_s = ANSWER_SECONDS  # for a load to end once its time is over
 
     def share(self, load: Load, shared: bool, driver: Path | None = None) -> tuple[Path, dict[str, str]]:
         """Make a container's folder; returns it and the environment in which a program uses it."""
@@ -113,10 +119,7 @@ class Bench:
             shared=shared,
         )
         region.create(folder / "vcuda", [limit])
-        environment = self.native_environment()
-        paths = [str(folder / "lib64"), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-        environment["LD_LIBRARY_PATH"] = ":".join(paths)
-        return folder, environment
+        return folder, finding(self.native_environment(), folder / "lib64")
 
     def start(self, environment: dict[str, str], options: Options) -> subprocess.Popen[str]:
         alone = "cost" in options  # measured by itself; maybe on a driver that knows no more than launches
@@ -124,7 +127,12 @@ class Bench:
         arguments = [f"{name}={value}" for name, value in options.items()]
         stdin = subprocess.PIPE if options.get("wait") else None
         process = subprocess.Popen(
-            [self.program, *arguments], env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True
+            [self.program, *arguments],
+            env=environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=self.complaints,
+            text=True,
         )
         if not alone:
             self.card.started(process.pid, options)
@@ -134,8 +142,10 @@ class Bench:
         """The same program without any share."""
         return answer_of(self.start(self.native_environment(), options))
 
-    def native_environment(self) -> dict[str, str]:
-        return {**os.environ, **self.card.environment()}
+    def native_environment(self, driver: Path | None = None) -> dict[str, str]:
+        """Without any share; `driver`: a libcuda.so.1 before the card's own."""
+        environment = {**os.environ, **self.card.environment()}
+        return finding(environment, driver.parent) if driver else environment
 
     def native_share(self, options: Sequence[Options], seconds: float) -> float:
         """What part of the card these programs keep busy together when nothing limits them, in points."""
@@ -150,32 +160,29 @@ class Bench:
         return sum(sum(row) / len(row) for row in samples)
 
     def run(
-        self, loads: Sequence[Load], seconds: float, *, shared: bool
+        self, loads: Sequence[Load], seconds: float, *, shared: bool, system: _systems.System = OURS
     ) -> tuple[list[list[float]], list[dict[str, Any]]]:
-        """All loads at once, with an arbiter: the part of the card of each per sample, and what each process said."""
+        """All loads at once: the part of the card of each per sample, and what each process said."""
         for load in loads:
             self.card.prepare(load.options)
         processes: list[list[subprocess.Popen[str]]] = []
-        folders: list[Path] = []
-        with Arbiter() as arbiter:
+        with system.shares(self, loads, shared=shared) as shares:
             try:
-                for load in loads:
-                    folder, environment = self.share(load, shared)
-                    arbiter.add(folder.name, folder / "vcuda")
-                    folders.append(folder / "vcuda")
+                for load, share in zip(loads, shares, strict=True):
                     options = {**load.options, "seconds": WARM_SECONDS + seconds + 1.5}
-                    processes.append([self.start(environment, options) for _ in range(load.processes)])
+                    processes.append([self.start(share.environment, options) for _ in range(load.processes)])
                 time.sleep(WARM_SECONDS)
                 everyone = [process for mine in processes for process in mine]
-                began, before = time.monotonic(), charges(folders)
+                regions = [share.region for share in shares if share.region]
+                began, before = time.monotonic(), charges(regions)
                 each = iter(self.sample([process.pid for process in everyone], seconds))
                 took = time.monotonic() - began
-                paid = zip(charges(folders), before, strict=True)
+                paid = zip(charges(regions), before, strict=True)
                 self.charged = [100 * (now - then) / took for now, then in paid]
                 samples = [
                     [sum(parts) for parts in zip(*(next(each) for _ in mine), strict=True)] for mine in processes
                 ]
-                return samples, [answer_of(process) for process in everyone]
+                return samples, [answer_of(process, self.patience_s) for process in everyone]
             finally:  # it may have been stopped in between
                 for process in (process for mine in processes for process in mine):
                     process.kill()
@@ -242,6 +249,12 @@ def about_machine(card: _card.Card) -> dict[str, Any]:
     }
 
 
+def finding(environment: dict[str, str], folder: Path) -> dict[str, str]:
+    """The environment in which that folder's libraries come first."""
+    paths = [str(folder), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+    return {**environment, "LD_LIBRARY_PATH": ":".join(paths)}
+
+
 def charges(folders: Sequence[Path]) -> list[float]:
     """GPU seconds that each container was charged."""
     return [region.read_usage(folder).cards[0].gpu_time_ns / 1e9 for folder in folders]
@@ -264,9 +277,20 @@ def compile_c(source: Path, output: Path, *flags: str) -> Path:
     return output
 
 
-def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=120)
+def answer_of(process: subprocess.Popen[str], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """What the load said at its end. Raises RuntimeError if it fails, or hangs: then it is killed."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.communicate()
+        raise RuntimeError(f"throttle_load was not done {seconds:.0f} s later") from error
     if process.returncode != 0:
-        raise RuntimeError(f"throttle_load ended with {process.returncode}; its message is above")
+        raise RuntimeError(f"throttle_load {ended_with(process.returncode)}")
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
+
+
+def ended_with(status: int) -> str:
+    """How a program ended, in words."""
+    return f"ended with {signal.Signals(-status).name if status < 0 else f'status {status}'}"

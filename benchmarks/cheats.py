@@ -24,9 +24,9 @@ from typing import Any
 
 from benchmarks._card import SimulatedCard
 from benchmarks._cheats_tamper import TAMPERINGS, Tampering
-from benchmarks._throttle_bench import HERE, Bench, Load, about_machine, compile_c
+from benchmarks._systems import Share, System
+from benchmarks._throttle_bench import HERE, OURS, Bench, Load, about_machine, compile_c, ended_with
 from vcuda import region
-from vcuda.arbiter import Arbiter
 
 CAPS = (10, 50)
 SMALL, STEADY = 30, 70
@@ -81,12 +81,16 @@ class Row:
 
 
 class Table:
-    """One simulated machine on which rows are measured one after the other."""
+    """One simulated machine on which rows are measured one after the other; `system`: what limits them.
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.bench = Bench(folder)
+    Raises RuntimeError where a pattern ends by itself.
+    """
+
+    def __init__(self, folder: Path, seconds: float, bench: Bench | None = None, system: System = OURS) -> None:
+        self.bench = bench or Bench(folder)
         assert isinstance(self.bench.card, SimulatedCard)
         self.machine = self.bench.card.machine
+        self.system = system
         self.program = compile_c(HERE / "cheats_load" / "main.c", folder / "cheats_load", "-std=gnu11")
         self.seconds = seconds
 
@@ -97,7 +101,10 @@ class Table:
         kernels = self.machine.state / "kernels"
         kernels.write_text("")
         arguments = [f"pattern={pattern}", f"seconds={seconds}", f"kernels={kernels}"]
-        return subprocess.Popen([self.program, *arguments], env=environment, start_new_session=True)
+        said = self.bench.complaints  # it prints nothing on stdout, a library that is preloaded may
+        return subprocess.Popen(
+            [self.program, *arguments], env=environment, stdout=said, stderr=said, start_new_session=True
+        )
 
     @staticmethod
     def _end(process: subprocess.Popen[Any]) -> None:
@@ -106,29 +113,28 @@ class Table:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=30)
 
-    def _used(self, share: Path | None, neighbour: int | None) -> tuple[int, int, int, int]:
+    def _used(self, charged_in: Path | None, neighbour: int | None) -> tuple[int, int, int, int]:
         """The time, what the card did for the pattern's processes, dead ones too, and for the neighbour, what we charged; in ns."""
         report = self.machine.report()
         other = sum(process.busy_ns for process in report.processes if process.pid == neighbour)
-        charged = region.read_usage(share / "vcuda").cards[0].gpu_time_ns if share else 0
+        charged = region.read_usage(charged_in).cards[0].gpu_time_ns if charged_in else 0
         return report.now_ns, report.cards[0].busy_ns - other, other, charged
 
     def measure(
         self,
         pattern: str,
-        environment: dict[str, str],
-        share: Path | None = None,
+        share: Share,
         neighbour: int | None = None,
         tampering: Tampering | None = None,
     ) -> tuple[float, float, float]:
         """Points of the pattern and of the neighbour, and what the pattern was charged."""
-        process = self._start(pattern, environment, WARM_SECONDS + self.seconds + 2)
-        trusted = None if tampering else share  # a file that was written into, or cut, tells nothing
+        process = self._start(pattern, share.environment, WARM_SECONDS + self.seconds + 2)
+        trusted = None if tampering else share.region  # a file that was written into, or cut, tells nothing
         with ExitStack() as stack:
             stack.callback(self._end, process)
-            if tampering and share:
+            if tampering and share.region:
                 time.sleep(WARM_SECONDS / 2)
-                stack.enter_context(tampering.run(share / "vcuda" / "usage"))
+                stack.enter_context(tampering.run(share.region / "usage"))
             time.sleep(WARM_SECONDS)
             before = self._used(trusted, neighbour)
             end = time.monotonic() + self.seconds
@@ -137,30 +143,25 @@ class Table:
                 self.machine.report()
             after = self._used(trusted, neighbour)
             if process.poll() is not None and not tampering:
-                raise RuntimeError(f"the pattern {pattern} ended by itself; its message is above")
+                raise RuntimeError(f"the pattern {pattern} {ended_with(process.returncode)} by itself")
         lasted, *used = (to - since for to, since in zip(after, before, strict=True))
         got, other, charged = (100 * each / lasted for each in used)
         return got, other, charged
 
     def native(self, pattern: str) -> float:
-        return self.measure(pattern, self.bench.native_environment())[0]
+        return self.measure(pattern, Share(self.bench.native_environment()))[0]
 
     def alone(self, pattern: str, cap: int, tampering: Tampering | None = None) -> tuple[float, float]:
-        with Arbiter() as arbiter:
-            folder, environment = self.bench.share(Load(cap, memory_bytes=MEMORY_BYTES), False)
-            arbiter.add(folder.name, folder / "vcuda")
-            got, _, charged = self.measure(pattern, environment, folder, tampering=tampering)
+        with self.system.shares(self.bench, [Load(cap, memory_bytes=MEMORY_BYTES)]) as (share,):
+            got, _, charged = self.measure(pattern, share, tampering=tampering)
             return got, charged
 
     def beside(self, pattern: str, tampering: Tampering | None = None) -> tuple[float, float, float]:
-        with Arbiter() as arbiter:
-            loads = [Load(cores, memory_bytes=MEMORY_BYTES) for cores in (SMALL, STEADY)]
-            places = [self.bench.share(load, True) for load in loads]
-            for folder, _ in places:
-                arbiter.add(folder.name, folder / "vcuda")
-            steady = self.bench.start(places[1][1], {"kernel": "spin_1000us", "seconds": 600})
+        loads = [Load(cores, memory_bytes=MEMORY_BYTES) for cores in (SMALL, STEADY)]
+        with self.system.shares(self.bench, loads, shared=True) as (share, other):
+            steady = self.bench.start(other.environment, {"kernel": "spin_1000us", "seconds": 600})
             try:
-                return self.measure(pattern, places[0][1], places[0][0], steady.pid, tampering)
+                return self.measure(pattern, share, steady.pid, tampering)
             finally:
                 steady.kill()
                 steady.communicate(timeout=30)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -15,27 +14,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._card import Options
-from benchmarks._throttle_bench import HERE, SHIM, Bench, Load, about_machine, answer_of, compile_c
+from benchmarks._systems import Nothing, System
+from benchmarks._throttle_bench import HERE, OURS, SHIM, Bench, Load, about_machine, answer_of, compile_c
 
 # What an unlimited launch passes, and what a limited one within its permit does.
 FUNCTIONS = ("cuLaunchKernel", "limited_cuLaunchKernel")
 
 
-def launch_cost(bench: Bench, launches: int) -> dict[str, dict[str, float]]:
-    """One launch on a driver that does nothing but keep a clock: what the shim itself adds, in ns."""
+def null_driver(bench: Bench) -> Path:
+    """Build the driver that does nothing but keep a clock."""
     flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f'-DCARD_UUID="{bench.card.uuid}"')
     folder = bench.folder / "null-driver"
     folder.mkdir(exist_ok=True)
-    driver = compile_c(HERE / "throttle_null_driver.c", folder / "libcuda.so.1", *flags)
-    options: Options = {"kernel": "k", "cost": launches, "pause_us": 10000}
-    found = {
-        "native": answer_of(bench.start({**os.environ, "LD_LIBRARY_PATH": str(driver.parent)}, options)),
+    return compile_c(HERE / "throttle_null_driver.c", folder / "libcuda.so.1", *flags)
+
+
+def one_launch(bench: Bench, system: System, cores: int, launches: int, driver: Path | None) -> dict[str, float]:
+    """One launch under a cap, in bursts that stay within the credit, before that driver (None: the card's), in ns; see throttle_load.c."""
+    options: Options = {"kernel": "spin_10us", "cost": launches, "pause_us": 10000}
+    with system.shares(bench, [Load(cores)], driver=driver) as (share,):
+        answer = answer_of(bench.start(share.environment, options), bench.patience_s)
+    return {name: float(value) for name, value in answer.items()}
+
+
+def launch_cost(bench: Bench, launches: int) -> dict[str, dict[str, float]]:
+    """One launch on a driver that does nothing but keep a clock: what the shim itself adds, in ns."""
+    driver = null_driver(bench)
+    cases: dict[str, tuple[System, int]] = {
+        "native": (Nothing(), 100),
+        "unlimited": (OURS, 100),
+        "limited": (OURS, 50),
     }
-    cases = {"unlimited": Load(100), "limited": Load(50)}
-    for title, load in cases.items():
-        _, environment = bench.share(load, False, driver)
-        found[title] = answer_of(bench.start(environment, options))
-    return {title: {name: float(value) for name, value in answer.items()} for title, answer in found.items()}
+    return {title: one_launch(bench, system, cores, launches, driver) for title, (system, cores) in cases.items()}
 
 
 def instructions(name: str, library: Path = SHIM) -> list[str]:

@@ -1,13 +1,13 @@
 /* A CUDA driver-API program that puts work on the card: what benchmarks/throttle.py and the throttle's tests run in a share.
  *
  * throttle_load kernel=NAME seconds=S [sync=N] [pause_us=U] [streams=N] [graph=N] [cost=N] [threads=N] [wait=1]
- *               [rounds=N] [progress=FILE] [host_us=U]
+ *               [rounds=N] [progress=FILE] [host_us=U] [blocks=N]
  *
  * Launches kernel NAME for S seconds, waits for the card after every N launches (0: never) and then U us; with host_us=U the
  * host is busy for U us between two launches; with graph=N one
  * launch is a graph of N captured kernels; with cost=N it measures N single launches instead, and as many
  * in groups of 16 by the processor's tick counter. wait=1: starts at a line on stdin. A kernel takes `rounds` turns of a loop on
- * a real card; on the simulated one its name says how long it takes.
+ * a real card; on the simulated one its name says how long it takes, whatever `blocks` says of its grid.
  * progress=FILE: kernels that have ended are counted in the first 8 bytes of FILE, by the kernels themselves; where they
  * compute nothing, by a host function behind each. Prints one line of JSON. Needs no CUDA toolkit: it finds libcuda.so.1
  * as any program does.
@@ -67,10 +67,10 @@ struct options {
     char kernel[128], progress[512];
     double seconds;
     unsigned long long rounds;
-    unsigned sync, pause_us, streams, graph, cost, threads, wait, host_us;
+    unsigned sync, pause_us, streams, graph, cost, threads, wait, host_us, blocks;
 };
 
-static struct options options = {.kernel = "spin_1000us", .seconds = 1, .streams = 1, .threads = 1};
+static struct options options = {.kernel = "spin_1000us", .seconds = 1, .streams = 1, .threads = 1, .blocks = 1};
 static handle context, function;
 static uint64_t bursts[MOST_BURSTS];
 static unsigned burst_count;
@@ -156,7 +156,7 @@ static void count_one(void *unused)
 static void launch(handle stream)
 {
     void *arguments[] = {&options.rounds, &ended_on_device};
-    check(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, arguments, NULL), "cuLaunchKernel");
+    check(cuLaunchKernel(function, options.blocks, 1, 1, 32, 1, 1, 0, stream, arguments, NULL), "cuLaunchKernel");
     if (counted_by_host)
         check(cuLaunchHostFunc(stream, count_one, NULL), "cuLaunchHostFunc");
 }
@@ -281,6 +281,7 @@ static void measure_cost(void)
     /* The driver made for this says how many events were recorded; behind another one all launches count as quiet. */
     const volatile uint64_t *events = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "throttle_events");
     uint64_t clock_cost = UINT64_MAX;
+    uint64_t sum = 0;
     if (!cost || !quiet)
         exit(1);
     check(cuStreamCreate(&stream, 1), "cuStreamCreate");
@@ -296,6 +297,7 @@ static void measure_cost(void)
         took = took > clock_cost ? took - clock_cost : 0;
         if (i >= 2000) { /* the first ones load, learn and warm up */
             cost[done++] = took;
+            sum += took;
             if (!events || *events == recorded)
                 quiet[quiets++] = took;
         }
@@ -309,10 +311,10 @@ static void measure_cost(void)
         exit(1);
     unsigned groups = measure_groups(stream, tenths);
     double ticks_per_ns = (double)(ticks() - from_ticks) / (double)(now_ns() - from_ns);
-    printf("{\"launches\": %u, \"group_p50_ticks\": %.1f, \"ticks_per_ns\": %.3f, \"p50_ns\": %llu, \"p99_ns\": %llu, "
-           "\"quiet_launches\": %u, \"quiet_p99_ns\": %llu}\n",
-           options.cost, (double)percentile(tenths, groups, 0.50) / 10, ticks_per_ns, (unsigned long long)percentile(cost, options.cost, 0.50),
-           (unsigned long long)percentile(cost, options.cost, 0.99), quiets,
+    printf("{\"launches\": %u, \"group_p50_ticks\": %.1f, \"ticks_per_ns\": %.3f, \"mean_ns\": %.1f, \"p50_ns\": %llu, "
+           "\"p99_ns\": %llu, \"quiet_launches\": %u, \"quiet_p99_ns\": %llu}\n",
+           options.cost, (double)percentile(tenths, groups, 0.50) / 10, ticks_per_ns, (double)sum / options.cost,
+           (unsigned long long)percentile(cost, options.cost, 0.50), (unsigned long long)percentile(cost, options.cost, 0.99), quiets,
            (unsigned long long)percentile(quiet, quiets, 0.99));
     free(cost);
     free(quiet);
@@ -326,7 +328,8 @@ static void read_options(int count, char **arguments)
         unsigned *value;
     } numbers[] = {{"sync", &options.sync},       {"pause_us", &options.pause_us}, {"streams", &options.streams},
                    {"graph", &options.graph},     {"cost", &options.cost},         {"threads", &options.threads},
-                   {"wait", &options.wait},       {"host_us", &options.host_us}};
+                   {"wait", &options.wait},       {"host_us", &options.host_us},
+                   {"blocks", &options.blocks}};
     for (int i = 1; i < count; i++) {
         char *value = strchr(arguments[i], '=');
         size_t length = value ? (size_t)(value - arguments[i]) : 0;

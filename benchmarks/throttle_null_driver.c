@@ -43,6 +43,13 @@ API cuCtxCreate_v2(handle *context, unsigned flags, int device) { *context = cur
 API cuCtxDestroy_v2(handle context) { return context != &dummy; }
 API cuCtxSetCurrent(handle context) { current = context; return 0; }
 API cuCtxGetCurrent(handle *context) { *context = current; return 0; }
+/* What interposers that are not ours ask before the first launch. */
+API cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+API cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 39 ? 2048 : 108; return device; }
+API cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)1 << 34; return device; }
+API cuDevicePrimaryCtxRetain(handle *context, int device) { *context = &dummy; return device; }
+API cuDevicePrimaryCtxRelease_v2(int device) { return device; }
+
 API cuMemGetInfo_v2(size_t *left, size_t *total) { *left = *total = (size_t)1 << 34; return 0; }
 API cuCtxGetDevice(int *device) { return *device = 0; }
 API cuModuleLoadData(handle *module, const void *image) { *module = (void *)image; return 0; }

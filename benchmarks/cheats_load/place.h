@@ -106,9 +106,21 @@ static void launch_blocks(struct place *place, const char *name, unsigned blocks
     CALL(cuLaunchKernel, function_of(place, name), blocks, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
 }
 
+/* As a program that fills a card of 108 multiprocessors: 8 blocks on each for every 10 us. The simulated card goes by the name alone, but
+ * a limit that counts blocks must not take them for nothing. */
+static unsigned blocks_of(const char *name)
+{
+    const char *time = strrchr(name, '_');
+    char unit = 0;
+    unsigned amount = 1;
+    if (!time || sscanf(time, "_%u%c", &amount, &unit) != 2)
+        return 1;
+    return 864 * (unit == 'm' ? 100 * amount : amount < 10 ? 1 : amount / 10);
+}
+
 static void launch(struct place *place, const char *name, handle stream)
 {
-    launch_blocks(place, name, 1, stream);
+    launch_blocks(place, name, blocks_of(name), stream);
 }
 
 static void synchronize(void)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks import _throttle_bench, peers
+from benchmarks import _peer_rows, _throttle_bench, peers
+from benchmarks._peer_rows import Cell, Row, Rows
+from benchmarks._systems import Nothing, Ours, System
 from benchmarks._throttle_bench import Bench
 
 NOTES_VARIABLES = """
@@ -21,19 +24,33 @@ __attribute__((constructor)) static void begin(void)
         abort();
     fprintf(file, "%s %s\\n", getenv("CUDA_DEVICE_MEMORY_LIMIT"), getenv("CUDA_DEVICE_SM_LIMIT"));
     fclose(file);
+    puts("{a library that prints lines of its own}");
+    fflush(stdout);
 }
 """
 CRASHES = "__attribute__((constructor)) static void begin(void) { *(volatile int *)8 = 1; }"
 HANGS = "#include <unistd.h>\n__attribute__((constructor)) static void begin(void) { pause(); }"
+MEMORY, TIME, LAUNCH, CHEAT = "plain", "50 alone, 1 ms", "limited", "new_streams"
+KINDS = ("plain", "pitched", "managed", "default pool", "own pool", "mapped", "array", "mipmap", "graph", "mix")
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench for one kernel and cap, short."""
-    monkeypatch.setattr(peers, "KERNELS", {"1 ms": {"kernel": "spin_1000us"}})
-    for module in (peers, _throttle_bench):
-        monkeypatch.setattr(module, "WARM_SECONDS", 0.5)
-    return Bench(tmp_path)
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """All rows, short."""
+    monkeypatch.setattr(_throttle_bench, "WARM_SECONDS", 0.5)
+    monkeypatch.setattr(_peer_rows, "CHEAT_SECONDS", 0.5)
+    made = Rows(Bench(tmp_path), quick=True)
+    made.seconds, made.launches = 1.0, 2_000
+    return made
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> peers.Table:
+    return peers.Table([], {"cards": []}, tmp_path / "figures.json", (tmp_path / "complaints").open("w+"))
+
+
+def row(rows: Rows, title: str) -> Row:
+    return next(each for each in rows if each.title == title)
 
 
 def library(folder: Path, code: str) -> Path:
@@ -43,45 +60,95 @@ def library(folder: Path, code: str) -> Path:
     return built
 
 
-def test_a_peer_that_limits_nothing_is_measured_and_told_of(bench: Bench, tmp_path: Path) -> None:
-    made = peers.peer(["hami", str(library(tmp_path, NOTES_VARIABLES))])
-    result = peers.measure(bench, made, quick=True)
-    assert result.failed == [], "each program found a folder of its own"
-    assert result.launch_p50_ns and result.reached_mib and result.reached_mib > peers.MEMORY_MIB
-    memory, time = result.unlimited
-    assert memory == f"memory: {result.reached_mib} MiB of {peers.MEMORY_MIB}"
-    assert time.startswith("time: 1 ms at 50, ")
-    noted = {file.read_text() for file in tmp_path.glob("hami-*/cudevshr.cache")}
-    assert noted == {"1024m 50\n", "1024m 90\n"}
+def measured(table: peers.Table, rows: Rows, system: System, *titles: str) -> list[dict[str, object]]:
+    """What the table notes of that system in those rows."""
+    table.systems = [system]
+    rows.bench.complaints = table.complaints
+    for title in titles:
+        table.add(row(rows, title))
+    return [made["systems"][system.name] for made in table.rows]
 
 
-def test_a_peer_that_crashes_its_program_is_reported(bench: Bench, tmp_path: Path) -> None:
+def test_every_part_is_there(rows: Rows) -> None:
+    titles = [each.title for each in rows]
+    assert set(KINDS) < set(titles)
+    assert {f"{cap} alone, 10 us" for cap in (10, 50)} | {"30 beside 70, 1 ms", CHEAT, "limited", "unlimited"} < set(
+        titles
+    )
+    assert {each.part for each in rows} == {
+        _peer_rows.MEMORY,
+        _peer_rows.TIME,
+        _peer_rows.LAUNCH,
+        _peer_rows.ON_CARD,
+        _peer_rows.CHEATS,
+    }
+
+
+def test_a_peer_that_limits_nothing_is_measured_and_told_of(
+    rows: Rows, table: peers.Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = peers.peer(["hami@1a2b3c", str(library(tmp_path, NOTES_VARIABLES))])
+    cells = measured(table, rows, made, MEMORY, TIME, LAUNCH, CHEAT)
+    assert [cell.get("beyond") for cell in cells] == [True, True, False, True], cells
+    assert not table.remarks, "each program found a folder of its own"
+    table.sum_up()
+    said = capsys.readouterr().out
+    assert "a library that prints" not in said
+    assert "hami@1a2b3c: in 3 of 4 rows its limit did not hold" in said
+    noted = {file.read_text() for file in tmp_path.glob("hami@1a2b3c-*/cudevshr.cache")}
+    assert noted > {"1024m 50\n", "4096m 90\n"}
+
+
+def test_a_peer_that_crashes_its_program_is_reported(rows: Rows, table: peers.Table, tmp_path: Path) -> None:
     made = peers.peer(["broken", str(library(tmp_path, CRASHES)), "LIMIT={cores}"])
-    result = peers.measure(bench, made, quick=True)
-    nothing = {"1 ms at 50": None}
-    assert (result.reached_mib, result.launch_p50_ns) == (None, None)
-    assert result.achieved == result.shares == nothing
-    assert [failure.partition(":")[0] for failure in result.failed] == ["memory", "launches", "1 ms at 50"]
-    assert all("it ended with SIGSEGV" in failure for failure in result.failed), result.failed
+    cells = measured(table, rows, made, MEMORY, TIME, LAUNCH, CHEAT)
+    assert all("ended with SIGSEGV" in str(cell["failed"]) for cell in cells), cells
+    assert len(table.remarks) == 4
+    assert row(rows, MEMORY).measure(Ours()).beyond is False, "the row after it is measured"
 
 
-def test_a_peer_that_hangs_is_ended_and_reported(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "CLIENT_SECONDS", 1.0)
-    monkeypatch.setattr(peers, "LOAD_SECONDS", 1.0)
+def test_a_peer_that_hangs_is_ended_and_reported(
+    rows: Rows, table: peers.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_peer_rows, "FILL_SECONDS", 1.0)
+    rows.bench.patience_s = 1.0
     made = peers.peer(["stuck", str(library(tmp_path, HANGS)), "LIMIT={cores}"])
-    result = peers.measure(bench, made, quick=True)
-    assert [failure.rpartition(": ")[2] for failure in result.failed] == ["it was not done after 1 s"] * 3
-
-
-def test_ours_limits_both(bench: Bench) -> None:
-    assert peers.measure(bench, peers.Ours(), quick=True).unlimited == []
-
-
-def test_what_is_no_limit_is_told() -> None:
-    ours = peers.Ours()
-    assert peers.not_limited(ours, peers.MEMORY_MIB, {"a at 50": 70.0, "b at 80": None, "c at 50": 2.0}) == []
-    assert peers.not_limited(ours, peers.MEMORY_MIB + 1, {"a at 80": 91.0}) == [
-        f"memory: {peers.MEMORY_MIB + 1} MiB of {peers.MEMORY_MIB}",
-        "time: a at 80, it got 91",
+    began = time.monotonic()
+    cells = measured(table, rows, made, MEMORY, TIME, LAUNCH, CHEAT)
+    assert time.monotonic() - began < 60
+    assert [str(cell["failed"]) for cell in cells] == [
+        "memory_load was not done after 1 s",
+        "throttle_load was not done 1 s later",
+        "throttle_load was not done 1 s later",
+        "it put nothing on the card",
     ]
-    assert peers.not_limited(peers.Nothing(), 10 * peers.MEMORY_MIB, {}) == []
+
+
+def test_ours_holds_in_memory_time_and_cheats(rows: Rows, table: peers.Table) -> None:
+    cells = measured(table, rows, Ours(), *KINDS, "50 alone, 1 ms", "told to be the total")
+    assert [cell.get("beyond") for cell in cells] == [False] * len(cells), cells
+    assert cells[-1]["values"] == [1024.0]
+
+
+def test_a_process_for_which_another_left_no_room_is_refused_and_does_not_wait(rows: Rows) -> None:
+    began = time.monotonic()
+    cell = row(rows, "plain, two processes").measure(Ours())
+    assert cell.values == [1024.0, 2.0] and time.monotonic() - began < _peer_rows.FILL_SECONDS
+
+
+def test_what_is_without_any_share_is_never_beyond_a_limit(rows: Rows, table: peers.Table) -> None:
+    (cell,) = measured(table, rows, Nothing(), MEMORY)
+    assert cell["beyond"] is False and cell["values"] > [4096.0]  # type: ignore[operator]
+
+
+def test_a_row_is_on_disk_before_the_next_begins(table: peers.Table) -> None:
+    def fails(system: System) -> Cell:
+        raise RuntimeError(f"{system.name} fell over")
+
+    table.systems = [Ours()]
+    table.add(Row("part", "first", lambda _: Cell("1", [1.0])))
+    table.add(Row("part", "second", fails))
+    assert table.json
+    text = table.json.read_text()
+    assert '"first"' in text and "vcuda fell over" in text
+    assert table.remarks == ["vcuda, second: vcuda fell over"]

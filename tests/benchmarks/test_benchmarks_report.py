@@ -394,6 +394,13 @@ def test_a_peer_that_cannot_be_used_is_named(words: list[str], message: str) -> 
     assert str(error.value).startswith(message)
 
 
+def test_a_peer_is_handed_to_the_program_that_measures_peers() -> None:
+    command = [sys.executable, "-m", "benchmarks", "peers", "--peer", "hami@1a2b3c", "/no/such.so"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "=== python -m benchmarks.peers --peer hami@1a2b3c /no/such.so" in result.stdout, result.stderr
+    assert "--peer hami@1a2b3c: there is no library /no/such.so" in result.stderr
+
+
 def test_what_the_suite_said_is_judged_with_its_skipped_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "...\n==== 1 failed, 20 passed, 3 skipped in 4.00s ===="
     monkeypatch.setattr(product, "run", lambda *_: (4.0, said))
@@ -408,7 +415,7 @@ def test_with_card_all_and_only_the_programs_that_a_card_has_figures_of_are_run(
     help_text = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    said = help_text.split("a card matters to (", 1)[1].split(")", 1)[0]
+    said = " ".join(help_text.split()).split("a card matters to (", 1)[1].split(")", 1)[0]
     named = {name.strip() for name in said.split(",")}
     assert judged | {"whole_card", "models"} <= named
     for name in named:
