@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import logging
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import vcuda
 from manager import daemon, doctor
 from manager.config import reader
-from manager.config.settings import Settings
+from manager.config.settings import ENV_PREFIX, Settings
 from manager.errors import StartError
-from manager.process import logs
+from manager.process import instance_lock, logs
 from vcuda.settings import describe
 
 _FILES = 16384
 # mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of
 # pods. After 100 admissions beside 200 shares (benchmarks/manager.py) the daemon has 70 MiB with it and 76 without.
 _M_ARENA_MAX = -8
+_BARE = (
+    "it serves the kubelet of a cluster's node, and nothing says that this is one: "
+    "no flag, no variable GPU_MANAGER_…, no service account of a pod. "
+    "In a cluster install the chart (docs/operations.md). To serve the kubelet of this machine all the same, "
+    "name it: --device-plugin-path=/var/lib/kubelet/device-plugins. To share this machine's cards without a cluster: "
+    "vcuda run. --help lists the flags; gpu-manager doctor looks at the machine"
+)
 
 
 def main() -> int:
     """0: ended by a signal; 1: could not start; 2: wrong settings.
 
-    `gpu-manager doctor [flags]` looks at the node and ends.
+    `gpu-manager doctor [flags]` looks at the node and ends; without flags, with the settings of the daemon that runs.
     """
     examine = sys.argv[1:2] == ["doctor"]
+    if not examine and _is_bare(sys.argv[1:], os.environ):
+        print(f"gpu-manager: {_BARE}", file=sys.stderr)
+        return 2
     try:
         parsed = reader.parse(sys.argv[1 + examine :], os.environ)
     except StartError as error:
@@ -40,7 +52,8 @@ def main() -> int:
         print(f"gpu-manager {vcuda.__version__}")
         return 0
     if examine:
-        return _doctor(parsed.settings)
+        told = [word for word in sys.argv[2:] if not word.startswith("--log-format=")]
+        return _doctor(parsed.settings) if told else _doctor_of_the_daemon(parsed.settings)
     _raise_files()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -65,6 +78,12 @@ def main() -> int:
     return 0
 
 
+def _is_bare(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether nothing says that this is a cluster's node: no flag, no variable of ours, no service account."""
+    ours = any(name.startswith(ENV_PREFIX) for name in environment)
+    return not (arguments or ours or "KUBERNETES_SERVICE_HOST" in environment or "NODE_NAME" in environment)
+
+
 def _signals(*numbers: int) -> Callable[[], int]:
     """Waits for the next of these.
 
@@ -87,10 +106,30 @@ def _raise_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _doctor(wanted: Settings) -> int:
+def _doctor_of_the_daemon(wanted: Settings) -> int:
+    """With the flags and variables of the daemon that runs here, where there is one that can be read."""
+    pid = instance_lock.holder(wanted.checkpoint_path)
+    if pid is not None:
+        with contextlib.suppress(OSError, StartError, StopIteration):
+            words = _words(pid, "cmdline")
+            begin = next(i for i, word in enumerate(words) if word == "manager.main" or word.endswith("/gpu-manager"))
+            environment = dict(word.split("=", 1) for word in _words(pid, "environ") if "=" in word)
+            parsed = reader.parse(words[begin + 1 :], environment)
+            if parsed is not None:
+                print(f"with the settings of the daemon that runs here, process {pid}", file=sys.stderr)
+                return _doctor(dataclasses.replace(parsed.settings, log_format=wanted.log_format), environment)
+    print("no running daemon was found: with the default settings; give the daemon's flags for others", file=sys.stderr)
+    return _doctor(wanted)
+
+
+def _words(pid: int, name: str) -> list[str]:
+    return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="surrogateescape").rstrip("\0").split("\0")
+
+
+def _doctor(wanted: Settings, environment: Mapping[str, str] = os.environ) -> int:
     """0 if nothing fails, else 1."""
     logging.disable()  # what is wrong stands in the table
-    checks = doctor.examine(wanted, os.environ)
+    checks = doctor.examine(wanted, environment)
     sys.stdout.write(doctor.as_json(checks) if wanted.log_format == "json" else doctor.text(checks))
     return int(any(check.verdict is doctor.Verdict.FAIL for check in checks))
 

@@ -43,7 +43,13 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Flags as the command line has them; all are optional, for file and environment may say them."""
-    made = _Parser(prog="gpu-manager", description="Share this node's NVIDIA GPUs between pods.", allow_abbrev=False)
+    made = _Parser(
+        prog="gpu-manager",
+        usage="gpu-manager [flags]          serve this node's kubelet\n"
+        "       gpu-manager doctor [flags]   look at the node, say what is wrong and what to do; 1 if something fails",
+        description="Share this node's NVIDIA GPUs between pods.",
+        allow_abbrev=False,
+    )
     made.add_argument("--version", action="store_true", help="print the version and exit")
     settings.add_options(made, Settings)
     old = made.add_argument_group("flags of older releases, accepted without effect")

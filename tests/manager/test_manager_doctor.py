@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import stat
+import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,28 @@ def test_the_command(node: Node, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "FAIL  driver" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["gpu-manager", "doctor", "--no-such-flag"])
     assert main.main() == 2
+
+
+def test_without_flags_it_has_the_settings_of_the_daemon_that_runs(
+    node: Node,
+    process: Callable[..., subprocess.Popen[str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a pod `kubectl exec … gpu-manager doctor` knew nothing of the flags that the chart gives the daemon."""
+    monkeypatch.setattr("logging.disable", lambda: None)
+    monkeypatch.setenv("GPU_MANAGER_CHECKPOINT_PATH", str(node.directory / "checkpoint"))
+    monkeypatch.setattr("sys.argv", ["gpu-manager", "doctor", "--log-format=json"])
+    assert main.main() == 1
+    assert "no running daemon" in capsys.readouterr().err
+    daemon = process()
+    assert main.main() == 0
+    told = capsys.readouterr()
+    assert f"process {daemon.pid}" in told.err and json.loads(told.out)[0]["what"] == "driver"
+    daemon.kill()
+    daemon.wait()
+    assert main.main() == 1
+    assert "no running daemon" in capsys.readouterr().err
 
 
 class Probed(NullDriver):

@@ -38,6 +38,21 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def test_a_bare_command_explains_itself_and_touches_no_kubelet() -> None:
+    """It registered with whatever kubelet was there."""
+    result = subprocess.run(
+        [sys.executable, "-m", "manager.main"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert "install the chart" in result.stderr and "vcuda run" in result.stderr and "doctor" in result.stderr
+
+
 def last_line(result: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in result.stderr
     return result.stderr.strip().splitlines()[-1]
@@ -212,7 +227,7 @@ def run(settings, environment, next_signal, reread, look):
     print([next_signal(), next_signal()], flush=True)
 
 daemon.run = run
-sys.argv = ["gpu-manager"]
+sys.argv = ["gpu-manager", "--v=1"]
 main.main()
 """
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=20)
