@@ -76,8 +76,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         outcome: [report.nodeid for report in reporter.stats.get(outcome, ())]
         for outcome in ("passed", "failed", "error", "skipped")
     }
-    row = kube_matrix.Row(*cluster, kube_matrix.counts(names), datetime.date.today().isoformat())
-    kube_matrix.update(Path(page), row)
+    parts = [item.nodeid for item in reporter.stats.get("deselected", ())]
+    files = kube_matrix.counts(names, parts)
+    if files:
+        row = kube_matrix.Row(*cluster, files, datetime.date.today().isoformat())
+        kube_matrix.update(Path(page), row)
 
 
 def _cluster(system: System) -> tuple[str, str, str, str]:

@@ -158,7 +158,9 @@ def test_a_running_share_is_resized(system: System, client_image: str, pods: Any
     eventually("the placement says so", lambda: booked() == [50, 12], 30)
     system.lab.call("restart-kubelet")
     system.wait_offered()
-    assert sees(12)
+    # kubelet answers "not found" until it knows the pod again.
+    again = eventually("its log", lambda: system.lab.kubectl("logs", "--tail=1", name, check=False), 60)
+    assert figures(again)["total"] == 12 * BLOCK
     ask("memory=2")
     eventually("the client sees 2 blocks", lambda: sees(2), 60)
     eventually("the placement says so", lambda: booked() == [50, 2], 30)

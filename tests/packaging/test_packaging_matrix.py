@@ -41,6 +41,11 @@ def test_a_test_counts_once_and_a_file_without_a_pass_is_told(tmp_path: Path) ->
     assert found == {"shares": Counts(1, 1, 0), "modes": Counts(0, 1, 1)}
 
 
+def test_a_file_that_ran_in_part_is_not_counted() -> None:
+    run = {"passed": ["a/test_kube_shares.py::test_a", "a/test_kube_bursts.py::test_b"], "failed": [], "error": [], "skipped": []}
+    assert counts(run, ["a/test_kube_shares.py::test_c"]) == {"bursts": Counts(1)}
+
+
 def test_the_page_has_the_table() -> None:
     text = OPERATIONS.read_text()
     assert text.index(BEGIN) < text.index("| v1.") < text.index(END)
