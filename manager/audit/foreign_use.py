@@ -1,4 +1,4 @@
-"""Cards that are not ours to give: held by another device plugin, or under a foreign MPS daemon.
+"""Cards that are not ours to give: held by another device plugin or a resource claim, or under a foreign MPS daemon.
 
 Such a card is unhealthy to kubelet and to the extender, with the reason, until it is free again.
 """
@@ -28,8 +28,8 @@ class ForeignUse:
     ) -> None:
         """`tenant`: whether a process is of a pod with a share, which may call itself as it likes.
 
-        `held_elsewhere`: IDs of other plugins' devices and who holds them; may raise RecordsError, then the last answer
-        counts.
+        `held_elsewhere`: others' devices, by UUID or `gpu-MINOR`, and who holds them by what; may raise RecordsError,
+        then the last answer counts.
         """
         self._processes = processes
         self._held_elsewhere = held_elsewhere
@@ -43,9 +43,10 @@ class ForeignUse:
             self._held = self._held_elsewhere()
         found = {}
         for item in cards:
-            holder = self._held.get(item.card.uuid) or self._held.get(item.parent_uuid)
+            names = (item.card.uuid, item.parent_uuid, f"gpu-{item.device_minor}")
+            holder = next((self._held[name] for name in names if name in self._held), None)
             if holder:
-                found[item.card.uuid] = f"it is held by {holder}, through another device plugin"
+                found[item.card.uuid] = f"it is held by {holder}"
             elif self._under_mps(item.physical_uuid):
                 found[item.card.uuid] = (
                     "a foreign MPS daemon serves it, which changes how its time is sliced; stop nvidia-cuda-mps-control"

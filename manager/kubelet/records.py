@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from vcuda.spec.names import Names
 
 CHECKPOINT_FILE = "kubelet_internal_checkpoint"
 _OTHER_PLUGIN = "nvidia.com/"
+# github.com/NVIDIA/k8s-dra-driver-gpu: GpuInfo.CanonicalName, MigSpecTuple.ToCanonicalName.
+_DRA_DRIVER, _CLAIMED_CARD = "gpu.nvidia.com", re.compile(r"(gpu-\d+)(?:-mig-.+)?$")
 _MAX_MESSAGE = 64 * 1024 * 1024
 
 
@@ -189,18 +192,27 @@ class PodResources:
             raise RecordsError(f"PodResources at {self._socket}: {error.details()}") from error
 
     def held_elsewhere(self, timeout: float) -> dict[str, str]:
-        """IDs of NVIDIA's own plugin's devices and "resource of namespace/pod" that holds each. Raises RecordsError.
+        """Devices that others hand out, and who holds each and by what. Raises RecordsError.
 
-        Shared ones are named UUID::number there.
+        Keys are UUIDs (NVIDIA's plugin; shared ones are named UUID::number there) and what NVIDIA's DRA driver calls a
+        card, `gpu-MINOR`; an instance of MIG (`gpu-MINOR-mig-…`) holds its whole card, since its UUID is not told.
         """
-        return {
-            device_id.partition("::")[0]: f"{devices.resource_name} of {pod.namespace}/{pod.name}"
-            for pod in self._ask(timeout).pod_resources
-            for container in pod.containers
-            for devices in container.devices
-            if devices.resource_name.startswith(_OTHER_PLUGIN) and _resource(devices.resource_name, self._names) is None
-            for device_id in devices.device_ids
-        }
+        found: dict[str, str] = {}
+        for pod in self._ask(timeout).pod_resources:
+            who = f"{pod.namespace}/{pod.name}"
+            for container in pod.containers:
+                for devices in container.devices:
+                    name = devices.resource_name
+                    if name.startswith(_OTHER_PLUGIN) and _resource(name, self._names) is None:
+                        for device_id in devices.device_ids:
+                            found[device_id.partition("::")[0]] = f"{name} of {who}, through another device plugin"
+                for claim in container.dynamic_resources:
+                    for device in claim.claim_resources:
+                        card = _CLAIMED_CARD.match(device.device_name)
+                        if card and device.driver_name == _DRA_DRIVER:
+                            name = f"{claim.claim_namespace}/{claim.claim_name}"
+                            found[card[1]] = f"the resource claim {name} of {who}, through NVIDIA's DRA driver"
+        return found
 
     def list(self, timeout: float) -> list[Entry]:
         """Raises RecordsError."""

@@ -33,6 +33,7 @@ class Kubelet(podresources_pb2_grpc.PodResourcesListerServicer):
 
     def __init__(self, socket: Path) -> None:
         self.rows: list[PodRow] = []
+        self.claims: list[tuple[str, str, str]] = []  # pod, driver, device
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
         podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{socket}")
@@ -43,6 +44,13 @@ class Kubelet(podresources_pb2_grpc.PodResourcesListerServicer):
         for name, resource, ids in self.rows:
             devices = resources_api.ContainerDevices(resource_name=resource, device_ids=ids)
             containers = [resources_api.ContainerResources(name="c", devices=[devices])]
+            answer.pod_resources.append(
+                resources_api.PodResources(name=name, namespace="default", containers=containers)
+            )
+        for name, driver, device in self.claims:
+            made = [resources_api.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)]
+            claim = resources_api.DynamicResource(claim_name="c", claim_namespace="default", claim_resources=made)
+            containers = [resources_api.ContainerResources(name="c", dynamic_resources=[claim])]
             answer.pod_resources.append(
                 resources_api.PodResources(name=name, namespace="default", containers=containers)
             )
@@ -68,10 +76,39 @@ def test_only_nvidias_own_plugin_counts_and_shared_devices_are_the_card(
     ]  # fmt: skip
     client = PodResources(short_directory / "resources.sock", NAMES)
     assert client.held_elsewhere(5) == {
-        "GPU-1": "nvidia.com/gpu of default/a",
-        "GPU-2": "nvidia.com/gpu.shared of default/b",
+        "GPU-1": "nvidia.com/gpu of default/a, through another device plugin",
+        "GPU-2": "nvidia.com/gpu.shared of default/b, through another device plugin",
     }
     client.close()
+
+
+def test_only_nvidias_own_driver_counts_among_claims_and_an_instance_is_its_card(
+    kubelet: Kubelet, short_directory: Path
+) -> None:
+    kubelet.claims = [
+        ("a", "gpu.nvidia.com", "gpu-1"), ("b", "gpu.nvidia.com", "gpu-12-mig-1g10gb-19-0"),
+        ("c", "gpu.nvidia.com", "gpu-vfio-3"), ("d", "gpu.example.com", "gpu-4"), ("e", "gpu.nvidia.com", ""),
+    ]  # fmt: skip
+    client = PodResources(short_directory / "resources.sock", NAMES)
+    assert client.held_elsewhere(5) == {
+        "gpu-1": "the resource claim default/c of default/a, through NVIDIA's DRA driver",
+        "gpu-12": "the resource claim default/c of default/b, through NVIDIA's DRA driver",
+    }
+    client.close()
+
+
+def test_a_card_of_a_resource_claim_is_not_ours_to_give(kubelet: Kubelet, node: Node) -> None:
+    daemon = node.start(f"--pod-resources-socket={node.directory}/resources.sock", wait=200)
+    claimed, free = daemon.inventory.snapshot.cards
+    kubelet.claims = [("other", "gpu.nvidia.com", f"gpu-{claimed.device_minor}")]
+    node.kubelet.wait_devices(100)
+    problems = {card["uuid"]: card["problem"] for card in json.loads(node.get("/usage")[1])["cards"]}
+    assert "held by the resource claim default/c of default/other" in problems[claimed.card.uuid]
+    one = pod("a", container("c", 100))
+    node.kubelet.admit(one)
+    assert node.kubelet.cards(one, "c") == [free.card.uuid]
+    kubelet.claims = []
+    node.kubelet.wait_devices(200)
 
 
 def test_a_card_of_another_plugin_is_not_ours_to_give(kubelet: Kubelet, node: Node) -> None:

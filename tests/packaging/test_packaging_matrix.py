@@ -42,7 +42,12 @@ def test_a_test_counts_once_and_a_file_without_a_pass_is_told(tmp_path: Path) ->
 
 
 def test_a_file_that_ran_in_part_is_not_counted() -> None:
-    run = {"passed": ["a/test_kube_shares.py::test_a", "a/test_kube_bursts.py::test_b"], "failed": [], "error": [], "skipped": []}
+    run = {
+        "passed": ["a/test_kube_shares.py::test_a", "a/test_kube_bursts.py::test_b"],
+        "failed": [],
+        "error": [],
+        "skipped": [],
+    }
     assert counts(run, ["a/test_kube_shares.py::test_c"]) == {"bursts": Counts(1)}
 
 
