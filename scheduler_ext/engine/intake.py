@@ -139,18 +139,19 @@ class Intake:
         cache.inherited.discard(uid)
         old, leaving = cache.pods.get(uid), objects.leaving(pod)
         text = objects.annotation(pod, cache.names)
+        mark = None if text is None else resize.known_as(text)
         if old is not None and old.node == node and old.state is State.CONFIRMED:
             if leaving and not old.leaving:
                 old.leaving = True
                 self._preemption.make_room(uid)
-            if old.annotation == text:
+            if old.annotation == mark:
                 return
             if old.usage.cards:
                 # What was written at Bind is what the node's manager obeyed: nobody who may edit the pod later moves
                 # its booking.
                 if not self._resizes.explains(old, pod):
                     self._distrust(old)
-                old.annotation = text
+                old.annotation = mark
                 return
         if old is not None and old.written is not None and (old.node, old.written) == (node, text):
             asked, usage, shape, source = (
@@ -170,7 +171,7 @@ class Intake:
         cache.pods.put(
             Record(
                 uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
-                State.CONFIRMED, cache.clock(), annotation=text, priority=objects.priority(pod),
+                State.CONFIRMED, cache.clock(), annotation=mark, priority=objects.priority(pod),
                 leaving=leaving, shape=shape, movable=movable, source=source,
             )
         )  # fmt: skip

@@ -76,7 +76,7 @@ def _typical(typical: Typical) -> _Struct:
     )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _wish(shape: Shape) -> _Struct:
     steps = ffi.new(
         "struct vc_step[]",

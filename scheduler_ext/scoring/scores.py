@@ -15,7 +15,7 @@ from vcuda.spec.request import CardFilter
 
 _ANY = CardFilter()
 _MOST_BYTES = 192 * 2**20  # of all tables: 900 classes at 5,000 nodes; real mixes have 300 to 430
-_LEAST_CLASSES = 64
+_LEAST_BYTES = 2048  # of a table beside its arrays
 _LEAST_ROWS = 16  # computed at a time ahead of a request
 _CHUNK = 256  # rows computed at once ahead of a request: it holds up others for so long
 
@@ -44,6 +44,7 @@ class Table:
         self._typical_version = -1
         self._reads_workload = placing.reads_workload(shape)
         self._plain = len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
+        self.size_bytes = self._size()
 
     @property
     def cost(self) -> Floats:
@@ -57,9 +58,8 @@ class Table:
     def picks(self) -> Ints:
         return self.plan.picks
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(array.nbytes for array in (*self.plan, self._at))
+    def _size(self) -> int:
+        return sum(array.nbytes for array in (*self.plan, self._at)) + self.shape.filter_bytes + _LEAST_BYTES
 
     def refresh(self, cluster: Cluster, typical: Typical, most: int | None = None) -> bool:
         """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
@@ -76,6 +76,7 @@ class Table:
             self.plan, self._at = Plan.empty(size, self.shape.columns), np.full(size, -1, np.int64)
             for array, before in zip((*self.plan, self._at), (*old, at), strict=True):
                 array[:known] = before
+            self.size_bytes = self._size()
         self._typical_version = typical.version
         if self._plain and most is None:
             placing.refresh(self.shape, cluster, typical, self._at, self.plan)
@@ -97,35 +98,42 @@ class Scores:
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._tables: collections.OrderedDict[Shape, Table] = collections.OrderedDict()
-        self._most_bytes = most_bytes
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._counted: dict[Shape, int] = {}  # the size of each table in that sum
 
     def warm(self, shape: Shape, cluster: Cluster, typical: Typical) -> bool:
         """Compute a little of a shape's table ahead of its first request. Returns whether more is to be done."""
         table = self._tables.get(shape)
         if table is None:
-            table = self._add(shape)
-        return not table.refresh(cluster, typical, max(_LEAST_ROWS, _CHUNK // max(1, len(shape.steps))))
+            table = self._tables[shape] = Table(shape)
+        done = table.refresh(cluster, typical, max(_LEAST_ROWS, _CHUNK // max(1, len(shape.steps))))
+        self._make_room(table)
+        return not done
 
     def knows(self, shape: Shape) -> bool:
         return shape in self._tables
 
-    def _add(self, shape: Shape) -> Table:
-        # All tables are about as large as the one that was asked for last.
-        last = next(reversed(self._tables.values()), None)
-        most = self._most_bytes // max(1, last.size_bytes) if last is not None else _LEAST_CLASSES
-        while len(self._tables) >= max(_LEAST_CLASSES, most):
-            self._tables.popitem(last=False)
-        table = self._tables[shape] = Table(shape)
-        return table
+    def _make_room(self, table: Table) -> None:
+        """Count a table that may have grown; the oldest others go. Their sizes differ: some have 1,024 columns."""
+        counted = self._counted.get(table.shape, 0)
+        if table.size_bytes == counted:
+            return
+        self._counted[table.shape] = table.size_bytes
+        self._bytes += table.size_bytes - counted
+        self._tables.move_to_end(table.shape)
+        while self._bytes > self._most_bytes and len(self._tables) > 1:
+            old, _ = self._tables.popitem(last=False)
+            self._bytes -= self._counted.pop(old)
 
     def table(self, shape: Shape, cluster: Cluster, typical: Typical) -> Table:
         """The up-to-date table of a shape; valid until the cluster changes."""
         table = self._tables.get(shape)
         if table is None:
-            table = self._add(shape)
+            table = self._tables[shape] = Table(shape)
         else:
             self._tables.move_to_end(shape)
         table.refresh(cluster, typical)
+        self._make_room(table)
         return table
 
 

@@ -19,6 +19,7 @@ _MOST_SHAPES = 32  # the most frequent ones; the rest is folded away
 _COVERED = 0.95  # or fewer, once they cover this part of all pods seen (as in the paper)
 _MOST_KINDS = 1024  # what mean needs, values and rents are worked out from
 _MEMORY = 10_000  # pods after which the past counts half
+_MOST_COUNTED = 4096  # kinds, or earlier: pods of ever new kinds must not fill our memory
 _REFRESH_SECONDS = 60.0
 _DRIFT = 0.05  # total variation below which the old distribution is kept: recomputing all scores is not free
 
@@ -68,7 +69,7 @@ class Kind(NamedTuple):
     models: CardFilter
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def kind_of(shape: Shape) -> Kind:
     """The kind that a class of pods counts as: that of its largest step."""
     largest = max(shape.steps, key=lambda step: (step.cards, step.cores, step.blocks))
@@ -105,9 +106,9 @@ class Workload:
         kind = kind_of(shape)
         self._counts[kind] = self._counts.get(kind, 0.0) + 1.0
         self._total += 1.0
-        if self._total > 2 * _MEMORY:
+        if self._total > 2 * _MEMORY or len(self._counts) > _MOST_COUNTED:
             halved = ((kind, count / 2) for kind, count in self._counts.items())
-            # Kinds seen once, long ago, are dropped: pods with ever new requests must not fill our memory.
+            # Kinds seen once, long ago, are dropped.
             self._counts = {kind: count for kind, count in halved if count > 0.5}
             self._total = sum(self._counts.values())
 

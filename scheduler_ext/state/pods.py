@@ -38,7 +38,7 @@ class Record:
 
     `request` and `placement` are ours only until the watch confirms the pod. `written`: the placement annotation of the
     last write that was begun for it. `attempted`: a write for it failed.
-    `annotation` is the placement annotation that the watch showed, to notice changes cheaply. `priority` is
+    `annotation` is the placement annotation that the watch showed, or its digest, to notice changes. `priority` is
     Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape`: its class, where it has a share; `movable`:
     its owner has not forbidden to move it, and it is in no gang.
     """

@@ -126,7 +126,7 @@ def test_one_pod_has_only_so_many_shares() -> None:
     most = request.MAX_CONTAINERS_PER_POD
     many = [container(f"c{number}", 1, 1) for number in range(most + 1)]
     assert len(request.parse_pod(pod(*many[:most])).containers) == most
-    with pytest.raises(InvalidRequest, match=f"{most + 1} containers ask for a share; one pod may have {most}"):
+    with pytest.raises(InvalidRequest, match=f"more than {most} containers ask for a share; one pod may have {most}"):
         request.parse_pod(pod(*many))
 
 
@@ -153,6 +153,11 @@ def test_two_containers_of_one_name_are_refused() -> None:
         ("vcuda-oversell", "other=8"),
         ("vcuda-oversell", "main=1"),
         ("vcuda-oversell", "main=8,"),
+        ("vcuda-oversell", "main=20" + " " * request.MAX_ANNOTATION_CHARS),
+        ("vcuda-policy", "spread" + " " * request.MAX_ANNOTATION_CHARS),
+        ("vcuda-card-uuid", "u" * (request.MAX_ANNOTATION_CHARS + 1)),
+        ("vcuda-card-uuid", ",".join(map(str, range(request.MAX_FILTER_ITEMS + 1)))),
+        ("vcuda-card-model", ",".join(f"!{number}" for number in range(request.MAX_FILTER_ITEMS + 1))),
     ],
 )
 def test_bad_annotations_are_refused_by_name(key: str, value: str) -> None:

@@ -17,6 +17,8 @@ from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, ContainerRequest, Kind, 
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 VERSION = 1
+_LONGEST = 128 * 1024  # characters; 64 containers with 16 cards each are half of that
+_LONGEST_UUID = 128
 _JSON = json.JSONEncoder(separators=(",", ":"))
 MOST_BLOCKS = 2**63 // BLOCK_BYTES - 1  # a limit in bytes must fit a signed 64-bit number
 
@@ -63,7 +65,7 @@ def encode(placement: Placement) -> str:
 
 def _share(row: Any) -> CardShare:
     uuid, cores, blocks = row
-    if not (isinstance(uuid, str) and uuid and type(cores) is int and type(blocks) is int):
+    if not (isinstance(uuid, str) and 0 < len(uuid) <= _LONGEST_UUID and type(cores) is int and type(blocks) is int):
         raise ValueError("a share is [uuid, cores, blocks]")
     if not (1 <= cores <= CORES_PER_CARD and 0 <= blocks <= MOST_BLOCKS):
         raise ValueError(f"cores must be 1 to {CORES_PER_CARD} and blocks 0 to {MOST_BLOCKS}")
@@ -82,6 +84,8 @@ def _shares(name: str, rows: Any) -> tuple[CardShare, ...]:
 def decode(text: str) -> Placement:
     """Parse the annotation. Raises InvalidPlacement that says what is wrong with it."""
     try:
+        if len(text) > _LONGEST:
+            raise ValueError(f"{len(text)} characters, at most {_LONGEST}")
         data = json.loads(text)
         if type(data.get("version")) is not int or data["version"] != VERSION:
             raise ValueError(f"version {data.get('version')!r:.20} is not {VERSION}")
@@ -108,7 +112,7 @@ def check(placement: Placement, request: PodRequest) -> None:
     surplus = sorted(set(placement.containers) - {container.name for container in request.containers})
     if surplus:
         raise InvalidPlacement(
-            Reason.INVALID_PLACEMENT, f"the placement names containers that ask for nothing: {surplus}"
+            Reason.INVALID_PLACEMENT, f"the placement names containers that ask for nothing: {surplus!s:.120}"
         )
 
 

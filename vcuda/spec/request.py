@@ -19,6 +19,8 @@ from vcuda.spec.units import CORES_PER_CARD, parse_count
 
 MAX_CARDS_PER_CONTAINER = 16  # VC_MAX_CARDS of the region
 MAX_CONTAINERS_PER_POD = 64  # with a share; each costs a step of placing on every node
+MAX_ANNOTATION_CHARS = 4096  # of each that a pod asks by: its owner may edit it for ever, and each value is a class
+MAX_FILTER_ITEMS = 64  # models or UUIDs that a pod may name
 
 _DEFAULT_NAMES = Names()
 
@@ -218,8 +220,12 @@ def _core_limit(annotations: Mapping[str, str], names: Names) -> int | None:
     return number
 
 
-def _card_filter(value: str) -> CardFilter:
-    items = [item.strip() for item in value.split(",") if item.strip()]
+def _card_filter(annotations: Mapping[str, str], annotation: str) -> CardFilter:
+    items = [item.strip() for item in annotations.get(annotation, "").split(",") if item.strip()]
+    if len(items) > MAX_FILTER_ITEMS:
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION, f"annotation {annotation} names {len(items)}; it may name {MAX_FILTER_ITEMS}"
+        )
     return CardFilter(
         frozenset(item for item in items if not item.startswith("!")),
         frozenset(item[1:].strip() for item in items if item.startswith("!")),
@@ -284,6 +290,25 @@ def _containers(spec: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]
     return value
 
 
+def annotations_read(names: Names) -> tuple[str, ...]:
+    """The annotations that say what a pod asks for."""
+    return (
+        names.core_limit, names.oversell, names.policy, names.priority, names.card_model, names.card_uuid, names.gang,
+    )  # fmt: skip
+
+
+def _annotations(metadata: Mapping[str, Any], names: Names) -> dict[str, str]:
+    found = _mapping(metadata.get("annotations"), "metadata.annotations")
+    ours = {name: str(found[name]) for name in annotations_read(names) if name in found}
+    for name, text in ours.items():
+        if len(text) > MAX_ANNOTATION_CHARS:
+            raise InvalidRequest(
+                Reason.INVALID_ANNOTATION,
+                f"annotation {name} has {len(text)} characters; it may have {MAX_ANNOTATION_CHARS}",
+            )
+    return ours
+
+
 def _mapping(value: object, what: str) -> Mapping[str, Any]:
     if value is None:
         return {}
@@ -323,7 +348,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
     if not asks_for_share(pod, names):
         return PodRequest(*identity, ())
     spec = _mapping(pod.get("spec"), "spec")
-    annotations = {str(k): str(v) for k, v in _mapping(metadata.get("annotations"), "metadata.annotations").items()}
+    annotations = _annotations(metadata, names)
     labels = {str(k): str(v) for k, v in _mapping(metadata.get("labels"), "metadata.labels").items()}
     core_limit = _core_limit(annotations, names)
     oversell = _Oversell.parse(annotations, names)
@@ -344,12 +369,13 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
                 continue
             if any(other.name == request.name for other in found):
                 raise InvalidRequest(Reason.INVALID_POD, f"two containers are named {request.name!r:.60}")
+            if len(found) == MAX_CONTAINERS_PER_POD:  # before all are read, each beside all others
+                raise InvalidRequest(
+                    Reason.INVALID_POD,
+                    f"more than {MAX_CONTAINERS_PER_POD} containers ask for a share; one pod may have "
+                    f"{MAX_CONTAINERS_PER_POD} of them",
+                )
             found.append(oversell.apply(request))
-    if len(found) > MAX_CONTAINERS_PER_POD:
-        raise InvalidRequest(
-            Reason.INVALID_POD,
-            f"{len(found)} containers ask for a share; one pod may have {MAX_CONTAINERS_PER_POD} of them",
-        )
     policy, card_policy = _policies(annotations.get(names.policy), names.policy)
     unknown = oversell.by_name.keys() - {request.name for request in found}
     if unknown:
@@ -363,8 +389,8 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
         priority=_choice(annotations.get(names.priority, Priority.NORMAL), Priority, names.priority),
         policy=policy,
         card_policy=card_policy,
-        models=_card_filter(annotations.get(names.card_model, "")),
-        uuids=_card_filter(annotations.get(names.card_uuid, "")),
+        models=_card_filter(annotations, names.card_model),
+        uuids=_card_filter(annotations, names.card_uuid),
         gang=gang.parse(annotations, labels, names),
     )
 

@@ -22,6 +22,7 @@ from vcuda.spec.units import CORES_PER_CARD, parse_count
 # What the annotation calls each amount, and the most that it may be.
 _FIELDS = {"core": CORES_PER_CARD - 1, "memory": MOST_BLOCKS, "core-limit": CORES_PER_CARD}
 _LONGEST = 256
+_MOST_CHARS = 8192  # 64 containers by name have room; a longer text is not read
 _VERSION = 1
 
 # UUID → (cores, memory blocks)
@@ -62,6 +63,8 @@ def parse(text: str, request: PodRequest, names: Names) -> dict[str, dict[str, i
     """
     resizable = [item for item in request.containers if item.kind is not Kind.INIT and not item.whole]
     found: dict[str, dict[str, int]] = {}
+    if len(text) > _MOST_CHARS:
+        _refuse(names, text, f"it has {len(text)} characters; it may have {_MOST_CHARS}")
     for part in text.split(";"):
         name, colon, amounts = part.strip().rpartition(":")
         if not part.strip() and ";" in text:
