@@ -48,6 +48,7 @@ struct pointer {
     CUdeviceptr at;
     size_t bytes;
     int kind, context;
+    int card; /* of a POOLED one's pool */
 };
 
 struct physical {

@@ -106,8 +106,7 @@ static void reset(int device)
 {
     context_ended(device);
     for (int i = 0; i < POINTERS; i++)
-        if (world.pointers[i].kind == POOLED && world.pointers[i].context != NONE &&
-            world.contexts[world.pointers[i].context].device == device) {
+        if (world.pointers[i].kind == POOLED && world.pointers[i].card == device) {
             world.stale[i % 4] = world.pointers[i].at;
             world.pointers[i] = (struct pointer){0};
         }

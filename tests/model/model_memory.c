@@ -41,7 +41,7 @@ static void keep(struct pointer *one, int result, CUdeviceptr at, size_t bytes, 
 {
     say(" = %d", result);
     if (!result && at)
-        *one = (struct pointer){at, bytes, kind, world.current};
+        *one = (struct pointer){at, bytes, kind, world.current, NONE};
 }
 
 /* Of an allocation on the current context's card. */
@@ -236,8 +236,9 @@ static void ordered(struct dice *dice)
         bounded |= pool == world.pools[i] && world.pool_bounded[i];
     if (own && !bounded) /* by steps of a pool: docs/memory.md, "The last of a share" */
         books_judge(result, device, bytes > card ? bytes : (bytes / step + 1) * step);
-    if (!result && at && index >= 0)
-        one->context = world.streams[index].context;
+    const int context = index >= 0 ? world.streams[index].context : world.current;
+    if (!result && at)
+        one->card = own ? device : context != NONE ? world.contexts[context].device : NONE;
 }
 
 static void pool(struct dice *dice)

@@ -104,7 +104,7 @@ static void take_pointer(struct dice *dice, const struct parcel *parcel)
                                              : cuMemPoolImportPointer(&at, pool, &handle);
     say(" %s = %d", parcel->way == BY_IPC ? "cuIpcOpenMemHandle" : "cuMemPoolImportPointer", result);
     if (!result)
-        *one = (struct pointer){at, parcel->bytes, parcel->way == BY_IPC ? OPENED : IMPORTED, world.current};
+        *one = (struct pointer){at, parcel->bytes, parcel->way == BY_IPC ? OPENED : IMPORTED, world.current, NONE};
 }
 
 static void taken(struct dice *dice)
@@ -156,7 +156,7 @@ static void external(struct dice *dice)
         const int result = cuExternalMemoryGetMappedBuffer(&at, one->memory, &given);
         say(" cuExternalMemoryGetMappedBuffer = %d", result);
         if (!result)
-            *pointer = (struct pointer){at, one->bytes, PLAIN, one->context};
+            *pointer = (struct pointer){at, one->bytes, PLAIN, one->context, NONE};
     } else {
         say(" cuDestroyExternalMemory = %d", cuDestroyExternalMemory(one->memory));
         *one = (struct external){0};
