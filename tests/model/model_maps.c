@@ -212,7 +212,7 @@ static void tiles(struct dice *dice)
     const struct physical *memory = physical_of(dice);
     CUstream stream = some_stream(dice, NULL);
     const int operation = roll(dice, 3) ? CU_MEM_OPERATION_TYPE_MAP : CU_MEM_OPERATION_TYPE_UNMAP;
-    const unsigned place = roll(dice, 3);
+    const unsigned place = roll(dice, 3), wide = 1 + roll(dice, 2), high = 1 + roll(dice, 2);
     if (!one->held || !one->sparse || (operation == CU_MEM_OPERATION_TYPE_MAP && !memory->held))
         return;
     CUarrayMapInfo list = {.resourceType = one->mipmap != NULL, .memOperationType = operation, .deviceBitMask = 1};
@@ -221,10 +221,11 @@ static void tiles(struct dice *dice)
     else
         list.resource.array = one->array;
     list.subresource.sparseLevel.offsetX = 64 * place;
-    list.subresource.sparseLevel.extentWidth = list.subresource.sparseLevel.extentHeight = 64;
+    list.subresource.sparseLevel.extentWidth = 64 * wide;
+    list.subresource.sparseLevel.extentHeight = 64 * high;
     list.subresource.sparseLevel.extentDepth = 1;
     list.memHandle.memHandle = operation == CU_MEM_OPERATION_TYPE_MAP ? memory->handle : 0;
-    say(" cuMemMapArrayAsync %d at %u = %d", operation, place, cuMemMapArrayAsync(&list, 1, stream));
+    say(" cuMemMapArrayAsync %d at %u, %u x %u = %d", operation, place, wide, high, cuMemMapArrayAsync(&list, 1, stream));
 }
 
 static void end_arrays(void)

@@ -22,6 +22,7 @@ static const struct {
     {"memory/ipc.c", "&mutex", 2},
     {"memory/meter.c", "&meter->mutex", 3},
     {"memory/object.c", "&mutex", 3},
+    {"memory/holder.c", "&mutex", 3},
     {"work/gates.c", "&mutex", 3},
     {"work/capture.c", "&mutex", 3},
     {"work/tracker.c", "&trackers_mutex", 4},

@@ -20,16 +20,61 @@ def both(tmp_path: Path) -> Share:
     return books.share_of_two_cards(tmp_path)
 
 
-def test_memory_in_a_sparse_array_ends_with_the_arrays_context_not_with_the_current_one(share: Share) -> None:
-    answered = books.within(
-        share,
-        """
+TILES = """
 class Tile(C.Structure):
     _fields_ = [("resource_type", C.c_int), ("resource", P), ("subresource_type", C.c_int), ("padding", C.c_int),
                 ("box", uint * 8), ("operation", C.c_int), ("handle_type", C.c_int), ("handle", u64), ("offset", u64),
                 ("devices", uint), ("flags", uint), ("reserved", uint * 2)]
 class Shape(C.Structure):
     _fields_ = [("width", size), ("height", size), ("depth", size), ("format", C.c_int), ("channels", uint), ("flags", uint)]
+"""
+
+
+def test_a_sparse_array_lets_go_of_what_lies_within_a_place_whatever_sizes_places_have(share: Share) -> None:
+    """Beside the account: a list of what was mapped, of which each call ends all that lies within its place."""
+    answered = books.within(
+        share,
+        TILES
+        + """
+import random
+begin()
+arrays = [made("cuArray3DCreate_v2", ref(Shape(64 * 12, 64 * 12, 0, 0x20, 1, 0x40))) for _ in range(2)]
+wrong, chance, kept = [], random.Random(7), []
+def change(array, x, y, width, height, handle):
+    box = (uint * 8)(0, 0, 64 * x, 64 * y, 0, 64 * width, 64 * height, 1)
+    operation = 1 if handle else 2
+    ok("cuMemMapArrayAsync", (Tile * 1)(Tile(0, arrays[array], 0, 0, box, operation, 0, handle or 0, 0, 1, 0)), 1, None)
+    kept[:] = [(a, b, c, d, e) for a, b, c, d, e in kept
+               if (a, b >= x, c >= y, b + d <= x + width, c + e <= y + height) != (array, True, True, True, True)]
+for step in range(700):
+    # The first are as large as an array: what comes later is much smaller.
+    width, height = (12, 12) if step < 2 or step % 100 == 50 else (chance.randint(1, 4), chance.randint(1, 3))
+    array, x, y = step % 2, chance.randint(0, 12 - width), chance.randint(0, 12 - height)
+    handle = u64()
+    mapped = step < 2 or chance.random() < 0.7
+    if mapped:
+        ok("cuMemCreate", ref(handle), size(2 * MIB), ref(Properties(1, 0, Location(1, 0))), u64(0))
+    change(array, x, y, width, height, handle.value)
+    if mapped:
+        ok("cuMemRelease", handle)
+        kept.append((array, x, y, width, height))
+    ok("cuCtxSynchronize")
+    if free() != 960 - 2 * len(kept):
+        wrong.append([step, free(), 960 - 2 * len(kept)])
+most = len(kept)
+for array in arrays:
+    ok("cuArrayDestroy", array)
+answer([wrong[:5], most > 10, free()])
+""",
+    )
+    assert answered == [[], True, 960]
+
+
+def test_memory_in_a_sparse_array_ends_with_the_arrays_context_not_with_the_current_one(share: Share) -> None:
+    answered = books.within(
+        share,
+        TILES
+        + """
 owner = begin()
 arrays, results = [], []
 for _ in range(6):

@@ -1,5 +1,5 @@
 /* Arrays and mipmapped arrays: their layout is the driver's secret, so reserve an estimate, then hold the real size. */
-#include "cuda/memory/object.h"
+#include "cuda/memory/binding.h"
 #include "cuda/memory/small_array.h"
 
 /* Rows are padded to blocks of tiles of 8 rows, of up to 16 tiles: the smallest power of two that holds all rows, or 128 (seen on an H100). */

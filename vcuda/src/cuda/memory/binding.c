@@ -3,9 +3,13 @@
  * Each binding keeps the physical object behind it. A multicast object gives it back when it is unbound, or when the object
  * itself is gone; an array when other memory, or none, takes its place in full, as soon as the stream got there, or when it is
  * destroyed. */
+#include "cuda/memory/binding.h"
+
 #include <stdlib.h>
 
+#include "cuda/driver/owner.h"
 #include "cuda/memory/departure.h"
+#include "cuda/memory/holder.h"
 #include "cuda/memory/object.h"
 
 /* Multicast objects. */
@@ -107,6 +111,34 @@ static struct vc_place place_of(const CUarrayMapInfo *info)
                           .to = {x + info->subresource.sparseLevel.extentWidth, y + info->subresource.sparseLevel.extentHeight,
                                  z + info->subresource.sparseLevel.extentDepth}};
 }
+
+void vc_sparse_array_made(const void *array)
+{
+    CUcontext context = NULL;
+    vc_card_of_current(vc_region_get(), &context);
+    vc_holder_made(array, vc_context_owner(context));
+}
+
+void vc_sparse_array_ended(const void *array)
+{
+    size_t count;
+    struct vc_object **kept = vc_holder_let_go(array, NULL, &count);
+    while (count-- > 0)
+        vc_object_drop(kept[count]);
+    free(kept);
+}
+
+static void context_ended(CUcontext context)
+{
+    size_t count;
+    const void **ended = vc_holders_of(context, &count);
+    while (count-- > 0)
+        vc_sparse_array_ended(ended[count]);
+    free(ended);
+}
+
+static const struct vc_source sparse_arrays = {.context_ended = context_ended};
+VC_SOURCE(sparse_arrays);
 
 /* Objects that an array lets go of when a stream gets there. */
 struct leaving {

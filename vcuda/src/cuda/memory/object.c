@@ -1,4 +1,4 @@
-/* Handles, mappings and bindings, each a table of its own, and the objects behind them.
+/* Handles and mappings, each a table of its own, and the objects behind them.
  *
  * What a call is about to give back is taken out before it, and put back if it fails, because the driver reuses handles and
  * addresses at once. A reference is only added under the lock of the record that holds one already. */
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "base/table.h"
-#include "cuda/driver/owner.h"
+#include "cuda/memory/holder.h"
 
 #define VC__GRANULARITY 4096u /* no driver has a smaller one */
 
@@ -35,23 +35,6 @@ struct mapping {
 };
 VC_TABLE(mappings, struct mapping);
 static uint64_t largest_mapping;
-
-/* What keeps memory beside handles and mappings. */
-struct holder {
-    uint64_t key;
-    CUcontext context;  /* that it ends with; NULL: with none */
-    uint64_t extent[3]; /* of all its places, unless they are `mixed` */
-    bool used, mixed;
-};
-VC_TABLE(holders, struct holder);
-
-struct binding {
-    uint64_t key; /* hash of the holder and where its place begins */
-    const void *holder;
-    struct vc_place place;
-    struct vc_object *memory;
-};
-VC_TABLE(bindings, struct binding);
 
 static void hold(struct vc_object *object)
 {
@@ -382,156 +365,3 @@ CUresult vc_hook_cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handl
     }
     return CUDA_SUCCESS;
 }
-
-/* Holders. */
-
-/* Two places of one name would be taken for one: names are 64 bits (FNV-1a). */
-static uint64_t name_of(const void *holder, const struct vc_place *place)
-{
-    const uint64_t parts[] = {(uint64_t)(uintptr_t)holder, (uint64_t)place->kind << 32 | place->level, place->layer,
-                              place->from[0], place->from[1], place->from[2]};
-    uint64_t name = 0xcbf29ce484222325u;
-    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
-        for (int shift = 0; shift < 64; shift += 8)
-            name = (name ^ (parts[part] >> shift & 0xff)) * 0x100000001b3u;
-    }
-    return name ? name : 1;
-}
-
-static enum vc_table_edit note_extent(void *record, void *argument)
-{
-    struct holder *holder = record;
-    const struct vc_place *place = argument;
-    for (int axis = 0; axis < 3; axis++) {
-        uint64_t extent = place->to[axis] - place->from[axis];
-        holder->mixed |= holder->used && holder->extent[axis] != extent;
-        holder->extent[axis] = extent;
-    }
-    holder->used = true;
-    return VC_TABLE_KEEP;
-}
-
-/* A record that is free for the binding; else the binding's key is the next one: a place may hold several objects. */
-static enum vc_table_edit occupy(void *record, void *argument)
-{
-    struct binding *there = record, *made = argument;
-    if (there->memory)
-        made->key++;
-    else
-        *there = *made;
-    return VC_TABLE_KEEP;
-}
-
-bool vc_holder_bind(const void *holder, const struct vc_place *place, struct vc_object *memory)
-{
-    uint64_t key;
-    struct binding made = {.key = name_of(holder, place), .holder = holder, .place = *place, .memory = memory};
-    if (!vc_table_edit(&holders, (uint64_t)(uintptr_t)holder, true, note_extent, (void *)place))
-        return false;
-    do {
-        key = made.key;
-        if (!vc_table_edit(&bindings, key, true, occupy, &made))
-            return false;
-    } while (made.key != key);
-    return true;
-}
-
-/* What lies at exactly this place. */
-static struct binding *take_at(const void *holder, const struct vc_place *place, size_t *count)
-{
-    struct binding one, *taken = NULL;
-    for (uint64_t key = name_of(holder, place); vc_table_take(&bindings, key, &one); key++) {
-        struct binding *larger = realloc(taken, (*count + 1) * sizeof *taken);
-        if (!larger)
-            break; /* no host memory: it stays charged until the process ends */
-        taken = larger;
-        taken[(*count)++] = one;
-    }
-    return taken;
-}
-
-static bool is_within(const void *record, const void *argument)
-{
-    const struct binding *one = record, *wanted = argument;
-    if (one->holder != wanted->holder)
-        return false;
-    if (wanted->memory) /* a mark: anywhere */
-        return true;
-    if (one->place.kind != wanted->place.kind || one->place.level != wanted->place.level || one->place.layer != wanted->place.layer)
-        return false;
-    for (int axis = 0; axis < 3; axis++) {
-        if (one->place.from[axis] < wanted->place.from[axis] || one->place.to[axis] > wanted->place.to[axis])
-            return false;
-    }
-    return true;
-}
-
-/* Whether all places of the holder are as large as this one: then only the same place lies within it. */
-static bool are_alike(const void *holder, const struct vc_place *place)
-{
-    struct holder known;
-    if (!vc_table_get(&holders, (uint64_t)(uintptr_t)holder, &known) || !known.used)
-        return true; /* there are none */
-    bool alike = !known.mixed;
-    for (int axis = 0; axis < 3; axis++)
-        alike = alike && known.extent[axis] == place->to[axis] - place->from[axis];
-    return alike;
-}
-
-struct vc_object **vc_holder_let_go(const void *holder, const struct vc_place *place, size_t *count)
-{
-    struct binding one = {.holder = holder}, *taken = NULL;
-    *count = 0;
-    if (place) {
-        one.place = *place;
-        taken = are_alike(holder, place) ? take_at(holder, place, count) : vc_table_take_all(&bindings, is_within, &one, count);
-    } else {
-        struct holder ended;
-        one.memory = (struct vc_object *)&one; /* anywhere */
-        if (vc_table_take(&holders, (uint64_t)(uintptr_t)holder, &ended) && ended.used)
-            taken = vc_table_take_all(&bindings, is_within, &one, count);
-    }
-    struct vc_object **objects = *count ? calloc(*count, sizeof(struct vc_object *)) : NULL;
-    for (size_t index = 0; objects && index < *count; index++)
-        objects[index] = taken[index].memory;
-    if (!objects)
-        *count = 0; /* no host memory: what it kept stays charged until the process ends */
-    free(taken);
-    return objects;
-}
-
-void vc_sparse_array_made(const void *array)
-{
-    struct holder holder = {.key = (uint64_t)(uintptr_t)array};
-    vc_card_of_current(vc_region_get(), &holder.context);
-    holder.context = vc_context_owner(holder.context);
-    vc_table_put(&holders, &holder); /* without host memory it is taken for one that ends with no context */
-}
-
-void vc_sparse_array_ended(const void *array)
-{
-    size_t count;
-    struct vc_object **kept = vc_holder_let_go(array, NULL, &count);
-    while (count-- > 0)
-        vc_object_drop(kept[count]);
-    free(kept);
-}
-
-static bool ends_with(const void *record, const void *context)
-{
-    return ((const struct holder *)record)->context == context;
-}
-
-static void context_ended(CUcontext context)
-{
-    size_t count;
-    struct holder *ended = context ? vc_table_take_all(&holders, ends_with, context, &count) : NULL;
-    for (size_t index = 0; ended && index < count; index++) {
-        vc_table_put(&holders, &ended[index]); /* it was just taken out */
-        vc_sparse_array_ended((const void *)(uintptr_t)ended[index].key);
-    }
-    free(ended);
-}
-
-static const struct vc_source objects = {.context_ended = context_ended};
-VC_SOURCE(objects);

@@ -55,20 +55,4 @@ CUresult vc_object_add_import(CUmemGenericAllocationHandle handle, const struct 
 /* The extent by which others hold it: its owner's, given at the first call if that is us; NULL: it can't have one. */
 const struct vc_extent *vc_object_extent(struct vc_object *object);
 
-/* A place in a holder: bytes of a multicast object (by device) or of a mip tail, else a box of a level and layer. */
-struct vc_place {
-    uint32_t kind, level, layer;
-    uint64_t from[3], to[3];
-};
-enum { VC_PLACE_MULTICAST, VC_PLACE_BOX, VC_PLACE_TAIL };
-
-/* `holder` (a multicast object, an array) keeps `memory` at `place`, whose reference it takes over. False: no host memory. */
-bool vc_holder_bind(const void *holder, const struct vc_place *place, struct vc_object *memory);
-/* It lets go of what it keeps within a place (NULL: anywhere): returns the objects, to be dropped, and their number; free the array. */
-struct vc_object **vc_holder_let_go(const void *holder, const struct vc_place *place, size_t *count);
-
-/* An array without memory of its own was made in the current context, with which it ends, or was destroyed. */
-void vc_sparse_array_made(const void *array);
-void vc_sparse_array_ended(const void *array);
-
 #endif
