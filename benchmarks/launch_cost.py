@@ -65,6 +65,10 @@ def main(arguments: Sequence[str]) -> int:
         bench = Bench(Path(folder))
         print(", ".join(f"{name} {value}" for name, value in about_machine(bench.card).items()))
         found = launch_cost(bench, options.launches)
+        on_card = {
+            "native, on the card": one_launch(bench, Nothing(), 100, options.launches, None),
+            "limited, on the card": one_launch(bench, OURS, 50, options.launches, None),
+        }
     base = found["native"]["group_p50_ticks"]
     print("\none launch, median of groups of 16; what the shim adds to the driver's own")
     for title, cost in found.items():
@@ -72,6 +76,17 @@ def main(arguments: Sequence[str]) -> int:
         added = (ticks - base) / cost["ticks_per_ns"]
         shown = "" if title == "native" else f"   adds {ticks - base:6.1f} ticks = {added:5.1f} ns"
         print(f"  {title:12}{ticks:8.1f} ticks{shown}")
+    print(
+        "\nsingle launches in bursts, ns; p50 of a burst's first, which wakes who sleeps; p50 of others that record an event"
+    )
+    print(f"  {'':26}{'p50':>8}{'p99':>8}{'mean':>8}{'first':>16}{'recording':>16}")
+    for title, cost in {**found, **on_card}.items():
+        percentiles = "".join(f"{cost[name]:8.0f}" for name in ("p50_ns", "p99_ns", "mean_ns"))
+        kinds = "".join(
+            f"{cost[f'{kind}_p50_ns']:8.0f}{100 * cost[f'{kind}_launches'] / cost['launches']:6.2f} %"
+            for kind in ("first", "recording")
+        )
+        print(f"  {title:26}{percentiles}{kinds}")
     for name in FUNCTIONS:
         path = instructions(name)
         print(f"\n{name} of the shim, {len(path)} instructions" if path else f"\n{name}: no objdump here")

@@ -61,7 +61,7 @@ static const struct entry progress_functions[] = {
     FUNCTION(cuMemHostRegister_v2), FUNCTION(cuMemHostGetDevicePointer_v2), FUNCTION(cuLaunchHostFunc),
 };
 
-enum { GROUP = 16, MOST_STREAMS = 16, MOST_BURSTS = 100000, MOST_THREADS = 8 };
+enum { GROUP = 16, BURST = 200, MOST_STREAMS = 16, MOST_BURSTS = 100000, MOST_THREADS = 8 };
 
 struct options {
     char kernel[128], progress[512];
@@ -273,23 +273,25 @@ static unsigned measure_groups(handle stream, uint64_t *tenths)
     return groups;
 }
 
-/* Single launches, timed one by one in bursts that stay within the credit; the clock's own cost is taken off. */
+/* Single launches, timed one by one in bursts that stay within the credit; the clock's own cost is taken off. The first launch of a burst is told
+ * apart: it wakes who sleeps, a helper or a card; and so are others that record an event. */
 static void measure_cost(void)
 {
     handle stream;
     uint64_t *cost = calloc(options.cost, sizeof *cost), *quiet = calloc(options.cost, sizeof *quiet);
+    uint64_t *first = calloc(options.cost, sizeof *first), *recording = calloc(options.cost, sizeof *recording);
     /* The driver made for this says how many events were recorded; behind another one all launches count as quiet. */
     const volatile uint64_t *events = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "throttle_events");
     uint64_t clock_cost = UINT64_MAX;
     uint64_t sum = 0;
-    if (!cost || !quiet)
+    if (!cost || !quiet || !first || !recording)
         exit(1);
     check(cuStreamCreate(&stream, 1), "cuStreamCreate");
     for (unsigned i = 0; i < 1000; i++) {
         uint64_t from = now_ns(), took = now_ns() - from;
         clock_cost = took < clock_cost ? took : clock_cost;
     }
-    unsigned done = 0, quiets = 0;
+    unsigned done = 0, quiets = 0, firsts = 0, recordings = 0;
     for (unsigned i = 0; done < options.cost; i++) {
         uint64_t recorded = events ? *events : 0, from = now_ns();
         launch(stream);
@@ -300,8 +302,12 @@ static void measure_cost(void)
             sum += took;
             if (!events || *events == recorded)
                 quiet[quiets++] = took;
+            if (i % BURST == 0)
+                first[firsts++] = took;
+            else if (events && *events != recorded)
+                recording[recordings++] = took;
         }
-        if (i % 200 == 199) {
+        if (i % BURST == BURST - 1) {
             check(cuCtxSynchronize(), "cuCtxSynchronize");
             pause_for(options.pause_us);
         }
@@ -312,12 +318,16 @@ static void measure_cost(void)
     unsigned groups = measure_groups(stream, tenths);
     double ticks_per_ns = (double)(ticks() - from_ticks) / (double)(now_ns() - from_ns);
     printf("{\"launches\": %u, \"group_p50_ticks\": %.1f, \"ticks_per_ns\": %.3f, \"mean_ns\": %.1f, \"p50_ns\": %llu, "
-           "\"p99_ns\": %llu, \"quiet_launches\": %u, \"quiet_p99_ns\": %llu}\n",
+           "\"p99_ns\": %llu, \"quiet_launches\": %u, \"quiet_p99_ns\": %llu, \"first_launches\": %u, \"first_p50_ns\": %llu, "
+           "\"recording_launches\": %u, \"recording_p50_ns\": %llu}\n",
            options.cost, (double)percentile(tenths, groups, 0.50) / 10, ticks_per_ns, (double)sum / options.cost,
            (unsigned long long)percentile(cost, options.cost, 0.50), (unsigned long long)percentile(cost, options.cost, 0.99), quiets,
-           (unsigned long long)percentile(quiet, quiets, 0.99));
+           (unsigned long long)percentile(quiet, quiets, 0.99), firsts, (unsigned long long)percentile(first, firsts, 0.50), recordings,
+           (unsigned long long)percentile(recording, recordings, 0.50));
     free(cost);
     free(quiet);
+    free(first);
+    free(recording);
     free(tenths);
 }
 
