@@ -118,14 +118,14 @@ class Run:
 
     def add(self, row: Row, key: str = "shares") -> None:
         """Say and write a row at once: a lent card may be taken back before the table is whole."""
+        self.result.setdefault(key, []).append(dataclasses.asdict(row))
+        self.save()  # first: whoever reads of it may end us
         charged = "" if row.charged is None else f" (charged {row.charged:.2f})"
         print(
             f"  {row.what}: {row.achieved:.2f} of {row.target:.0f}{charged}",
             file=sys.stderr,
             flush=True,
         )
-        self.result.setdefault(key, []).append(dataclasses.asdict(row))
-        self.save()
 
     def save(self) -> None:
         if self.json:
