@@ -58,6 +58,8 @@ class Row:
     decisions_per_second: float
     filter_cpu_ms: float  # the extender's processor time per filter
     pod_cpu_ms: float  # and per scheduled pod: filter, bind, watch
+    pod_filter_ms: float  # of which the server's thread took so much while it was asked by filter,
+    pod_bind_ms: float  # and by bind, with the Binding that it sent; the rest are the watches and other threads
     refused: int
     server_mib: float
     binds: int
@@ -97,6 +99,10 @@ class _Running:
     def cpu_seconds(self) -> float:
         return _served.cpu_seconds(self.pid)
 
+    def server_seconds(self) -> float:
+        """Processor time of the thread that serves: the first one (proc(5), task/TID/schedstat)."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
 
 @contextlib.contextmanager
 def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterator[_Running]:
@@ -135,7 +141,7 @@ def _measure(
 
     first, connection = _Load(names, sent, 7), running.connect()
     cold = [connection.post("/scheduler/filter", first.body(shape))[0] for shape in SHAPES]
-    bound, pod_spent = _schedule_some(running, connection, _Load(names, sent, 11), max(requests // 10, 1))
+    scheduled = _schedule_some(running, connection, _Load(names, sent, 11), max(requests // 10, 1))
     # All bodies are made beforehand: making them costs more than answering them.
     each = requests // connections
     loads = [_Load(names, sent, 1000 * sent + 10 * connections + number) for number in range(connections)]
@@ -151,18 +157,33 @@ def _measure(
     return Row(
         len(names), cards, pods, min(sent, len(names)), connections, len(seconds), 1e3 * seconds[len(seconds) // 2],
         1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, 1e3 * spent / len(seconds),
-        1e3 * pod_spent / max(bound, 1), refused, _resident_mib(running.pid), bound, running.feed.writes,
+        *scheduled.ms_each(), refused, _resident_mib(running.pid), scheduled.bound, running.feed.writes,
     )  # fmt: skip
 
 
-def _schedule_some(running: _Running, connection: Connection, load: _Load, count: int) -> tuple[int, float]:
-    """Create, filter and bind some pods, until the watch has shown them; how many were bound, and the extender's processor seconds."""
-    bound, asked = 0, []
+@dataclass
+class _Scheduled:
+    """Pods that were bound, and what they took of the extender's processor time, in seconds: in all, and its server's thread."""
+
+    bound: int = 0
+    spent: float = 0.0
+    filtering: float = 0.0
+    binding: float = 0.0
+
+    def ms_each(self) -> tuple[float, float, float]:
+        each = 1e3 / max(self.bound, 1)
+        return each * self.spent, each * self.filtering, each * self.binding
+
+
+def _schedule_some(running: _Running, connection: Connection, load: _Load, count: int) -> _Scheduled:
+    """Create, filter and bind some pods, until the watch has shown them."""
+    found, asked = _Scheduled(), []
     for _ in range(count):
         body = load.body(SHAPES[0])
         asked.append((load.pod, body))
     began = running.cpu_seconds()
     for pod, body in asked:
+        before = running.server_seconds()
         running.feed.show("ADDED", pod)
         metadata = pod["metadata"]
         chosen = orjson.loads(connection.post("/scheduler/filter", body)[1])["NodeNames"]
@@ -170,11 +191,15 @@ def _schedule_some(running: _Running, connection: Connection, load: _Load, count
             "PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"],
             "Node": chosen[0] if chosen else "",
         }  # fmt: skip
+        between = running.server_seconds()
         if chosen:
             answer = orjson.loads(connection.post("/scheduler/bind", orjson.dumps(binding))[1])
-            bound += not answer["Error"]
+            found.bound += not answer["Error"]
+        found.filtering += between - before
+        found.binding += running.server_seconds() - between
     time.sleep(0.2)  # the watch is behind by less
-    return bound, running.cpu_seconds() - began
+    found.spent = running.cpu_seconds() - began
+    return found
 
 
 def _packing(folder: Path, seeds: str, quick: bool) -> dict[str, Any]:
@@ -224,14 +249,15 @@ def _tables(rows: list[Row], packing: dict[str, Any], machine: dict[str, str]) -
     latency = Table(
         title="filter over loopback TLS (T30, T31, T32, T36); " + ", ".join(f"{k} {v}" for k, v in machine.items())
     )
-    for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "CPU ms/filter", "CPU ms/pod", "refused",
+    for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "CPU ms/filter", "CPU ms/pod", "filter", "bind", "refused",
                    "RSS MiB", "writes/bind"):  # fmt: skip
         latency.add_column(column, justify="right")
     for row in rows:
         latency.add_row(
             str(row.nodes), str(row.cards), str(row.pods), str(row.names), str(row.connections), f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}",
             f"{row.most_ms:.2f}", f"{row.new_class_ms:.0f}", f"{row.decisions_per_second:.0f}",
-            f"{row.filter_cpu_ms:.3f}", f"{row.pod_cpu_ms:.3f}", str(row.refused), f"{row.server_mib:.0f}",
+            f"{row.filter_cpu_ms:.3f}", f"{row.pod_cpu_ms:.3f}", f"{row.pod_filter_ms:.3f}",
+            f"{row.pod_bind_ms:.3f}", str(row.refused), f"{row.server_mib:.0f}",
             f"{row.writes / row.binds:.2f}" if row.binds else "-",
         )  # fmt: skip
     packed = Table(

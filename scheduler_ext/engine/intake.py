@@ -28,6 +28,8 @@ DELETED, EXPIRED = "deleted", "expired"
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
 
+Wishes = tuple[PodRequest, Shape] | InvalidRequest  # the last: why no card can ever give it
+
 
 class Intake:
     """What the watches feed."""
@@ -109,7 +111,16 @@ class Intake:
 
     # --- pods ---
 
-    def see_pod(self, pod: Mapping[str, Any]) -> tuple[str, Shape | None]:
+    def wishes(self, pod: Mapping[str, Any]) -> Wishes | None:
+        """What a pod that waits asks for, None if no share. Needs no lock: 64 containers of a new class take 9 ms."""
+        if objects.place(pod) or not request.asks_for_share(pod, self._cache.names):
+            return None
+        try:
+            return self._cache.asked(pod)
+        except InvalidRequest as error:
+            return error
+
+    def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> tuple[str, Shape | None]:
         """See Engine.see_pod; also the shape to score ahead, of a pod that waits in a class that is new."""
         uid, node = objects.uid(pod), objects.place(pod)
         if ended(pod) or (not node and objects.leaving(pod)):
@@ -117,19 +128,18 @@ class Intake:
         elif node:
             self._see_bound(uid, pod, node)
             self._resizes.see(uid, pod)
-        elif request.asks_for_share(pod, self._cache.names):
-            return uid, self._see_waiting(uid, pod)
+        elif wishes is not None:
+            return uid, self._see_waiting(uid, pod, wishes)
         return uid, None
 
-    def _see_waiting(self, uid: str, pod: Mapping[str, Any]) -> Shape | None:
+    def _see_waiting(self, uid: str, pod: Mapping[str, Any], wishes: Wishes) -> Shape | None:
         if "pods" in self._cache.unsynced:
             self._cache.inherited.add(uid)
         self._preemption.see_nomination(uid, pod)
-        try:
-            asked, shape = self._cache.asked(pod)
-        except InvalidRequest:
+        if isinstance(wishes, InvalidRequest):
             self._gangs.lose_member(uid)
             return None
+        asked, shape = wishes
         if asked:
             self._gangs.join(asked, shape, shown=True)
         return shape if self._cache.not_ready() is None and not self._cache.scores.knows(shape) else None
