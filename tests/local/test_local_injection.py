@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +18,15 @@ from tests.support.injection import Place, Row
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place() -> Iterator[Place]:
+    # Not below pytest's own folder: other users start programs there, and the next pytest that begins closes it to them.
+    folder = Path(tempfile.mkdtemp(prefix="vcuda-injection-"))
     try:
-        return injection.make(tmp_path_factory.mktemp("injection"))
+        yield injection.make(folder)
     except injection.NoContainers as reason:
         pytest.skip(str(reason))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("row", injection.ROWS, ids=lambda row: row.name)

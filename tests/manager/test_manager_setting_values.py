@@ -154,7 +154,7 @@ def test_a_start_that_fails_is_one_line_and_exit_code_1(
         raise StartError("cannot write to /etc/gpu-manager; make it writable")
 
     monkeypatch.setattr(daemon, "run", fail)
-    monkeypatch.setattr(sys, "argv", ["gpu-manager"])
+    monkeypatch.setattr(sys, "argv", ["gpu-manager", "--v=0"])
     assert main.main() == 1
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
         "cannot write to /etc/gpu-manager; make it writable"
