@@ -32,6 +32,7 @@ typedef void *handle;
     _(cuMemFreeAsync, (CUdeviceptr, handle))                                                   \
     _(cuMemPoolCreate, (handle *, const CUmemPoolProps *))                                     \
     _(cuMemPoolDestroy, (handle))                                                              \
+    _(cuIpcGetMemHandle, (CUipcMemHandle *, CUdeviceptr))                                      \
     _(cuStreamSynchronize, (handle))                                                           \
     _(cuMemCreate, (CUdeviceptr *, size_t, const CUmemAllocationProp *, unsigned long long))   \
     _(cuMemRelease, (CUdeviceptr))                                                             \
@@ -115,6 +116,24 @@ static void pool(void)
     MUST(cuMemPoolDestroy(made));
 }
 
+static void export_live(unsigned index)
+{
+    CUdeviceptr at;
+    CUipcMemHandle exported;
+    (void)index;
+    MUST(cuMemAlloc_v2(&at, CHUNK));
+    MUST(cuIpcGetMemHandle(&exported, at));
+}
+
+static void export(void)
+{
+    CUdeviceptr at;
+    CUipcMemHandle exported;
+    MUST(cuMemAlloc_v2(&at, CHUNK));
+    MUST(cuIpcGetMemHandle(&exported, at));
+    MUST(cuMemFree_v2(at));
+}
+
 static void handle_live(unsigned index)
 {
     CUdeviceptr made;
@@ -191,6 +210,7 @@ static const struct kind {
     {"plain", plain_live, plain},         {"info", plain_live, info},      {"async", async_live, async},
     {"synchronised", async_live, synchronised}, {"pools-plain", pool_live, plain}, {"pools-async", pool_live, async},
     {"pools-synchronised", pool_live, synchronised}, {"pools", pool_live, pool}, {"handles", handle_live, physical},
+    {"ipc", export_live, export},
     {"maps", map_live, map},              {"tiles", tile_live, tiles},     {"uneven-tiles", uneven_live, tiles},
 };
 

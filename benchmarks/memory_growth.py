@@ -29,6 +29,7 @@ COUNTS = {
     "pools-synchronised": (1, 2_000),
     "pools": (1, 2_000),
     "handles": (1, 16_000),
+    "ipc": (1, 2_000),
     "maps": (1, 16_000),
     "tiles": (1, 16_000),
     "uneven-tiles": (1, 16_000),
