@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from localcluster.kubelet.devices import AdmissionFailure
@@ -238,6 +239,26 @@ def looked_at(place: Place, *more: str) -> tuple[Verdict, str]:
     assert parsed is not None
     (check,) = [one for one in doctor.examine(parsed.settings, {}) if one.what == "driver's limits"]
     return check.verdict, check.details
+
+
+def test_a_daemon_without_the_right_says_so_once_and_fails_no_pod_unless_it_must(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceSetMemoryLimits_v1", refused)
+    place.start()
+    for number in range(2):
+        place.begin(pod(f"p{number}", container("c", 10, 4)))
+    looks(place)
+    assert place.shares()["c"]["held_by"] == "shim"
+    assert "NVML lets only root set them" in json.loads(place.node.get("/usage")[1])["driver_limits"]
+    assert caplog.text.count("the driver does not: NVML lets only root set them") == 1
+    place.node.stop()
+    place.start("--require-driver-limits=true")
+    with pytest.raises(AdmissionFailure, match="NVML lets only root set them"):
+        place.begin(pod("q", container("c", 10, 4)))
 
 
 def test_control_groups_of_version_1_are_told_and_refused_where_limits_are_required(
