@@ -21,6 +21,7 @@ from vcuda.kube.worker import Worker
 
 TIMEOUT_S = 5.0
 _KEPT = 2048
+_KEPT_EVENTS = 8  # of one reason about one object: a tenant may cause as many as it likes
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _BETWEEN_FAILURES_S = 0.5
 # Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
@@ -44,10 +45,15 @@ class _Message:
         self.at, self.pause = now + self.pause, min(self.pause * 2, _LONGEST_PAUSE_S)
 
 
+def _is_event(name: str) -> bool:
+    return name.startswith("event ")
+
+
 class ApiWriter:
     """A queue of named messages; a newer one of the same name replaces the older. Without `kube` all is dropped.
 
-    While no server answers all wait; one that is answered with an error waits alone, longer each time.
+    While no server answers all wait; one that is answered with an error waits alone, longer each time. Events come
+    last: tenants cause them, and what a node and its pods were given must not wait behind them, or be pushed out.
     """
 
     def __init__(self, kube: Kube | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,7 +92,8 @@ class ApiWriter:
             # At once, also after failures: kubelet may have started, and our node be there now.
             self._pending[name] = _Message(send, _FIRST_NODE_PAUSE_S if name == _NODE else _FIRST_PAUSE_S)
             while len(self._pending) > _KEPT:
-                self._pending.popitem(last=False)
+                events = (key for key in self._pending if _is_event(key))
+                del self._pending[next(events, next(iter(self._pending)))]
         self._wake.put(None)
 
     def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None]) -> None:
@@ -98,10 +105,12 @@ class ApiWriter:
         self._put(_NODE, lambda kube: kube.patch_node(annotations, said, TIMEOUT_S))
 
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str) -> None:
-        self._put(
-            f"event {about.get('uid')} {reason} {message}",
-            lambda kube: kube.event(about, kind, reason, message, TIMEOUT_S),
-        )
+        """Left out where so many of that reason about that object still wait to be sent."""
+        same = f"event {about.get('uid')} {reason} "
+        with self._lock:
+            waiting = sum(key.startswith(same) for key in self._pending)
+        if waiting < _KEPT_EVENTS:
+            self._put(f"{same}{message}", lambda kube: kube.event(about, kind, reason, message, TIMEOUT_S))
 
     def pod_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         """A warning on a pod."""
@@ -125,12 +134,13 @@ class ApiWriter:
         self._put(f"deletion {uid}", lambda kube: kube.delete_pod(namespace, name, uid, TIMEOUT_S))
 
     def _next(self) -> tuple[str, _Message] | None:
-        """The oldest message that may be sent now."""
+        """The oldest message that may be sent now; an event only where there is no other."""
         with self._lock:
             now = self._clock()
             if now < self._silent_until:
                 return None
-            return next((entry for entry in self._pending.items() if entry[1].at <= now), None)
+            due = [entry for entry in self._pending.items() if entry[1].at <= now]
+            return next((entry for entry in due if not _is_event(entry[0])), due[0] if due else None)
 
     def _rest(self) -> None:
         """Until there is something to send."""

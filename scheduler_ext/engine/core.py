@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,9 @@ from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
 
+MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 _COMPARED_AT_ONCE = 64  # nodes for which the lock is held
+_BETWEEN = 0.001  # seconds
 
 
 class Engine:
@@ -201,7 +204,8 @@ class Engine:
         wishes = self._intake.wishes(pod)
         with self._lock:
             uid, waiting = self._intake.see_pod(pod, wishes)
-        if waiting is not None:
+        # A heavy one is scored when kube-scheduler asks: an owner who edits it faster must not hold up this watch.
+        if waiting is not None and len(waiting.steps) <= MOST_LIGHT:
             self._score_ahead(waiting)
         return uid
 
@@ -216,6 +220,8 @@ class Engine:
         while more:
             with self._lock:
                 more = self.cache.scores.warm(shape, self.cache.cluster, self.cache.typical())
+            if more:  # a lock that is let go of and taken at once is seen free by nobody else
+                time.sleep(_BETWEEN)
 
     def lose_pod(self, uid: str) -> None:
         """The pod is gone, or has ended: nothing of it stays booked."""

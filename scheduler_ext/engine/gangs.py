@@ -103,11 +103,12 @@ class GangPlaces:
         if len(gang.places) < lacking:
             rows = self._cache.rows(names)
             rows = rows[rows >= 0]
-            for wanted in self._wishes(gang, shape, lacking):
-                uid = self._reserve_one(gang, wanted, rows, priority)
-                if uid is None:
-                    break
-                added.append(uid)
+            with self._cache.scores.one_budget():
+                for wanted in self._wishes(gang, shape, lacking):
+                    uid = self._reserve_one(gang, wanted, rows, priority)
+                    if uid is None:
+                        break
+                    added.append(uid)
         short = lacking - len(gang.places)
         if short:
             for uid in added:
@@ -159,11 +160,12 @@ class GangPlaces:
             return True
         needed = max(0, gang.size - 1 - len(gang.placed(self._cache.pods)) - len(gang.places))
         added = []
-        for _ in range(needed):
-            uid = self._reserve_one(gang, shape, rows, 0)
-            if uid is None:
-                break
-            added.append(uid)
+        with self._cache.scores.one_budget():
+            for _ in range(needed):
+                uid = self._reserve_one(gang, shape, rows, 0)
+                if uid is None:
+                    break
+                added.append(uid)
         for uid in added:
             self._cache.pods.release(uid)
             del gang.places[uid]

@@ -71,7 +71,9 @@ class Resizes:
             new = Answer(resize.known_as(text), granted, str(error), answer.goal if answer is not None else {})
             about = record.namespace, record.name, record.uid
             self._cache.notices.put(Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}"))
-        new = self._answers[uid] = replace(new, number=answer.number + 1 if answer is not None else 1)
+        before = answer or Answer("")
+        same = (new.granted, new.goal) == (before.granted, before.goal)  # then a report of before says the truth of now
+        new = self._answers[uid] = replace(new, number=before.number if same else before.number + 1)
         self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, new)
         self._cache.note("pod", at_ns=self._cache.wall_clock(), pod=pod)
 

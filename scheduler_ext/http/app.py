@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from scheduler_ext.engine.core import Engine
+from scheduler_ext.engine.core import MOST_LIGHT, Engine
 from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
 from scheduler_ext.http.server import Answer, Request, error
 from scheduler_ext.planning import defrag, explain
@@ -23,7 +23,6 @@ from scheduler_ext.sync.binder import Binder
 from vcuda.spec import request as pod_request
 
 _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
-_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 
 Verb = Callable[[bytes], bytes | Awaitable[bytes]]
 Observe = Callable[[float], None]
@@ -67,7 +66,8 @@ class Extender:
         if not self._asks(args.pod):
             self._untouched.inc()
             return extender_v1.untouched(args)
-        if len(args.pod["spec"].get("containers") or ()) > _LIGHT:
+        spec = args.pod["spec"]
+        if len(spec.get("containers") or ()) + len(spec.get("initContainers") or ()) > MOST_LIGHT:
             return self._heavy_filter(args)
         return self._decided(args)
 

@@ -13,7 +13,8 @@ from scheduler_ext.state.shape import Shape, Step
 from vcuda.spec.units import CORES_PER_CARD
 
 MOST_STEPS = 2000  # choices that are tried for one node: about 10 ms
-MOST_IN_ALL = 20_000  # for all nodes of one pass: no request costs more than about 0.1 s here
+MOST_IN_ALL = 20_000  # for all that one request looks at while others wait: about 0.1 s
+MOST_AHEAD = 100_000  # for a pass over all nodes between other requests: about 0.5 s
 
 Card = tuple[int, int, int]  # free cores, free blocks, all blocks; an unusable card has none of any
 
@@ -21,8 +22,8 @@ Card = tuple[int, int, int]  # free cores, free blocks, all blocks; an unusable 
 class Budget:
     """How many choices may still be tried in one pass, and what was found on nodes that were alike."""
 
-    def __init__(self) -> None:
-        self.left = MOST_IN_ALL
+    def __init__(self, left: int = MOST_IN_ALL) -> None:
+        self.left = left
         self.found: dict[tuple[Card, ...], list[int] | None] = {}
 
 

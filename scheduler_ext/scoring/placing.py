@@ -110,13 +110,16 @@ def plan(shape: Shape, view: View, allowed: Bools | None, typical: Typical) -> P
     """Choose cards on every node of `view`. `allowed` [k, cards]: cards that the pod accepts (None: all)."""
     rows = np.arange(len(view.rows))
     found = Plan.empty(len(rows), shape.columns)
-    _place(shape, view, _nodes(view), allowed, typical, rows, found, at_rows=False)
+    _place(shape, view, _nodes(view), allowed, typical, rows, found, exact_search.Budget(), at_rows=False)
     return found
 
 
-def plan_rows(shape: Shape, cluster: Cluster, rows: Ints, allowed: Bools | None, typical: Typical, plan: Plan) -> None:
+def plan_rows(
+    shape: Shape, cluster: Cluster, rows: Ints, allowed: Bools | None, typical: Typical, plan: Plan,
+    budget: exact_search.Budget,
+) -> None:  # fmt: skip
     """The same for some rows of the cluster, into the rows of `plan`; what closes a node to all pods counts here."""
-    _place(shape, cluster, _of_cluster(cluster), allowed, typical, rows, plan, at_rows=True)
+    _place(shape, cluster, _of_cluster(cluster), allowed, typical, rows, plan, budget, at_rows=True)
 
 
 def refresh(shape: Shape, cluster: Cluster, typical: Typical, planned: Ints, plan: Plan) -> None:
@@ -129,7 +132,7 @@ def refresh(shape: Shape, cluster: Cluster, typical: Typical, planned: Ints, pla
 
 def _place(
     shape: Shape, arrays: Cluster | View, nodes: _Struct, allowed: Bools | None, typical: Typical, rows: Ints,
-    plan: Plan, *, at_rows: bool,
+    plan: Plan, budget: exact_search.Budget, *, at_rows: bool,
 ) -> None:  # fmt: skip
     accepted = ffi.NULL if allowed is None else _pointer(allowed)
     plans = [_pointer(array) for array in plan]
@@ -138,7 +141,6 @@ def _place(
         raise MemoryError("no memory to plan in")
     if len(shape.steps) == 1:
         return
-    budget = exact_search.Budget()
     for place, row in enumerate(rows.tolist()):
         at = row if at_rows else place
         if plan.code[at] == FITS or (isinstance(arrays, Cluster) and arrays.code[row] != FITS):

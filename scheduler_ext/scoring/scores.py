@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from scheduler_ext.scoring import placing
+from scheduler_ext.scoring import exact_search, placing
 from scheduler_ext.scoring.placing import Plan
 from scheduler_ext.scoring.typical_pods import Typical
 from scheduler_ext.state.cluster import Bools, Cluster, Floats, Ints
@@ -42,6 +44,7 @@ class Table:
         self.plan = Plan.empty(0, shape.columns)
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
         self._typical_version = -1
+        self._budget = exact_search.Budget(exact_search.MOST_AHEAD)  # of a pass, which may take several refreshes
         self._reads_workload = placing.reads_workload(shape)
         self._plain = len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
         self.size_bytes = self._size()
@@ -61,10 +64,13 @@ class Table:
     def _size(self) -> int:
         return sum(array.nbytes for array in (*self.plan, self._at)) + self.shape.filter_bytes + _LEAST_BYTES
 
-    def refresh(self, cluster: Cluster, typical: Typical, most: int | None = None) -> bool:
+    def refresh(
+        self, cluster: Cluster, typical: Typical, most: int | None = None, budget: exact_search.Budget | None = None
+    ) -> bool:
         """Bring the table up to date with the cluster and, for policies that read it, with the typical pods.
 
-        At most `most` rows are computed; returns whether all are up to date.
+        At most `most` rows are computed; returns whether all are up to date. `budget`: of who asks, in place of the
+        table's own.
         """
         count = len(cluster)
         if self._reads_workload and typical.version != self._typical_version:
@@ -84,13 +90,14 @@ class Table:
         stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
         now = stale[:most]
         for start in range(0, len(now), _CHUNK):
-            self._compute(cluster, typical, now[start : start + _CHUNK])
+            rows = now[start : start + _CHUNK]
+            allowed = allowed_cards(self.shape, cluster, rows)
+            placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan, budget or self._budget)
         self._at[now] = cluster.clock
-        return len(now) == len(stale)
-
-    def _compute(self, cluster: Cluster, typical: Typical, rows: Ints) -> None:
-        allowed = allowed_cards(self.shape, cluster, rows)
-        placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan)
+        done = len(now) == len(stale)
+        if done and len(now):
+            self._budget = exact_search.Budget(exact_search.MOST_AHEAD)
+        return done
 
 
 class Scores:
@@ -100,6 +107,7 @@ class Scores:
         self._tables: collections.OrderedDict[Shape, Table] = collections.OrderedDict()
         self._most_bytes, self._bytes = most_bytes, 0
         self._counted: dict[Shape, int] = {}  # the size of each table in that sum
+        self._budget: exact_search.Budget | None = None
 
     def warm(self, shape: Shape, cluster: Cluster, typical: Typical) -> bool:
         """Compute a little of a shape's table ahead of its first request. Returns whether more is to be done."""
@@ -132,9 +140,18 @@ class Scores:
             table = self._tables[shape] = Table(shape)
         else:
             self._tables.move_to_end(shape)
-        table.refresh(cluster, typical)
+        table.refresh(cluster, typical, budget=self._budget)
         self._make_room(table)
         return table
+
+    @contextlib.contextmanager
+    def one_budget(self) -> Iterator[None]:
+        """What is looked up meanwhile, again and again after each change, searches as much as one request may."""
+        self._budget = exact_search.Budget()
+        try:
+            yield
+        finally:
+            self._budget = None
 
 
 def cheapest(table: Table, cluster: Cluster, rows: Ints) -> int | None:

@@ -153,3 +153,23 @@ def test_without_an_api_server_nothing_is_kept() -> None:
     api_writer.event({"uid": "u"}, "Warning", "Xid", "x")
     assert api_writer.wait_empty(1)
     api_writer.stop()
+
+
+def test_what_tenants_cause_neither_delays_nor_pushes_out_what_pods_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand processes without our library were a thousand events: the node's report waited 17 s, or was given up."""
+    monkeypatch.setattr(outbox_module, "_KEPT", 20)
+    api = Answers()
+    writer = ApiWriter(cast(Kube, api))
+    writer.annotate_pod("default", "p", "uid-p", {"a": "1"})
+    writer.describe_node({"cards": "1"}, {})
+    for number in range(100):
+        writer.pod_event("default", "hog", "uid-hog", "DriverWithoutShim", f"process {number}")
+        writer.pod_event("default", "hog", "uid-hog", f"Reason{number}", "another")
+    names = list(writer._pending)
+    assert len(names) == 20 and {"node", "pod uid-p"} <= set(names)
+    writer.annotate_pod("default", "q", "uid-q", {"a": "1"})
+    sent = []
+    while (entry := writer._next()) is not None:
+        sent.append(entry[0].partition(" ")[0])
+        del writer._pending[entry[0]]
+    assert sent == ["pod", "node", "pod", *["event"] * 17]

@@ -120,3 +120,53 @@ def test_a_pod_of_many_containers_is_scored_ahead_a_few_rows_at_a_time() -> None
     engine.prepare(one)
     assert not engine.cache.scores.warm(shape, engine.cache.cluster, engine.cache.typical())
     assert engine.filter(one, ["n7"]).chosen == "n7"
+
+
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[exact_search.Budget]:
+    """The budget of each search that is made from now on."""
+    budgets: list[exact_search.Budget] = []
+    search = exact_search.search
+
+    def noted(shape: Any, free: Any, budget: exact_search.Budget) -> list[int] | None:
+        budgets.append(budget)
+        return search(shape, free, budget)
+
+    monkeypatch.setattr(exact_search, "search", noted)
+    return budgets
+
+
+def test_all_nodes_of_one_pass_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sixteen rows had one of their own: 320,000 choices for 256 nodes, and 6 s before a pod's first answer."""
+    engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 8, blocks=BLOCKS)) for at in range(60)))
+    for at in range(60):  # no two nodes alike
+        used = {f"GPU-n{at}-{column}": (at % 7 + column % 3, at % 5) for column in range(8)}
+        engine.cache.cluster.book(f"others-{at}", f"n{at}", Usage(used))
+    monkeypatch.setattr(exact_search, "MOST_STEPS", 100)
+    budgets = searched(monkeypatch)
+    one = pod("p", uid="p", containers=[container(f"c{at}", 34 + at % 4, 1) for at in range(17)])
+    engine.prepare(one)
+    assert len(budgets) == 60 and len({id(budget) for budget in budgets}) == 1
+    assert budgets[0].left < exact_search.MOST_AHEAD
+
+
+def test_a_gang_of_a_thousand_searches_no_more_than_one_request_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pod that names a large gang held up everybody for 1.5 s at each request, for ever: each place was searched anew."""
+    engine, _ = engine_with(*(node(f"n{at}", cards(f"n{at}", 8, blocks=BLOCKS)) for at in range(40)))
+    apps = [container(f"c{at}", 34 + at % 4, 1) for at in range(9)]
+    one = pod("p", uid="p", containers=apps, annotations={NAMES.gang: "g/1024"})
+    engine.prepare(one)
+    budgets = searched(monkeypatch)
+    assert engine.filter(one, [f"n{at}" for at in range(40)]).chosen is None
+    assert len(budgets) >= 40 and len({id(budget) for budget in budgets}) == 1
+    assert 0 <= budgets[0].left <= exact_search.MOST_IN_ALL
+
+
+def test_a_heavy_pod_that_its_owner_edits_holds_up_no_watch() -> None:
+    """Twelve edits in twelve seconds kept the watch of all pods busy for 40 s."""
+    engine, _ = engine_with(node("a", cards("a", 8)))
+    heavy = pod("p", uid="p", containers=[container(f"c{at}", 5, 1) for at in range(4)])
+    light = pod("q", 5, 1, uid="q")
+    for one in heavy, light:
+        engine.see_pod(one)
+    assert not engine.cache.scores.knows(engine.cache.asked(heavy)[1])
+    assert engine.cache.scores.knows(engine.cache.asked(light)[1])

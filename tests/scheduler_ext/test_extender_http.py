@@ -54,6 +54,27 @@ def test_filter_chooses_one_node_and_explains_the_others(api: FakeApi, start: St
     }  # kube-scheduler before 1.21 reads this alone
 
 
+@pytest.mark.parametrize("kind", ["containers", "init", "sidecars"])
+def test_a_pod_of_many_containers_of_any_kind_is_scored_off_the_loop(
+    api: FakeApi, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Sidecars and init containers did not count: no health probe was answered while such a pod was scored."""
+    api.put("nodes", node("a", cards("a")))
+    extender = start()
+    prepared: list[str] = []
+    prepare = extender.engine.prepare
+    monkeypatch.setattr(
+        extender.engine, "prepare", lambda one: (prepared.append(one["metadata"]["name"]), prepare(one))
+    )
+    more = {"restartPolicy": "Always"} if kind == "sidecars" else {}
+    others = [container(f"c{at}", 5, 1, **more) for at in range(3)]
+    main = [container("main", 5, 1)]
+    heavy = pod("p", containers=[*main, *others]) if kind == "containers" else pod("p", containers=main, init=others)
+    assert extender.filter(heavy, ["a"])["NodeNames"] == ["a"]
+    assert extender.filter(pod("q", containers=main), ["a"])["NodeNames"] == ["a"]
+    assert prepared == ["p"]
+
+
 def test_whole_node_objects_come_back_as_they_were_sent(api: FakeApi, start: Start) -> None:
     api.put("nodes", node("a", cards("a")), node("b", cards("b")))
     sent = [node("b", None) | {"extra": 1}, node("a", None) | {"extra": 2}]

@@ -130,6 +130,19 @@ def test_a_report_of_before_ends_no_resize_although_it_says_the_same_amounts(eng
         assert booked(one) == (20, 10) and not one.cache.resizing
 
 
+def test_the_same_amounts_in_other_words_are_the_same_answer(engine: Engine) -> None:
+    """Each spelling was a new number, which the manager reported: an owner had the node's object written twice a second."""
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    numbers = []
+    for text in ("core=20", " core=20", "core=20,memory=4", "core=20000", "core=25"):
+        shown = annotated(shown, resize=text)
+        engine.see_pod(shown)
+        (one,) = engine.unanswered()
+        engine.answered(one)
+        numbers.append(one.answer.number)
+    assert numbers == [1, 1, 1, 1, 2]
+
+
 def test_a_manager_that_does_not_number_what_it_carries_out_is_believed_by_the_amounts(engine: Engine) -> None:
     """One of before an upgrade."""
     asked = annotated(placed(engine, pod("p", 60, 8, uid="p")), resize="core=20,memory=2")

@@ -79,6 +79,7 @@ def test_any_text_is_a_placement_or_a_refusal(text: str) -> None:
         {"a": [["GPU-1", 30, 2**60]]},
         {"a": [["GPU-1", True, 1]]},
         {"a": [["", 30, 1]]},
+        {"a": [["\ud800", 30, 1]]},  # no message could name it
         {"a": [["GPU-1", 30, 1], ["GPU-1", 30, 1]]},
         {"a": [[f"GPU-{i}", 100, 1] for i in range(17)]},
         {"a": {"GPU-1": 3}},

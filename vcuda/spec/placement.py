@@ -65,7 +65,8 @@ def encode(placement: Placement) -> str:
 
 def _share(row: Any) -> CardShare:
     uuid, cores, blocks = row
-    if not (isinstance(uuid, str) and 0 < len(uuid) <= _LONGEST_UUID and type(cores) is int and type(blocks) is int):
+    named = isinstance(uuid, str) and 0 < len(uuid) <= _LONGEST_UUID and uuid.isprintable()
+    if not (named and type(cores) is int and type(blocks) is int):
         raise ValueError("a share is [uuid, cores, blocks]")
     if not (1 <= cores <= CORES_PER_CARD and 0 <= blocks <= MOST_BLOCKS):
         raise ValueError(f"cores must be 1 to {CORES_PER_CARD} and blocks 0 to {MOST_BLOCKS}")
