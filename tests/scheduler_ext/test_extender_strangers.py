@@ -92,8 +92,8 @@ def test_a_certificate_of_another_name_does_not_count(api: FakeApi, tmp_path: Pa
 def test_probes_and_metrics_have_a_port_of_their_own(api: FakeApi, tmp_path: Path, pairs: dict[str, Pair]) -> None:
     with serving(api, tmp_path, pairs, "--probe-port", "0") as served:
         assert served.process.stderr is not None
-        found = re.search(r"probes on (http://\S+)", served.process.stderr.readline())
-        assert found
+        said = iter(served.process.stderr.readline, "")  # other lines may come in between
+        found = next(match for match in (re.search(r"probes on (http://\S+)", line) for line in said) if match)
         with httpx.Client(base_url=found[1], timeout=20) as probes:
             eventually(lambda: probes.get("/readyz").status_code == 200)
             assert probes.get("/healthz").text == "ok\n" and "vcuda_extender_cards" in probes.get("/metrics").text
@@ -289,8 +289,8 @@ def test_explanations_on_the_probe_port_are_for_whom_kubernetes_allows(
     path = "/explain/default/p"
     with serving(api, tmp_path, pairs, "--probe-port", "0", "--query-auth", "kubernetes") as served:
         assert served.process.stderr is not None
-        found = re.search(r"probes on (http://\S+)", served.process.stderr.readline())
-        assert found
+        said = iter(served.process.stderr.readline, "")  # other lines may come in between
+        found = next(match for match in (re.search(r"probes on (http://\S+)", line) for line in said) if match)
         with client(served, pairs, "scheduler") as scheduler, httpx.Client(base_url=found[1], timeout=20) as probes:
             eventually(lambda: probes.get("/readyz").status_code == 200)
             body = {"Pod": api.find("pods", "default/p"), "NodeNames": ["a"]}
