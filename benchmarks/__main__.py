@@ -21,6 +21,7 @@ from benchmarks import _elsewhere, _readings, _report, _targets
 
 FOLDER = Path(__file__).resolve().parent
 LIMIT_SECONDS = 900.0
+RESUMED_HOURS = 12.0  # what ran to its end so lately is not run again by `--resume`
 LEAST_SECONDS = 10.0  # with less no program is worth to begin
 # So that all programs together take about an hour on two processors: fewer requests for each size of cluster.
 # Those that measure a real card where there is one, the worthiest first; the others have nothing to do with it.
@@ -76,7 +77,7 @@ def run(
     arguments = command_of(name, quick, images, within_s, peers)
     shown = f"python {' '.join(arguments)}"
     print(f"=== {shown}", flush=True)
-    elsewhere = _elsewhere.Elsewhere()
+    elsewhere, began = _elsewhere.Elsewhere(), time.monotonic()
     problem = ""
     with tempfile.TemporaryDirectory(prefix="vcuda-bench-") as folder:
         figures = Path(folder, "figures.json")
@@ -101,7 +102,8 @@ def run(
         print(output, flush=True)
         written = json.loads(figures.read_text()) if figures.exists() else None
     taken = round(elsewhere.percent(), 1), round(elsewhere.stolen_percent(), 1)
-    return _report.Run(shown, _report.now(), output, problem, written, *taken)
+    whole = not problem and (within_s is None or time.monotonic() - began < within_s)
+    return _report.Run(shown, _report.now(), output, problem, written, *taken, whole)
 
 
 def main() -> int:
@@ -121,6 +123,11 @@ def main() -> int:
         "--minutes",
         type=float,
         help="the whole run's time: begin no program after it, end those that take longer",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help=f"leave out what ran to its end in the last {RESUMED_HOURS:.0f} hours, as the report's figures say",
     )
     parser.add_argument(
         "--peer",
@@ -145,6 +152,11 @@ def main() -> int:
     runs = {name: run for name, run in runs.items() if name.removesuffix(_targets.CARD_RUN) in programs()}
     failed = False
     for name in options.names or (CARD if options.card else programs()):
+        if options.resume and any(
+            _report.lately(runs.get(key), RESUMED_HOURS) for key in (name, name + _targets.CARD_RUN)
+        ):
+            print(f"{name} ran to its end before", file=sys.stderr)
+            continue
         images = options.report.parent / "images" if options.report else None
         limit_s = options.limit or LIMITS_SECONDS.get(name, LIMIT_SECONDS)
         left_s = end - time.monotonic()

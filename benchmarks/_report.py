@@ -26,7 +26,7 @@ by the kernels that ended; never by our accounting. What a launch or an allocati
 benchmarks NAME --report docs/benchmarks.md` measures one program again and keeps the others' figures, each under its own date.
 
 On a machine with a card, `make gpu-clients test-gpu bench` is all it takes, for root and for an ordinary user; `bench-gpu` leaves out what has nothing
-to do with the card (`BENCH_FLAGS="--quick --minutes 10"` for one that is lent: the worthiest first, each row said at once). One that reaches no registry is given what `make gpu-wheels` fetched elsewhere (the Makefile says how) and uses the PyTorch, CuPy and
+to do with the card (`BENCH_FLAGS="--quick --minutes 10"` for one that is lent: the worthiest first, each row said at once; `--resume` goes on where such a run ended). One that reaches no registry is given what `make gpu-wheels` fetched elsewhere (the Makefile says how) and uses the PyTorch, CuPy and
 others that it has (`GPU_CLIENTS_PYTHON` names their Python). The programs take the first card (or MIG
 instance) that has enough free memory, the default compute mode, and nobody else computing on it; they change nothing on a card. Where there is none, each
 says what speaks against every card that is there, and measures the simulated card instead. A real card gets besides: allocations before its own driver,
@@ -39,6 +39,7 @@ a short stress run, loading time (`memory`); the whole card against native in al
 class Run:
     """One program's last run: when, how, what it printed, what went wrong (empty: nothing), its figures.
 
+    `whole`: nothing went wrong, and no limit of time left rows out.
     `others_percent`: what other programs took of the processors meanwhile; `stolen_percent`: what the host took. None: not known.
     """
 
@@ -49,6 +50,7 @@ class Run:
     figures: dict[str, Any] | None
     others_percent: float | None = None
     stolen_percent: float | None = None
+    whole: bool = False
 
     def why_none(self) -> str:
         """Why there are no figures: what went wrong, else the program's last words."""
@@ -88,6 +90,14 @@ def save(path: Path, runs: dict[str, Run]) -> None:
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def lately(run: Run | None, hours: float) -> bool:
+    """Whether a run has all its rows, and is no older."""
+    if run is None or not run.whole:
+        return False
+    date = datetime.datetime.strptime(run.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=datetime.UTC)
+    return datetime.datetime.now(datetime.UTC) - date < datetime.timedelta(hours=hours)
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,29 @@ def test_a_run_of_some_minutes_begins_nothing_after_them() -> None:
     assert ran.stderr.count("was not begun: the time is up") == 9
 
 
+def test_a_run_goes_on_after_what_ended_with_all_its_rows_lately(tmp_path: Path) -> None:
+    """A card that is lent twice for ten minutes measured the first programs twice and the last ones never."""
+    run = _report.Run("python -m x", _report.now(), "", "", None)
+    runs = {
+        "card_facts": dataclasses.replace(run, whole=True),
+        "card_memory" + _targets.CARD_RUN: dataclasses.replace(run, whole=True),
+        "throttle": run,  # its time was up
+        "models": dataclasses.replace(run, whole=True, date="2026-01-01 00:00 UTC"),
+    }
+    _report.save(tmp_path / "report.json", runs)
+    words = ["--card", "--minutes", "0.1", "--resume", "--report", str(tmp_path / "report.md")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    before = [line.split()[0] for line in ran.stderr.splitlines() if "ran to its end before" in line]
+    assert before == ["card_facts", "card_memory"] and ran.stderr.count("was not begun") == 7
+
+
 @pytest.mark.parametrize(
     ("burst", "verdict"),
     [
