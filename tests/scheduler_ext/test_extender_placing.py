@@ -270,9 +270,9 @@ def test_a_class_is_scored_before_it_is_asked_for_a_few_rows_at_a_time(
     computed: list[int] = []
     refresh = scores.Table.refresh
 
-    def counted(self: scores.Table, *how: Any) -> bool:
+    def counted(self: scores.Table, *how: Any, **more: Any) -> bool:
         before = self._at.copy()
-        done = refresh(self, *how)
+        done = refresh(self, *how, **more)
         after = self._at
         computed.append(int((after > np.pad(before, (0, len(after) - len(before)), constant_values=-1)).sum()))
         return done
