@@ -40,9 +40,8 @@ class Resizer:
         self._allocator, self._api_writer, self._done = allocator, api_writer, done
         self._told: dict[str, tuple[Answer, str]] = {}  # by pod
         self._seen: dict[str, int] = {}  # by pod: the number of the last answer
-        self.carried_out: Mapping[
-            str, int
-        ] = {}  # … and of the last that its shares follow; always replaced, never changed
+        # … and of the last that its shares follow; replaced, never changed: others read it without the lock.
+        self.carried_out: Mapping[str, int] = {}
         self._lock = threading.Lock()  # the watch and the housekeeping come at the same time
 
     def look(self, pods: Sequence[Pod]) -> None:

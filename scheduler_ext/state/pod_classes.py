@@ -53,6 +53,8 @@ class PodClasses:
     def _keep(self, key: bytes, found: tuple[PodRequest, Shape]) -> None:
         size = len(key) + 1024 * len(found[0].containers) + found[1].filter_bytes + 1024
         with self._lock:
+            if key in self._known:  # another thread was faster
+                return
             if self._bytes + size > _MOST_BYTES:
                 self._known.clear()
                 self._bytes = 0
