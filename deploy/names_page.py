@@ -118,7 +118,7 @@ def variables() -> list[tuple[str, str]]:
 
 
 def keys() -> list[tuple[str, str]]:
-    """Resources, annotations and labels with what they mean, in their order.
+    """Resources, annotations, labels and the like with what they mean, in their order.
 
     Raises ValueError for one that does not say.
     """
@@ -134,8 +134,8 @@ def keys() -> list[tuple[str, str]]:
     if constants != LABELS.keys():
         raise ValueError(f"labels: {', '.join(constants ^ LABELS.keys())} in LABELS or in vcuda.spec.names only")
     for key, text in rows:
-        if not text.startswith(("Resource", "Annotation", "Label")):
-            raise ValueError(f"{key}: begin its docstring with Resource, Annotation or Label")
+        if not text.startswith(("Resource", "Annotation", "Label", "Driver", "Version")):
+            raise ValueError(f"{key}: begin its docstring with Resource, Annotation, Label, Driver or Version")
     return [*rows, *LABELS.items()]
 
 

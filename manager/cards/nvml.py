@@ -30,13 +30,12 @@ from vcuda.driver import layout, memory_limits
 from vcuda.driver import nvml as driver_nvml
 from vcuda.driver.memory_limits import CannotLimit, MemoryLimit
 from vcuda.driver.root import HostRoot
-from vcuda.spec.inventory import Card
+from vcuda.spec.inventory import NVLINK_RANK, Card
 
 LIBRARY = layout.NVML
 
 # Ranks of closeness: NVLink beats every PCIe path; 0 is the bus between sockets (NVML_TOPOLOGY_SYSTEM).
 _TOPOLOGY_RANKS = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 0}
-_NVLINK_RANK = 100
 _MAX_NVLINKS = 18
 
 log = logging.getLogger(__name__)
@@ -179,7 +178,7 @@ class NvmlDriver:
             rank = _TOPOLOGY_RANKS.get(ancestor, 0)
             nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
             if active and _optional(pynvml.nvmlDeviceGetP2PStatus, handle, other, nvlink) == 0:
-                rank = _NVLINK_RANK + active
+                rank = NVLINK_RANK + active
             if rank:
                 found.append((peer, rank))
         return tuple(found)

@@ -19,7 +19,11 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 STATUSES = ("initContainerStatuses", "containerStatuses")
 
 _CORE = "/api/v1"
-_GROUPS = {"leases": "/apis/coordination.k8s.io/v1"}
+_CLAIMS = "/apis/resource.k8s.io/v1"
+_GROUPS = {
+    "leases": "/apis/coordination.k8s.io/v1",
+    "resourceclaims": _CLAIMS, "resourceclaimtemplates": _CLAIMS, "resourceslices": _CLAIMS,
+}  # fmt: skip
 # RFC 1123 subdomain, the form of all names that we use (apimachinery pkg/util/validation): nothing in it can end a path
 # segment, begin a query or climb out of a folder.
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")

@@ -13,6 +13,8 @@ class Reason(enum.StrEnum):
     INVALID_CORES = "InvalidCores"
     INVALID_MEMORY = "InvalidMemory"
     INVALID_ANNOTATION = "InvalidAnnotation"
+    INVALID_CLAIM = "InvalidClaim"
+    INVALID_SHARE_CONFIG = "InvalidShareConfig"
     INCOMPLETE_REQUEST = "IncompleteRequest"
     INVALID_PLACEMENT = "InvalidPlacement"
     INVALID_INVENTORY = "InvalidInventory"

@@ -12,6 +12,7 @@ from vcuda.spec.errors import InvalidInventory, Reason
 from vcuda.spec.units import blocks_on_card
 
 VERSION = 1
+NVLINK_RANK = 100  # links of this rank and closer are NVLinks; below it PCIe
 MOST_CARDS = 128  # of a node: 16 cards in 7 MIG instances each are 112; the extender has room for links between all
 _LONGEST = 256 * 1024  # characters; all annotations of an object have as many bytes (TotalAnnotationSizeLimitB)
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")

@@ -41,6 +41,17 @@ class Names:
         """Annotation in Allocate's response: UUIDs of the container's cards."""
         return f"{self.domain}/vcuda-device"
 
+    # --- Dynamic Resource Allocation ---
+    @cached_property
+    def driver(self) -> str:
+        """Driver: of Dynamic Resource Allocation; a DeviceClass has the same name."""
+        return f"vcuda.{self.domain}"
+
+    @cached_property
+    def config_version(self) -> str:
+        """Version: of a claim's `ShareConfig`."""
+        return f"{self.driver}/v1"
+
     # --- what users write on pods ---
     @cached_property
     def core_limit(self) -> str:
