@@ -194,9 +194,13 @@ class Feed:
         self.server.shutdown()
         self.server.server_close()
 
+    @property
+    def port(self) -> int:
+        return int(self.server.server_address[1])
+
     def kubeconfig(self) -> dict[str, Any]:
         cluster = {
-            "server": f"https://127.0.0.1:{self.server.server_address[1]}",
+            "server": f"https://127.0.0.1:{self.port}",
             "certificate-authority": str(self._certificate.certificate),
         }
         return {

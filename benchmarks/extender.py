@@ -60,6 +60,7 @@ class Row:
     pod_cpu_ms: float  # and per scheduled pod: filter, bind, watch
     pod_filter_ms: float  # of which the server's thread took so much while it was asked by filter,
     pod_bind_ms: float  # and by bind, with the Binding that it sent; the rest are the watches and other threads
+    floor_ms: float  # what the same messages take a process that decides nothing (_extender_floor)
     refused: int
     server_mib: float
     binds: int
@@ -120,6 +121,34 @@ def _extender(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Iterat
             yield running
 
 
+@contextlib.contextmanager
+def _floor() -> Iterator[_Running]:
+    """What answers the same messages and decides nothing."""
+    with _served.certificate() as (_, made, trusted), contextlib.closing(Feed([], [], made)) as feed:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks._extender_floor",
+            str(made.certificate),
+            str(made.key),
+            str(feed.port),
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                yield _Running(int(process.stdout.readline()), process.pid, feed, trusted)
+            finally:
+                process.terminate()
+
+
+def _floor_ms(names: list[str], sent: int, count: int) -> float:
+    """Milliseconds of processor per pod."""
+    with _floor() as floor:
+        connection, load = floor.connect(), _Load(names, sent, 11)
+        _schedule_some(floor, connection, load, 10)  # the first ones pay for its start
+        return _schedule_some(floor, connection, load, count).ms_each()[0]
+
+
 def _resident_mib(pid: int) -> float:
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
@@ -157,7 +186,7 @@ def _measure(
     return Row(
         len(names), cards, pods, min(sent, len(names)), connections, len(seconds), 1e3 * seconds[len(seconds) // 2],
         1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, 1e3 * spent / len(seconds),
-        *scheduled.ms_each(), refused, _resident_mib(running.pid), scheduled.bound, running.feed.writes,
+        *scheduled.ms_each(), _floor_ms(names, sent, scheduled.bound), refused, _resident_mib(running.pid), scheduled.bound, running.feed.writes,
     )  # fmt: skip
 
 
@@ -249,15 +278,15 @@ def _tables(rows: list[Row], packing: dict[str, Any], machine: dict[str, str]) -
     latency = Table(
         title="filter over loopback TLS (T30, T31, T32, T36); " + ", ".join(f"{k} {v}" for k, v in machine.items())
     )
-    for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "CPU ms/filter", "CPU ms/pod", "filter", "bind", "refused",
-                   "RSS MiB", "writes/bind"):  # fmt: skip
+    for column in ("nodes", "cards", "pods", "names", "conn.", "p50 ms", "p99 ms", "max ms", "new class ms", "decisions/s", "CPU ms/filter", "CPU ms/pod", "filter", "bind", "floor",
+                   "refused", "RSS MiB", "writes/bind"):  # fmt: skip
         latency.add_column(column, justify="right")
     for row in rows:
         latency.add_row(
             str(row.nodes), str(row.cards), str(row.pods), str(row.names), str(row.connections), f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}",
             f"{row.most_ms:.2f}", f"{row.new_class_ms:.0f}", f"{row.decisions_per_second:.0f}",
             f"{row.filter_cpu_ms:.3f}", f"{row.pod_cpu_ms:.3f}", f"{row.pod_filter_ms:.3f}",
-            f"{row.pod_bind_ms:.3f}", str(row.refused), f"{row.server_mib:.0f}",
+            f"{row.pod_bind_ms:.3f}", f"{row.floor_ms:.3f}", str(row.refused), f"{row.server_mib:.0f}",
             f"{row.writes / row.binds:.2f}" if row.binds else "-",
         )  # fmt: skip
     packed = Table(
