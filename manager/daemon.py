@@ -45,6 +45,7 @@ from manager.kube.writer import ApiWriter
 from manager.kubelet import pods
 from manager.kubelet.records import PodResources
 from manager.limits.driver_limits import DriverLimits
+from manager.limits.standing import Standing
 from manager.observe import http
 from manager.observe.metrics import Counts, Metrics
 from manager.observe.node_object import NodeObject
@@ -159,7 +160,8 @@ class Daemon:
         self.pod_finder = PodFinder(
             self._names, settings.device_plugin_path, kubelet, pod_resources, kube, self._known_pods
         )
-        self.limits = DriverLimits(self._settings, self.inventory, self._regions.usage, self._consequences.tell)
+        standing = Standing(settings.checkpoint_path)
+        self.limits = DriverLimits(self._settings, self.inventory, self._consequences.tell, standing)
         self.allocator = Allocator(
             settings=self._settings,
             names=self._names,

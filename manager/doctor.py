@@ -21,7 +21,7 @@ from manager.config.settings import Settings
 from manager.errors import StartError
 from manager.kube import api
 from manager.kubelet import pods
-from manager.limits import driver_limits
+from manager.limits import possible
 from manager.observe.http import DoctorFailed
 from manager.plugin import registration
 from manager.regions import storage
@@ -94,7 +94,7 @@ def _driver(root: HostRoot, settings: Settings) -> Iterator[Check]:
     driver = nvml.open_driver(root)
     try:
         probe = driver.probe()
-        alone = driver_limits.impossible(settings, driver, probe.cards)
+        alone = possible.tried(settings, driver, probe.cards)
     except DriverError as error:
         yield Check("driver", Verdict.FAIL, f"it does not answer: {error}")
         return
@@ -117,7 +117,7 @@ def _driver(root: HostRoot, settings: Settings) -> Iterator[Check]:
         yield Check(
             "driver's limits",
             Verdict.OK,
-            "counted by the kernel (dmem)" if kernel else "counted by the driver (no dmem)",
+            "one was set and taken away; " + ("the kernel counts (dmem)" if kernel else "the driver counts (no dmem)"),
         )
     try:
         wanted = device_nodes.numbers(root, probe.cards)

@@ -93,7 +93,7 @@ class Audits:
         self.auditor.audit(allocations, cards, settings.audit_tolerance << 20)
         self.refusals.look(allocations)
         self.cgroups.look(allocations, restore=settings.device_cgroup_policy == "restore")
-        self.limits.look(lambda: self.allocator.allocations, self.cgroups.folders)
+        self.limits.look(lambda: self.allocator.allocations, self.cgroups.folders, self.auditor.finding.listed)
 
 
 @dataclass(frozen=True, kw_only=True)

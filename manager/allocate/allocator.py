@@ -438,30 +438,37 @@ class Allocator:
             now = self._allocations.of_pod(in_order[0][0].pod_uid)
             later = {after.key: after for _, after in changes}
             pod = [later.get(item.key, item) for item in now]
-            if beyond := self._limits.beyond(pod):
-                return in_order[0][1].container, beyond
-            written: list[Allocation] = []
-            done = False
-            try:
-                self._limits.follow(pod, lower=False)  # the driver must not refuse what the shim allows already
-                for before, after in in_order:
-                    self._regions.change(after, self._neighbours(after).shared(after))
-                    written.append(before)
-                    if beyond := self._beyond(after):  # what was allocated meanwhile
-                        return after.container, beyond
-                self._limits.follow(pod)
-                for _, after in changes:
-                    self._allocations[after.key] = after
-                self._save([after for _, after in changes])
-                done = True
-            finally:
-                if not done:
-                    for before, _ in changes:
-                        self._allocations[before.key] = before
-                    for before in reversed(written):
-                        self._regions.share(before, self._neighbours(before).shared(before))
-                    with contextlib.suppress(Refusal):  # the next look mends it
-                        self._limits.follow(now)
+            with self._limits.undisturbed():
+                return self._change(now, pod, in_order)
+
+    def _change(
+        self, now: Sequence[Allocation], pod: Sequence[Allocation], changes: Sequence[tuple[Allocation, Allocation]]
+    ) -> tuple[str, int] | None:
+        """`now`, and as it is to be: `pod`. As `resize`."""
+        if beyond := self._limits.beyond(pod):
+            return changes[0][1].container, beyond
+        written: list[Allocation] = []
+        done = False
+        try:
+            self._limits.follow(pod, lower=False)  # the driver must not refuse what the shim allows already
+            for before, after in changes:
+                self._regions.change(after, self._neighbours(after).shared(after))
+                written.append(before)
+                if beyond := self._beyond(after):  # what was allocated meanwhile
+                    return after.container, beyond
+            self._limits.follow(pod)
+            for _, after in changes:
+                self._allocations[after.key] = after
+            self._save([after for _, after in changes])
+            done = True
+        finally:
+            if not done:
+                for before, _ in changes:
+                    self._allocations[before.key] = before
+                for before in reversed(written):
+                    self._regions.share(before, self._neighbours(before).shared(before))
+                with contextlib.suppress(Refusal):  # the next look mends it
+                    self._limits.follow(now)
         return None
 
     def _beyond(self, after: Allocation) -> int:

@@ -8,17 +8,16 @@ where it does, it is told and, by `--device-cgroup-policy=restore`, undone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from manager.allocations.record import Allocation
 from manager.audit.consequences import Tell
 from manager.audit.owners import Key, Owners
-from manager.cgroups import devices
+from manager.cgroups import devices, pods
 from manager.cgroups.bpf import Number
 from manager.cgroups.devices import CannotTell, Devices, Unwatched
-from manager.cgroups.pods import folders_in, plain, pod_folders
 from manager.process.logs import Conditions
 
 log = logging.getLogger(__name__)
@@ -142,19 +141,10 @@ class Watcher:
         if not unknown:
             return
         owners = self._owners.among(unknown)
-        for _, folder in pod_folders(base, {plain(item.pod_uid) for item in unknown}):
-            for container in folders_in(folder):
-                keys = (owners.given(pid) for pid in _processes(container))
+        trees = pods.trees(base)
+        for folder in [folder for uid in {item.pod_uid for item in unknown} for folder in pods.of_pod(trees, uid)]:
+            for container in pods.folders_in(folder):
+                keys = (owners.given(pid) for pid in pods.processes(container))
                 key = next((key for key in keys if key is not None), None)
                 if key is not None:
                     self._folders[key] = container
-
-
-def _processes(folder: Path) -> Iterator[int]:
-    """PIDs of a control group, its own first, then those of the groups that a container has made for itself."""
-    try:
-        yield from map(int, (folder / "cgroup.procs").read_text().split())
-    except (OSError, ValueError):
-        return
-    for below in folders_in(folder):
-        yield from _processes(below)

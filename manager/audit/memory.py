@@ -29,12 +29,14 @@ class Finding:
     """One audit's findings. `beyond`: bytes held beyond the ledger, by container and card UUID, 0 included.
 
     `others`: bytes of processes of no container with a share, by card UUID. Cards that do not say are in neither.
-    `without_shim`: how many processes use the card past our library, by container and card UUID.
+    `without_shim`: how many processes use the card past our library, by container and card UUID. `listed`: bytes that
+    the driver lists for a container's processes, less the managed memory of its ledger, by container and card UUID.
     """
 
     beyond: Mapping[tuple[Key, str], int] = field(default_factory=dict)
     others: Mapping[str, int] = field(default_factory=dict)
     without_shim: Mapping[tuple[Key, str], int] = field(default_factory=dict)
+    listed: Mapping[tuple[Key, str], int] = field(default_factory=dict)
 
 
 def compare(
@@ -58,7 +60,7 @@ def compare(
                 by_driver[key, uuid] = by_driver.get((key, uuid), 0) + (process.memory_bytes or 0)
             else:
                 others[uuid] += process.memory_bytes or 0
-    beyond = {}
+    beyond, listed = {}, dict(by_driver)
     elsewhere: dict[Key, list[str]] = {}
     for (key, uuid), much in by_driver.items():
         if much:
@@ -69,7 +71,10 @@ def compare(
         own = (share.uuid for share in item.shares if share.uuid in held)
         for uuid in (*own, *elsewhere.get(item.key, ())):
             beyond[item.key, uuid] = max(0, by_driver.get((item.key, uuid), 0) - ledger.get(uuid, 0))
-    return Finding(beyond, others)
+        for card in usage.cards if usage is not None else ():
+            if (item.key, card.uuid) in listed:
+                listed[item.key, card.uuid] -= card.managed_bytes
+    return Finding(beyond, others, listed=listed)
 
 
 class Auditor:

@@ -1,10 +1,11 @@
-"""Control groups of pods: kubelet's names for them, and their folders."""
+"""Control groups of pods: kubelet's names for them, their folders, and whether anybody is in them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # Kubelet's names of a pod's group: "pod<uid>" (cgroupfs) and "…-pod<uid with _>.slice" (systemd); a static pod's UID is
@@ -12,8 +13,12 @@ from pathlib import Path
 POD_GROUP = re.compile(
     r"(?:^|-)pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$"
 )
-# Kubelet nests: root, quality of service, pod, container.
+# Kubelet's tree is "kubepods" or "kubepods.slice" below its own --cgroup-root, which systemd's names repeat.
+_TREE = re.compile(r"kubepods|(?:.+-)?kubepods\.slice")
 _DEPTH = 4
+# What systemd has started holds what it likes below its group: containers, sessions, whole machines.
+_CLOSED = (".scope", ".service")
+_CLASSES = ("", "burstable", "besteffort")
 
 
 def plain(uid: str) -> str:
@@ -30,15 +35,72 @@ def folders_in(folder: Path) -> list[Path]:
         return []
 
 
-def pod_folders(folder: Path, pods: Collection[str], depth: int = _DEPTH) -> Iterator[tuple[str, Path]]:
-    """UID (without dashes) and folder of each of these pods that has one below `folder`.
+def trees(root: Path) -> list[Path]:
+    """The groups in which kubelet keeps its pods: those nearest to `root`, the top of the control groups.
 
-    What lies below a pod's folder a tenant may name as it likes: it is not looked at.
+    Users to whom a part of the hierarchy was given make groups of any name there: only those count that belong, all
+    the way, to whom `root` belongs.
     """
+    level = [root]
+    for _ in range(_DEPTH):
+        level = [below for folder in level for below in _made_with(root, folder)]
+        if found := [folder for folder in level if _TREE.fullmatch(folder.name)]:
+            return found
+        level = [folder for folder in level if not folder.name.endswith(_CLOSED)]
+    return []
+
+
+def of_pod(kubelets: Sequence[Path], uid: str) -> list[Path]:
+    """The groups of a pod in these trees; more than one where kubelet's cgroup driver was changed under its pods.
+
+    What lies below a pod's group a tenant may name as it likes: it is not looked at.
+    """
+    return [path for tree in kubelets for path in _places(tree, uid) if POD_GROUP.search(path.name) and _is_group(path)]
+
+
+def populated(group: Path) -> bool:
+    """Whether a process is in the group or in one below it; False if it is gone."""
+    try:
+        return "populated 1" in (group / "cgroup.events").read_text().splitlines()
+    except FileNotFoundError:  # version 1 does not say; of a group that is gone there are none
+        return any(True for _ in processes(group))
+    except OSError:
+        return group.exists()
+
+
+def processes(group: Path) -> Iterator[int]:
+    """PIDs of a control group, its own first, then those of the groups that a container has made for itself."""
+    with contextlib.suppress(OSError, ValueError):  # a group of threads does not say; those below it may
+        yield from map(int, (group / "cgroup.procs").read_text().split())
+    for below in folders_in(group):
+        yield from processes(below)
+
+
+def _places(tree: Path, uid: str) -> Iterator[Path]:
+    stem = tree.name.removesuffix(".slice")
+    for quality in _CLASSES:
+        if stem == tree.name:
+            yield tree / quality / f"pod{uid}"
+        else:
+            name = f"{stem}-{quality}" if quality else stem
+            above = tree / f"{name}.slice" if quality else tree
+            yield above / f"{name}-pod{uid.replace('-', '_')}.slice"
+
+
+def _is_group(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _made_with(root: Path, folder: Path) -> Iterator[Path]:
+    """The groups below one that nobody but the owner of `root` may have made or may change."""
+    try:
+        owner = root.stat().st_uid
+    except OSError:
+        return
     for below in folders_in(folder):
-        match = POD_GROUP.search(below.name)
-        if match:
-            if plain(match[1]) in pods:
-                yield plain(match[1]), below
-        elif depth:
-            yield from pod_folders(below, pods, depth - 1)
+        try:
+            found = below.lstat()
+        except OSError:
+            continue
+        if found.st_uid == owner and not found.st_mode & 0o022:
+            yield below

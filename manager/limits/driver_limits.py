@@ -5,77 +5,73 @@ answered before the container's own group exists. So the limit stands before any
 without a hook in the runtime and without a race, and a start can be refused where it can't be set. What a pod's
 containers may hold together is what its neighbours are promised. Where several containers share a card and the
 kernel counts (dmem: every group above a process, and what it held before), each one's own group gets its own share
-too, when it is seen. What was promised is in the state; what stands in the driver is compared with it again and
-again.
+too, when it is seen. What was promised is in the state, where limits may stand is in `manager.limits.standing`; what
+the driver says is compared with both again and again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from manager.allocations.accounting import by_pod, pod_use
+from manager.allocations.accounting import by_pod
 from manager.allocations.record import Allocation
 from manager.cards.driver import NodeCard
-from manager.cgroups.pods import plain, pod_folders
+from manager.cgroups import pods
 from manager.config.settings import Settings
 from manager.errors import Reason, Refusal
+from manager.limits import promised
+from manager.limits.possible import Limiter, impossible, no_version_2, set_and_read
+from manager.limits.standing import Group, Standing
 from manager.process.logs import Conditions
 from vcuda.driver.memory_limits import CannotLimit, MemoryLimit
-from vcuda.region import Usage
-from vcuda.spec.request import Kind
-from vcuda.spec.units import BLOCK_BYTES
 
 Key = tuple[str, str]
-# The driver counts a group if it shows at least half of what the ledgers say; small figures prove nothing.
+At = tuple[Key, str]  # container, card UUID
+# The driver counts a group if it shows at least half of what it lists for its processes; small figures prove nothing.
 _TELLING_BYTES = 64 << 20
 _DOUBTS = 2
+_OFF = "--driver-limits=off"
 
 log = logging.getLogger(__name__)
 
 
-class Limiter(Protocol):
-    """Whoever can ask the driver."""
-
-    def limit_memory(self, uuid: str, group: Path, hard_bytes: int | None) -> None:
-        """Raises CannotLimit."""
-
-    def memory_limit(self, uuid: str, group: Path) -> MemoryLimit | None:
-        """Raises CannotLimit."""
-
-
 class DriverLimits:
-    """The driver's limits of this node's pods. `tell(allocation, reason, message)`; `usage`: a container's ledger."""
+    """The driver's limits of this node's pods. `tell(allocation, reason, message)`.
+
+    Whatever is decided of a pod is decided under one lock, by the allocations as they are then: no look undoes what a
+    start or a resize has done since.
+    """
 
     def __init__(
         self,
         settings: Callable[[], Settings],
         driver: Limiter,
-        usage: Callable[[Allocation], Usage | None],
         tell: Callable[[Allocation, str, str], None],
+        standing: Standing,
     ) -> None:
-        self._settings, self._driver, self._usage, self._tell = settings, driver, usage, tell
-        self._lock = threading.Lock()
-        self._folders: dict[str, Path] = {}  # of pods, by UID
-        self._set: dict[str, dict[str, int]] = {}  # what stands for a pod, by card
-        self._leaves: dict[Key, Path] = {}  # groups of containers that have a limit of their own
-        self._doubts: dict[tuple[str, str], int] = {}
+        self._settings, self._driver, self._tell, self._standing = settings, driver, tell, standing
+        self._lock = threading.RLock()
+        self._held: dict[str, dict[At, int]] = {}  # by pod
+        self._reasons: dict[str, dict[str, str]] = {}  # by pod and card ("": all), why the driver does not hold it
+        self._short: dict[str, set[str]] = {}  # by pod, the cards on which the driver gives it less than its share
+        self._doubts: dict[tuple[str, str], int] = {}  # by pod and card
+        self._told: dict[str, tuple[str, str]] = {}  # by pod
         self._off = False
-        self._told: dict[str, str] = {}
-        self._found: dict[tuple[Key, str], int] = {}
+        self._why = ""
         self._conditions = Conditions(log)
 
     @property
     def why(self) -> str:
-        """Why the shim is alone with the memory of some pod or all; "": it is not, or nobody has a share."""
-        return next(iter(self._conditions.active().values()), "")
+        """Why the driver does not hold some pod's memory as promised; "": it does, or nobody has a share."""
+        return self._why
 
     def held(self, item: Allocation, uuid: str) -> int | None:
         """Bytes of a card that the driver lets a container, or its pod, hold; None: it limits nothing."""
-        return self._found.get((item.key, uuid))
+        return self._held.get(item.pod_uid, {}).get((item.key, uuid))
 
     # Before a container starts.
 
@@ -86,275 +82,291 @@ class DriverLimits:
 
     def prepare(self, pod: Sequence[Allocation]) -> None:
         """Set the limits of a pod before one of its containers starts. Raises Refusal only where they are required."""
-        uid, wanted = pod[0].pod_uid, _wanted(pod)
-        if not wanted or self._settings().driver_limits == "off":
+        settings = self._settings()
+        if not promised.wanted(pod):
             return
-        try:
-            with self._lock:
-                self._ask(wanted)
-                self._apply(uid, self._folder(uid), wanted)
-        except CannotLimit as error:
-            self._alone(str(error))
-            if self._settings().require_driver_limits:
-                raise _refusal(str(error)) from error
+        if settings.driver_limits == "off":
+            failed = {"": _OFF}
         else:
-            self._well()
-            self._note(pod)
+            with self._lock:
+                try:
+                    failed = self._hold(pod, self._folder(pod, pods.trees(settings.cgroup_root)))
+                except CannotLimit as error:
+                    self._held.pop(pod[0].pod_uid, None)
+                    failed = self._reasons[pod[0].pod_uid] = {"": str(error)}
+                self._publish()
+        if failed and settings.require_driver_limits:
+            raise _refusal(min(failed.values()))
 
-    def _ask(self, uuids: Collection[str]) -> None:
-        """Whether it can be at all, before the tree of groups is gone through. Raises CannotLimit."""
-        root = self._settings().cgroup_root
-        if not (root / "cgroup.controllers").exists():
-            raise CannotLimit(_no_version_2(self._settings()))
-        for uuid in uuids:
-            self._driver.memory_limit(uuid, root)
+    def _folder(self, pod: Sequence[Allocation], trees: Sequence[Path]) -> Path:
+        """The pod's group in kubelet's trees. Raises CannotLimit, _NoGroup."""
+        uid, root = pod[0].pod_uid, self._settings().cgroup_root
+        if why := no_version_2(root):
+            raise CannotLimit(why)
+        found = pods.of_pod(trees, uid)
+        if not found:
+            for uuid in promised.wanted(pod):
+                self._driver.memory_limit(uuid, root)  # where the driver can't, that is the better reason
+            raise _NoGroup(
+                f"kubelet has made no control group for the pod below {root} (--cgroup-root; kubelet's "
+                "--cgroups-per-qos)"
+            )
+        if len(found) > 1:
+            raise CannotLimit(
+                f"pod {uid} has {len(found)} control groups, {' and '.join(map(str, found))}, as after a change of "
+                "kubelet's cgroup driver; remove those that are empty"
+            )
+        return found[0]
 
-    def _folder(self, uid: str) -> Path:
-        known = self._folders.get(uid)
-        if known is not None and known.is_dir():
-            return known
-        root = self._settings().cgroup_root
-        for _, folder in pod_folders(root, {plain(uid)}):
-            self._folders[uid] = folder
-            return folder
-        raise CannotLimit(
-            f"kubelet has made no control group for pod {uid} below {root} (--cgroup-root; kubelet's --cgroups-per-qos)"
-        )
-
-    def _apply(self, uid: str, folder: Path, wanted: Mapping[str, int], *, lower: bool = True) -> None:
-        """Raises CannotLimit."""
+    def _hold(
+        self,
+        pod: Sequence[Allocation],
+        folder: Path,
+        leaves: Mapping[Key, Path] | None = None,
+        listed: Mapping[At, int] | None = None,
+        *,
+        lower: bool = True,
+    ) -> dict[str, str]:
+        """Have the driver hold a pod, each card by itself. Returns why it can't, by card."""
+        uid, wanted = pod[0].pod_uid, promised.wanted(pod)
+        failed: dict[str, str] = {}
+        stands: dict[str, MemoryLimit] = {}
         for uuid, hard in wanted.items():
-            now = self._driver.memory_limit(uuid, folder)
-            if now is None or now.hard_bytes != hard:
-                if not lower and now is not None and now.hard_bytes > hard:
-                    continue
-                self._driver.limit_memory(uuid, folder, hard)
-                now = self._driver.memory_limit(uuid, folder)
-                if now is None or now.hard_bytes != hard:
-                    raise CannotLimit(f"{hard} bytes were set for {folder}, and the driver says {now}")
-            self._set.setdefault(uid, {})[uuid] = hard
+            try:
+                stands[uuid] = self._stand(uid, "", folder, uuid, hard, lower=lower)
+            except CannotLimit as error:
+                failed[uuid] = str(error)
+                if now := self._all_the_same(folder, uuid):
+                    stands[uuid] = now
+                    failed[uuid] += f"; it goes on holding the pod to {now.hard_bytes} bytes, not {hard}"
+        self._short[uid] = {uuid for uuid in failed.keys() & stands.keys() if stands[uuid].hard_bytes < wanted[uuid]}
+        held = {
+            (item.key, uuid): stands[uuid].hard_bytes for item, uuid, _ in promised.shares_of(pod) if uuid in stands
+        }
+        for item, uuid, own in promised.apart(pod):
+            leaf = (leaves or {}).get(item.key)
+            if leaf is not None and leaf.parent == folder and uuid in wanted.keys() - failed.keys():
+                with contextlib.suppress(CannotLimit):  # the pod's limit holds them together
+                    if self._kernel_counts(leaf, uuid, stands[uuid].hard_bytes):
+                        now = self._stand(uid, item.container, leaf, uuid, own, lower=lower)
+                        held[item.key, uuid] = now.hard_bytes
+        for group in self._standing.of(uid):
+            self._lift(group, group.cards.keys() - wanted.keys())
+        doubtful = self._doubt(pod, stands, listed)
+        self._held[uid] = {at: much for at, much in held.items() if at[1] not in doubtful}
+        self._reasons[uid] = {**doubtful, **failed}
+        return failed
+
+    def _stand(self, uid: str, container: str, path: Path, uuid: str, hard: int, *, lower: bool) -> MemoryLimit:
+        """Have a group's limit say `hard` bytes; with `lower` false, at least that. Raises CannotLimit."""
+        now, ours = self._driver.memory_limit(uuid, path), self._standing.at(path)
+        if ours is None or uuid not in ours.cards or now is None:  # of a group above it may be the same
+            enough = False
+        else:
+            enough = now.hard_bytes == hard or (now.hard_bytes > hard and not lower)
+        if now is None or not enough:
+            if ours is not None and ours.cards.get(uuid) == hard:
+                log.warning("pod %s: the driver's limit on card %s had become %s; it is set again", uid, uuid, now)
+            self._standing.mark(uid, container, path, uuid)
+            now = set_and_read(self._driver, uuid, path, hard)
+        self._standing.mark(uid, container, path, uuid).cards[uuid] = now.hard_bytes
+        return now
+
+    def _all_the_same(self, path: Path, uuid: str) -> MemoryLimit | None:
+        """What of ours holds where another limit could not be set."""
+        group = self._standing.at(path)
+        if group is not None and uuid in group.cards:
+            with contextlib.suppress(CannotLimit):
+                return self._driver.memory_limit(uuid, path)
+        return None
+
+    def _kernel_counts(self, leaf: Path, uuid: str, pod_bytes: int) -> bool:
+        """Whether a container's group is a level of its own. Raises CannotLimit.
+
+        The driver's own accounting, which knows one level only, shows the pod's limit there, which is more than any
+        share of a card that containers divide.
+        """
+        group = self._standing.at(leaf)
+        if group is not None and uuid in group.cards:
+            return True
+        now = self._driver.memory_limit(uuid, leaf)
+        return now is None or now.hard_bytes != pod_bytes
+
+    def _doubt(
+        self, pod: Sequence[Allocation], stands: Mapping[str, MemoryLimit], listed: Mapping[At, int] | None
+    ) -> dict[str, str]:
+        """By card, why a limit counts nobody: the driver's own list of processes says so, no tenant's ledger."""
+        found = {}
+        for uuid, now in stands.items():
+            about = pod[0].pod_uid, uuid
+            if listed is not None:
+                used = sum(listed.get((item.key, uuid), 0) for item in pod)
+                doubtful = used > max(_TELLING_BYTES, 2 * now.used_bytes)
+                self._doubts[about] = self._doubts.get(about, 0) + 1 if doubtful else 0
+            if self._doubts.get(about, 0) >= _DOUBTS:
+                found[uuid] = (
+                    "the driver counts next to nothing of a pod whose processes it lists with memory: they are in "
+                    "another control group for it (neither dmem nor misc is handed down), or held it before there was "
+                    "a limit"
+                )
+        return found
 
     # Live resize.
 
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """No look changes a limit meanwhile: it would go by allocations that are about to change."""
+        with self._lock:
+            yield
+
     def beyond(self, pod: Sequence[Allocation]) -> int:
         """Bytes that a pod, as it is to be, holds beyond its limits by the driver's count; 0 where it has none."""
-        most = 0
+        most, wanted = 0, promised.wanted(pod)
         with self._lock:
-            folder, stands = self._standing(pod)
-            if folder is None:
-                return 0
-            for uuid, hard in _wanted(pod).items():
-                try:
-                    now = self._driver.memory_limit(uuid, folder) if uuid in stands else None
-                except CannotLimit:
-                    continue
-                most = max(most, now.used_bytes - hard if now is not None else 0)
+            for group in self._standing.of(pod[0].pod_uid):
+                for uuid in group.cards.keys() & wanted.keys() if not group.container else ():
+                    with contextlib.suppress(CannotLimit):
+                        now = self._driver.memory_limit(uuid, group.path)
+                        most = max(most, now.used_bytes - wanted[uuid] if now is not None else 0)
         return most
 
     def follow(self, pod: Sequence[Allocation], *, lower: bool = True) -> None:
-        """Have the driver say what a running pod is to have, if it says anything of it. Raises Refusal.
+        """Have the driver say what a running pod is to have, where it says anything of it.
 
-        With `lower` false only where that is more.
+        With `lower` false only where that is more. Raises Refusal where limits are required; else the next look tries
+        again what could not be set, and tells it.
         """
         uid = pod[0].pod_uid
-        try:
-            with self._lock:
-                folder, stands = self._standing(pod)
-                if folder is None or not stands or not folder.is_dir():
-                    return
-                self._apply(uid, folder, _wanted(pod), lower=lower)
-                for item in pod:
-                    if (leaf := self._leaves.get(item.key)) is not None and leaf.is_dir():
-                        self._own(item, leaf, lower=lower)
-        except CannotLimit as error:
-            raise _refusal(str(error)) from error
-        self._note(pod)
-
-    def _standing(self, pod: Sequence[Allocation]) -> tuple[Path | None, Mapping[str, int]]:
-        """The pod's group, and what stands for it; also what a daemon before this one has set."""
-        uid = pod[0].pod_uid
-        try:
-            folder = self._folder(uid)
-            for uuid in _wanted(pod) if uid not in self._set else ():
-                if (now := self._driver.memory_limit(uuid, folder)) is not None:
-                    self._set.setdefault(uid, {})[uuid] = now.hard_bytes
-        except CannotLimit:
-            return None, {}
-        return folder, self._set.get(uid, {})
-
-    def _own(self, item: Allocation, leaf: Path, *, lower: bool = True) -> None:
-        """A container's own group. Raises CannotLimit."""
-        for share in item.shares:
-            now, hard = self._driver.memory_limit(share.uuid, leaf), share.memory_blocks * BLOCK_BYTES
-            if now is not None and (now.hard_bytes == hard or (now.hard_bytes > hard and not lower)):
-                continue
-            self._driver.limit_memory(share.uuid, leaf, hard)
+        with self._lock:
+            groups = {group.container: group.path for group in self._standing.of(uid)}
+            folder = groups.pop("", None)
+            if folder is None:
+                return
+            leaves = {(uid, container): path for container, path in groups.items()}
+            failed = self._hold(pod, folder, leaves, lower=lower)
+            self._publish()
+        if failed and self._settings().require_driver_limits:
+            raise _refusal(min(failed.values()))
 
     # Again and again.
 
-    def look(self, allocations: Callable[[], Sequence[Allocation]], groups: Mapping[Key, Path]) -> None:
-        """Compare what stands with what was promised, and mend it. Never raises. `groups`: of running containers."""
-        settings, pods = self._settings(), by_pod(allocations())
-        off = settings.driver_limits == "off"
-        if off and not self._off:  # a daemon before this one may have set some
-            with self._lock:
-                for mine in pods.values():
-                    self._standing(mine)
-        self._off = off
-        self._release({} if off else pods)
-        if off or not pods:
-            self._conditions.clear("limits") if not pods else self._alone("--driver-limits=off")
-            return
-        shared = [item for pod in pods.values() for item in pod if not item.whole]
-        if not (settings.cgroup_root / "cgroup.controllers").exists():
-            if shared:
-                self._alone(_no_version_2(settings))
-            return
-        lacking = {plain(uid): uid for uid in pods if uid not in self._folders or not self._folders[uid].is_dir()}
-        with self._lock:
-            for uid in lacking.values():
-                self._forget(uid)
-            for name, folder in pod_folders(settings.cgroup_root, lacking):
-                self._folders[lacking[name]] = folder
-        why = ""
-        for uid in sorted(pods.keys() & self._folders.keys()):  # of several reasons always the same one is told
-            pod = by_pod(allocations()).get(uid)  # it may have been resized meanwhile
-            try:
-                if pod:
-                    with self._lock:
-                        self._mend(uid, pod, groups)
-            except CannotLimit as error:
-                if not self._folders.get(uid, Path("/nowhere")).is_dir():
-                    continue  # it ended meanwhile
-                why = why or str(error)
-                self._lost(uid, pods[uid], str(error))
-                if error.lasting:
-                    break
-            else:
-                self._told.pop(uid, None)
-                self._note(pod or ())
-        if why:
-            self._alone(why)
-        elif self._set:
-            self._well()
+    def look(
+        self,
+        allocations: Callable[[], Sequence[Allocation]],
+        leaves: Mapping[Key, Path],
+        listed: Mapping[At, int],
+    ) -> None:
+        """Compare what stands with what was promised, and mend it. Never raises.
 
-    def _mend(self, uid: str, pod: Sequence[Allocation], groups: Mapping[Key, Path]) -> None:
-        """Raises CannotLimit."""
-        folder, wanted = self._folders[uid], _wanted(pod)
-        stands = self._set.setdefault(uid, {})
-        for uuid, hard in wanted.items():
-            now = self._driver.memory_limit(uuid, folder)
-            if now is not None and now.hard_bytes in (stands.get(uuid), hard):
-                stands[uuid] = now.hard_bytes
-                self._doubt(uid, uuid, now, pod)
-            else:
-                if uuid in stands:
-                    log.warning("pod %s: the driver's limit on card %s had become %s; it is set again", uid, uuid, now)
-                self._apply(uid, folder, {uuid: hard})
-        together = [item for item in pod if not item.whole and item.kind is not Kind.INIT]
-        for item in together if len(together) > 1 else ():
-            if (leaf := groups.get(item.key)) is not None and self._kernel_counts(item, leaf, stands):
-                self._own(item, leaf)
-                self._leaves[item.key] = leaf
-
-    def _kernel_counts(self, item: Allocation, leaf: Path, stands: Mapping[str, int]) -> bool:
-        """Whether a container's group is a level of its own.
-
-        The driver's own accounting, which knows one level only, shows the pod's limit there.
+        `leaves`: the groups of running containers. `listed`: bytes of a card that the driver lists for a container's
+        processes, without managed memory.
         """
-        known = [self._driver.memory_limit(share.uuid, leaf) for share in item.shares]
-        return self._leaves.get(item.key) == leaf or all(
-            now is None or now.hard_bytes != stands.get(share.uuid)
-            for now, share in zip(known, item.shares, strict=True)
-        )
-
-    def _doubt(self, uid: str, uuid: str, now: MemoryLimit, pod: Sequence[Allocation]) -> None:
-        """A limit that counts nobody is none. Raises CannotLimit."""
-        ledger = 0
-        for item in pod:
-            usage = self._usage(item)
-            ledger += sum(
-                card.memory_used_bytes - card.managed_bytes
-                for card in (usage.cards if usage else ())
-                if card.uuid == uuid
-            )
-        doubts = self._doubts.get((uid, uuid), 0) + 1 if ledger > max(_TELLING_BYTES, 2 * now.used_bytes) else 0
-        self._doubts[uid, uuid] = doubts
-        if doubts >= _DOUBTS:
-            raise CannotLimit(
-                f"the driver counts next to nothing in {self._folders[uid]}, whose processes hold memory: "
-                "they are in another group for it (neither dmem nor misc is handed down to this one), or held it "
-                "before it had a limit"
-            )
-
-    def _release(self, pods: Mapping[str, object]) -> None:
-        """Pods that are gone leave no limit behind; mostly their groups, and the limits with them, are gone already."""
+        settings = self._settings()
+        off, trees = settings.driver_limits == "off", pods.trees(settings.cgroup_root)
         with self._lock:
-            for uid in [uid for uid in self._set if uid not in pods]:
-                folder = self._folders.get(uid)
-                leaves = [leaf for key, leaf in self._leaves.items() if key[0] == uid]
-                for uuid in self._set[uid]:
-                    for group in (*leaves, *((folder,) if folder is not None else ())):
-                        if group.is_dir():
-                            try:
-                                self._driver.limit_memory(uuid, group, None)
-                            except CannotLimit as error:
-                                log.debug("the limit of %s stays: %s", group, error)
-                self._forget(uid)
-            for uid in [uid for uid in self._folders if uid not in pods]:
-                self._forget(uid)
+            self._forget(allocations)
+        for uid in sorted(by_pod(allocations())):
+            with self._lock:
+                pod = [item for item in allocations() if item.pod_uid == uid]
+                if pod and off:
+                    self._let_go(pod, trees, leaves)
+                elif pod and promised.wanted(pod):
+                    self._mend(pod, trees, leaves, listed)
+        self._off = off
+        with self._lock:
+            self._publish()
 
-    def _forget(self, uid: str) -> None:
-        self._folders.pop(uid, None)
-        self._set.pop(uid, None)
-        self._told.pop(uid, None)
-        for mine in [key for key in self._leaves if key[0] == uid]:
-            del self._leaves[mine]
-        for one in [one for one in self._doubts if one[0] == uid]:
-            del self._doubts[one]
-        for at in [at for at in self._found if at[0][0] == uid]:
-            del self._found[at]
+    def _mend(
+        self, pod: Sequence[Allocation], trees: Sequence[Path], leaves: Mapping[Key, Path], listed: Mapping[At, int]
+    ) -> None:
+        uid = pod[0].pod_uid
+        try:
+            self._hold(pod, self._folder(pod, trees), leaves, listed)
+        except _NoGroup:  # it has ended or has not begun, or `prepare` has given the reason
+            self._held.pop(uid, None)
+        except CannotLimit as error:
+            self._held.pop(uid, None)
+            self._reasons[uid] = {"": str(error)}
+        self._say(pod)
+
+    def _let_go(self, pod: Sequence[Allocation], trees: Sequence[Path], leaves: Mapping[Key, Path]) -> None:
+        """No limits are wanted any more, also not those that nobody knows since the record was lost."""
+        uid, wanted = pod[0].pod_uid, promised.wanted(pod)
+        if not self._off:
+            named = {item.container: leaves.get(item.key) for item in pod}
+            found = [*(("", path) for path in pods.of_pod(trees, uid)), *named.items()]
+            for container, path in found:
+                for uuid in wanted if path is not None else ():
+                    with contextlib.suppress(CannotLimit):
+                        if path is not None and self._driver.memory_limit(uuid, path) is not None:
+                            self._standing.mark(uid, container, path, uuid)
+        for group in self._standing.of(uid):
+            self._lift(group, group.cards)
+        self._held.pop(uid, None)
+        self._reasons[uid] = {"": _OFF} if wanted else {}
+
+    def _forget(self, allocations: Callable[[], Sequence[Allocation]]) -> None:
+        """Pods that are gone leave no limit behind, once nobody is in their groups: a process that outlives its pod's
+        record is still in the way of others.
+        """
+        limited, seen = list(self._standing.pods), list(self._reasons)
+        present = {item.pod_uid for item in allocations()}
+        for uid in limited:
+            groups = self._standing.of(uid)
+            if uid not in present and not any(pods.populated(group.path) for group in groups):
+                for group in groups:
+                    self._lift(group, group.cards)
+        for uid in seen:
+            if uid not in present:
+                for kept in (self._reasons, self._held, self._short, self._told):
+                    kept.pop(uid, None)
+                for about in [about for about in self._doubts if about[0] == uid]:
+                    del self._doubts[about]
+
+    def _lift(self, group: Group, uuids: Collection[str]) -> None:
+        for uuid in list(uuids):
+            try:
+                if self._driver.memory_limit(uuid, group.path) is not None:
+                    self._driver.limit_memory(uuid, group.path, None)
+            except CannotLimit as error:
+                if not group.gone:
+                    log.debug("the limit of %s stays until the next look: %s", group.path, error)
+                    continue
+            self._standing.drop(group, [uuid])
 
     # Telling.
 
-    def _note(self, pod: Sequence[Allocation]) -> None:
-        for item in pod:
-            stands = self._set.get(item.pod_uid, {})
-            for share in item.shares if not item.whole else ():
-                own = share.memory_blocks * BLOCK_BYTES if item.key in self._leaves else stands.get(share.uuid)
-                if own is not None:
-                    self._found[item.key, share.uuid] = own
+    def _say(self, pod: Sequence[Allocation]) -> None:
+        """An event where a pod gets less than its share, or where it runs on without a limit that is required."""
+        uid = pod[0].pod_uid
+        reasons = self._reasons.get(uid, {})
+        if short := self._short.get(uid):
+            told = "DriverLimitShort", reasons[min(short)]
+        elif reasons and self._settings().require_driver_limits:
+            told = (
+                "DriverLimitLost",
+                f"the driver does not hold its memory, the shim alone does: {min(reasons.values())}",
+            )
+        else:
+            self._told.pop(uid, None)
+            return
+        if self._told.get(uid) != told:
+            self._told[uid] = told
+            self._tell(pod[0], *told)
 
-    def _lost(self, uid: str, pod: Sequence[Allocation], why: str) -> None:
-        for at in [at for at in self._found if at[0][0] == uid]:
-            del self._found[at]
-        if self._settings().require_driver_limits and self._told.get(uid) != why:
-            self._told[uid] = why
-            self._tell(pod[0], "DriverLimitLost", f"the driver does not hold its memory, the shim alone does: {why}")
-
-    def _alone(self, why: str) -> None:
-        self._conditions.set("limits", f"the shim alone holds the memory of pods, the driver does not: {why}")
-
-    def _well(self) -> None:
-        self._conditions.clear("limits", "the driver holds the memory of pods, too")
-
-
-def impossible(settings: Settings, driver: Limiter, cards: Sequence[NodeCard]) -> str:
-    """Why these cards can't have limits of the driver's, as far as that is known before one is set; else ""."""
-    if settings.driver_limits == "off":
-        return "--driver-limits=off"
-    if not (settings.cgroup_root / "cgroup.controllers").exists():
-        return _no_version_2(settings)
-    try:
-        for item in cards:
-            driver.memory_limit(item.card.uuid, settings.cgroup_root)
-    except CannotLimit as error:
-        return str(error)
-    return ""
+    def _publish(self) -> None:
+        """Each reason once, however many pods it is of; it is over when the driver holds one and nobody has it left."""
+        reasons = {why for pod in self._reasons.values() for why in pod.values()}
+        for why in sorted(reasons):
+            self._conditions.set(why, f"the shim alone holds the memory of pods, the driver does not: {why}")
+        for why in self._conditions.active() if any(self._held.values()) else ():
+            if why not in reasons:
+                self._conditions.clear(why, f"the driver holds the memory of pods again; it was: {why}")
+        self._why = min(reasons, default="")
 
 
-def _no_version_2(settings: Settings) -> str:
-    return f"there are no control groups of version 2 at {settings.cgroup_root} (--cgroup-root)"
+class _NoGroup(CannotLimit):
+    """Kubelet has made none for the pod."""
 
 
 def _refusal(why: str) -> Refusal:
@@ -362,14 +374,3 @@ def _refusal(why: str) -> Refusal:
         Reason.DRIVER_LIMITS_UNAVAILABLE,
         f"the driver can't hold the pod's memory, and --require-driver-limits is set: {why}",
     )
-
-
-def _wanted(pod: Sequence[Allocation]) -> dict[str, int]:
-    """Bytes by card that the pod has booked, the peak over its init containers and the rest.
-
-    What it holds beyond that is managed memory. A card that one of its containers has whole needs no limit.
-    """
-    shares = [item for item in pod if not item.whole]
-    whole = {share.uuid for item in pod if item.whole for share in item.shares}
-    use = pod_use(shares) if shares else {}
-    return {uuid: blocks * BLOCK_BYTES for uuid, (_, blocks) in use.items() if uuid not in whole and blocks}

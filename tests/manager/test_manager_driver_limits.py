@@ -15,7 +15,8 @@ import pytest
 from localcluster.kubelet.devices import AdmissionFailure
 from manager import doctor
 from manager.allocations.state_file import StateError
-from manager.cgroups.pods import pod_folders
+from manager.cards.driver import CardProcess
+from manager.cgroups import pods
 from manager.config import reader
 from manager.doctor import Verdict
 from manager.errors import Refusal
@@ -25,7 +26,6 @@ from tests.manager.manager_pods import container, eventually, pod
 from tests.manager.manager_support import Node
 from tests.support import groups, sim_cuda, simulated
 from tests.support.groups import Group
-from vcuda.region import CardUsage, Usage
 from vcuda.sim import Machine, SimCard
 
 MIB = 2**20
@@ -222,15 +222,21 @@ def test_a_driver_that_cannot_is_told_once_and_fails_no_pod_unless_it_must(
     assert caplog.text.count(f"the shim alone holds the memory of pods, the driver does not: {why}") == 1
     place.node.stop()
     root = f"--cgroup-root={place.group.path}"
-    if why.startswith("the driver counts"):  # which only setting one shows
-        assert looked_at(place, root)[0] is Verdict.OK
-    else:
-        assert (looked_at(place, root)[0], why in looked_at(place, root)[1]) == (Verdict.WARN, True)
-        assert looked_at(place, root, "--require-driver-limits=true")[0] is Verdict.FAIL
+    assert (looked_at(place, root)[0], why in looked_at(place, root)[1]) == (Verdict.WARN, True)
+    assert looked_at(place, root, "--require-driver-limits=true")[0] is Verdict.FAIL
     place.start("--require-driver-limits=true", cores=cores)
     with pytest.raises(AdmissionFailure, match="the driver can't hold the pod's memory") as refused:
         place.begin(pod("q", container("c", 10, 4)))
     assert why in str(refused.value)
+
+
+@BOTH
+def test_the_doctor_sets_a_limit_and_takes_it_away(place: Place) -> None:
+    assert looked_at(place, f"--cgroup-root={place.group.path}") == (
+        Verdict.OK,
+        "one was set and taken away; the driver counts (no dmem)",
+    )
+    assert not [path for path in place.group.path.iterdir() if path.is_dir()]
 
 
 def looked_at(place: Place, *more: str) -> tuple[Verdict, str]:
@@ -274,7 +280,7 @@ def test_a_start_is_refused_while_its_pod_has_no_group_and_tried_again(place: Pl
     place.start("--require-driver-limits=true")
     item = pod("p", container("c", 10, 4))
     place.node.kubelet.admit(item, start=False)
-    with pytest.raises(AdmissionFailure, match="kubelet has made no control group for pod"):
+    with pytest.raises(AdmissionFailure, match="kubelet has made no control group for the pod"):
         place.node.kubelet.start_containers(item)
     made = place.of(item)
     place.node.kubelet.start_containers(item)
@@ -290,23 +296,36 @@ def test_without_the_requirement_such_a_pod_starts_with_the_shim_alone(place: Pl
 
 @BOTH
 def test_a_limit_that_counts_nobody_is_none_and_told_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ended: list[subprocess.Popen[bytes]],
 ) -> None:
     place.start()
     item = pod("p", container("c", 10, 4))
-    place.begin(item)
+    ended.append(subprocess.Popen([*place.begin(item).enter, "sleep", "600"]))
     daemon = place.node.daemon
     assert daemon is not None
     eventually(lambda: place.shares()["c"]["held_by"] == "both", "the limit")
-    monkeypatch.setattr(daemon.limits, "_usage", lambda _: pretended(place.node.kubelet.cards(item, "c")[0]))
-    eventually(lambda: place.shares()["c"]["held_by"] == "shim", "the doubt")
+    listed = [CardProcess(ended[0].pid, 512 * MIB)]
+    monkeypatch.setattr(daemon.auditor, "_processes", lambda _: listed)
+    eventually(lambda: place.shares()["c"]["driver_limit_bytes"] is None, "the doubt")
     looks(place)
-    assert caplog.text.count("does not: the driver counts next to nothing in") == 1
-    assert "the driver counts next to nothing in" in json.loads(place.node.get("/usage")[1])["driver_limits"]
+    assert caplog.text.count("does not: the driver counts next to nothing of a pod") == 1
+    assert "the driver counts next to nothing of a pod" in json.loads(place.node.get("/usage")[1])["driver_limits"]
 
 
-def pretended(uuid: str) -> Usage:
-    return Usage(cards=(CardUsage(uuid=uuid, memory_used_bytes=512 * MIB),), processes=())
+def test_what_a_tenant_writes_into_its_ledger_changes_nothing_that_is_said_of_the_driver(place: Place) -> None:
+    place.start("--require-driver-limits=true")
+    item = pod("p", container("c", 10, 4))
+    place.begin(item)
+    usage = place.node.region(item, "c") / "usage"
+    before = usage.read_bytes()
+    for content in (b"\xff" * len(before), bytes(len(before)), before):
+        usage.write_bytes(content)
+        looks(place)
+        assert place.shares()["c"]["driver_limit_bytes"] == GIB
+        assert json.loads(place.node.get("/usage")[1])["driver_limits"] == ""
 
 
 def resized(place: Place, item: Pod, blocks: int) -> tuple[str, int] | None:
@@ -411,5 +430,5 @@ def test_a_group_that_a_tenant_names_like_another_pod_s_is_not_taken_for_it(tmp_
     for path in (f"kubepods/burstable/pod{mine}/c/pod{other}", f"kubepods.slice/kubepods-pod{mine}.slice/x/pod{other}"):
         (tmp_path / path).mkdir(parents=True)
     (tmp_path / "kubepods" / f"pod{other}").symlink_to(tmp_path / f"kubepods/burstable/pod{mine}")
-    assert list(pod_folders(tmp_path, {other})) == []
-    assert len(list(pod_folders(tmp_path, {mine}))) == 2
+    assert pods.of_pod(pods.trees(tmp_path), other) == []
+    assert len(pods.of_pod(pods.trees(tmp_path), mine)) == 2

@@ -14,6 +14,8 @@ from tests.support import groups
 from tests.support.groups import Group
 from tests.support.runs import Runner, wait_for
 from vcuda import sim
+from vcuda.runs import group as run_group
+from vcuda.runs.booking import Share
 
 MIB = 2**20
 # The results of allocating twice the share, by our library and past it, by the driver's versioned path; what ours shows; the group.
@@ -87,3 +89,53 @@ def test_a_group_that_a_killed_supervisor_left_is_swept(tmp_path: Path, group: G
     (group.path / "vcuda-run-left").mkdir()
     past(tmp_path, group, newer=True)
     assert not list(group.path.glob("vcuda-run-*"))
+
+
+def test_a_run_that_begins_leaves_the_group_of_another_in_which_nobody_is_yet(
+    tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = group.child("vcuda-run-run-first")
+    left = group.child("vcuda-run-run-left")
+    monkeypatch.setattr(run_group, "own", lambda: group.path)
+    machine = sim.Machine.create(tmp_path / "machine", newer=True)
+    for name, value in machine.environment().items():
+        monkeypatch.setenv(name, value)
+    library = machine.library_folder / f"libnvidia-ml.so.{machine.driver_version}"
+    share = Share(uuid=machine.cards[0].uuid, minor=0, cores=10, core_limit=10, memory_bytes=2**30)
+    made = run_group.make("run-second", [share], library, {"run-first", "run-second"})
+    assert made == group.path / "vcuda-run-run-second"
+    assert first.path.is_dir() and not left.path.exists()
+
+
+def test_root_whose_groups_are_read_only_runs_with_our_library_alone(tmp_path: Path, group: Group) -> None:
+    machine = sim.Machine.create(tmp_path / "machine", [sim.SimCard(memory_bytes=8 * 2**30)], newer=True)
+    runner = Runner(tmp_path / "machine")
+    library = machine.library_folder / f"libcuda.so.{machine.driver_version}"
+    words = runner.words(*runner.run(sys.executable, "-c", PAST, str(library)))
+    mount = groups.mount()
+    closed = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount --bind {mount} {mount} && mount -o remount,bind,ro {mount} && exec "$@"',
+        "sh",
+    ]
+    done = subprocess.run(
+        [*group.enter, *closed, *words],
+        env=runner.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    ours, escaped, seen = done.stdout.splitlines()
+    assert (ours, escaped, done.returncode) == ("2", "0", 0), done.stderr
+    assert seen.split() == ["1024", f"/{group.path.name}"]
+
+
+@pytest.mark.parametrize("line", ["0::/../other", "0::/a/../../b", "1:name=systemd:/", ""])
+def test_a_group_that_this_mount_does_not_show_is_nobody_s_parent(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    texts = {"/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "/proc/self/cgroup": f"{line}\n"}
+    monkeypatch.setattr(run_group, "_text", texts.__getitem__)
+    assert run_group.own() is None

@@ -15,11 +15,7 @@ import pynvml
 
 
 class CannotLimit(Exception):
-    """The message says why. `lasting`: so it is for every group of this machine, until its driver changes."""
-
-    def __init__(self, message: str, *, lasting: bool = False) -> None:
-        super().__init__(message)
-        self.lasting = lasting
+    """The message says why; where it is so for every group, it is the same for every group."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ def put(handle: Any, group: Path, hard_bytes: int | None) -> None:
     try:
         pynvml.nvmlDeviceSetMemoryLimits_v1(handle, pynvml.c_nvmlSetMemoryLimits_v1_t(bytes(group), 0, hard))
     except pynvml.NVMLError as error:
-        raise _why(error, group) from error
+        raise _why(error) from error
 
 
 def get(handle: Any, group: Path) -> MemoryLimit | None:
@@ -47,21 +43,20 @@ def get(handle: Any, group: Path) -> MemoryLimit | None:
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
             return None  # the driver's own accounting says so of a group that has no limit, too
-        raise _why(error, group) from error
+        raise _why(error) from error
     if found.hardLimit == pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX:
         return None
     return MemoryLimit(int(found.hardLimit), int(found.currentUsed))
 
 
-def _why(error: Any, group: Path) -> CannotLimit:
+def _why(error: Any) -> CannotLimit:
     known = {
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the driver has no limits of its own (615 has)",
         pynvml.NVML_ERROR_NOT_SUPPORTED: "the driver counts no memory of control groups here: the kernel has neither "
         "dmem nor misc, or the driver was told not to (RmMemacctMode=0)",
         pynvml.NVML_ERROR_NO_PERMISSION: "NVML lets only root set them",
+        pynvml.NVML_ERROR_NOT_FOUND: "the control group is gone, or the groups above it do not hand dmem down",
     }
     if error.value in known:
-        return CannotLimit(known[error.value], lasting=error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    if error.value == pynvml.NVML_ERROR_NOT_FOUND:
-        return CannotLimit(f"the control group {group} is gone, or the groups above it do not hand dmem down")
-    return CannotLimit(f"the driver refuses a limit for {group}: {error}")
+        return CannotLimit(known[error.value])
+    return CannotLimit(f"the driver refuses the limit: {error}")
