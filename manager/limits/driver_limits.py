@@ -287,7 +287,7 @@ class DriverLimits:
         except CannotLimit as error:
             self._held.pop(uid, None)
             self._reasons[uid] = {"": str(error)}
-        self._say(pod)
+        self._judge(pod)
 
     def _let_go(self, pod: Sequence[Allocation], trees: Sequence[Path], leaves: Mapping[Key, Path]) -> None:
         """No limits are wanted any more, also not those that nobody knows since the record was lost."""
@@ -336,32 +336,33 @@ class DriverLimits:
 
     # Telling.
 
-    def _say(self, pod: Sequence[Allocation]) -> None:
+    def _judge(self, pod: Sequence[Allocation]) -> None:
         """An event where a pod gets less than its share, or where it runs on without a limit that is required."""
         uid = pod[0].pod_uid
         reasons = self._reasons.get(uid, {})
         if short := self._short.get(uid):
-            told = "DriverLimitShort", reasons[min(short)]
+            self._say(pod[0], "DriverLimitShort", reasons[min(short)])
         elif reasons and self._settings().require_driver_limits:
-            told = (
-                "DriverLimitLost",
-                f"the driver does not hold its memory, the shim alone does: {min(reasons.values())}",
-            )
+            why = min(reasons.values())
+            self._say(pod[0], "DriverLimitLost", f"the driver does not hold its memory, the shim alone does: {why}")
         else:
             self._told.pop(uid, None)
-            return
-        if self._told.get(uid) != told:
-            self._told[uid] = told
-            self._tell(pod[0], *told)
+
+    def _say(self, item: Allocation, reason: str, message: str) -> None:
+        if self._told.get(item.pod_uid) != (reason, message):
+            self._told[item.pod_uid] = reason, message
+            self._tell(item, reason, message)
 
     def _publish(self) -> None:
         """Each reason once, however many pods it is of; it is over when the driver holds one and nobody has it left."""
         reasons = {why for pod in self._reasons.values() for why in pod.values()}
         for why in sorted(reasons):
-            self._conditions.set(why, f"the shim alone holds the memory of pods, the driver does not: {why}")
+            self._conditions.set(
+                why, f"the driver does not hold the memory of all pods as it should, the shim does: {why}"
+            )
         for why in self._conditions.active() if any(self._held.values()) else ():
             if why not in reasons:
-                self._conditions.clear(why, f"the driver holds the memory of pods again; it was: {why}")
+                self._conditions.clear(why, f"of no pod any more: {why}")
         self._why = min(reasons, default="")
 
 

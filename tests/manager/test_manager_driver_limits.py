@@ -196,7 +196,7 @@ def test_a_pod_that_vanishes_between_two_looks_harms_nobody(place: Place, caplog
     place.of(gone).remove()
     eventually(lambda: place.shares()["c"]["held_by"] == "shim" or None, "a look")
     assert place.shares()["d"]["held_by"] == "both"
-    assert "the shim alone holds" not in caplog.text
+    assert "as it should, the shim does" not in caplog.text
     again = place.of(gone)
     eventually(lambda: GIB in place.limits(again.path), "the limit of the group that was made anew")
 
@@ -219,7 +219,7 @@ def test_a_driver_that_cannot_is_told_once_and_fails_no_pod_unless_it_must(
         place.begin(pod(f"p{number}", container("c", 10, 4)))
     assert place.shares()["c"]["held_by"] == "shim"
     eventually(lambda: why in json.loads(place.node.get("/usage")[1])["driver_limits"], "the reason")
-    assert caplog.text.count(f"the shim alone holds the memory of pods, the driver does not: {why}") == 1
+    assert caplog.text.count(f"as it should, the shim does: {why}") == 1
     place.node.stop()
     root = f"--cgroup-root={place.group.path}"
     assert (looked_at(place, root)[0], why in looked_at(place, root)[1]) == (Verdict.WARN, True)
@@ -260,7 +260,7 @@ def test_a_daemon_without_the_right_says_so_once_and_fails_no_pod_unless_it_must
     looks(place)
     assert place.shares()["c"]["held_by"] == "shim"
     assert "NVML lets only root set them" in json.loads(place.node.get("/usage")[1])["driver_limits"]
-    assert caplog.text.count("the driver does not: NVML lets only root set them") == 1
+    assert caplog.text.count("the shim does: NVML lets only root set them") == 1
     place.node.stop()
     place.start("--require-driver-limits=true")
     with pytest.raises(AdmissionFailure, match="NVML lets only root set them"):
@@ -311,7 +311,7 @@ def test_a_limit_that_counts_nobody_is_none_and_told_once(
     monkeypatch.setattr(daemon.auditor, "_processes", lambda _: listed)
     eventually(lambda: place.shares()["c"]["driver_limit_bytes"] is None, "the doubt")
     looks(place)
-    assert caplog.text.count("does not: the driver counts next to nothing of a pod") == 1
+    assert caplog.text.count("the shim does: the driver counts next to nothing of a pod") == 1
     assert "the driver counts next to nothing of a pod" in json.loads(place.node.get("/usage")[1])["driver_limits"]
 
 
