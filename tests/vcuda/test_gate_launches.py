@@ -21,19 +21,23 @@ ok("cuModuleLoadData", C.byref(module), b"k")
 ok("cuModuleGetFunction", C.byref(function), module, b"k")
 ok("cuStreamCreate", C.byref(stream), 0)
 ok("cuStreamCreate", C.byref(other), 0)
-def launches(count, *where):
+def launches(count, where, name="cuLaunchKernel"):
     before = asked.value
     for each in range(count):
-        ok("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, *where, None, None)
+        ok(name, function, 1, 1, 1, 32, 1, 1, 0, where, None, None)
         if each % 100 == 99:
             ok("cuCtxSynchronize")
     return asked.value - before
 count = int(sys.argv[1])
 launches(3 * count, stream)
-found = {"own": launches(count, stream), "legacy": launches(count, None)}
+launches(250, None), launches(250, None, "cuLaunchKernel_ptsz")
+found = {"made": launches(count, stream), "legacy": launches(count, None), "thread's": launches(count, None, "cuLaunchKernel_ptsz")}
 launches(250, stream)
 ok("cuStreamDestroy_v2", other)
 found["destroyed"] = launches(1, stream)
+begin()
+found["legacy of two"] = launches(count, None)
+found["thread's of two"] = launches(count, None, "cuLaunchKernel_ptsz")
 answer(found)
 """
 
@@ -50,9 +54,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_only_who_must_asks_the_driver(driver: Path, tmp_path: Path) -> None:
     container = share.lay_out(tmp_path, driver, None)
     container.region_directory.mkdir()
-    region.create(container.region_directory, [region.CardLimit(CARD, 0, 1 << 30, 90, 90)])
+    region.create(container.region_directory, [region.CardLimit(CARD, 0, 1 << 32, 90, 90)])
     asked = container.run(CLIENT, str(LAUNCHES))
-    assert asked["own"] < LAUNCHES / 2  # outside a permit, and around each wait for the card
-    assert asked["legacy"] >= LAUNCHES  # that stream is another one in each context
+    for stream in ("made", "legacy", "thread's"):
+        assert asked[stream] < LAUNCHES / 2, asked  # outside a permit, and around each wait for the card
+    for stream in ("legacy of two", "thread's of two"):
+        assert asked[stream] >= LAUNCHES, asked  # that stream is another one in each context
     assert asked["destroyed"] >= 1  # its handle may come back as another stream's
-    assert container.usage().cards[0].launches >= 4 * LAUNCHES
+    assert container.usage().cards[0].launches >= 7 * LAUNCHES

@@ -274,10 +274,11 @@ def on_own(number):
 """
 
 
-def test_threads_own_default_streams_are_charged_like_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cores", [50, 100])
+def test_threads_own_default_streams_are_charged_like_streams(tmp_path: Path, cores: int) -> None:
     """And used again by the streams of other threads once those have ended."""
     answered, most = most_held(
-        share_of(tmp_path, memory_bytes=128 * MIB, stream_kib=560),
+        share_of(tmp_path, memory_bytes=128 * MIB, cores=cores, stream_kib=560),
         THREADS
         + """
 first = on_own(40); left = free()
@@ -288,11 +289,14 @@ answer([set(first) == {0}, left, set(later) == {0}, free(), len(fill(2 * MIB)[1]
     assert answered == "[true, 40, true, 40, 19]" and most <= 128
 
 
-def test_a_launch_for_whose_threads_stream_there_is_no_room_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cores", [50, 100])
+def test_a_launch_for_whose_threads_stream_there_is_no_room_is_refused(tmp_path: Path, cores: int) -> None:
+    """Also of a kernel that another thread has launched before."""
     answered, most = most_held(
-        share_of(tmp_path, memory_bytes=128 * MIB, stream_kib=560),
+        share_of(tmp_path, memory_bytes=128 * MIB, cores=cores, stream_kib=560),
         THREADS
         + """
+on_own(1)
 fill(2 * MIB)
 results = on_own(8)
 answer([results.count(2) > 0, set(results) <= {0, 2}])

@@ -49,18 +49,27 @@
         if (VC_UNLIKELY(!limit) || VC_UNLIKELY(vc_load_relaxed(&vc_real.name) == NULL))                  \
             return asked_##name arguments;                                                               \
         if (VC_LIKELY(!vc_gate_needed(limit)) &&                                                         \
-            (VC_LIKELY(vc_frame_is_paid(function)) || (vc_load_relaxed(&limit->flags) & VC_CARD_WHOLE)))  \
+            ((VC_LIKELY(vc_frame_is_paid(function)) && VC_LIKELY(vc_stream_is_paid(VC__STREAM_##name))) || \
+             (vc_load_relaxed(&limit->flags) & VC_CARD_WHOLE)))                                          \
             return vc_real.name arguments;                                                               \
         return limited_##name arguments;                                                                 \
     }
-#define VC__PASSES_cuLaunchKernel \
+#define VC__STREAM_cuLaunchKernel vc_work_stream(stream, false)
+#define VC__STREAM_cuLaunchKernel_ptsz vc_work_stream(stream, true)
+#define VC__STREAM_cuLaunchCooperativeKernel VC__STREAM_cuLaunchKernel
+#define VC__STREAM_cuLaunchCooperativeKernel_ptsz VC__STREAM_cuLaunchKernel_ptsz
+#define VC__STREAM_cuLaunchKernelEx vc_work_stream(config ? config->hStream : NULL, false)
+#define VC__STREAM_cuLaunchKernelEx_ptsz vc_work_stream(config ? config->hStream : NULL, true)
+
+#define VC__PASSES(stream) \
     vc_work_passes(stream, function, (uint64_t)grid_x * grid_y * grid_z, (uint64_t)block_x * block_y * block_z)
-#define VC__PASSES_cuLaunchKernel_ptsz VC__PASSES_cuLaunchKernel
+#define VC__PASSES_cuLaunchKernel VC__PASSES(VC__STREAM_cuLaunchKernel)
+#define VC__PASSES_cuLaunchKernel_ptsz VC__PASSES(VC__STREAM_cuLaunchKernel_ptsz)
 #define VC__PASSES_cuLaunchCooperativeKernel VC__PASSES_cuLaunchKernel
-#define VC__PASSES_cuLaunchCooperativeKernel_ptsz VC__PASSES_cuLaunchKernel
-#define VC__PASSES_cuLaunchKernelEx                                                                        \
-    (config && vc_work_passes(config->hStream, function,                                                   \
-                              (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ,            \
+#define VC__PASSES_cuLaunchCooperativeKernel_ptsz VC__PASSES_cuLaunchKernel_ptsz
+#define VC__PASSES_CONFIGURED(stream)                                                                    \
+    (config && vc_work_passes(stream, function, (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ, \
                               (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ))
-#define VC__PASSES_cuLaunchKernelEx_ptsz VC__PASSES_cuLaunchKernelEx
+#define VC__PASSES_cuLaunchKernelEx VC__PASSES_CONFIGURED(VC__STREAM_cuLaunchKernelEx)
+#define VC__PASSES_cuLaunchKernelEx_ptsz VC__PASSES_CONFIGURED(VC__STREAM_cuLaunchKernelEx_ptsz)
 #include "cuda/driver/hooks.def"

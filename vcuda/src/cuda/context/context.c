@@ -184,6 +184,14 @@ static void release_cost(const struct cost *cost)
     vc_cards_release(vc_region_get(), cost->cards, cost->bytes, VC_QUOTA_CONTEXT);
 }
 
+/* Before anybody can use it: what was known of the only context is not true of two. */
+static void is_made(CUcontext context, CUdevice device)
+{
+    vc_frames_forget();
+    vc_context_made(context, device);
+    vc_lanes_new_epoch();
+}
+
 static CUresult end_creation(struct creation *creation, CUresult result, CUcontext *context, CUdevice device)
 {
     if (result != CUDA_SUCCESS) {
@@ -205,8 +213,7 @@ static CUresult end_creation(struct creation *creation, CUresult result, CUconte
         release_cost(&cost);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    vc_frames_forget();
-    vc_context_made(*context, device);
+    is_made(*context, device);
     return CUDA_SUCCESS;
 }
 
@@ -326,8 +333,7 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
         end_measuring(&creation);
     primary->context = *context;
     primary->cost = cost_of(&creation, *context);
-    vc_frames_forget();
-    vc_context_made(*context, device);
+    is_made(*context, device);
     return result;
 }
 

@@ -1,6 +1,8 @@
 /* Green contexts: parts of their card's primary context, which they keep. */
 #include "cuda/driver/owner.h"
 #include "cuda/context/context.h"
+#include "cuda/driver/cards.h"
+#include "cuda/work/lanes.h"
 #include "base/table.h"
 
 struct green {
@@ -76,5 +78,9 @@ CUresult vc_hook_cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
     vc_region_get();
     if (result == CUDA_SUCCESS && vc_table_get(&greens, (uint64_t)(uintptr_t)green, &entry))
         vc_owner_set(*context, entry.primary);
+    if (result == CUDA_SUCCESS) { /* it has default streams of its own */
+        vc_cards_forget_contexts();
+        vc_lanes_new_epoch();
+    }
     return result;
 }

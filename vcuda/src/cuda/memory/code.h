@@ -10,7 +10,7 @@ CUresult vc_launch_pay_first(CUfunction function, CUstream stream);
  * that has not used it for its library, and for a thread's own stream. CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. */
 static inline CUresult vc_launch_pay(CUfunction function, CUstream stream)
 {
-    return VC_LIKELY(vc_frame_is_paid(function) && stream != CU_STREAM_PER_THREAD) ? CUDA_SUCCESS : vc_launch_pay_first(function, stream);
+    return VC_LIKELY(vc_frame_is_paid(function) && vc_stream_is_paid(stream)) ? CUDA_SUCCESS : vc_launch_pay_first(function, stream);
 }
 
 /* The same for what a kernel node launches; NULL: nothing. */

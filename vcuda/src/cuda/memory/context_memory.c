@@ -143,12 +143,16 @@ CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
 
 /* Frames. */
 
+uint64_t vc__streams_epoch = 1; /* changes with the contexts that there are */
+__thread uint64_t vc__own_stream_paid __attribute__((tls_model("initial-exec")));
+
 uintptr_t vc__known_functions[VC_KNOWN_FUNCTIONS];
 
 void vc_frames_forget(void)
 {
     for (unsigned place = 0; place < VC_KNOWN_FUNCTIONS; place++)
         vc_store_relaxed(&vc__known_functions[place], 0);
+    vc_add(&vc__streams_epoch, 1);
 }
 
 VC_AT_FORK(vc_frames_forget);
@@ -297,11 +301,10 @@ void vc_stream_ended(CUcontext context)
 struct own_stream {
     struct own_stream *next;
     CUcontext context;
-    uint64_t life, seen; /* of the context; of `ended` when it was there still */
+    uint64_t life, seen; /* of the context; the epoch in which it was there still */
 };
 
 static pthread_key_t own_streams;
-static uint64_t ended; /* contexts */
 
 static void thread_ended(void *streams)
 {
@@ -317,22 +320,24 @@ static void make_key(void)
     pthread_key_create(&own_streams, thread_ended);
 }
 
-static void forget(void)
-{
-    vc_add_relaxed(&ended, 1);
-}
-VC_AT_FORK(forget);
-
 /* Whether the thread has used it since the context was made. */
 static bool is_counted(struct own_stream *one, CUcontext context)
 {
     struct context now;
-    uint64_t seen = vc_load(&ended);
+    uint64_t seen = vc_load(&vc__streams_epoch);
     if (one->context != context)
         return false;
     if (one->seen != seen && vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &now) && now.life == one->life)
         one->seen = seen;
     return one->seen == seen;
+}
+
+/* In the process's only context there is no other to be paid for until one is made. */
+static CUresult paid(uint64_t epoch)
+{
+    if (!vc_several_contexts())
+        vc__own_stream_paid = epoch;
+    return CUDA_SUCCESS;
 }
 
 CUresult vc_thread_stream_pay(void)
@@ -345,12 +350,12 @@ CUresult vc_thread_stream_pay(void)
         return CUDA_SUCCESS;
     pthread_once(&once, make_key);
     context = vc_context_owner(context);
+    uint64_t epoch = vc_load(&vc__streams_epoch);
     struct own_stream *first = pthread_getspecific(own_streams), *one = first;
     while (one && one->context != context)
         one = one->next;
     if (one && is_counted(one, context))
-        return CUDA_SUCCESS;
-    uint64_t seen = vc_load(&ended);
+        return paid(epoch);
     CUresult result = begin_stream(&making);
     if (result != CUDA_SUCCESS || !making.context)
         return result;
@@ -361,16 +366,16 @@ CUresult vc_thread_stream_pay(void)
     }
     if (one && vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known)) {
         one->life = known.life;
-        one->seen = seen;
+        one->seen = epoch;
     }
-    return CUDA_SUCCESS;
+    return paid(epoch);
 }
 
 /* A reset sets limits back, too. */
 static void context_ended(CUcontext context)
 {
     struct context old;
-    vc_add(&ended, 1);
+    vc_add(&vc__streams_epoch, 1);
     if (!vc_table_take(&contexts, (uint64_t)(uintptr_t)context, &old))
         return;
     for (int part = 0; part < PARTS; part++)

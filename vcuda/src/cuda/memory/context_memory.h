@@ -22,16 +22,26 @@ static inline bool vc_frame_is_paid(CUfunction function)
  * attributes the driver tells by another call. CUDA_ERROR_OUT_OF_MEMORY: it must not be launched. See code.h. */
 CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library);
 
-/* Code was unloaded: handles of functions may come back as others'. Or one more context was made: a library's kernel can be launched in
- * each. */
+/* Code was unloaded: handles of functions may come back as others'. Or one more context was made: a library's kernel can be launched, and
+ * a thread's own stream used, in each. */
 void vc_frames_forget(void);
+
+extern uint64_t vc__streams_epoch __attribute__((visibility("hidden")));
+extern __thread uint64_t vc__own_stream_paid __attribute__((tls_model("initial-exec"), visibility("hidden"))); /* in that epoch */
+
+/* Whether a stream (an explicit handle) is no thread's own, or the calling thread's is paid for wherever it may use it. For the launch path:
+ * loads, no call. */
+static inline bool vc_stream_is_paid(CUstream stream)
+{
+    return VC_LIKELY(stream != CU_STREAM_PER_THREAD) || vc__own_stream_paid == vc_load_relaxed(&vc__streams_epoch);
+}
 
 /* Before work is put into a stream: pay for it if it is the calling thread's own default stream and this is its first use here.
  * CUDA_ERROR_OUT_OF_MEMORY: do not use it. */
 CUresult vc_thread_stream_pay(void);
 static inline CUresult vc_stream_pay(CUstream stream)
 {
-    return VC_LIKELY(stream != CU_STREAM_PER_THREAD) ? CUDA_SUCCESS : vc_thread_stream_pay();
+    return VC_LIKELY(vc_stream_is_paid(stream)) ? CUDA_SUCCESS : vc_thread_stream_pay();
 }
 
 /* Around the end of a stream: its context, which it counts in. */

@@ -125,11 +125,17 @@ static inline bool of_context(CUstream stream)
     return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
-/* The legacy and per-thread streams belong to the current context: ask the driver which one that is. */
+/* The legacy and per-thread streams belong to the current context: unless there is one only, ask the driver which that is. */
 static inline bool context_is(CUcontext context)
 {
     CUcontext now = NULL;
     return vc_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context;
+}
+
+static inline CUcontext only_context(void)
+{
+    int card;
+    return vc_only_context(&card);
 }
 
 bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction function, uint64_t blocks, uint64_t threads)
@@ -140,18 +146,21 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
     if (VC_UNLIKELY(!mine))
         return false;
     uint64_t shape = vc_launch_shape(blocks, threads);
-    uint64_t state = (uint64_t)mine->epoch << VC_EPOCH_SHIFT | (of_context(stream) ? OF_CONTEXT : 0);
+    uint64_t epoch = (uint64_t)mine->epoch << VC_EPOCH_SHIFT, state = epoch | (of_context(stream) && !only_context() ? OF_CONTEXT : 0);
     struct vc_known_launch *known = vc__known_launch(mine->known, function, shape, stream);
     bool is_known = known->state == state && known->function == function && known->shape == shape && known->stream == stream;
-    if (is_known && !vc_visit_captures() && (!of_context(stream) || context_is(known->context)) &&
+    if (is_known && !vc_visit_captures() && (!(state & OF_CONTEXT) || context_is(known->context)) &&
         VC_LIKELY(vc_lane_pass(known->lane, known->estimate)))
         return false;
     struct vc_estimate *estimate =
         is_known ? known->estimate
                  : vc_estimate_of(vc_estimate_function_key((uintptr_t)function, blocks, threads), vc_load(&functions_generation));
     bool asked = begin(work, mine, stream, estimate);
-    if (work->lane)
-        *known = (struct vc_known_launch){state, function, shape, stream, work->lane->context, &work->lane->lane, estimate};
+    if (work->lane) {
+        CUcontext context = work->lane->context; /* of one that we did not see made it is not the only */
+        state = epoch | (of_context(stream) && context != only_context() ? OF_CONTEXT : 0);
+        *known = (struct vc_known_launch){state, function, shape, stream, context, &work->lane->lane, estimate};
+    }
     return asked;
 }
 
