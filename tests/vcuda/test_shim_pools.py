@@ -230,3 +230,39 @@ left = free()
 answer([result, left < 400, alloc(600 * MIB, "cuMemAllocAsync", one)[0]])
 """
     ) == [0, True, 0]
+
+
+IMPOSSIBLE = {
+    "plain": "alloc({0} * MIB)[0]",
+    "managed": 'alloc({0} * MIB, "cuMemAllocManaged", 1)[0]',
+    "pitched": 'call("cuMemAllocPitch_v2", ref(u64()), ref(size()), size({0} << 10), size(1 << 10), 4)',
+    "physical": 'call("cuMemCreate", ref(u64()), size({0} * MIB), ref(Properties(1, 0, Location(1, 0))), u64(0))',
+    "the same pool": 'alloc({0} * MIB, "cuMemAllocAsync", one)[0]',
+    "another pool": 'alloc({0} * MIB, "cuMemAllocFromPoolAsync", pool_on(), one)[0]',
+    "heap": 'call("cuCtxSetLimit", 2, size({0} * MIB))',
+    "graph": "run(allocating({0} * MIB), one)[1]",
+}
+
+
+@pytest.mark.parametrize("mebibytes", [1000, 2000])
+@pytest.mark.parametrize("way", IMPOSSIBLE)
+def test_a_request_that_can_never_be_met_leaves_pools_what_they_keep(share: Share, way: str, mebibytes: int) -> None:
+    """More than the limit, or than the limit beside the context: no idle memory would make room for it."""
+    assert share.run(
+        same.PRELUDE
+        + books.TOOLS
+        + f"""
+begin()
+one, pool = stream(), made("cuDeviceGetDefaultMemPool", 0)
+ok("cuMemPoolSetAttribute", pool, 4, ref(u64(2**64 - 1)))
+def allocating(count):
+    pointer = u64()
+    def body():
+        ok("cuMemAllocAsync", ref(pointer), size(count), one)
+        ok("cuMemFreeAsync", pointer, one)
+    return captured(one, body)
+ok("cuMemFreeAsync", alloc(320 * MIB, "cuMemAllocAsync", one)[1], one)
+ok("cuStreamSynchronize", one)
+answer([figure(pool, 5), {IMPOSSIBLE[way].format(mebibytes)}, figure(pool, 5)])
+"""
+    ) == [320, 2, 320]

@@ -99,6 +99,17 @@ static struct bounds bounds_of(const struct vc_region *region, uint32_t card, bo
     return bounds;
 }
 
+bool vc_quota_could_fit(const struct vc_region *region, uint32_t card, uint64_t bytes, bool managed)
+{
+    struct vc_card_view view;
+    vc_limits_read(region->limits, card, &view);
+    if (view.flags & VC_CARD_WHOLE)
+        return true;
+    for (uint32_t index = 0, count = vc_region_slots(region); index < count; index++)
+        bytes = add_saturated(bytes, vc_load(&region->usage->slots[index].cards[card].context_bytes));
+    return bytes <= view.memory_bytes && (managed || !(view.flags & VC_CARD_OVERSELL) || bytes <= view.physical_bytes);
+}
+
 /* Whether all reservations together, our own included, are within the bounds. */
 static bool fits(const struct vc_region *region, uint32_t card, struct bounds bounds)
 {

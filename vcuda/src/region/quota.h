@@ -30,6 +30,9 @@ bool vc_quota_reserve(struct vc_region *region, uint32_t card, uint64_t bytes);
  * is looked at, while vc_quota_reserve also keeps what is not managed within physical_bytes. */
 bool vc_quota_reserve_managed(struct vc_region *region, uint32_t card, uint64_t bytes);
 
+/* Whether so much could fit beside the container's contexts if everything else were given back. False: to ask for room is of no use. */
+bool vc_quota_could_fit(const struct vc_region *region, uint32_t card, uint64_t bytes, bool managed);
+
 /* Reserve all that is left, for what nobody can tell the size of before it is there; returns how much. Of a whole card: nothing. It counts
  * as no peak: what is not needed goes back at once. */
 uint64_t vc_quota_reserve_rest(struct vc_region *region, uint32_t card);

@@ -55,6 +55,15 @@ bool vc_cards_reserve(struct vc_region *region, vc_cards cards, uint64_t bytes)
     return bytes == 0 || reserve_cards(region, cards, bytes, false);
 }
 
+bool vc_cards_could_fit(struct vc_region *region, vc_cards cards, uint64_t bytes, bool managed)
+{
+    VC__EACH_CARD(card, cards) {
+        if (!vc_quota_could_fit(region, card, bytes, managed))
+            return false;
+    }
+    return true;
+}
+
 void vc_cards_commit(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
 {
     VC__EACH_CARD(card, cards)
@@ -127,9 +136,12 @@ static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form
     charge->reserved = bytes;
     if (!charge->cards || reserve_cards(charge->region, charge->cards, bytes, charge->managed))
         return CUDA_SUCCESS;
-    vc_account_make_room(charge->region, charge->cards);
-    if (reserve_cards(charge->region, charge->cards, bytes, charge->managed) || (form == OR_MANAGED && oversell(charge, bytes)))
-        return CUDA_SUCCESS;
+    /* What can't be had anyway takes nothing from anybody. */
+    if (vc_cards_could_fit(charge->region, charge->cards, bytes, charge->managed || form == OR_MANAGED)) {
+        vc_account_make_room(charge->region, charge->cards);
+        if (reserve_cards(charge->region, charge->cards, bytes, charge->managed) || (form == OR_MANAGED && oversell(charge, bytes)))
+            return CUDA_SUCCESS;
+    }
     vc_refused(charge->region, charge->cards, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -214,12 +226,14 @@ bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
         vc_cards_rollback(charge->region, charge->cards, charge->reserved - bytes);
     } else if (bytes > charge->reserved) {
         uint64_t more = bytes - charge->reserved;
-        if (!reserve_cards(charge->region, charge->cards, more, charge->managed)) {
+        bool fits = reserve_cards(charge->region, charge->cards, more, charge->managed);
+        if (!fits && vc_cards_could_fit(charge->region, charge->cards, bytes, charge->managed)) {
             vc_account_make_room(charge->region, charge->cards);
-            if (!reserve_cards(charge->region, charge->cards, more, charge->managed)) {
-                vc_refused(charge->region, charge->cards, more);
-                return false;
-            }
+            fits = reserve_cards(charge->region, charge->cards, more, charge->managed);
+        }
+        if (!fits) {
+            vc_refused(charge->region, charge->cards, more);
+            return false;
         }
     }
     charge->reserved = bytes;
@@ -335,6 +349,12 @@ static void release(const struct vc_allocation *freed)
     uint64_t kept = is_taken_over(freed, bytes) ? VC_CHUNK : 0;
     if (bytes > kept)
         vc_cards_release(vc_region_get(), freed->cards, bytes - kept, quota_kind(freed->kind));
+}
+
+uint64_t vc_account_chunk(const struct vc_allocation *allocation)
+{
+    struct vc_range range = range_of(allocation);
+    return is_small(allocation) ? vc_chunks_only(&range) : 0;
 }
 
 static enum vc_table_edit adopt(void *record, void *argument)

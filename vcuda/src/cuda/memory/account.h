@@ -65,6 +65,7 @@ uint64_t vc_times(uint64_t a, uint64_t b);               /* saturates */
 
 /* Bytes on each of the cards. The quota's words for a set of cards; see region/quota.h. */
 bool vc_cards_reserve(struct vc_region *region, vc_cards cards, uint64_t bytes);
+bool vc_cards_could_fit(struct vc_region *region, vc_cards cards, uint64_t bytes, bool managed);
 void vc_cards_rollback(struct vc_region *region, vc_cards cards, uint64_t bytes);
 void vc_cards_commit(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
 void vc_cards_release(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
@@ -117,6 +118,9 @@ bool vc_account_get(uint64_t key, struct vc_allocation *allocation);
 /* Plain memory is the source's from now on: its `freed` is told of the end, and has it released when that is due. False: there is none. */
 bool vc_account_adopt(uint64_t key, const struct vc_source *source, void *owner);
 void vc_account_release(const struct vc_allocation *adopted);
+
+/* Names the chunk that a small allocation shares with others; 0: it is not small, or lies in several. */
+uint64_t vc_account_chunk(const struct vc_allocation *allocation);
 
 /* Take out what is recorded under a pointer or handle, before the driver frees it; false: not ours, just forward. */
 bool vc_charge_take(uint64_t key, struct vc_allocation *freeing);

@@ -29,6 +29,11 @@ uint64_t vc_chunks_of(const struct vc_range *range)
     return (last_of(range) - first_of(range) + 1) * VC_CHUNK;
 }
 
+uint64_t vc_chunks_only(const struct vc_range *range)
+{
+    return first_of(range) == last_of(range) ? key_of(range, first_of(range)) : 0;
+}
+
 static enum vc_table_edit enter(void *record, void *is_new)
 {
     struct chunk *chunk = record;

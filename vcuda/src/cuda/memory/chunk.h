@@ -21,6 +21,9 @@ struct vc_range {
 /* Bytes of all chunks that a range touches. */
 uint64_t vc_chunks_of(const struct vc_range *range);
 
+/* A name, never 0, of the only chunk that a range lies in; 0: it touches several. */
+uint64_t vc_chunks_only(const struct vc_range *range);
+
 /* Enter a small allocation into its chunks; `taken`: the bytes of those that are new. False (no host memory): nothing is entered. */
 bool vc_chunks_enter(const struct vc_range *range, uint64_t *taken);
 

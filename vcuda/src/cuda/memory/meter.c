@@ -153,7 +153,9 @@ static bool entered(struct vc_metered *call, bool reserved)
 bool vc_meter_begin(struct vc_metered *call, struct vc_meter *meter, uint64_t bytes, uint64_t others)
 {
     *call = (struct vc_metered){.meter = meter, .bytes = bytes};
-    if (entered(call, begin_amply(call, others)) || entered(call, begin_exactly(call, others)))
+    if (entered(call, begin_amply(call, others)))
+        return true;
+    if (vc_cards_could_fit(vc_region_get(), meter->cards, bytes, false) && entered(call, begin_exactly(call, others)))
         return true;
     vc_refused(vc_region_get(), meter->cards, bytes);
     return false;
