@@ -65,6 +65,38 @@ answer([result, held, freed, free()])
     assert found == [0, 660, 660, 960]
 
 
+def test_small_ipc_memory_of_a_killed_maker_is_charged_by_the_chunks_that_it_shares(share: Share) -> None:
+    """400 allocations of 4 KiB lie in one chunk, or in two."""
+    found = shown(
+        share,
+        IPC
+        + """
+child, here = export(None, '''
+begin()
+pointers = [alloc(4096)[1] for _ in range(400)]
+for pointer in pointers:
+    handle = Ipc()
+    ok("cuIpcGetMemHandle", C.byref(handle), pointer); there.send(bytes(handle))
+while there.recv(1) == b"f":
+    ok("cuMemFree_v2", pointers.pop()); info(); there.send(b"f")
+''')
+begin()
+opened = [open_ipc(here) for _ in range(400)]; show({result for result, _ in opened} == {0})
+for _ in range(100):
+    here.send(b"f"); here.recv(1)
+for _, pointer in opened[300:350]:
+    ok("cuIpcCloseMemHandle", pointer)
+show()
+killed(child); show(alloc(900 * MIB)[0])
+for _, pointer in opened[:300] + opened[350:]:
+    ok("cuIpcCloseMemHandle", pointer)
+show(alloc(2 * MIB)[0], alloc(2 * MIB)[0])
+""",
+    )
+    assert [row[1:] for row in found] == [[True], [], [0], [0, 0]]
+    assert [row[0] for row in found] in ([894, 894, 58, 56], [892, 892, 56, 56])
+
+
 POOL = """
 class Pool(C.Structure):
     _fields_ = [("type", C.c_int), ("handles", C.c_int), ("location", Location), ("security", C.c_void_p), ("most", size), ("reserved", C.c_ubyte * 56)]

@@ -65,11 +65,14 @@ VC__OFFSET(vc_slot, pid, 4);
 VC__OFFSET(vc_slot, flags, 48);
 VC__OFFSET(vc_slot, cards, 128);
 
+VC__SIZE(vc_name, 16);
+
 VC__OFFSET(vc_usage, slot_high_water, 64);
 VC__OFFSET(vc_usage, limits_impossible, 88);
 VC__OFFSET(vc_usage, account_damaged, 96);
 VC__OFFSET(vc_usage, cards, 128);
 VC__OFFSET(vc_usage, slots, 128 + 16 * 256);
+VC__OFFSET(vc_usage, names, 128 + 16 * 256 + 128 * (128 + 16 * 128));
 
 _Static_assert(sizeof(struct vc_limits) <= VC_LIMITS_FILE_BYTES, "limits do not fit into their file");
 _Static_assert(sizeof(struct vc_usage) <= VC_USAGE_FILE_BYTES, "usage does not fit into its file");

@@ -6,21 +6,14 @@
 
 #include "region/slot.h"
 
-#define VC__NAMES ((off_t)1 << 61) /* beyond the extents; then name, card, slot, chunk */
+#define VC__PLACES 64u   /* where a name may be */
 #define VC__SLOT_BITS 7
 #define VC__CARD_BITS 4
-#define VC__NAME_BITS 20
-#define VC__REST_BITS 25 /* more of the name: with the place alone, a tenant of many names soon has a neighbour's */
-#define VC__RESTS ((off_t)1 << 62) /* then slot, chunk, rest */
+#define VC__NAME_BITS 37 /* of a name in its record … */
+#define VC__HOME_BITS 27 /* … and those that say where it is: with few, a tenant of many names soon has a neighbour's */
 
-_Static_assert(VC_MAX_SLOTS <= 1 << VC__SLOT_BITS && VC_MAX_CARDS <= 1 << VC__CARD_BITS, "numbers fit into their bits");
-_Static_assert(VC__NAME_BITS + VC__CARD_BITS + VC__SLOT_BITS + VC_EXTENT_BITS == 61, "names fill the file's upper half");
-_Static_assert(VC__SLOT_BITS + VC_EXTENT_BITS + VC__REST_BITS == 62, "and the rest what is left");
-
-static struct flock range(short type, off_t start, off_t bytes)
-{
-    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = bytes};
-}
+_Static_assert(VC_MAX_SLOTS == 1 << VC__SLOT_BITS && VC_MAX_CARDS == 1 << VC__CARD_BITS, "any number in their bits is one of a slot, of a card");
+_Static_assert(VC__SLOT_BITS + VC_TAG_BITS + VC__NAME_BITS == 64 && VC__CARD_BITS + 2 * VC_EXTENT_BITS == 64, "a record is two words");
 
 bool vc_shared_new(struct vc_region *region, uint32_t cards, uint64_t bytes, struct vc_extent *extent)
 {
@@ -115,69 +108,114 @@ bool vc_shared_is_held(struct vc_region *region, const struct vc_extent *extent)
     return held;
 }
 
-/* Names. */
+/* Names: records of a table in the usage file, each in one of a few places that follow from its name, so that to find one takes as long
+ * beside thousands as beside none. (A lock for each did not: the kernel looks through a file's locks one by one.) A record counts as long
+ * as its slot is its owner's, by tag and lock: a dead process's are free to be written over. Who writes there what is not so cheats as
+ * who locks what is not his: his own container pays. */
 
 static uint64_t mixed(uint64_t name)
 {
     return (name ^ name >> 32) * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-static off_t beginning_of(uint64_t name)
+static struct vc_name *place_of(const struct vc_region *region, uint64_t name, uint32_t index)
 {
-    return VC__NAMES + ((off_t)(mixed(name) >> (64 - VC__NAME_BITS)) << (VC__CARD_BITS + VC__SLOT_BITS + VC_EXTENT_BITS));
+    uint64_t home = (mixed(name) & ((UINT64_C(1) << VC__HOME_BITS) - 1)) * VC_MAX_NAMES >> VC__HOME_BITS;
+    return &region->usage->names[(home + index) % VC_MAX_NAMES];
 }
 
-static off_t rest_of(uint64_t name, const struct vc_extent *extent)
+/* Without a name: it is being written. */
+static uint64_t owner_of(const struct vc_region *region, uint32_t slot)
 {
-    uint64_t rest = mixed(name) << VC__NAME_BITS >> (64 - VC__REST_BITS);
-    return VC__RESTS + (off_t)(((uint64_t)extent->slot << VC_EXTENT_BITS | extent->first) << VC__REST_BITS | rest);
+    return ((uint64_t)slot << VC_TAG_BITS | vc_slot_tag(region, slot)) << VC__NAME_BITS;
 }
 
-static bool name(struct vc_region *region, short type, uint64_t name, const struct vc_extent *extent)
+static uint64_t named(uint64_t owner, uint64_t name)
 {
-    if (extent->cards == 0 || (extent->cards & (extent->cards - 1)) != 0)
-        return false;
-    uint64_t card = (uint64_t)__builtin_ctz(extent->cards), within = (card << VC__SLOT_BITS | extent->slot) << VC_EXTENT_BITS | extent->first;
-    struct flock lock = range(type, beginning_of(name) + (off_t)within, (off_t)extent->chunks);
-    struct flock rest = range(type, rest_of(name, extent), 1);
+    uint64_t part = mixed(name) >> (64 - VC__NAME_BITS);
+    return owner | (part ? part : 1);
+}
+
+static uint32_t slot_of(uint64_t owner)
+{
+    return (uint32_t)(owner >> (VC__NAME_BITS + VC_TAG_BITS));
+}
+
+/* Whether the process that wrote it has its slot still, as far as the slot says. */
+static bool is_owned(const struct vc_region *region, uint64_t owner)
+{
+    uint32_t slot = slot_of(owner);
+    return owner >> VC__NAME_BITS << VC__NAME_BITS == owner_of(region, slot) && vc_load(&region->usage->slots[slot].state) == VC_SLOT_CLAIMED;
+}
+
+static uint64_t packed(const struct vc_extent *extent)
+{
+    uint64_t card = (uint64_t)__builtin_ctz(extent->cards);
+    return (card << VC_EXTENT_BITS | extent->first) << VC_EXTENT_BITS | extent->chunks;
+}
+
+static struct vc_extent unpacked(uint64_t owner, uint64_t place)
+{
+    const uint64_t number = (UINT64_C(1) << VC_EXTENT_BITS) - 1;
+    return (struct vc_extent){.slot = slot_of(owner), .cards = 1u << (place >> 2 * VC_EXTENT_BITS),
+                              .first = place >> VC_EXTENT_BITS & number, .chunks = place & number};
+}
+
+/* Whether another process lives in that slot. */
+static bool is_anothers(struct vc_region *region, uint32_t slot)
+{
     pthread_mutex_lock(&region->slow_mutex);
     int descriptor = vc_slots_descriptor(region);
-    bool done = fcntl(descriptor, F_OFD_SETLK, &rest) == 0 && fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
+    bool lives = descriptor >= 0 && &region->usage->slots[slot] != region->slot && vc_slot_locked(descriptor, slot);
     pthread_mutex_unlock(&region->slow_mutex);
-    return done;
+    return lives;
 }
 
-bool vc_shared_publish(struct vc_region *region, uint64_t of, const struct vc_extent *extent)
+/* Write it into a record that is free, or (`ask`: the kernel is asked) whose process is dead. */
+static bool publish(struct vc_region *region, uint64_t name, const struct vc_extent *extent, bool ask)
 {
-    return name(region, F_WRLCK, of, extent);
-}
-
-void vc_shared_withdraw(struct vc_region *region, uint64_t of, const struct vc_extent *extent)
-{
-    name(region, F_UNLCK, of, extent);
-}
-
-static struct vc_extent extent_of(off_t within, off_t chunks)
-{
-    return (struct vc_extent){.slot = (uint64_t)within >> VC_EXTENT_BITS & (VC_MAX_SLOTS - 1),
-                              .cards = 1u << ((uint64_t)within >> (VC_EXTENT_BITS + VC__SLOT_BITS)),
-                              .first = (uint64_t)within & ((UINT64_C(1) << VC_EXTENT_BITS) - 1), .chunks = (uint64_t)chunks};
-}
-
-bool vc_shared_find(struct vc_region *region, uint64_t of, struct vc_extent *extent)
-{
-    off_t start = beginning_of(of), end = start + ((off_t)1 << (VC__CARD_BITS + VC__SLOT_BITS + VC_EXTENT_BITS));
-    struct flock found, other;
-    pthread_mutex_lock(&region->slow_mutex);
-    int descriptor = vc_slots_descriptor(region);
-    bool one = descriptor >= 0 && vc_extent_find(descriptor, start, end, &found) &&
-               (found.l_start == start || !vc_extent_find(descriptor, start, found.l_start, &other)) &&
-               (found.l_start + found.l_len >= end || !vc_extent_find(descriptor, found.l_start + found.l_len, end, &other));
-    if (one) {
-        *extent = extent_of(found.l_start - start, found.l_len);
-        off_t rest = rest_of(of, extent);
-        one = vc_extent_find(descriptor, rest, rest + 1, &other);
+    uint64_t writing = owner_of(region, extent->slot);
+    for (uint32_t index = 0; index < VC__PLACES; index++) {
+        struct vc_name *one = place_of(region, name, index);
+        uint64_t was = vc_load(&one->owner);
+        bool kept = was != 0 && is_owned(region, was) && (!ask || slot_of(was) == extent->slot || is_anothers(region, slot_of(was)));
+        if (kept || !__atomic_compare_exchange_n(&one->owner, &was, writing, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            continue;
+        vc_store(&one->place, packed(extent));
+        vc_store(&one->owner, named(writing, name));
+        return true;
     }
-    pthread_mutex_unlock(&region->slow_mutex);
-    return one;
+    return false;
+}
+
+bool vc_shared_publish(struct vc_region *region, uint64_t name, const struct vc_extent *extent)
+{
+    bool one_card = extent->cards != 0 && (extent->cards & (extent->cards - 1)) == 0;
+    return one_card && (publish(region, name, extent, false) || publish(region, name, extent, true));
+}
+
+void vc_shared_withdraw(struct vc_region *region, uint64_t name, const struct vc_extent *extent)
+{
+    uint64_t wanted = named(owner_of(region, extent->slot), name);
+    for (uint32_t index = 0; index < VC__PLACES; index++) {
+        struct vc_name *one = place_of(region, name, index);
+        uint64_t was = wanted;
+        if (vc_load(&one->owner) == wanted && vc_load(&one->place) == packed(extent))
+            __atomic_compare_exchange_n(&one->owner, &was, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    }
+}
+
+bool vc_shared_find(struct vc_region *region, uint64_t name, struct vc_extent *extent)
+{
+    uint32_t found = 0;
+    for (uint32_t index = 0; index < VC__PLACES; index++) {
+        struct vc_name *one = place_of(region, name, index);
+        uint64_t owner = vc_load(&one->owner), place = vc_load(&one->place);
+        if (owner != named(owner >> VC__NAME_BITS << VC__NAME_BITS, name) || vc_load(&one->owner) != owner || !is_owned(region, owner) ||
+            !is_anothers(region, slot_of(owner)))
+            continue;
+        *extent = unpacked(owner, place);
+        found++;
+    }
+    return found == 1 && extent->chunks > 0;
 }

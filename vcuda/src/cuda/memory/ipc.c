@@ -16,10 +16,18 @@ struct told {
     struct told *next; /* of those that were freed */
     struct vc_extent extent;
     uint64_t names[VC__NAMES], bytes;
+    uint64_t chunk; /* whose extent it is; 0: its own */
     struct vc_allocation freed;
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the list and names; no call of the driver under it */
+/* A chunk in which small allocations lie that others have been told of: it stays on the card as a whole, so they have one extent. */
+struct told_chunk {
+    uint64_t key, count;
+    struct vc_extent extent;
+};
+VC_TABLE(told_chunks, struct told_chunk);
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the list, names and chunks; no call of the driver under it */
 static struct told *lingering; /* freed, but held by others */
 
 /* What this process has opened. */
@@ -50,11 +58,65 @@ static uint64_t name_of(const void *bytes)
 
 /* The owner. */
 
-static void end(struct told *told)
+/* Pre: locked. */
+static bool give_extent(struct told *told, const struct vc_allocation *allocation)
 {
-    vc_cards_share(vc_region_get(), told->freed.cards, -(int64_t)told->bytes);
+    struct vc_region *region = vc_region_get();
+    struct told_chunk chunk = {.key = vc_account_chunk(allocation)};
+    told->bytes = vc_round_up(allocation->bytes, VC_CHUNK);
+    told->chunk = chunk.key;
+    if (chunk.key && vc_table_take(&told_chunks, chunk.key, &chunk)) {
+        chunk.count++;
+        told->extent = chunk.extent;
+        return vc_table_put(&told_chunks, &chunk); /* it was just taken out */
+    }
+    if (!vc_shared_new(region, allocation->cards, told->bytes, &told->extent))
+        return false;
+    chunk.count = 1;
+    chunk.extent = told->extent;
+    if (chunk.key && !vc_table_put(&told_chunks, &chunk))
+        return false;
+    vc_cards_share(region, allocation->cards, (int64_t)told->bytes);
+    return true;
+}
+
+/* Pre: locked. */
+static void leave_extent(const struct told *told)
+{
+    struct told_chunk chunk;
+    if (told->chunk && vc_table_take(&told_chunks, told->chunk, &chunk) && --chunk.count > 0)
+        vc_table_put(&told_chunks, &chunk);
+    else
+        vc_cards_share(vc_region_get(), told->extent.cards, -(int64_t)told->bytes);
+}
+
+/* Whether others in its chunk keep that charged, whoever holds what of it. */
+static bool leave_to_others(const struct told *told)
+{
+    struct told_chunk chunk;
+    bool others = false;
+    pthread_mutex_lock(&mutex);
+    if (told->chunk && vc_table_take(&told_chunks, told->chunk, &chunk)) {
+        others = chunk.count > 1;
+        chunk.count -= others;
+        vc_table_put(&told_chunks, &chunk); /* it was just taken out */
+    }
+    pthread_mutex_unlock(&mutex);
+    return others;
+}
+
+static void release(struct told *told)
+{
     vc_account_release(&told->freed);
     free(told);
+}
+
+static void end(struct told *told)
+{
+    pthread_mutex_lock(&mutex);
+    leave_extent(told);
+    pthread_mutex_unlock(&mutex);
+    release(told);
 }
 
 static void freed(const struct vc_allocation *allocation)
@@ -63,6 +125,10 @@ static void freed(const struct vc_allocation *allocation)
     for (int at = 0; at < VC__NAMES && told->names[at]; at++)
         vc_shared_withdraw(vc_region_get(), told->names[at], &told->extent); /* first: who finds it holds it, and then looks again */
     told->freed = *allocation;
+    if (leave_to_others(told)) {
+        release(told);
+        return;
+    }
     if (!vc_shared_is_held(vc_region_get(), &told->extent)) {
         end(told);
         return;
@@ -125,7 +191,6 @@ static void add_name(struct told *told, uint64_t name)
 /* Others may open it now. Where that can't be noted, who opens it pays, too. */
 static void tell(CUdeviceptr pointer, uint64_t name)
 {
-    struct vc_region *region = vc_region_get();
     struct vc_allocation allocation;
     CUdeviceptr start = pointer;
     size_t bytes;
@@ -134,14 +199,11 @@ static void tell(CUdeviceptr pointer, uint64_t name)
     pthread_mutex_lock(&mutex);
     if (vc_account_get(start, &allocation) && !allocation.source) {
         struct told *told = calloc(1, sizeof *told);
-        uint64_t whole = vc_round_up(allocation.bytes, VC_CHUNK);
-        if (told && vc_shared_new(region, allocation.cards, whole, &told->extent)) {
-            told->bytes = whole;
-            vc_cards_share(region, allocation.cards, (int64_t)whole);
+        if (told && give_extent(told, &allocation)) {
             if (vc_account_adopt(start, &ipc, told))
                 told = NULL;
             else /* another thread has freed it */
-                vc_cards_share(region, allocation.cards, -(int64_t)whole);
+                leave_extent(told);
         }
         free(told);
     }
