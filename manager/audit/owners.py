@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.allocations.record import Allocation
-from manager.cgroups.pods import POD_GROUP, plain
+from manager.cgroups.pods import POD_GROUP, kubelets, plain
 from manager.regions.regions import CONTAINER_PATH
 from vcuda.region import Usage
 
@@ -37,13 +37,16 @@ class Place:
 def place_of(cgroup: str) -> Place | None:
     """Of the text of /proc/PID/cgroup (cgroups(7)), any version; None for a process of no pod.
 
-    The outermost pod counts: groups below its own a tenant may name as it likes.
+    The outermost pod counts, where kubelet keeps pods: groups below its own a tenant may name as it likes, and a user
+    of the node those that it was given.
     """
     found = set()
     for line in cgroup.splitlines():
         groups = line.split(":", 2)[-1].split("/")
         for number, group in enumerate(groups):
             match = POD_GROUP.search(group)
+            if match and not kubelets(groups[:number]):
+                break
             if match:
                 found.add(Place(plain(match[1]), groups[number + 1] if number + 1 < len(groups) else ""))
                 break

@@ -19,11 +19,22 @@ _DEPTH = 4
 # What systemd has started holds what it likes below its group: containers, sessions, whole machines.
 _CLOSED = (".scope", ".service")
 _CLASSES = ("", "burstable", "besteffort")
+_CLASS = re.compile(r"(?:(?:.+-)?kubepods-)?(?:burstable|besteffort)(?:\.slice)?")
 
 
 def plain(uid: str) -> str:
     """A pod's UID without what cgroup drivers write in different ways."""
     return uid.replace("-", "").replace("_", "")
+
+
+def kubelets(path: Sequence[str]) -> bool:
+    """Whether kubelet keeps pods in the group of this path. Of one with ".." the part above is not seen."""
+    groups = [group for group in path if group not in ("", "..")]
+    if groups and _CLASS.fullmatch(groups[-1]):
+        groups.pop()
+    if not groups:
+        return ".." in path
+    return bool(_TREE.fullmatch(groups[-1])) and not any(group.endswith(_CLOSED) for group in groups)
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -36,26 +47,25 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def trees(root: Path) -> list[Path]:
-    """The groups in which kubelet keeps its pods: those nearest to `root`, the top of the control groups.
+    """The groups in which a kubelet keeps its pods, below `root`, the top of the control groups.
 
     Users to whom a part of the hierarchy was given make groups of any name there: only those count that belong, all
     the way, to whom `root` belongs.
     """
-    level = [root]
+    found, level = [], [root]
     for _ in range(_DEPTH):
-        level = [below for folder in level for below in _made_with(root, folder)]
-        if found := [folder for folder in level if _TREE.fullmatch(folder.name)]:
-            return found
-        level = [folder for folder in level if not folder.name.endswith(_CLOSED)]
-    return []
+        below = [inner for folder in level for inner in _made_with(root, folder)]
+        found += [folder for folder in below if _TREE.fullmatch(folder.name) and _in_its_place(root, folder)]
+        level = [folder for folder in below if folder not in found and not folder.name.endswith(_CLOSED)]
+    return found
 
 
-def of_pod(kubelets: Sequence[Path], uid: str) -> list[Path]:
+def of_pod(among: Sequence[Path], uid: str) -> list[Path]:
     """The groups of a pod in these trees; more than one where kubelet's cgroup driver was changed under its pods.
 
     What lies below a pod's group a tenant may name as it likes: it is not looked at.
     """
-    return [path for tree in kubelets for path in _places(tree, uid) if POD_GROUP.search(path.name) and _is_group(path)]
+    return [path for tree in among for path in _places(tree, uid) if POD_GROUP.search(path.name) and _is_group(path)]
 
 
 def populated(group: Path) -> bool:
@@ -85,6 +95,12 @@ def _places(tree: Path, uid: str) -> Iterator[Path]:
             name = f"{stem}-{quality}" if quality else stem
             above = tree / f"{name}.slice" if quality else tree
             yield above / f"{name}-pod{uid.replace('-', '_')}.slice"
+
+
+def _in_its_place(root: Path, tree: Path) -> bool:
+    """Slices are named after the slices around them."""
+    around = "" if tree.parent == root else f"{tree.parent.name.removesuffix('.slice')}-"
+    return not tree.name.endswith(".slice") or tree.name == f"{around}kubepods.slice"
 
 
 def _is_group(path: Path) -> bool:

@@ -220,14 +220,17 @@ class DriverLimits:
             yield
 
     def beyond(self, pod: Sequence[Allocation]) -> int:
-        """Bytes that a pod, as it is to be, holds beyond its limits by the driver's count; 0 where it has none."""
-        most, wanted = 0, promised.wanted(pod)
+        """Bytes that a pod, as it is to be, or one of its containers holds beyond its limits by the driver's count."""
+        most = 0
+        hard = {("", uuid): much for uuid, much in promised.wanted(pod).items()}
+        hard |= {(item.container, uuid): own for item, uuid, own in promised.apart(pod)}
         with self._lock:
             for group in self._standing.of(pod[0].pod_uid):
-                for uuid in group.cards.keys() & wanted.keys() if not group.container else ():
+                for uuid in group.cards:
                     with contextlib.suppress(CannotLimit):
                         now = self._driver.memory_limit(uuid, group.path)
-                        most = max(most, now.used_bytes - wanted[uuid] if now is not None else 0)
+                        if now is not None and (group.container, uuid) in hard:
+                            most = max(most, now.used_bytes - hard[group.container, uuid])
         return most
 
     def follow(self, pod: Sequence[Allocation], *, lower: bool = True) -> None:

@@ -189,6 +189,25 @@ def test_what_somebody_else_changed_is_set_again_and_what_is_gone_is_cleared(pla
 
 
 @BOTH
+def test_who_outlives_a_pod_that_is_gone_stays_limited(place: Place, ended: list[subprocess.Popen[bytes]]) -> None:
+    place.start()
+    item = pod("p", container("c", 10, 4))
+    leaf = place.begin(item)
+    ended.append(subprocess.Popen([*leaf.enter, "sleep", "600"]))
+    eventually((leaf.path / "cgroup.procs").read_text, "a process in the group")
+    item["status"] = {"phase": "Failed"}
+    eventually(lambda: not place.shares(), "the pod's end")
+    looks(place)
+    place.node.stop()
+    place.start()
+    looks(place)
+    assert sim_cuda.run(place.machine, PAST_THE_SHIM, wrapper=leaf.enter) == [960, 2]
+    ended[0].kill()
+    ended[0].wait()
+    eventually(lambda: place.limits(place.of(item).path) == [None, None], "the limit's end")
+
+
+@BOTH
 def test_a_pod_that_vanishes_between_two_looks_harms_nobody(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.start()
     gone, stays = pod("gone", container("c", 10, 4)), pod("stays", container("d", 10, 4))

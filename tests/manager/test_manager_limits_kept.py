@@ -148,6 +148,7 @@ def place(make: Callable[..., Place]) -> Place:
         "kubepods/burstable/x/pod{uid}",
         "kubepods/x-pod{uid}.slice",
         "mine.slice/kubepods.slice/kubepods-pod{flat}.slice",
+        "mine.slice/other-kubepods.slice/other-kubepods-pod{flat}.slice",
     ],
 )
 @pytest.mark.parametrize("own", [True, False], ids=["beside", "alone"])
@@ -184,6 +185,7 @@ def test_a_tree_that_a_user_of_the_node_made_is_not_kubelets(tmp_path: Path) -> 
         "kubepods/pod{uid}",
         "kubepods/besteffort/pod{uid}",
         "kubelet/kubepods/burstable/pod{uid}",
+        "a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod{flat}.slice",
         "kubepods.slice/kubepods-pod{flat}.slice",
         "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{flat}.slice",
         "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{flat}.slice",
@@ -447,6 +449,15 @@ def test_a_driver_that_refuses_blocks_no_resize_unless_limits_are_required(place
     place.driver.refuses = ""
     place.look()
     assert (place.held(place.pods[0]), place.daemon.why) == (8, "")
+
+
+def test_less_than_what_the_driver_counts_of_a_container_waits_though_its_pod_has_room(place: Place) -> None:
+    mine = shared(place)
+    smaller = [item(ONE, "a", {"G0": 2}), mine[1]]
+    for name, used in (("", 3), ("a", 3)):
+        place.driver.used["G0", place.group(ONE) / name] = used * BLOCK_BYTES
+    assert place.daemon.beyond(smaller) == BLOCK_BYTES
+    assert place.daemon.beyond(mine) == 0
 
 
 # What is said.

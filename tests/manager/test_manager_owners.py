@@ -43,6 +43,13 @@ def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
         (f"0::/kubepods/pod{MINE}/x/pod{VICTIM}/y\n", Place(MINE.replace("-", ""), "x")),  # its own groups
         (f"0::/kubepods/pod{MINE}\n", Place(MINE.replace("-", ""), "")),
         (f"0::/user.slice/mypod{MINE}/x\n", None),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/pod{VICTIM}/x\n", None),  # a user's own
+        (f"0::/../../../user.slice/user-1000.slice/user@1000.service/kubepods/pod{VICTIM}/x\n", None),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/kubepods/burstable/pod{VICTIM}/x\n", None),
+        (f"0::/pod{VICTIM}/x\n", None),
+        (f"0::/../../../kubepods/burstable/pod{MINE}/x\n", Place(MINE.replace("-", ""), "x")),
+        (f"0::/../../burstable/pod{MINE}/x\n", Place(MINE.replace("-", ""), "x")),
+        (f"0::/a/kubepods/pod{MINE}/x\n", Place(MINE.replace("-", ""), "x")),
         (f"2:cpu:/kubepods/pod{MINE}/x\n1:memory:/kubepods/pod{VICTIM}/x\n", None),
         ("0::/system.slice/x.service\n", None),
     ],
