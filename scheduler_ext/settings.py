@@ -88,7 +88,7 @@ class Settings:
     query_auth: str = option(
         "off",
         choice("off", "kubernetes"),
-        "kubernetes: /explain is answered on --probe-port too, to bearers of a token whom Kubernetes allows that path",
+        "kubernetes: /explain, /cluster and the page at / on --probe-port too, for tokens that Kubernetes allows them",
     )
     assume_seconds: float = option(300.0, _TIME, "how long a decision waits for its Bind")
     gang_seconds: float = option(120.0, _TIME, "how long the places of an incomplete gang stay reserved")

@@ -18,12 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from manager.errors import StartError
 from manager.observe.report import NodeReport, graph
-from vcuda import addresses
+from vcuda import addresses, page
 from vcuda.kube.access import TOKEN_HEADER
 from vcuda.kube.worker import Worker
 
@@ -51,6 +52,15 @@ def no_doctor() -> bytes:
     raise DoctorFailed("this daemon was started without its command line")
 
 
+class Shown(NamedTuple):
+    """An answer. `headers`: beside those that all have."""
+
+    status: HTTPStatus
+    kind: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True)
 class Pages:
     """What is shown. A probe gives the reasons for which it fails, empty when all is well."""
@@ -63,46 +73,43 @@ class Pages:
     doctor: Doctor = no_doctor
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
-    def page(self, path: str) -> tuple[HTTPStatus, str, bytes]:
-        """Status, content type and body."""
+    def page(self, path: str) -> Shown:
+        """What is answered to GET of a path."""
         match path:
+            case "/":
+                found = page.of_node()
+                return Shown(HTTPStatus.OK, found.kind, found.body, found.headers)
             case "/metrics" | "/metric":
-                return HTTPStatus.OK, CONTENT_TYPE_LATEST, self.metrics()
+                return Shown(HTTPStatus.OK, CONTENT_TYPE_LATEST, self.metrics())
             case "/usage":
-                return HTTPStatus.OK, _JSON, json.dumps(self.report().to_dict()).encode()
+                return Shown(HTTPStatus.OK, _JSON, json.dumps(self.report().to_dict()).encode())
             case "/graph":
-                return HTTPStatus.OK, _TEXT, graph(self.report()).encode()
+                return Shown(HTTPStatus.OK, _TEXT, graph(self.report()).encode())
             case "/doctor":
                 return self._looked()
             case "/version":
-                return HTTPStatus.OK, _JSON, json.dumps({"version": self.version}).encode()
+                return Shown(HTTPStatus.OK, _JSON, json.dumps({"version": self.version}).encode())
             case "/healthz" | "/readyz":
-                found = self.healthy() if path == "/healthz" else self.ready()
-                status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
-                return status, _TEXT, "".join(f"{line}\n" for line in found or ["ok"]).encode()
-        return (
-            HTTPStatus.NOT_FOUND,
-            _TEXT,
-            b"there is /metrics, /usage, /graph, /doctor, /version, /healthz and /readyz\n",
-        )
+                why = self.healthy() if path == "/healthz" else self.ready()
+                status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+                return Shown(status, _TEXT, "".join(f"{line}\n" for line in why or ["ok"]).encode())
+        there = b"there is / for a browser, /metrics, /usage, /graph, /doctor, /version, /healthz and /readyz\n"
+        return Shown(HTTPStatus.NOT_FOUND, _TEXT, there)
 
-    def _looked(self) -> tuple[HTTPStatus, str, bytes]:
+    def _looked(self) -> Shown:
         """One look at a time: each is a process of its own."""
         if not self._looking.acquire(blocking=False):
-            return (
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                _TEXT,
-                b"somebody looks at this node already; ask again in some seconds\n",
-            )
+            busy = b"somebody looks at this node already; ask again in some seconds\n"
+            return Shown(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, busy)
         try:
-            return HTTPStatus.OK, _JSON, self.doctor()
+            return Shown(HTTPStatus.OK, _JSON, self.doctor())
         except DoctorFailed as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{error}\n".encode()
+            return Shown(HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{error}\n".encode())
         finally:
             self._looking.release()
 
 
-# These name tenants and what they use.
+# These name tenants and what they use; the page at / asks for /usage.
 GUARDED = frozenset({"/metrics", "/metric", "/usage", "/graph", "/doctor"})
 _PROBES = frozenset({"/healthz", "/readyz"})
 
@@ -205,11 +212,8 @@ class WebServer:
                     pool = self._probe_workers if path in _PROBES else self._workers
                     answer = await loop.run_in_executor(pool, self._answer, method, path, token)
                 else:
-                    answer = _written(
-                        HTTPStatus.SERVICE_UNAVAILABLE,
-                        _TEXT,
-                        b"too many pages are being asked for; ask again\n",
-                    )
+                    busy = b"too many pages are being asked for; ask again\n"
+                    answer = _written(Shown(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, busy))
                 async with asyncio.timeout(SEND_S):
                     await loop.sock_sendall(connection, answer)
         except (OSError, TimeoutError):
@@ -250,17 +254,18 @@ class WebServer:
     def _answer(self, method: str, path: str, token: str) -> bytes:
         refused = self._guard(token, path) if self._guard is not None and path in GUARDED else None
         if method not in ("GET", "HEAD"):
-            status, kind, body = HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"only GET\n"
+            shown = Shown(HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"only GET\n")
         elif refused is not None:
-            status, kind, body = refused, _TEXT, f"{refused.phrase.lower()}: see --query-auth\n".encode()
+            shown = Shown(refused, _TEXT, f"{refused.phrase.lower()}: see --query-auth\n".encode())
         else:
-            status, kind, body = self._pages.page(path)
-        return _written(status, kind, body, head_only=method == "HEAD")
+            shown = self._pages.page(path)
+        return _written(shown, head_only=method == "HEAD")
 
 
-def _written(status: HTTPStatus, kind: str, body: bytes, *, head_only: bool = False) -> bytes:
+def _written(shown: Shown, *, head_only: bool = False) -> bytes:
+    more = "".join(f"{name}: {value}\r\n" for name, value in shown.headers)
     head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"HTTP/1.1 {shown.status.value} {shown.status.phrase}\r\nDate: {formatdate(usegmt=True)}\r\n"
+        f"Content-Type: {shown.kind}\r\nContent-Length: {len(shown.body)}\r\n{more}Connection: close\r\n\r\n"
     )
-    return head.encode() + (b"" if head_only else body)
+    return head.encode() + (b"" if head_only else shown.body)

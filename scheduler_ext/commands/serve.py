@@ -16,6 +16,7 @@ from scheduler_ext.http.certificate import ServerCertificate
 from scheduler_ext.http.server import Server
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
+from scheduler_ext.state import history
 from scheduler_ext.sync import events, feed, resizes
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
@@ -164,10 +165,17 @@ class _Replica:
             pause=_ANSWERED_EVERY,
             expected=KubeError,
         )
+        self._historian = Worker(
+            "history",
+            engine.remember,
+            failed=engine.metrics.worker_failures.labels("history").inc,
+            pause=history.SECONDS,
+        )
         self._workers = [
             self._sweeper,
             self._teller,
             self._answerer,
+            self._historian,
             *(informer.worker for informer in self._informers),
         ]
         if recorder is not None:
@@ -221,6 +229,7 @@ class _Replica:
         self._sweeper.start()
         self._teller.start()
         self._answerer.start()
+        self._historian.start()
         if self._election is None:
             self._engine.expect_late_writes(self._settings.api_timeout_seconds + _ON_THE_WAY)
             self._follow()
@@ -246,6 +255,7 @@ class _Replica:
             self._sweeper.stop()
             self._teller.stop()
             self._answerer.stop()
+            self._historian.stop()
             if self._election is not None:
                 self._election.stop()
             self._reads.shutdown()

@@ -18,11 +18,13 @@ from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
+from scheduler_ext.state.history import History
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.pod_classes import PodClasses
 from scheduler_ext.state.pods import Nominations, PodCache
 from scheduler_ext.state.shape import Shape
+from scheduler_ext.state.waiting import WaitingPods
 from vcuda.spec.bookings import Report, Use
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
@@ -37,7 +39,7 @@ class Journal(Protocol):
 
 
 class SchedulerCache:
-    """Cluster, pods, scores, typical pods, quotas, gangs, nominations and last decisions.
+    """Cluster, pods, scores, typical pods, quotas, gangs, nominations, last decisions, waiting pods and the last hour.
 
     `clock` gives monotonic seconds, `wall_clock` nanoseconds since the epoch. An assumed placement expires
     `expiry_seconds` after its decision, an incomplete gang's places `gang_seconds` after its first member's.
@@ -69,6 +71,8 @@ class SchedulerCache:
         self.decisions = Decisions()
         self.nominations = Nominations()
         self.gangs = Gangs()
+        self.waiting = WaitingPods()
+        self.history = History()
         self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
         # By node: what its manager gave each pod, and where that has differed from the bookings here.
         self.reports: dict[str, Report] = {}

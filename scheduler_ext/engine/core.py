@@ -20,11 +20,13 @@ from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes, Unanswered
 from scheduler_ext.engine.simulation import Simulation
-from scheduler_ext.planning import evidence
+from scheduler_ext.planning import evidence, overview
 from scheduler_ext.planning.evidence import Evidence
+from scheduler_ext.planning.overview import NodeDetail, NodeLine, Overview
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.extender_v1 import Verdict, Victims
 from scheduler_ext.scoring import stats
+from scheduler_ext.state.history import Look
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
 from scheduler_ext.state.pods import Record, State
@@ -281,7 +283,8 @@ class Engine:
     def use(self) -> tuple[float, float]:
         """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""
         with self._lock:
-            return stats.use(self.cache.cluster, self.cache.typical())
+            view, typical = self.cache.cluster.whole(), self.cache.typical()
+        return stats.use(view, typical)
 
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
@@ -305,6 +308,46 @@ class Engine:
                 cache.quotas.copy(),
                 cache.typical(),
             )
+
+    def remember(self) -> None:
+        """Take down how full the cluster is, for the history of the last hour."""
+        cache = self.cache
+        if self.not_ready() is None:
+            allocated, fragmented = self.use()
+            with self._lock:
+                count = cache.waiting.without_place(cache.pods)
+                cache.history.add(Look(cache.wall_clock() // 10**9, allocated, fragmented, count))
+
+    def overview(self) -> Overview:
+        """The whole cluster for people, copied a few nodes at a time: no request waits for it."""
+        cache = self.cache
+        allocated, fragmented = self.use()
+        with self._lock:
+            names, quotas, history = list(cache.cluster.index), cache.quotas.standing(cache.pods), cache.history.all()
+            waiting = overview.waiting(cache.pods, cache.waiting, cache.decisions.latest())
+            count = cache.waiting.without_place(cache.pods)
+        nodes: list[NodeLine] = []
+        for start in range(0, len(names), overview.AT_ONCE):
+            with self._lock:
+                nodes += overview.lines(cache.cluster, names[start : start + overview.AT_ONCE])
+            time.sleep(_BETWEEN)
+        nodes.sort()
+        return Overview(
+            cache.wall_clock() // 10**9,
+            self.names.domain,
+            nodes,
+            allocated,
+            fragmented,
+            waiting,
+            count,
+            quotas,
+            history,
+        )
+
+    def node_detail(self, name: str) -> NodeDetail | None:
+        """A node with its pods' names; None if it is not known."""
+        with self._lock:
+            return overview.detail(self.cache.cluster, self.cache.pods, name)
 
     def evidence(self, *, uid: str | None = None, namespace: str = "", name: str = "") -> Evidence:
         """A copy of what explains a pod, found by its UID, or else by its name."""

@@ -126,6 +126,7 @@ class Intake:
         if ended(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
         elif node:
+            self._cache.waiting.drop(uid)
             self._see_bound(uid, pod, node)
             self._resizes.see(uid, pod)
         elif wishes is not None:
@@ -137,9 +138,11 @@ class Intake:
             self._cache.inherited.add(uid)
         self._preemption.see_nomination(uid, pod)
         if isinstance(wishes, InvalidRequest):
+            self._cache.waiting.show(pod, wishes)
             self._gangs.lose_member(uid)
             return None
         asked, shape = wishes
+        self._cache.waiting.show(pod, asked)
         if asked:
             self._gangs.join(asked, shape, shown=True)
         return shape if self._cache.not_ready() is None and not self._cache.scores.knows(shape) else None
@@ -230,6 +233,7 @@ class Intake:
     def lose_pod(self, uid: str) -> None:
         """See Engine.lose_pod."""
         self._cache.inherited.discard(uid)
+        self._cache.waiting.drop(uid)
         self._cache.pods.release(uid)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)
@@ -241,6 +245,7 @@ class Intake:
     def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
         """See Engine.keep_pods."""
         known = set(uids)
+        self._cache.waiting.keep(known)
         for uid in self._cache.pods.uids():
             record = self._cache.pods.get(uid)
             if uid in known or record is None or record.state is State.RESERVED:

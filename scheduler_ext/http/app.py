@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from scheduler_ext.engine.core import MOST_LIGHT, Engine
+from scheduler_ext.http.overview import OverviewData, html
 from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
 from scheduler_ext.http.server import Answer, Request, error
 from scheduler_ext.planning import defrag, explain
@@ -125,7 +126,8 @@ def _well() -> None:
 class Probes(Pages):
     """What is open to all: probes, metrics and the version; on a port of its own if there is one.
 
-    `refusal`: why the bearer of a token may not get a path, as a status; whom it allows gets explanations there too.
+    `refusal`: why the bearer of a token may not get a path, as a status; whom it allows gets explanations and the
+    page's data there too. The page itself names nobody.
     """
 
     def __init__(
@@ -138,10 +140,13 @@ class Probes(Pages):
         super().__init__("gpu-scheduler-extender")
         self._engine, self._refusal = engine, refusal
         self._unhealthy_reason, self._standby_reason = unhealthy_reason, standby_reason
+        self._overview = OverviewData(engine)
         self.gets |= {
             "/scheduler/version": self.gets["/version"], "/healthz": self._healthz, "/readyz": self._readyz,
             "/metrics": lambda _: Answer(200, engine.metrics.render(), METRICS),
         }  # fmt: skip
+        if refusal is not None:
+            self.gets["/"] = html
 
     def bad(self) -> None:
         self._engine.metrics.bad_input.inc()
@@ -159,17 +164,30 @@ class Probes(Pages):
 
     def page(self, path: str) -> Page | None:
         found = super().page(path)
-        if found is None and self._refusal is not None and _explains(path):
-            return self._explained_to_bearer
-        return found
+        if found is not None or self._refusal is None:
+            return found
+        shown = self._naming_tenants(path)
+        return None if shown is None else partial(self._to_bearer, shown)
 
-    async def _explained_to_bearer(self, request: Request) -> Answer:
+    def _naming_tenants(self, path: str) -> Callable[[Request], Awaitable[Answer]] | None:
+        if path == "/cluster":
+            return self._cluster
+        return self._explained if _explains(path) else None
+
+    async def _to_bearer(self, shown: Callable[[Request], Awaitable[Answer]], request: Request) -> Answer:
         assert self._refusal is not None
         path = request.path.removeprefix("/scheduler")
         status = await asyncio.to_thread(self._refusal, request.token, path)
         if status is None:
-            return await self._explained(request)
+            return await shown(request)
         return error(status, f"{status.phrase.lower()}: Kubernetes is asked about GET of {path:.300}; see --query-auth")
+
+    async def _cluster(self, request: Request) -> Answer:
+        idle, problem = self._standby_reason(), self._engine.not_ready()
+        if idle is not None or problem is not None:
+            reason = ExtenderReason.NOT_LEADER if idle is not None else ExtenderReason.NOT_SYNCED
+            return error(503, f"{reason}: {idle or problem}")
+        return await self._overview.answer(request)
 
     async def _explained(self, request: Request) -> Answer:
         idle = self._standby_reason()
@@ -216,11 +234,10 @@ class App(Probes):
         }
         for path, (name, verb) in verbs.items():
             self.posts[path] = partial(self._verb, engine.metrics.requests.labels(name).observe, verb)
-        self.gets |= {"/defrag": self._defragmentation, "/scheduler/defrag": self._defragmentation}
+        self.gets |= {"/": html, "/defrag": self._defragmentation, "/scheduler/defrag": self._defragmentation}
 
     def page(self, path: str) -> Page | None:
-        found = super().page(path)
-        return self._explained if found is None and _explains(path) else found
+        return super().page(path) or self._naming_tenants(path)
 
     def refuse(self, method: str, path: str, client: str | None) -> Answer | None:
         if self._authenticate and path not in _OPEN and (client is None or self._client_name not in (None, client)):

@@ -45,7 +45,7 @@ _BODILESS = ("GET", "HEAD")
 class Request(NamedTuple):
     """`client`: the verified common name of the peer ("" if its certificate has none), or None.
 
-    `token`: what it sent in `vcuda.kube.access.TOKEN_HEADER`.
+    `token`: what it sent in `vcuda.kube.access.TOKEN_HEADER`. `gzip`: whether it reads answers packed so.
     """
 
     method: str
@@ -54,15 +54,17 @@ class Request(NamedTuple):
     body: bytes
     client: str | None
     token: str = ""
+    gzip: bool = False
 
 
 class Answer(NamedTuple):
-    """`close`: the connection ends with it, because the rest of a body may still be coming."""
+    """`close`: the connection ends with it, because the rest of a body may still be coming. `headers`: more of them."""
 
     status: int
     body: bytes
     kind: str = "application/json"
     close: bool = False
+    headers: bytes = b""
 
 
 def error(status: int, message: str, *, close: bool = False) -> Answer:
@@ -100,10 +102,10 @@ def common_name(transport: asyncio.BaseTransport) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _opening(status: int, kind: str, close: bool) -> bytes:
+def _opening(status: int, kind: str, close: bool, more: bytes) -> bytes:
     phrase = HTTPStatus(status).phrase
     ends = "connection: close\r\n" if close else ""
-    return f"HTTP/1.1 {status} {phrase}\r\ncontent-type: {kind}\r\n{ends}".encode()
+    return f"HTTP/1.1 {status} {phrase}\r\ncontent-type: {kind}\r\n{ends}".encode() + more
 
 
 @functools.lru_cache(maxsize=1)
@@ -222,6 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         self._size: int | None = None
         self._continues = False
         self._token = ""
+        self._gzip = False
         self._chunks: list[bytes] = []
         self._received = 0
         self._complete = False
@@ -238,6 +241,8 @@ class Connection(asyncio.BufferedProtocol):
             self._continues = value.lower() == b"100-continue"
         elif name == _TOKEN_HEADER:
             self._token = value.decode("latin-1")
+        elif name == b"accept-encoding":
+            self._gzip = b"gzip" in value
 
     def on_headers_complete(self) -> None:
         if self._closed:
@@ -311,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
         self._give_room()
         chunks, self._chunks = self._chunks, []
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        request = Request(self._method, self._path, self._query, body, self._client, self._token)
+        request = Request(self._method, self._path, self._query, body, self._client, self._token, self._gzip)
         keep = self._parser.should_keep_alive()
         self._head_bytes = 0
         self._ready.append((request, keep))
@@ -355,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
     def _send(self, answer: Answer, keep: bool = True) -> None:
         close = answer.close or not keep or self._server.ending
         head = b"%b%bcontent-length: %d\r\n\r\n" % (
-            _opening(answer.status, answer.kind, close), _date(int(time.time())), len(answer.body)
+            _opening(answer.status, answer.kind, close, answer.headers), _date(int(time.time())), len(answer.body)
         )  # fmt: skip
         self._transport.write(head + answer.body)
         if close:

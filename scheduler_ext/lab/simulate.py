@@ -93,8 +93,8 @@ def run(
             cluster.book(str(number), cluster.names[row], Usage(cards_used, pod.cpu_milli, pod.memory_bytes))
             allocated += pod.cards
         if demand / cards >= curve[-1][0] + _STEP:
-            curve.append((demand / cards, allocated / cards, stats.use(cluster, typical)[1]))
-    fragmented = stats.use(cluster, typical)[1]
+            curve.append((demand / cards, allocated / cards, stats.use(cluster.whole(), typical)[1]))
+    fragmented = stats.use(cluster.whole(), typical)[1]
     return Result(policy, seed, allocated / cards, fragmented, refused, percentiles(seconds), curve)
 
 

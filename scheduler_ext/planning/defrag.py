@@ -95,7 +95,7 @@ def capacity(cluster: Cluster, typical: Any) -> Capacity:
     free = untouched(cluster) & (cluster.code[: len(cluster)] == FITS)[:, None]
     each = free.sum(axis=1)
     pods = {size: int((each // size).sum()) for size in _GROUPS}
-    return Capacity(int(each.sum()), stats.use(cluster, typical)[1], pods)
+    return Capacity(int(each.sum()), stats.use(cluster.whole(), typical)[1], pods)
 
 
 class _Planner:

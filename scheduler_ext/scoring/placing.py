@@ -166,12 +166,12 @@ def _second_look(
     plan.cost[at], plan.code[at], plan.picks[at] = cost, FITS, found
 
 
-def fragmentation(cluster: Cluster, typical: Typical) -> Floats:
+def fragmentation(view: View, typical: Typical) -> Floats:
     """[rows]: how many cards' worth of each node's free cards the expected typical pod can't use."""
-    rows = np.arange(len(cluster))
+    rows = np.arange(len(view.rows))
     found = np.zeros(len(rows))
     if lib.vc_fragmentation(
-        _of_cluster(cluster).pointer, _typical(typical).pointer, _pointer(rows), len(rows), _pointer(found)
+        _nodes(view).pointer, _typical(typical).pointer, _pointer(rows), len(rows), _pointer(found)
     ):
         raise MemoryError("no memory to look at fragments in")
     return found

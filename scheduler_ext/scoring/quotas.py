@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -37,10 +37,23 @@ class Quota:
     models: frozenset[str] = frozenset()
     nodes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def scope(self) -> str:
+        """Which cards count, for people; "" if all do."""
+        parts = [f"models {', '.join(sorted(self.models))}"] if self.models else []
+        return " and ".join(parts + [f"nodes with {key}={value}" for key, value in sorted(self.nodes.items())])
+
     def __str__(self) -> str:
-        scope = [f"models {', '.join(sorted(self.models))}"] if self.models else []
-        scope += [f"nodes with {key}={value}" for key, value in sorted(self.nodes.items())]
-        return f"namespace {self.namespace}" + (f" on {' and '.join(scope)}" if scope else "")
+        return f"namespace {self.namespace}" + (f" on {self.scope}" if self.scope else "")
+
+
+class Standing(NamedTuple):
+    """A quota and what is held against it: hundredths of a card, 256 MiB blocks, whole cards."""
+
+    namespace: str
+    scope: str
+    limits: tuple[int | None, int | None, int | None]
+    held: tuple[int, int, int]
 
 
 def _quota(position: int, entry: object) -> Quota:
@@ -167,6 +180,15 @@ class Quotas:
                 (self._amounts(quota, one.node, one.usage.cards) for one in records), np.zeros(3, np.int64)
             )
         return self._sums[key]
+
+    def standing(self, pods: PodCache) -> list[Standing]:
+        """Every quota with what is held against it now."""
+        found = []
+        for namespace, quotas in sorted(self._quotas.items()):
+            for position, quota in enumerate(quotas):
+                cores, blocks, cards = self._used(quota, position, pods).tolist()
+                found.append(Standing(namespace, quota.scope, quota.limits, (cores, blocks, cards)))
+        return found
 
     def over(
         self,

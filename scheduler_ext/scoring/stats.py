@@ -1,4 +1,4 @@
-"""Figures of the engine's state, for metrics and checks. The caller holds the engine's lock."""
+"""Figures of the engine's state, for metrics, people and checks. Who gives the state itself holds its lock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.typical_pods import Typical
-from scheduler_ext.state.cluster import Cluster
+from scheduler_ext.state.cluster import Cluster, View
 from scheduler_ext.state.pods import PodCache, State
 from vcuda.spec.units import CORES_PER_CARD
 
@@ -24,13 +24,16 @@ def gauges(cluster: Cluster, pods: PodCache) -> dict[str, float]:
     }
 
 
-def use(cluster: Cluster, typical: Typical) -> tuple[float, float]:
-    """The parts of all usable cards that are allocated, and that are free but of no use to the expected typical pod."""
-    rows = np.arange(len(cluster))
-    view = cluster.view(rows)
-    cards = max(int(view.usable.sum()), 1)
+def use(view: View, typical: Typical) -> tuple[float, float]:
+    """The parts of all usable cards that are allocated, and that are free but of no use to the expected typical pod.
+
+    `view`: of all rows; a copy, for which no lock is needed.
+    """
+    cards = int(view.usable.sum())
+    if not cards:
+        return 0.0, 0.0
     free = float(np.where(view.usable, view.free_cores, 0).sum()) / CORES_PER_CARD
-    return 1.0 - free / cards, float(placing.fragmentation(cluster, typical).sum()) / cards
+    return 1.0 - free / cards, float(placing.fragmentation(view, typical).sum()) / cards
 
 
 def overbooked(cluster: Cluster, pods: PodCache) -> list[str]:

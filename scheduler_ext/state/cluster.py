@@ -317,6 +317,10 @@ class Cluster:
         free: Floats = cores.sum(axis=1) / CORES_PER_CARD
         return free
 
+    def whole(self) -> View:
+        """Gather all rows."""
+        return self.view(np.arange(len(self)))
+
     def view(self, rows: Ints) -> View:
         """Gather some rows for scoring."""
         return View(

@@ -81,3 +81,7 @@ class Decisions:
                 if len(found) == _FOR_ONE_POD:
                     break
         return found
+
+    def latest(self) -> dict[str, Decision]:
+        """By UID the last decision about each pod that is still remembered."""
+        return {one.uid: one for one in self._ring}

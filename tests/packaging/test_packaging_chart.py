@@ -261,7 +261,7 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
         for program in (("DaemonSet", "gpu-manager"), ("Deployment", "gpu-scheduler-extender")):
             assert ("--query-auth=kubernetes" in container(values[program])["args"]) == given
     (readable,) = found["ClusterRole", "vcuda-gpu-manager-reader"]["rules"]
-    assert set(readable["nonResourceURLs"]) == GUARDED | {"/explain/*"}
+    assert set(readable["nonResourceURLs"]) == GUARDED | {"/explain/*", "/cluster"}
     for access, more in (
         ("proxy", {("nodes/proxy", "get")}),
         ("pods", {("nodes/pods", "get")}),

@@ -111,7 +111,7 @@ def test_costs_reasons_and_cards_are_those_of_the_reference(seed: int) -> None:
         assert np.array_equal(table.cost[rows][there], ours.cost[there]) and np.isinf(table.cost[rows][~there]).all()
     assert fitting > 300
     rest = reference.Rest(view.free_cores, view.free_blocks, view.free_cpu, view.free_memory)
-    assert np.array_equal(placing.fragmentation(cluster, typical), reference.fragmentation(view, rest, typical))
+    assert np.array_equal(placing.fragmentation(view, typical), reference.fragmentation(view, rest, typical))
 
 
 # --- names ---

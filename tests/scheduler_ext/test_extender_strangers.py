@@ -300,5 +300,15 @@ def test_explanations_on_the_probe_port_are_for_whom_kubernetes_allows(
             assert [answer.status_code for answer in answers] == [401, 401, 403, 200]
             assert "is assumed on node a" in answers[-1].json()["summary"] and "see --query-auth" in answers[0].text
             assert reviewed[-1][1] == {"path": path, "verb": "get"}
+            page = probes.get("/")
+            assert (
+                page.status_code == 200 and "Content-Security-Policy" in page.headers and "default/p" not in page.text
+            )
+            for where in ("/cluster", "/cluster?node=a"):
+                answers = [probes.get(where, headers={"X-Vcuda-Token": token}) for token in tokens]
+                assert [answer.status_code for answer in answers] == [401, 401, 403, 200]
+                assert reviewed[-1][1] == {"path": "/cluster", "verb": "get"}
+            with client(served, pairs) as anybody:
+                assert anybody.get("/cluster").status_code == anybody.get("/").status_code == 403
             assert probes.get("/scheduler/defrag").status_code == 404
             assert probes.get("/metrics").status_code == 200

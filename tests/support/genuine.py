@@ -1,4 +1,4 @@
-"""NVIDIA's genuine driver programs and libraries for tests: fetched from Debian's archive, unpacked, never installed.
+"""NVIDIA's genuine driver programs, and browsers, for tests: fetched from Debian's archive, unpacked, never installed.
 
 They are not ours to ship, so each machine fetches them once through apt, with an apt state of its own (the system's
 sources and package lists are neither read for packages nor changed), into `$XDG_CACHE_HOME/vcuda-tests/genuine`.
@@ -20,6 +20,8 @@ from pathlib import Path
 SUITES = {"535": "bookworm", "550": "trixie"}
 # What is no part of the driver has no series.
 FREE = "bookworm", "contrib"
+# Programs that bring along what this machine lacks of the packages that they depend on.
+WITH_LIBRARIES = {"chromium-headless-shell": ("bookworm", "main")}
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SECONDS = 180
 
@@ -46,6 +48,17 @@ def libnvidia_ml(series: str) -> Path:
 def nvtop() -> Path:
     """Debian's `nvtop`, of the suite that this project's images are made of. Raises Unavailable."""
     return _only(_package("nvtop", ""), "usr/bin/nvtop")
+
+
+def chromium() -> tuple[Path, dict[str, str]]:
+    """A headless Chromium, and the environment that it needs: this machine's, else Debian's. Raises Unavailable."""
+    for name in ("chromium-headless-shell", "chromium"):
+        if (found := shutil.which(name)) is not None:
+            return Path(found), {}
+    folder = _package("chromium-headless-shell", "")
+    libraries = {path.parent for path in (folder / "usr/lib/x86_64-linux-gnu").rglob("*.so*")}
+    environment = {"LD_LIBRARY_PATH": ":".join(map(str, sorted(libraries)))}
+    return _only(folder, "usr/lib/chromium/chromium-headless-shell"), environment
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -99,17 +112,33 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fetch(name: str, series: str, base: Path, target: Path) -> None:
-    suite, component = (SUITES[series], "non-free") if series else FREE
+    suite, component = (SUITES[series], "non-free") if series else WITH_LIBRARIES.get(name, FREE)
     with tempfile.TemporaryDirectory(dir=base, prefix=".fetch-") as text:
         folder = Path(text)
         apt = _private_apt(folder, suite, component)
         _run([*apt, "update"], folder)
+        if name in WITH_LIBRARIES:
+            _fetch_with_libraries(apt, name, suite, folder)
+            (folder / "files").replace(target)
+            return
         _run([*apt, "download", name], folder)
         packages = list(folder.glob("*.deb"))
         if len(packages) != 1 or not packages[0].name.startswith(f"{name}_{series}" + ("." if series else "")):
             raise Unavailable(f"{suite}/{component} offers {[p.name for p in packages]}, not {name} {series}")
         _run(["dpkg-deb", "--extract", str(packages[0]), str(folder / "files")], folder)
         (folder / "files").replace(target)
+
+
+def _fetch_with_libraries(apt: list[str], name: str, suite: str, folder: Path) -> None:
+    """Unpack a program and those packages it depends on that this machine, of the same suite, has not installed."""
+    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
+    if release.get("VERSION_CODENAME") != suite:
+        raise Unavailable(f"{name} comes from Debian {suite} with its libraries, and this machine is another system")
+    status = ["-o", "Dir::State::status=/var/lib/dpkg/status", "-o", "Debug::NoLocking=true"]
+    wanted = ["--download-only", "--no-install-recommends", "--yes", "install", name]
+    _run([*apt, *status, *wanted], folder)
+    for package in sorted((folder / "cache/archives").glob("*.deb")):
+        _run(["dpkg-deb", "--extract", str(package), str(folder / "files")], folder)
 
 
 def _private_apt(folder: Path, suite: str, component: str) -> list[str]:
