@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "region/file.h"
 #include "region/quota.h"
+#include "region/regions.h"
 
 #ifdef VC_COVERAGE /* else what forked children ran would not be counted */
 void __gcov_dump(void);
@@ -47,6 +48,12 @@ static inline char *make_region(uint64_t memory_bytes)
         exit(2);
     }
     return folder;
+}
+
+/* The process's region in this folder, its only one. */
+static inline struct vc_region *region_at(const char *folder)
+{
+    return vc_regions_get_at(folder)->all;
 }
 
 static inline void remove_region(const char *folder)

@@ -72,44 +72,44 @@ static bool look(struct trace *trace, enum reach reach)
 
 static void claim(void)
 {
-    CHECK(vc_region_slot(vc_region_get_at(folder)) != NULL);
+    CHECK(vc_region_slot(region_at(folder)) != NULL);
 }
 
 static void reserve_and_commit(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(vc_quota_reserve(region, 0, 300));
     vc_quota_commit(region, 0, 300, VC_QUOTA_CONTEXT);
 }
 
 static void release(void)
 {
-    vc_quota_release(vc_region_get_at(folder), 0, 300, VC_QUOTA_CONTEXT);
+    vc_quota_release(region_at(folder), 0, 300, VC_QUOTA_CONTEXT);
 }
 
 static void reserve_in_vain(void)
 {
-    CHECK(!vc_quota_reserve(vc_region_get_at(folder), 0, LIMIT));
+    CHECK(!vc_quota_reserve(region_at(folder), 0, LIMIT));
 }
 
 static void roll_back(void)
 {
-    vc_quota_rollback(vc_region_get_at(folder), 0, 200);
+    vc_quota_rollback(region_at(folder), 0, 200);
 }
 
 static void reserve_only(void)
 {
-    CHECK(vc_quota_reserve(vc_region_get_at(folder), 0, 200));
+    CHECK(vc_quota_reserve(region_at(folder), 0, 200));
 }
 
 static void book_what_is_there(void)
 {
-    vc_quota_charge(vc_region_get_at(folder), 0, 50, VC_QUOTA_MANAGED);
+    vc_quota_charge(region_at(folder), 0, 50, VC_QUOTA_MANAGED);
 }
 
 static void free_the_dead(void)
 {
-    CHECK(vc_slots_reap(vc_region_get_at(folder)) == 1);
+    CHECK(vc_slots_reap(region_at(folder)) == 1);
 }
 
 static void leave_a_dead_slot(void)
@@ -217,7 +217,7 @@ static pid_t start(const struct act *act)
     pid_t victim = fork();
     if (victim != 0)
         return victim;
-    vc_region_get_at(folder);
+    region_at(folder);
     if (act->prepare)
         act->prepare();
     ptrace(PTRACE_TRACEME, 0, NULL, NULL);
@@ -265,7 +265,7 @@ int main(void)
     folder = make_region(LIMIT);
     snprintf(limits_path, sizeof limits_path, "%s.limits", folder);
     snprintf(usage_path, sizeof usage_path, "%s.usage", folder);
-    mine = vc_region_get_at(folder);
+    mine = region_at(folder);
     CHECK(vc_quota_reserve(mine, 0, MINE));
     vc_quota_commit(mine, 0, MINE, VC_QUOTA_PLAIN);
     int kills = 0;

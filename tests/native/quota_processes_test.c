@@ -39,7 +39,7 @@ static void let_go(int who, uint64_t bytes)
 
 static void child(const char *folder, int who, uint64_t until)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     unsigned int seed = (unsigned int)getpid();
     uint64_t granted = 0, bytes[16] = {0};
     while (vc_now_ns() < until) {
@@ -72,7 +72,7 @@ static pid_t watch(const char *folder, uint64_t until)
 {
     pid_t pid = fork();
     if (pid == 0) {
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         while (vc_now_ns() < until)
             vc_quota_charge(region, 0, 0, VC_QUOTA_PLAIN);
         _exit(broken != 0);
@@ -122,7 +122,7 @@ int main(void)
     waitpid(pids[0], NULL, 0);
     CHECK(truth->over == 0);
 
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(vc_quota_reserve(region, 0, LIMIT)); /* all of it, at once */
     vc_quota_rollback(region, 0, LIMIT);
     CHECK(vc_quota_used(region, 0) == 0);

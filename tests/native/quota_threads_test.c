@@ -55,7 +55,7 @@ static void run(void *(*body)(void *))
 int main(void)
 {
     char *folder = make_region(LIMIT);
-    region = vc_region_get_at(folder);
+    region = region_at(folder);
     CHECK(region->state == VC_REGION_ENFORCED);
     run(take_and_give);
     run(quarter);

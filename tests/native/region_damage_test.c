@@ -63,14 +63,14 @@ static int lines_of(void (*body)(void))
 
 static void expect_damaged(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(region->state == VC_REGION_DAMAGED);
     CHECK(region->card_count == 0 && !region->limits && !region->usage && !vc_region_slot(region));
 }
 
 static void expect_uncounted(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(region->state == VC_REGION_UNCOUNTED);
     CHECK(!vc_quota_reserve(region, 0, 1));
     CHECK(vc_quota_used(region, 0) == LIMIT);
@@ -79,7 +79,7 @@ static void expect_uncounted(void)
 /* Header and limits may be believed here; everything that tenants write may not. */
 static void use_it(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(region->state == VC_REGION_ENFORCED);
     uint64_t taken = 0;
     for (int round = 0; round < 20; round++) {
@@ -99,7 +99,7 @@ static void use_it(void)
 
 static void use_what_it_can(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     struct vc_card_view view;
     CHECK(region->card_count <= VC_MAX_CARDS);
     for (uint32_t card = 0; card < region->card_count; card++) {

@@ -51,7 +51,7 @@ static void fork_one(void)
 {
     pid_t child = fork();
     if (child == 0) {
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         bool served = vc_quota_reserve(region, 0, 10);
         if (served)
             vc_quota_rollback(region, 0, 10);
@@ -64,7 +64,7 @@ static void fork_one(void)
 static void *work(void *argument)
 {
     unsigned seed = (unsigned)(uintptr_t)argument;
-    struct vc_region *region = vc_region_get_at(folder); /* the first look of this process, by all its threads at once */
+    struct vc_region *region = region_at(folder); /* the first look of this process, by all its threads at once */
     CHECK(region->state == VC_REGION_ENFORCED);
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % 300;
@@ -145,7 +145,7 @@ int main(void)
     CHECK(truth->over == 0);
     CHECK(truth->held == 0);
 
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(vc_quota_reserve(region, 0, LIMIT));
     vc_quota_rollback(region, 0, LIMIT);
     CHECK(vc_quota_used(region, 0) == 0);

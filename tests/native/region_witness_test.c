@@ -51,7 +51,7 @@ static void outlives_its_descriptors(struct vc_region *region)
 /* In a sibling, while we hold 92 MiB and a byte. */
 static void believes_the_witness(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     struct vc_slot_card *other = &region->usage->slots[0].cards[0];
     CHECK(vc_quota_reserve(region, 0, 2 * MIB));
     uint64_t said = other->reserved_bytes;
@@ -78,7 +78,7 @@ static void believes_itself(struct vc_region *region)
 
 static void a_locked_range_refuses(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(vc_region_slot(region) == &region->usage->slots[1]);
     int other = open(region->file.path, O_RDWR | O_CLOEXEC);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)1 << 40};
@@ -104,7 +104,7 @@ static int mappings(void)
 /* The process for which there is no slot asks again and again. */
 static void a_failing_claim_leaves_nothing(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     int other = open(region->file.path, O_RDWR | O_CLOEXEC), before = 0;
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = VC_USAGE_FILE_BYTES + 1, .l_len = VC_MAX_SLOTS};
     CHECK(fcntl(other, F_OFD_SETLK, &all) == 0);
@@ -148,7 +148,7 @@ static void siblings_with_threads_believe_each_other(void)
         siblings[i] = fork();
         if (siblings[i] != 0)
             continue;
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         pthread_t second;
         pthread_create(&second, NULL, takes_and_gives_back, region);
         takes_and_gives_back(region);
@@ -173,7 +173,7 @@ static void in_a_child(void (*body)(void))
 int main(void)
 {
     folder = make_region(LIMIT);
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     follows_what_is_held(region);
     outlives_its_descriptors(region);
     in_a_child(believes_the_witness);

@@ -78,6 +78,7 @@ PROGRAMS = {
     "region_damage": Program(("region_damage_test.c",)),
     "region_witness": Program(("region_witness_test.c",)),
     "region_threads": Program(("region_threads_test.c",)),
+    "regions": Program(("regions_test.c",)),
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
@@ -87,7 +88,16 @@ PROGRAMS = {
 
 # Under QEMU's user mode a process reads another start time of its own (/proc/self/stat is made up) than others read of it, so it
 # is taken for one that has died; and some take too long there.
-_REAL_KERNEL = {"slot", "slot_exit", "slot_many", "kill_steps", "gate_threads", "gate_shares", "region_witness"}
+_REAL_KERNEL = {
+    "slot",
+    "slot_exit",
+    "slot_many",
+    "kill_steps",
+    "gate_threads",
+    "gate_shares",
+    "region_witness",
+    "regions",
+}
 EMULATED = tuple(name for name in PROGRAMS if name not in _REAL_KERNEL)
 
 

@@ -22,23 +22,23 @@ static struct vc_extent publish_one(struct vc_region *region, uint32_t number)
 {
     struct vc_extent extent;
     CHECK(vc_shared_new(region, 1, VC_EXTENT_CHUNK, &extent));
-    CHECK(vc_shared_publish(region, name_of(number), &extent));
+    CHECK(vc_shared_publish(name_of(number), &extent));
     return extent;
 }
 
 /* A process that publishes, and goes on when told. */
 static void publish(int ready, int go)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     static struct vc_extent extents[PUBLISHED];
     char byte = 0;
     for (uint32_t number = 0; number < PUBLISHED; number++)
         extents[number] = publish_one(region, number);
     CHECK(write(ready, &byte, 1) == 1 && read(go, &byte, 1) == 1);
     for (uint32_t number = 0; number < PUBLISHED; number += 2)
-        vc_shared_withdraw(region, name_of(number), &extents[number]);
-    CHECK(vc_shared_end(region, &extents[3]));  /* nobody holds it */
-    CHECK(!vc_shared_end(region, &extents[5])); /* the parent does */
+        vc_shared_withdraw(name_of(number), &extents[number]);
+    CHECK(vc_shared_end(&extents[3]));  /* nobody holds it */
+    CHECK(!vc_shared_end(&extents[5])); /* the parent does */
     CHECK(write(ready, &byte, 1) == 1 && read(go, &byte, 1) == 1);
     _exit(broken != 0);
 }
@@ -76,13 +76,13 @@ static void fill(struct vc_region *region)
     struct vc_extent extent;
     uint32_t count = 0;
     CHECK(vc_shared_new(region, 1, VC_EXTENT_CHUNK, &extent));
-    while (count < 2 * VC_MAX_NAMES && vc_shared_publish(region, name_of(count), &extent))
+    while (count < 2 * VC_MAX_NAMES && vc_shared_publish(name_of(count), &extent))
         count++;
     CHECK(count > VC_MAX_NAMES * 3 / 4 && count <= VC_MAX_NAMES);
     CHECK(found(region, 0, count) == 0); /* our own */
     pid_t child = fork();
     if (child == 0) {
-        struct vc_region *mine = vc_region_get_at(folder);
+        struct vc_region *mine = region_at(folder);
         CHECK(vc_region_slot(mine) && found(mine, 0, count) == count);
         _exit(broken != 0);
     }
@@ -98,7 +98,7 @@ int main(void)
     pid_t child = fork();
     if (child == 0)
         publish(ready[1], go[0]);
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(read(ready[0], &byte, 1) == 1);
     CHECK(locks() < 16);
     CHECK(found(region, 0, PUBLISHED) == PUBLISHED);
@@ -107,17 +107,17 @@ int main(void)
     for (uint32_t number = 3; number < 9; number += 2)
         CHECK(vc_shared_find(region, name_of(number), &held[number]));
     uint32_t tag = vc_slot_tag(region, held[3].slot);
-    CHECK(vc_region_slot(region) && vc_shared_hold(region, &held[5], tag));
+    CHECK(vc_region_slot(region) && vc_shared_hold(&held[5], tag));
     struct vc_extent mine = publish_one(region, 7), again;
     CHECK(vc_shared_find(region, name_of(7), &again) && again.slot == held[7].slot); /* another's, never our own */
     CHECK(write(go[1], &byte, 1) == 1 && read(ready[0], &byte, 1) == 1);
     CHECK(found(region, 0, PUBLISHED) == PUBLISHED / 2);
-    CHECK(!vc_shared_hold(region, &held[3], tag)); /* what has ended is nobody's any more */
-    CHECK(vc_shared_hold(region, &held[7], tag));
+    CHECK(!vc_shared_hold(&held[3], tag)); /* what has ended is nobody's any more */
+    CHECK(vc_shared_hold(&held[7], tag));
     CHECK(write(go[1], &byte, 1) == 1);
     join(child);
     CHECK(found(region, 0, PUBLISHED) == 0);
-    vc_shared_withdraw(region, name_of(7), &mine);
+    vc_shared_withdraw(name_of(7), &mine);
     fill(region);
     remove_region(folder);
     return broken != 0;

@@ -45,7 +45,7 @@ static void *end_thread(void *unused)
 /* Like a process with a card: `card` is among its first descriptors and stays open as long as the kernel lets it. */
 static void victim(enum ending ending, int ready, int gate)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(vc_quota_reserve(region, 0, 300));
     vc_quota_commit(region, 0, 300, VC_QUOTA_PLAIN);
     while (eventfd(0, EFD_CLOEXEC) >= 0)
@@ -76,7 +76,7 @@ static unsigned watch(enum ending ending)
     char byte = 0;
     CHECK(read(ready[0], &byte, 1) == 1 && byte == '+');
 
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     struct vc_identity self;
     vc_identify_self(&self);
     const struct vc_slot *slot = &region->usage->slots[1];
@@ -120,7 +120,7 @@ int main(void)
     pthread_t thread;
     pthread_create(&thread, NULL, end_thread, NULL);
     pthread_join(thread, NULL);
-    CHECK(vc_region_slot(vc_region_get_at(folder)) != NULL);
+    CHECK(vc_region_slot(region_at(folder)) != NULL);
     for (int ending = 0; ending < ENDINGS; ending++) {
         int watched = 0;
         for (int round = 0; round < ROUNDS && watched < WATCHED && !broken; round++)

@@ -30,7 +30,7 @@ static int descriptors(void)
 
 static void live_shortly(int number)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     uint64_t bytes = 1 + (uint64_t)(number % (LIMIT / AT_ONCE));
     CHECK(vc_quota_reserve(region, 0, bytes)); /* all that run at once fit */
     if (number % 4 == 0)
@@ -48,7 +48,7 @@ static void live_shortly(int number)
 int main(void)
 {
     folder = make_region(LIMIT);
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     struct stat before, after;
     fstat(region->file.descriptor, &before);
     CHECK(vc_quota_reserve(region, 0, 1)); /* opens what it needs */

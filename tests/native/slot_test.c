@@ -40,7 +40,7 @@ static void a_forked_child_gets_a_slot_of_its_own(struct vc_region *region)
     take(region, 600);
     pid_t child = fork();
     if (child == 0) {
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         struct vc_slot *own = vc_region_slot(region);
         CHECK(own && own->pid == getpid() && index_of(region, own) == 1);
         CHECK(!vc_quota_reserve(region, 0, 401)); /* the parent's 600 count */
@@ -61,7 +61,7 @@ static void so_does_one_made_by_the_bare_system_call(struct vc_region *region)
     struct vc_slot *mine = vc_region_slot(region);
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     if (child == 0) {
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         CHECK(vc_region_slot(region) && index_of(region, vc_region_slot(region)) == 1);
         _exit(broken != 0);
     }
@@ -78,7 +78,7 @@ static pid_t orphan(enum child kind)
     CHECK(pipe2(ready, O_CLOEXEC) == 0);
     pid_t parent = fork();
     if (parent == 0) {
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         if (kind != FORKED_BEFORE_THE_SLOT)
             take(region, 700);
         pid_t grandchild = fork();
@@ -154,7 +154,7 @@ int madvise(void *address, size_t bytes, int advice)
 static void *open_region(void *unused)
 {
     (void)unused;
-    CHECK(vc_region_get_at(folder)->state == VC_REGION_ENFORCED);
+    CHECK(region_at(folder)->state == VC_REGION_ENFORCED);
     return NULL;
 }
 
@@ -174,7 +174,7 @@ static void a_child_forked_while_another_thread_opens_the_region_can_open_it(voi
             if (child == 0) {
                 stop_at = 0;
                 alarm(30); /* it would wait for the thread that is not there */
-                _exit(vc_region_slot(vc_region_get_at(folder)) == NULL);
+                _exit(vc_region_slot(region_at(folder)) == NULL);
             }
             join(child);
             vc_store(&stop_at, 0);
@@ -199,7 +199,7 @@ static void an_owner_that_closes_all_descriptors_keeps_its_slot(struct vc_region
     CHECK(pipe(ready) == 0);
     pid_t child = fork();
     if (child == 0) {
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         if (also_before)
             close_all_but(ready[1]);
         take(region, 100);
@@ -225,7 +225,7 @@ static void an_unreaped_victim_holds_nothing(struct vc_region *region)
     CHECK(pipe(ready) == 0);
     pid_t child = fork();
     if (child == 0) {
-        take(vc_region_get_at(folder), 300);
+        take(region_at(folder), 300);
         ssize_t written = write(ready[1], "x", 1);
         (void)written;
         pause();
@@ -245,12 +245,12 @@ static void an_unreaped_victim_holds_nothing(struct vc_region *region)
 /* As process 1 of a PID namespace: let a PID be used twice, and see that the second process does not keep the first one's slot. */
 static int use_a_pid_twice(void)
 {
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(vc_region_slot(region) != NULL);
     pid_t first = fork();
     if (first == 0) {
-        take(vc_region_get_at(folder), 100);
-        vc_region_get_at(folder)->slot->flags = 0; /* as on overlayfs: the lock alone decides nothing */
+        take(region_at(folder), 100);
+        region_at(folder)->slot->flags = 0; /* as on overlayfs: the lock alone decides nothing */
         _exit(broken != 0);
     }
     join(first);
@@ -301,7 +301,7 @@ static void exec_gives_the_memory_back(struct vc_region *region)
     CHECK(pipe(ready) == 0);
     pid_t child = fork();
     if (child == 0) {
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         take(region, 300);
         dup2(ready[1], 1);
         execl("/bin/sh", "sh", "-c", "echo; exec sleep 30", (char *)NULL);
@@ -328,7 +328,7 @@ static void when_all_slots_are_taken_memory_is_refused(struct vc_region *region)
         children[number] = fork();
         if (children[number] != 0)
             continue;
-        struct vc_region *region = vc_region_get_at(folder);
+        struct vc_region *region = region_at(folder);
         char has = vc_region_slot(region) != NULL;
         close(go[1]);
         CHECK(vc_quota_reserve(region, 0, 1) == has);
@@ -356,7 +356,7 @@ int main(void)
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     folder = make_region(LIMIT);
     a_child_forked_while_another_thread_opens_the_region_can_open_it();
-    struct vc_region *region = vc_region_get_at(folder);
+    struct vc_region *region = region_at(folder);
     CHECK(vc_region_slot(region) == &region->usage->slots[0]);
     CHECK(is_locked(region, 0) && !is_locked(region, 1));
     a_forked_child_gets_a_slot_of_its_own(region);

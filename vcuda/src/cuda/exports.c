@@ -16,7 +16,7 @@
             vc_real_load();                                       \
         if (VC_UNLIKELY(!vc_real.name))                           \
             return CUDA_ERROR_NOT_FOUND;                          \
-        if (vc_region_get()->state == VC_REGION_ABSENT)           \
+        if (!vc_regions_get()->any)                               \
             return vc_real.name arguments;                        \
         return vc_hook_##name arguments;                          \
     }
@@ -27,7 +27,7 @@
     static __attribute__((noinline)) CUresult asked_##name parameters VC__BODY(name, arguments)          \
     CUresult name parameters                                                                             \
     {                                                                                                    \
-        const struct vc_card_limit *limit = vc_region_only_limit();                                      \
+        const struct vc_card_limit *limit = vc_regions_only_limit();                                      \
         if (VC_LIKELY(limit && !vc_gate_needed(limit)) && VC_LIKELY(vc_load_relaxed(&vc_real.name) != NULL)) \
             return vc_real.name arguments;                                                               \
         return asked_##name arguments;                                                                   \
@@ -45,7 +45,7 @@
     }                                                                                                    \
     CUresult name parameters                                                                             \
     {                                                                                                    \
-        const struct vc_card_limit *limit = vc_region_only_limit();                                      \
+        const struct vc_card_limit *limit = vc_regions_only_limit();                                      \
         if (VC_UNLIKELY(!limit) || VC_UNLIKELY(vc_load_relaxed(&vc_real.name) == NULL))                  \
             return asked_##name arguments;                                                               \
         if (VC_LIKELY(!vc_gate_needed(limit)) &&                                                         \

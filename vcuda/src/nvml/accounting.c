@@ -7,7 +7,7 @@
 static nvmlReturn_t accounts(nvmlDevice_t device, int *card)
 {
     unsigned int enabled = 0;
-    *card = vc_card_of_handle(vc_region_get(), device);
+    *card = vc_card_of_handle(device);
     if (!vc_nvml_real.nvmlDeviceGetAccountingMode)
         return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetAccountingMode(device, &enabled);
@@ -21,7 +21,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned i
     if (result != NVML_SUCCESS || card < 0 || !count)
         return vc_nvml_real.nvmlDeviceGetAccountingPids(device, count, pids);
     struct vc_tenant processes[VC_MAX_SLOTS];
-    unsigned int found = vc_tenants(vc_region_get(), (uint32_t)card, processes);
+    unsigned int found = vc_tenants(vc_card((uint32_t)card), processes);
     result = vc_nvml_fits(count, pids, found);
     for (unsigned int index = 0; result == NVML_SUCCESS && index < found; index++)
         pids[index] = processes[index].pid;
@@ -32,7 +32,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned i
 static bool stats_of(int card, unsigned int pid, nvmlAccountingStats_t *stats)
 {
     struct vc_tenant processes[VC_MAX_SLOTS];
-    unsigned int count = vc_tenants(vc_region_get(), (uint32_t)card, processes);
+    unsigned int count = vc_tenants(vc_card((uint32_t)card), processes);
     for (unsigned int index = 0; index < count; index++) {
         if (processes[index].pid != pid)
             continue;

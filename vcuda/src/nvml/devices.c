@@ -8,19 +8,19 @@
 
 #define VC__MAX_DEVICES 64
 
-int vc_card_of_handle(struct vc_region *region, nvmlDevice_t device)
+int vc_card_of_handle(nvmlDevice_t device)
 {
     char uuid[VC_NVML_UUID_BYTES];
     if (!vc_nvml_real.nvmlDeviceGetUUID || vc_nvml_real.nvmlDeviceGetUUID(device, uuid, sizeof uuid) != NVML_SUCCESS)
         return -1;
-    return vc_region_card(region, uuid);
+    return vc_regions_card(vc_regions_get(), uuid);
 }
 
 /* Whether a top-level device is a card of the share, or the parent of a MIG instance that is. */
-static bool is_visible(struct vc_region *region, nvmlDevice_t device)
+static bool is_visible(nvmlDevice_t device)
 {
-    if (region->card_count == 0 || vc_card_of_handle(region, device) >= 0)
-        return true; /* with unreadable limits we know of no cards: hide none */
+    if (vc_regions_get()->lost || vc_card_of_handle(device) >= 0)
+        return true; /* limits that can't be read may name it: hide none */
     unsigned int instances = 0;
     if (!vc_nvml_real.nvmlDeviceGetMaxMigDeviceCount || !vc_nvml_real.nvmlDeviceGetMigDeviceHandleByIndex ||
         vc_nvml_real.nvmlDeviceGetMaxMigDeviceCount(device, &instances) != NVML_SUCCESS)
@@ -28,14 +28,14 @@ static bool is_visible(struct vc_region *region, nvmlDevice_t device)
     for (unsigned int index = 0; index < instances; index++) {
         nvmlDevice_t instance;
         if (vc_nvml_real.nvmlDeviceGetMigDeviceHandleByIndex(device, index, &instance) == NVML_SUCCESS &&
-            vc_card_of_handle(region, instance) >= 0)
+            vc_card_of_handle(instance) >= 0)
             return true;
     }
     return false;
 }
 
 /* The driver's indices of the visible devices; their number in *count. Returns the driver's error, if any. */
-static nvmlReturn_t visible_devices(struct vc_region *region, unsigned int *indices, unsigned int *count)
+static nvmlReturn_t visible_devices(unsigned int *indices, unsigned int *count)
 {
     unsigned int all = 0;
     *count = 0;
@@ -43,7 +43,7 @@ static nvmlReturn_t visible_devices(struct vc_region *region, unsigned int *indi
     for (unsigned int index = 0; result == NVML_SUCCESS && index < all && *count < VC__MAX_DEVICES; index++) {
         nvmlDevice_t device;
         /* A card that can't be opened is not ours to judge: its handle call gives the driver's error. */
-        if (vc_nvml_real.nvmlDeviceGetHandleByIndex_v2(index, &device) != NVML_SUCCESS || is_visible(region, device))
+        if (vc_nvml_real.nvmlDeviceGetHandleByIndex_v2(index, &device) != NVML_SUCCESS || is_visible(device))
             indices[(*count)++] = index;
     }
     return result;
@@ -54,7 +54,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetCount_v2(unsigned int *count)
     unsigned int indices[VC__MAX_DEVICES], visible;
     if (!count)
         return vc_nvml_real.nvmlDeviceGetCount_v2(count);
-    nvmlReturn_t result = visible_devices(vc_region_get(), indices, &visible);
+    nvmlReturn_t result = visible_devices(indices, &visible);
     if (result == NVML_SUCCESS)
         *count = visible;
     return result;
@@ -68,7 +68,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetCount(unsigned int *count)
 nvmlReturn_t vc_hook_nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     unsigned int indices[VC__MAX_DEVICES], visible;
-    nvmlReturn_t result = visible_devices(vc_region_get(), indices, &visible);
+    nvmlReturn_t result = visible_devices(indices, &visible);
     if (result != NVML_SUCCESS)
         return result;
     return index < visible ? vc_nvml_real.nvmlDeviceGetHandleByIndex_v2(indices[index], device) : NVML_ERROR_INVALID_ARGUMENT;
@@ -86,7 +86,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index
     if (!index)
         return vc_nvml_real.nvmlDeviceGetIndex(device, index);
     nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetIndex(device, &really);
-    if (result != NVML_SUCCESS || vc_card_of_handle(vc_region_get(), device) < 0) {
+    if (result != NVML_SUCCESS || vc_card_of_handle(device) < 0) {
         if (result == NVML_SUCCESS)
             *index = really;
         return result;
@@ -96,7 +96,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index
         *index = really; /* counts within its parent */
         return result;
     }
-    result = visible_devices(vc_region_get(), indices, &visible);
+    result = visible_devices(indices, &visible);
     for (unsigned int ours = 0; result == NVML_SUCCESS && ours < visible; ours++) {
         if (indices[ours] == really) {
             *index = ours;
@@ -109,7 +109,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index
 /* A card outside the share is not there. */
 static nvmlReturn_t only_visible(nvmlReturn_t result, nvmlDevice_t *device)
 {
-    if (result == NVML_SUCCESS && !is_visible(vc_region_get(), *device)) {
+    if (result == NVML_SUCCESS && !is_visible(*device)) {
         *device = NULL;
         return NVML_ERROR_NOT_FOUND;
     }
@@ -144,10 +144,9 @@ nvmlReturn_t vc_hook_nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevic
 /* Instances of the share's parent card may be other tenants'. */
 nvmlReturn_t vc_hook_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *instance)
 {
-    struct vc_region *region = vc_region_get();
     nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetMigDeviceHandleByIndex(device, index, instance);
-    if (result != NVML_SUCCESS || region->card_count == 0 || vc_card_of_handle(region, device) >= 0 ||
-        vc_card_of_handle(region, *instance) >= 0)
+    if (result != NVML_SUCCESS || vc_regions_get()->lost || vc_card_of_handle(device) >= 0 ||
+        vc_card_of_handle(*instance) >= 0)
         return result;
     *instance = NULL;
     return NVML_ERROR_NOT_FOUND;
@@ -157,12 +156,11 @@ nvmlReturn_t vc_hook_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, un
 static nvmlReturn_t hand_on(nvmlReturn_t result, const nvmlDevice_t *all, unsigned int found, unsigned int *count,
                             nvmlDevice_t *devices)
 {
-    struct vc_region *region = vc_region_get();
     unsigned int room = *count, visible = 0;
     if (result != NVML_SUCCESS)
         return result;
     for (unsigned int index = 0; index < found && index < VC__MAX_DEVICES; index++) {
-        if (!is_visible(region, all[index]))
+        if (!is_visible(all[index]))
             continue;
         if (devices && visible < room)
             devices[visible] = all[index];

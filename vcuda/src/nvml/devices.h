@@ -4,7 +4,7 @@
 
 #include "nvml/hooks.h"
 
-/* Card of the share that this handle is (a GPU or a MIG instance), or -1. */
-int vc_card_of_handle(struct vc_region *region, nvmlDevice_t device);
+/* Card of the process that this handle is (a GPU or a MIG instance), or -1. */
+int vc_card_of_handle(nvmlDevice_t device);
 
 #endif

@@ -10,7 +10,7 @@
 
 static bool passes_through(const void *return_address)
 {
-    return vc_nvml_called_by_driver(return_address) || vc_region_get()->state == VC_REGION_ABSENT;
+    return vc_nvml_called_by_driver(return_address) || !vc_regions_get()->any;
 }
 
 #define VC__BODY(name, parameters, arguments, otherwise)          \

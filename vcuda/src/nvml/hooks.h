@@ -4,7 +4,7 @@
 
 #include "base/atomic.h"
 #include "vc_nvml.h"
-#include "region/region.h"
+#include "region/regions.h"
 
 #define VC_EXPORT __attribute__((visibility("default")))
 

@@ -5,15 +5,15 @@
 /* Whether the card is limited, and by how much. */
 static bool share_of(nvmlDevice_t device, unsigned long long really_total, unsigned long long *total, unsigned long long *used)
 {
-    struct vc_region *region = vc_region_get();
-    int card = vc_card_of_handle(region, device);
-    if (card < 0)
+    int number = vc_card_of_handle(device);
+    if (number < 0)
         return false;
-    uint64_t limit = vc_quota_limit(region, (uint32_t)card);
+    const struct vc_card *card = vc_card((uint32_t)number);
+    uint64_t limit = vc_quota_limit(card->region, card->index);
     if (limit == UINT64_MAX)
         return false;
-    vc_slots_reap(region);
-    uint64_t taken = vc_quota_used(region, (uint32_t)card);
+    vc_slots_reap(card->region);
+    uint64_t taken = vc_quota_used(card->region, card->index);
     *total = limit < really_total ? limit : really_total;
     *used = taken < *total ? taken : *total;
     return true;

@@ -24,7 +24,7 @@ static nvmlReturn_t refusal(nvmlDevice_t device)
 nvmlReturn_t vc_hook_nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
                                                      unsigned int *count, unsigned long long after_us)
 {
-    if (!count || vc_card_of_handle(vc_region_get(), device) < 0)
+    if (!count || vc_card_of_handle(device) < 0)
         return vc_nvml_real.nvmlDeviceGetProcessUtilization(device, samples, count, after_us);
     struct vc_busy_process busy[VC_MAX_SLOTS];
     nvmlReturn_t result = refusal(device);
@@ -44,7 +44,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPr
 
 nvmlReturn_t vc_hook_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *list)
 {
-    if (!list || vc_card_of_handle(vc_region_get(), device) < 0)
+    if (!list || vc_card_of_handle(device) < 0)
         return vc_nvml_real.nvmlDeviceGetProcessesUtilizationInfo(device, list);
     /* Not asked of the driver, which would fill a newer version with other containers' processes. */
     if (list->version != VC_NVML_VERSION(nvmlProcessesUtilizationInfo_v1_t, 1))

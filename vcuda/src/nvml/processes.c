@@ -7,11 +7,10 @@ enum list_kind { LIST_COMPUTE, LIST_OTHER };
 /* Fill `processes`, as many as the card has; false: let the driver answer (not a card of the share, limits unreadable). */
 static bool answer(nvmlDevice_t device, enum list_kind kind, struct vc_tenant *processes, unsigned int *count)
 {
-    struct vc_region *region = vc_region_get();
-    int card = vc_card_of_handle(region, device);
+    int card = vc_card_of_handle(device);
     if (card < 0)
         return false;
-    *count = kind == LIST_COMPUTE ? vc_tenants(region, (uint32_t)card, processes) : 0;
+    *count = kind == LIST_COMPUTE ? vc_tenants(vc_card((uint32_t)card), processes) : 0;
     return true;
 }
 
@@ -63,7 +62,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, 
 {
     struct vc_tenant processes[VC_MAX_SLOTS];
     unsigned int count = 0;
-    if (!list || vc_card_of_handle(vc_region_get(), device) < 0)
+    if (!list || vc_card_of_handle(device) < 0)
         return vc_nvml_real.nvmlDeviceGetRunningProcessDetailList(device, list);
     /* Not asked of the driver, which would fill a newer version with other containers' processes. */
     if (list->version != VC_NVML_VERSION(nvmlProcessDetailList_v1_t, 1))
@@ -87,7 +86,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, 
 #define VC__NO_SESSIONS(name)                                                                   \
     nvmlReturn_t vc_hook_##name(nvmlDevice_t device, unsigned int *count, void *sessions)       \
     {                                                                                           \
-        if (!count || vc_card_of_handle(vc_region_get(), device) < 0)                           \
+        if (!count || vc_card_of_handle(device) < 0)                           \
             return vc_nvml_real.name(device, count, sessions);                                  \
         unsigned int really = 0;                                                                \
         nvmlReturn_t result = vc_nvml_real.name(device, &really, NULL);                         \

@@ -52,16 +52,17 @@ static unsigned int pid_from_above(const struct vc_identity *owner)
     return found;
 }
 
-unsigned int vc_tenants(struct vc_region *region, uint32_t card, struct vc_tenant *processes)
+unsigned int vc_tenants(const struct vc_card *card, struct vc_tenant *processes)
 {
+    struct vc_region *region = card->region;
     struct vc_identity self;
     unsigned int count = 0;
     vc_slots_reap(region);
     vc_identify_self(&self);
     for (uint32_t index = 0, slots = vc_region_slots(region); index < slots; index++) {
         const struct vc_slot *slot = &region->usage->slots[index];
-        uint64_t bytes = vc_load_relaxed(&slot->cards[card].committed_bytes);
-        if (vc_load_acquire(&slot->state) == VC_SLOT_FREE || (bytes == 0 && vc_load_relaxed(&slot->cards[card].contexts) == 0))
+        uint64_t bytes = vc_load_relaxed(&slot->cards[card->index].committed_bytes);
+        if (vc_load_acquire(&slot->state) == VC_SLOT_FREE || (bytes == 0 && vc_load_relaxed(&slot->cards[card->index].contexts) == 0))
             continue;
         struct vc_identity owner = {.pid = vc_load_relaxed(&slot->pid), .pid_namespace = vc_load_relaxed(&slot->pid_namespace)};
         unsigned int pid = owner.pid_namespace == self.pid_namespace ? (unsigned int)owner.pid : pid_from_above(&owner);
@@ -70,7 +71,7 @@ unsigned int vc_tenants(struct vc_region *region, uint32_t card, struct vc_tenan
                 .pid = pid,
                 .slot = index,
                 .bytes = bytes,
-                .gpu_ns = vc_load_relaxed(&slot->cards[card].gpu_ns),
+                .gpu_ns = vc_load_relaxed(&slot->cards[card->index].gpu_ns),
                 .since_ns = vc_load_relaxed(&slot->claimed_ns),
             };
     }

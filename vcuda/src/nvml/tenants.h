@@ -6,7 +6,7 @@
 
 struct vc_tenant {
     unsigned int pid;   /* as the asking process's PID namespace counts */
-    uint32_t slot;      /* its slot in the region */
+    uint32_t slot;      /* its slot in the card's region */
     uint64_t bytes;     /* of the card, by the ledger */
     uint64_t gpu_ns;    /* GPU time charged to it since it claimed its slot; only gated shares are charged */
     uint64_t since_ns;  /* when it claimed its slot, CLOCK_MONOTONIC */
@@ -14,7 +14,7 @@ struct vc_tenant {
 
 /* Fill in the processes that have a context or memory on the card; return how many. `processes` has VC_MAX_SLOTS places.
  * Those that this process's PID namespace can't name are left out. */
-unsigned int vc_tenants(struct vc_region *region, uint32_t card, struct vc_tenant *processes);
+unsigned int vc_tenants(const struct vc_card *card, struct vc_tenant *processes);
 
 /* NVML's protocol for lists: *room becomes the number there is; too small a room is an error. */
 nvmlReturn_t vc_nvml_fits(unsigned int *room, const void *buffer, unsigned int count);

@@ -28,7 +28,7 @@ struct reading {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct history {
     struct reading older, newer;
-} histories[VC_MAX_CARDS];
+} histories[VC_MAX_PROCESS_CARDS];
 
 /* In a forked child: another thread of the parent may have held the mutex. */
 static void forget(void)
@@ -37,13 +37,14 @@ static void forget(void)
 }
 VC_AT_FORK(forget);
 
-static void take(struct reading *reading, const struct vc_region *region, uint32_t card)
+static void take(struct reading *reading, const struct vc_card *card)
 {
+    const struct vc_usage *usage = card->region->usage;
     reading->time_ns = vc_now_ns();
-    reading->card_ns = vc_load_relaxed(&region->usage->cards[card].gpu_ns);
+    reading->card_ns = vc_load_relaxed(&card->usage->gpu_ns);
     for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++) {
-        reading->slot_ns[slot] = vc_load_relaxed(&region->usage->slots[slot].cards[card].gpu_ns);
-        reading->slot_since_ns[slot] = vc_load_relaxed(&region->usage->slots[slot].claimed_ns);
+        reading->slot_ns[slot] = vc_load_relaxed(&usage->slots[slot].cards[card->index].gpu_ns);
+        reading->slot_since_ns[slot] = vc_load_relaxed(&usage->slots[slot].claimed_ns);
     }
 }
 
@@ -59,13 +60,14 @@ static unsigned int percent(uint64_t busy_ns, uint64_t window_ns, uint32_t cores
     return share >= 100 ? 100 : (unsigned int)(share + 0.5);
 }
 
-void vc_utilization_of(struct vc_region *region, uint32_t card, bool in_use, struct vc_utilization *found)
+void vc_utilization_of(uint32_t number, bool in_use, struct vc_utilization *found)
 {
-    struct history *history = &histories[card];
+    struct history *history = &histories[number];
+    const struct vc_card *card = vc_card(number);
 
     pthread_mutex_lock(&mutex);
     if (history->newer.time_ns == 0)
-        take(&history->newer, region, card);
+        take(&history->newer, card);
     bool first = history->older.time_ns == 0;
     uint64_t until = history->newer.time_ns + VC__FIRST_NS;
     pthread_mutex_unlock(&mutex);
@@ -75,11 +77,11 @@ void vc_utilization_of(struct vc_region *region, uint32_t card, bool in_use, str
     pthread_mutex_lock(&mutex);
     if (vc_now_ns() - history->newer.time_ns >= (history->older.time_ns ? VC__PERIOD_NS : VC__FIRST_NS)) {
         history->older = history->newer;
-        take(&history->newer, region, card);
+        take(&history->newer, card);
     }
     const struct reading *older = &history->older, *newer = &history->newer;
     uint64_t window = older->time_ns ? newer->time_ns - older->time_ns : 0;
-    uint32_t cores = vc_load_relaxed(&region->limits->cards[card].core_limit);
+    uint32_t cores = vc_load_relaxed(&card->limit->core_limit);
     cores = cores < 1 || cores > 100 ? 100 : cores;
     uint64_t busy = grown(older->card_ns, newer->card_ns);
     found->gpu = percent(busy, window, cores);
@@ -103,11 +105,12 @@ enum source {
     SOURCE_NOBODY,  /* other containers use the card too, and what this one uses is not known */
 };
 
-static enum source source_of(struct vc_region *region, int card)
+static enum source source_of(int number)
 {
-    if (card < 0 || !vc_gate_needed(&region->limits->cards[card]))
+    const struct vc_card *card = number >= 0 ? vc_card((uint32_t)number) : NULL;
+    if (!card || !vc_gate_needed(card->limit))
         return SOURCE_DRIVER;
-    return region->state == VC_REGION_ENFORCED ? SOURCE_REGION : SOURCE_NOBODY;
+    return card->region->state == VC_REGION_ENFORCED ? SOURCE_REGION : SOURCE_NOBODY;
 }
 
 /* The share's part of the card's memory traffic is not measured: it is taken to follow the GPU time. */
@@ -122,18 +125,17 @@ static unsigned int memory_part(const nvmlUtilization_t *card, const struct vc_u
 
 nvmlReturn_t vc_hook_nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
-    struct vc_region *region = vc_region_get();
-    int card = vc_card_of_handle(region, device);
+    int card = vc_card_of_handle(device);
     nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetUtilizationRates(device, utilization);
-    if (result != NVML_SUCCESS || source_of(region, card) == SOURCE_DRIVER)
+    if (result != NVML_SUCCESS || source_of(card) == SOURCE_DRIVER)
         return result;
-    if (source_of(region, card) == SOURCE_NOBODY) {
+    if (source_of(card) == SOURCE_NOBODY) {
         *utilization = (nvmlUtilization_t){0};
         return NVML_ERROR_NOT_SUPPORTED;
     }
     struct vc_tenant processes[VC_MAX_SLOTS];
     struct vc_utilization own;
-    vc_utilization_of(region, (uint32_t)card, vc_tenants(region, (uint32_t)card, processes) > 0, &own);
+    vc_utilization_of((uint32_t)card, vc_tenants(vc_card((uint32_t)card), processes) > 0, &own);
     utilization->memory = memory_part(utilization, &own, own.gpu);
     utilization->gpu = own.gpu;
     return result;
@@ -143,8 +145,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type
                                           unsigned int *value_type, unsigned int *count, nvmlSample_t *samples)
 {
     bool of_share = type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES;
-    struct vc_region *region = vc_region_get();
-    if (!of_share || !value_type || !count || source_of(region, vc_card_of_handle(region, device)) == SOURCE_DRIVER)
+    if (!of_share || !value_type || !count || source_of(vc_card_of_handle(device)) == SOURCE_DRIVER)
         return vc_nvml_real.nvmlDeviceGetSamples(device, type, after_us, value_type, count, samples);
     unsigned int room = *count;
     nvmlReturn_t result = vc_nvml_real.nvmlDeviceGetSamples(device, type, after_us, value_type, count, NULL);
@@ -163,7 +164,7 @@ nvmlReturn_t vc_hook_nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type
     result = vc_hook_nvmlDeviceGetUtilizationRates(device, &utilization);
     if (result != NVML_SUCCESS)
         return result;
-    vc_utilization_of(region, (uint32_t)vc_card_of_handle(region, device), false, &own); /* the reading just taken */
+    vc_utilization_of((uint32_t)vc_card_of_handle(device), false, &own); /* the reading just taken */
     if (room == 0 || own.stamp_us <= after_us)
         return room == 0 ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_FOUND;
     samples[0] = (nvmlSample_t){.timeStamp = own.stamp_us};
@@ -215,16 +216,15 @@ static unsigned int busy_alone(nvmlDevice_t device, const struct vc_tenant *proc
 
 unsigned int vc_busy_processes(nvmlDevice_t device, uint64_t after_us, struct vc_busy_process *busy)
 {
-    struct vc_region *region = vc_region_get();
-    uint32_t card = (uint32_t)vc_card_of_handle(region, device);
+    uint32_t card = (uint32_t)vc_card_of_handle(device);
     struct vc_tenant processes[VC_MAX_SLOTS];
-    unsigned int count = vc_tenants(region, card, processes), known = 0, newer = 0;
-    if (source_of(region, (int)card) == SOURCE_DRIVER) {
+    unsigned int count = vc_tenants(vc_card(card), processes), known = 0, newer = 0;
+    if (source_of((int)card) == SOURCE_DRIVER) {
         known = busy_alone(device, processes, count, busy);
     } else if (count > 0) {
         nvmlUtilization_t rates = {0};
         struct vc_utilization own;
-        vc_utilization_of(region, card, true, &own);
+        vc_utilization_of(card, true, &own);
         if (vc_nvml_real.nvmlDeviceGetUtilizationRates)
             vc_nvml_real.nvmlDeviceGetUtilizationRates(device, &rates);
         for (; known < count; known++) {

@@ -13,8 +13,8 @@ struct vc_utilization {
 };
 
 /* The container's GPU time on a gated card, in the window between the last two readings. Blocks for 100 ms at the first call in
- * this process while a process is on the card (`in_use`), without a lock held. Pre: region->usage, card < region->card_count. */
-void vc_utilization_of(struct vc_region *region, uint32_t card, bool in_use, struct vc_utilization *found);
+ * this process while a process is on the card (`in_use`), without a lock held. `card` by its number in the process. */
+void vc_utilization_of(uint32_t card, bool in_use, struct vc_utilization *found);
 
 struct vc_busy_process {
     unsigned int pid;

@@ -1,4 +1,5 @@
-/* The region's layout as C sees it: `vcuda/abi/region.abi` with guards, the magic and proof that no offset moved.
+/* The region's layout as C sees it: `vcuda/abi/region.abi` with guards, the magic and proof that no offset moved. A process may have
+ * several regions open (regions.h); the layout knows nothing of that.
  *
  * Rules of the ABI: append-only. A new field takes the place of a reserved word, is zero in older files, and raises
  * VC_ABI_MINOR; nothing ever moves. A file of another VC_ABI_MAJOR is refused. */

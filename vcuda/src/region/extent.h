@@ -12,10 +12,12 @@
 #define VC_EXTENT_BITS 30 /* of a chunk's number: as many are shared by a process in its life */
 
 struct flock;
+struct vc_region;
 
 struct vc_extent {
+    struct vc_region *region;
     uint32_t slot;
-    uint32_t cards; /* on which it lies */
+    uint32_t cards; /* of the region, on which it lies */
     uint64_t first, chunks;
 };
 

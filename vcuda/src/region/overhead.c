@@ -40,17 +40,16 @@ int vc_overhead_write(const char *limits_path, const uint64_t *bytes, uint32_t c
 
 void vc_overhead_refresh(struct vc_region *region, uint32_t card, bool for_refusal)
 {
-    static uint64_t asked_ns, seen[VC_MAX_CARDS]; /* launches and ledger changes of this process when it last asked */
     const uint64_t *samples = &region->limits->cards[card].overhead_samples;
     struct vc_slot *own = region->state == VC_REGION_ENFORCED ? vc_region_slot(region) : NULL;
     uint64_t before = vc_load(samples), now = vc_now_ns();
     if (!own || before == 0)
         return;
     uint64_t done = vc_load_relaxed(&own->cards[card].launches) + vc_load_relaxed(&own->cards[card].generation);
-    if ((done == vc_load_relaxed(&seen[card]) && !for_refusal) || now - vc_load_relaxed(&asked_ns) < VC__PAUSE_NS)
+    if ((done == vc_load_relaxed(&region->asked_work[card]) && !for_refusal) || now - vc_load_relaxed(&region->asked_ns) < VC__PAUSE_NS)
         return;
-    vc_store_relaxed(&seen[card], done);
-    vc_store_relaxed(&asked_ns, now);
+    vc_store_relaxed(&region->asked_work[card], done);
+    vc_store_relaxed(&region->asked_ns, now);
     /* The question is a new time of change of the usage file: who measures watches that, and nobody has to poll. */
     if (utimensat(AT_FDCWD, region->file.path, NULL, 0) != 0)
         return;

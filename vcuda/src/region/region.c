@@ -1,12 +1,9 @@
-/* Finding and mapping the region of this process, once, and again in a forked child. */
+/* Opening, mapping and reading one region. */
 #include "region/region.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/mman.h>
@@ -14,73 +11,18 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/fork.h"
+#include "base/log.h"
 #include "region/descriptor.h"
 #include "region/file.h"
-#include "base/log.h"
 
-#define VC__SYSTEM_DIRECTORY "/etc/vcuda"
-
-static struct vc_region_page first_page;
-struct vc_region_page *vc__region_page = &first_page;
-static const struct vc_card_limit no_limit = {.cores = 100, .core_limit = 100, .flags = VC_CARD_WHOLE};
-static struct vc_region the_region;
-static bool opened; /* `the_region` was filled in, here or in the process that we were forked from */
-
-static void map_fork_page(void)
-{
-    if (vc__region_page != &first_page)
-        return;
-    struct vc_region_page *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return;
-    if (madvise(page, sizeof *page, MADV_WIPEONFORK) != 0) { /* before Linux 4.14: see child_after_fork */
-        munmap(page, sizeof *page);
-        return;
-    }
-    page->lock = (uint32_t)getpid(); /* our caller holds the lock of the first page */
-    vc_store_release(&vc__region_page, page);
-}
-
-/* The directory of `$ORIGIN/../vcuda` of the library that holds this function. */
-static bool origin_directory(char *directory, size_t bytes)
-{
-    Dl_info info;
-    char file[PATH_MAX] = "";
-    if (dladdr((void *)&origin_directory, &info) && info.dli_fname)
-        snprintf(file, sizeof file, "%s", info.dli_fname);
-    if (file[0] != '/') {
-        /* Found through a relative library path, and the process may have changed its directory since. */
-        file[0] = '\0';
-        FILE *maps = fopen("/proc/self/maps", "re");
-        char line[PATH_MAX + 128];
-        while (maps && fgets(line, sizeof line, maps)) {
-            unsigned long start, end;
-            char *path = strchr(line, '/');
-            if (path && sscanf(line, "%lx-%lx", &start, &end) == 2 && (unsigned long)&origin_directory >= start &&
-                (unsigned long)&origin_directory < end) {
-                snprintf(file, sizeof file, "%.*s", (int)strcspn(path, "\n"), path);
-                break;
-            }
-        }
-        if (maps)
-            fclose(maps);
-    }
-    char *slash = strrchr(file, '/');
-    if (!slash)
-        return false;
-    *slash = '\0';
-    return snprintf(directory, bytes, "%s/../vcuda", file) < (int)bytes;
-}
-
-static bool is_configured(const char *directory)
+bool vc_region_is_at(const char *directory)
 {
     char path[VC_PATH_BYTES];
     struct stat status;
     static const char *const names[] = {"limits", "usage"};
     for (size_t i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", directory, names[i]);
-        if (lstat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR))
+        bool whole = snprintf(path, sizeof path, "%s/%s", directory, names[i]) < (int)sizeof path;
+        if (!whole || lstat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR))
             return true;
     }
     return false;
@@ -171,8 +113,12 @@ static bool count_time_alone(struct vc_region *region)
     return true;
 }
 
-static void open_directory(struct vc_region *region, const char *directory)
+void vc_region_open(struct vc_region *region, const char *directory)
 {
+    memset(region, 0, sizeof *region);
+    pthread_mutex_init(&region->slow_mutex, NULL);
+    pthread_mutex_init(&region->witness.mutex, NULL);
+    region->file.descriptor = region->witness.descriptor = -1;
     struct vc_error error;
     uint64_t instance = 0;
     if (!open_limits(region, directory, &instance, &error)) {
@@ -195,108 +141,20 @@ static void open_directory(struct vc_region *region, const char *directory)
     vc_log_once(VC_NOTICE_UNCOUNTED, "%s; GPU memory is refused to this process, and it borrows no idle GPU time", error.text);
 }
 
-static void find_region(struct vc_region *region)
+void vc_region_close(struct vc_region *region)
 {
-    char origin[VC_PATH_BYTES];
-    if (is_configured(VC__SYSTEM_DIRECTORY)) {
-        open_directory(region, VC__SYSTEM_DIRECTORY);
-        return;
-    }
-    bool has_origin = origin_directory(origin, sizeof origin);
-    if (has_origin && is_configured(origin)) {
-        open_directory(region, origin);
-        return;
-    }
-    region->state = VC_REGION_ABSENT;
-    vc_log_once(VC_NOTICE_ABSENT, "no share is configured (no limits in " VC__SYSTEM_DIRECTORY " nor in %s): nothing is limited here",
-                has_origin ? origin : "the directory beside this library");
+    if (region->limits)
+        munmap((void *)(uintptr_t)region->limits, VC_LIMITS_FILE_BYTES);
+    if (region->usage)
+        munmap(region->usage, VC_USAGE_FILE_BYTES);
+    if (region->file.descriptor >= 0)
+        close(region->file.descriptor);
 }
 
-/* In a forked child: what we have belongs to the parent. The mappings are not ours (MADV_DONTFORK). The descriptor shares the
- * parent's lock: it stays open, as the card's files do, so that the parent's memory counts as long as we keep it on the
- * card. A parent without a slot had none there; then it goes, by close, never by unlocking. */
-static void forget_parent(void)
+void vc_region_forget(const struct vc_region *region)
 {
-    if (!the_region.slot && vc_descriptor_is_usage(&the_region.file, the_region.file.descriptor))
-        close(the_region.file.descriptor);
-    vc_fork_forget();
-}
-
-/* At once, or the modules' memory of the parent would be used. A child made without fork(3) comes here when it first looks
- * for its region. */
-static void child_after_fork(void)
-{
-    struct vc_region_page *page = vc__region_page;
-    if (page == &first_page) { /* this kernel wipes nothing: what a child made without fork(3) does is undefined there */
-        vc_store_relaxed(&page->only, NULL);
-        vc_store_relaxed(&page->lock, 0);
-        vc_store_release(&page->region, NULL);
-    }
-    if (opened && vc_load_acquire(&vc__region_page->region) == NULL) {
-        forget_parent();
-        opened = false;
-    }
-}
-
-/* Only threads of this process hold it: another process's PID was copied by fork while one of its threads was here. */
-static void lock_page(struct vc_region_page *page)
-{
-    uint32_t own = (uint32_t)getpid();
-    for (;;) {
-        uint32_t holder = vc_load_relaxed(&page->lock);
-        if (holder == own)
-            vc_sleep_ns(50000);
-        else if (__atomic_compare_exchange_n(&page->lock, &holder, own, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-            return;
-    }
-}
-
-static struct vc_region *open_once(const char *directory)
-{
-    struct vc_region_page *page = vc_load_acquire(&vc__region_page);
-    lock_page(page);
-    /* The first caller of all moves the lock to a page of its own; who waited on the first page follows it there. */
-    if (page != vc_load_acquire(&vc__region_page)) {
-        vc_store_release(&page->lock, 0);
-        return open_once(directory);
-    }
-    if (!page->region) {
-        struct vc_region_page *initial = page;
-        static bool watching_forks;
-        if (opened)
-            forget_parent();
-        if (!watching_forks)
-            watching_forks = pthread_atfork(NULL, NULL, child_after_fork) == 0;
-        map_fork_page();
-        page = vc__region_page;
-        memset(&the_region, 0, sizeof the_region);
-        pthread_mutex_init(&the_region.slow_mutex, NULL);
-        pthread_mutex_init(&the_region.witness.mutex, NULL);
-        the_region.file.descriptor = the_region.witness.descriptor = -1;
-        if (directory)
-            open_directory(&the_region, directory);
-        else
-            find_region(&the_region);
-        opened = true;
-        vc_store_release(&page->only, the_region.card_count == 0   ? &no_limit
-                                      : the_region.card_count == 1 ? &the_region.limits->cards[0]
-                                                                   : NULL);
-        vc_store_release(&page->region, &the_region);
-        if (page != initial)
-            vc_store_release(&initial->lock, 0);
-    }
-    vc_store_release(&page->lock, 0);
-    return page->region;
-}
-
-struct vc_region *vc__region_open(void)
-{
-    return open_once(NULL);
-}
-
-struct vc_region *vc_region_get_at(const char *directory)
-{
-    return open_once(directory);
+    if (!region->slot && vc_descriptor_is_usage(&region->file, region->file.descriptor))
+        close(region->file.descriptor);
 }
 
 int vc_region_card(const struct vc_region *region, const char *uuid)

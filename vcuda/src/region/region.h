@@ -1,8 +1,4 @@
-/* A process's view of its container's region: finding it, mapping it, owning a slot in it.
- *
- * Locking of this module: vc_region_get and vc_region_slot (slot.h) may be called from any thread at any time, also in
- * a forked child; they take a private mutex only on their slow path (first call in a process) and never hold it across a call
- * of the driver. The structure they return lives as long as the process. */
+/* One region, as a process has it open: two files mapped, a slot of its own. Which regions a process has: regions.h. */
 #ifndef VC_REGION_H
 #define VC_REGION_H
 
@@ -11,12 +7,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "region/abi.h"
 #include "base/atomic.h"
+#include "region/abi.h"
 #include "region/descriptor.h"
 
 enum vc_region_state {
-    VC_REGION_ABSENT,   /* nothing is configured: pass everything through */
     VC_REGION_ENFORCED, /* limits and usage are mapped */
     VC_REGION_UNCOUNTED, /* limits are mapped, usage can't be used: memory refused, guaranteed share, no lending */
     VC_REGION_DAMAGED,  /* limits exist but can't be read: memory refused, compute unthrottled */
@@ -33,8 +28,8 @@ struct vc_witness {
 
 struct vc_region {
     enum vc_region_state state;
-    uint32_t card_count;            /* cards of the share; 0 in ABSENT and DAMAGED */
-    const struct vc_limits *limits; /* read-only mapping; NULL in ABSENT and DAMAGED */
+    uint32_t card_count;            /* cards that the limits name; 0 in DAMAGED */
+    const struct vc_limits *limits; /* read-only mapping; NULL in DAMAGED */
     struct vc_usage *usage;         /* shared in ENFORCED, private zeroed memory in UNCOUNTED; else NULL */
 
     /* Private to this folder. */
@@ -49,37 +44,23 @@ struct vc_region {
     struct vc_witness witness;
     struct vc_hold *holds;  /* what this process holds that another one owns (shared.h); guarded by slow_mutex */
     uint64_t shared_chunks; /* numbers that were given to what it owns and others may hold */
+    uint64_t asked_ns;      /* when it last asked for a sample (overhead.h) … */
+    uint64_t asked_work[VC_MAX_CARDS]; /* … and its launches and ledger changes then */
 };
 
-/* What the first look found. It lives in a page that the kernel wipes in a forked child, however it forked: there both
- * pointers read NULL again. */
-struct vc_region_page {
-    struct vc_region *region;
-    const struct vc_card_limit *only; /* the limits of the share's only card, or of no card; NULL with several cards */
-    uint32_t lock; /* PID of the process of which a thread holds it, or 0 */
-};
-extern struct vc_region_page *vc__region_page __attribute__((visibility("hidden")));
+/* Whether a folder holds a region, in whatever state. */
+bool vc_region_is_at(const char *directory);
 
-/* The limits that alone decide about this process's work, or NULL if it takes more than a look to say: several cards, or
- * nobody has looked yet. Without a share they name no limit. For the launch path: two loads, no call. */
-static inline const struct vc_card_limit *vc_region_only_limit(void)
-{
-    return vc_load_acquire(&vc_load_relaxed(&vc__region_page)->only);
-}
+/* Open the region in `directory`: fills in all of *region. Says once on stderr why one is uncounted or damaged. */
+void vc_region_open(struct vc_region *region, const char *directory);
 
-/* The region of this process, never NULL; found and mapped at the first call in a process (and again in a forked
- * child, which must not inherit its parent's slot). Cost after that: two loads. Says once on stderr why a region is
- * absent, uncounted or damaged. */
-struct vc_region *vc__region_open(void);
-static inline struct vc_region *vc_region_get(void)
-{
-    struct vc_region *region = vc_load_acquire(&vc_load_relaxed(&vc__region_page)->region);
-    return VC_LIKELY(region != NULL) ? region : vc__region_open();
-}
+/* Nothing of it is needed. Pre: no slot was claimed in it. */
+void vc_region_close(struct vc_region *region);
 
-/* Open the region in `directory` for this process instead of looking for it; for programs that are not the shims
- * (tests, benchmarks). Pre: vc_region_get was not called yet in this process. Post: as vc_region_get. */
-struct vc_region *vc_region_get_at(const char *directory);
+/* In a forked child: what is open belongs to the parent. The mappings are not the child's (MADV_DONTFORK). The descriptor shares the
+ * parent's lock: it stays open, as the card's files do, so that the parent's memory counts as long as the child keeps it on the card. A
+ * parent without a slot had none there; then it goes, by close, never by unlocking. */
+void vc_region_forget(const struct vc_region *region);
 
 /* Index of the card with this UUID ("GPU-…", "MIG-…"; case-insensitive) in limits and usage, or -1. */
 int vc_region_card(const struct vc_region *region, const char *uuid);

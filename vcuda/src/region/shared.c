@@ -19,15 +19,16 @@ bool vc_shared_new(struct vc_region *region, uint32_t cards, uint64_t bytes, str
 {
     const struct vc_slot *own = vc_region_slot(region);
     uint64_t chunks = bytes / VC_EXTENT_CHUNK + (bytes % VC_EXTENT_CHUNK != 0);
-    if (!own || chunks == 0 || chunks >> VC_EXTENT_BITS)
+    if (!own || region->state != VC_REGION_ENFORCED || chunks == 0 || chunks >> VC_EXTENT_BITS)
         return false;
     uint64_t first = __atomic_fetch_add(&region->shared_chunks, chunks, __ATOMIC_RELAXED);
-    *extent = (struct vc_extent){(uint32_t)(own - region->usage->slots), cards, first, chunks};
+    *extent = (struct vc_extent){region, (uint32_t)(own - region->usage->slots), cards, first, chunks};
     return (first + chunks) >> VC_EXTENT_BITS == 0;
 }
 
-bool vc_shared_end(struct vc_region *region, const struct vc_extent *extent)
+bool vc_shared_end(const struct vc_extent *extent)
 {
+    struct vc_region *region = extent->region;
     pthread_mutex_lock(&region->slow_mutex);
     int descriptor = vc_slots_descriptor(region); /* who holds it looks for the end after that; so one of us sees the other */
     bool ended = descriptor >= 0 && vc_extent_end(descriptor, extent) && !vc_extent_is_held(descriptor, extent);
@@ -35,23 +36,24 @@ bool vc_shared_end(struct vc_region *region, const struct vc_extent *extent)
     return ended;
 }
 
-/* Pre: region->slow_mutex held. What this process holds of that slot and some of those chunks; NULL: nothing. */
-static struct vc_hold **hold_of(struct vc_region *region, const struct vc_extent *extent)
+/* Pre: the region's slow mutex is held. What this process holds of that slot and some of those chunks; NULL: nothing. */
+static struct vc_hold **hold_of(const struct vc_extent *extent)
 {
-    struct vc_hold **link = &region->holds;
+    struct vc_hold **link = &extent->region->holds;
     while (*link && ((*link)->extent.slot != extent->slot || (*link)->extent.first >= extent->first + extent->chunks ||
                      extent->first >= (*link)->extent.first + (*link)->extent.chunks))
         link = &(*link)->next;
     return *link ? link : NULL;
 }
 
-bool vc_shared_hold(struct vc_region *region, const struct vc_extent *extent, uint32_t tag)
+bool vc_shared_hold(const struct vc_extent *extent, uint32_t tag)
 {
+    struct vc_region *region = extent->region;
     bool held = false;
     if (region->state != VC_REGION_ENFORCED || extent->slot >= VC_MAX_SLOTS || !vc_region_slot(region))
         return false;
     pthread_mutex_lock(&region->slow_mutex);
-    struct vc_hold **known = hold_of(region, extent), *made = known ? NULL : malloc(sizeof *made);
+    struct vc_hold **known = hold_of(extent), *made = known ? NULL : malloc(sizeof *made);
     const struct vc_slot *slot = &region->usage->slots[extent->slot];
     int descriptor = vc_slots_descriptor(region);
     if (known) { /* the same, or of another container, or of a former owner of the slot's: nobody pays for that here */
@@ -75,10 +77,11 @@ bool vc_shared_hold(struct vc_region *region, const struct vc_extent *extent, ui
     return held;
 }
 
-void vc_shared_let(struct vc_region *region, const struct vc_extent *extent)
+void vc_shared_let(const struct vc_extent *extent)
 {
+    struct vc_region *region = extent->region;
     pthread_mutex_lock(&region->slow_mutex);
-    struct vc_hold **known = hold_of(region, extent), *gone = known ? *known : NULL;
+    struct vc_hold **known = hold_of(extent), *gone = known ? *known : NULL;
     if (gone && --gone->count == 0) {
         *known = gone->next;
         vc_extent_set(vc_slots_descriptor(region), F_UNLCK, &gone->extent);
@@ -87,10 +90,11 @@ void vc_shared_let(struct vc_region *region, const struct vc_extent *extent)
     pthread_mutex_unlock(&region->slow_mutex);
 }
 
-void vc_shared_narrow(struct vc_region *region, const struct vc_extent *extent)
+void vc_shared_narrow(const struct vc_extent *extent)
 {
+    struct vc_region *region = extent->region;
     pthread_mutex_lock(&region->slow_mutex);
-    struct vc_hold **known = hold_of(region, extent);
+    struct vc_hold **known = hold_of(extent);
     if (known) {
         struct vc_extent without = *extent;
         without.cards = (*known)->extent.cards & ~extent->cards;
@@ -100,8 +104,9 @@ void vc_shared_narrow(struct vc_region *region, const struct vc_extent *extent)
     pthread_mutex_unlock(&region->slow_mutex);
 }
 
-bool vc_shared_is_held(struct vc_region *region, const struct vc_extent *extent)
+bool vc_shared_is_held(const struct vc_extent *extent)
 {
+    struct vc_region *region = extent->region;
     pthread_mutex_lock(&region->slow_mutex);
     bool held = vc_extent_is_held(vc_slots_descriptor(region), extent);
     pthread_mutex_unlock(&region->slow_mutex);
@@ -154,10 +159,10 @@ static uint64_t packed(const struct vc_extent *extent)
     return (card << VC_EXTENT_BITS | extent->first) << VC_EXTENT_BITS | extent->chunks;
 }
 
-static struct vc_extent unpacked(uint64_t owner, uint64_t place)
+static struct vc_extent unpacked(struct vc_region *region, uint64_t owner, uint64_t place)
 {
     const uint64_t number = (UINT64_C(1) << VC_EXTENT_BITS) - 1;
-    return (struct vc_extent){.slot = slot_of(owner), .cards = 1u << (place >> 2 * VC_EXTENT_BITS),
+    return (struct vc_extent){.region = region, .slot = slot_of(owner), .cards = 1u << (place >> 2 * VC_EXTENT_BITS),
                               .first = place >> VC_EXTENT_BITS & number, .chunks = place & number};
 }
 
@@ -172,8 +177,9 @@ static bool is_anothers(struct vc_region *region, uint32_t slot)
 }
 
 /* Write it into a record that is free, or (`ask`: the kernel is asked) whose process is dead. */
-static bool publish(struct vc_region *region, uint64_t name, const struct vc_extent *extent, bool ask)
+static bool publish(uint64_t name, const struct vc_extent *extent, bool ask)
 {
+    struct vc_region *region = extent->region;
     uint64_t writing = owner_of(region, extent->slot);
     for (uint32_t index = 0; index < VC__PLACES; index++) {
         struct vc_name *one = place_of(region, name, index);
@@ -188,14 +194,15 @@ static bool publish(struct vc_region *region, uint64_t name, const struct vc_ext
     return false;
 }
 
-bool vc_shared_publish(struct vc_region *region, uint64_t name, const struct vc_extent *extent)
+bool vc_shared_publish(uint64_t name, const struct vc_extent *extent)
 {
     bool one_card = extent->cards != 0 && (extent->cards & (extent->cards - 1)) == 0;
-    return one_card && (publish(region, name, extent, false) || publish(region, name, extent, true));
+    return one_card && (publish(name, extent, false) || publish(name, extent, true));
 }
 
-void vc_shared_withdraw(struct vc_region *region, uint64_t name, const struct vc_extent *extent)
+void vc_shared_withdraw(uint64_t name, const struct vc_extent *extent)
 {
+    struct vc_region *region = extent->region;
     uint64_t wanted = named(owner_of(region, extent->slot), name);
     for (uint32_t index = 0; index < VC__PLACES; index++) {
         struct vc_name *one = place_of(region, name, index);
@@ -208,13 +215,15 @@ void vc_shared_withdraw(struct vc_region *region, uint64_t name, const struct vc
 bool vc_shared_find(struct vc_region *region, uint64_t name, struct vc_extent *extent)
 {
     uint32_t found = 0;
+    if (region->state != VC_REGION_ENFORCED)
+        return false;
     for (uint32_t index = 0; index < VC__PLACES; index++) {
         struct vc_name *one = place_of(region, name, index);
         uint64_t owner = vc_load(&one->owner), place = vc_load(&one->place);
         if (owner != named(owner >> VC__NAME_BITS << VC__NAME_BITS, name) || vc_load(&one->owner) != owner || !is_owned(region, owner) ||
             !is_anothers(region, slot_of(owner)))
             continue;
-        *extent = unpacked(owner, place);
+        *extent = unpacked(region, owner, place);
         found++;
     }
     return found == 1 && extent->chunks > 0;

@@ -45,80 +45,80 @@ struct creation {
     struct vc_charge charge;
     struct vc_measure measure;
     uint64_t ledger; /* of this process on the card when the measurement began */
-    uint32_t card; /* that is measured */
+    const struct vc_card *card; /* that is measured */
     bool measuring, turn;
 };
 
-static uint64_t own_ledger(struct vc_region *region, uint32_t card)
+static uint64_t own_ledger(const struct vc_card *card)
 {
-    struct vc_slot *own = vc_region_slot(region);
-    return own ? vc_load(&own->cards[card].committed_bytes) : 0;
+    struct vc_slot *own = vc_region_slot(card->region);
+    return own ? vc_load(&own->cards[card->index].committed_bytes) : 0;
 }
 
 static void end_measuring(struct creation *creation)
 {
     if (creation->turn)
-        vc_slots_end_turn(creation->charge.region, creation->card);
+        vc_slots_end_turn(creation->card->region, creation->card->index);
     creation->measuring = creation->turn = false;
     pthread_mutex_unlock(&measuring);
 }
 
 /* What a context on the card costs, as far as anybody knows. */
-static uint64_t known_cost(struct vc_region *region, int card)
+static uint64_t known_cost(const struct vc_card *card)
 {
-    uint64_t told = vc_load_relaxed(&region->limits->cards[card].context_bytes);
-    return told ? told : vc_load_relaxed(&region->usage->cards[card].learnt_context_bytes);
+    uint64_t told = vc_load_relaxed(&card->limit->context_bytes);
+    return told ? told : vc_load_relaxed(&card->usage->learnt_context_bytes);
 }
 
 /* Returns the cost where another one measured it meanwhile. */
-static uint64_t begin_measuring(struct creation *creation, struct vc_region *region, uint32_t card)
+static uint64_t begin_measuring(struct creation *creation, const struct vc_card *card)
 {
     pthread_mutex_lock(&measuring);
     creation->card = card;
-    creation->turn = vc_slots_take_turn(region, card);
+    creation->turn = vc_slots_take_turn(card->region, card->index);
     creation->measuring = true;
-    uint64_t cost = known_cost(region, (int)card);
+    uint64_t cost = known_cost(card);
     if (cost > 0)
         end_measuring(creation);
     return cost;
 }
 
 /* False: nothing is left. Of a whole card nothing is reserved. */
-static bool reserve_rest(struct vc_charge *charge, uint32_t card)
+static bool reserve_rest(struct vc_charge *charge, const struct vc_card *card)
 {
     for (int attempt = 0; attempt < 2 && charge->reserved == 0; attempt++) {
         if (attempt > 0)
-            vc_account_make_room(charge->region, charge->cards);
-        charge->reserved = vc_quota_reserve_rest(charge->region, card);
+            vc_account_make_room(charge->cards);
+        charge->reserved = vc_quota_reserve_rest(card->region, card->index);
     }
-    if (charge->reserved > 0 || vc_quota_limit(charge->region, card) == UINT64_MAX)
+    if (charge->reserved > 0 || vc_quota_limit(card->region, card->index) == UINT64_MAX)
         return true;
-    vc_refused(charge->region, charge->cards, 0);
+    vc_refused(charge->cards, 0);
     return false;
 }
 
 static CUresult begin_creation(struct creation *creation, CUdevice device)
 {
-    struct vc_region *region = vc_region_get();
+    int number = vc_card_of_device(device);
     creation->measuring = creation->turn = false;
-    creation->charge = (struct vc_charge){.region = region};
-    if (region->state == VC_REGION_DAMAGED)
+    creation->charge = (struct vc_charge){0};
+    if (number == VC_CARD_LOST)
         return CUDA_SUCCESS; /* computing is allowed then, allocating is not */
-    int card = vc_card_of_device(region, device);
-    uint64_t expected = card >= 0 ? known_cost(region, card) : 0;
-    if (card >= 0 && expected == 0)
-        expected = begin_measuring(creation, region, (uint32_t)card);
+    const struct vc_card *card = number >= 0 ? vc_card((uint32_t)number) : NULL;
+    uint64_t expected = card ? known_cost(card) : 0;
+    if (card && expected == 0)
+        expected = begin_measuring(creation, card);
     CUresult result = vc_charge_device(&creation->charge, device, expected);
     if (!creation->measuring)
         return result;
-    if (result == CUDA_SUCCESS && !reserve_rest(&creation->charge, (uint32_t)card))
+    if (result == CUDA_SUCCESS && !reserve_rest(&creation->charge, card))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS) {
         end_measuring(creation);
         return result;
     }
-    vc_measure_begin(&creation->measure, region->limits->cards[card].uuid);
-    creation->ledger = own_ledger(region, (uint32_t)card);
+    vc_measure_begin(&creation->measure, card->limit->uuid);
+    creation->ledger = own_ledger(card);
     return result;
 }
 
@@ -131,7 +131,7 @@ static void drop(struct creation *creation)
 }
 
 /* Nobody tells what it took: no more than is in use on the card beyond what the container is charged, nor than the dearest known. */
-static uint64_t most_it_took(struct vc_region *region, uint32_t card, CUcontext context)
+static uint64_t most_it_took(const struct vc_card *card, CUcontext context)
 {
     size_t free_bytes = 0, total_bytes = 0;
     CUcontext popped;
@@ -141,7 +141,7 @@ static uint64_t most_it_took(struct vc_region *region, uint32_t card, CUcontext 
             total_bytes = 0;
         vc_real.cuCtxPopCurrent_v2(&popped);
     }
-    uint64_t in_use = total_bytes - free_bytes, charged = vc_quota_used(region, card);
+    uint64_t in_use = total_bytes - free_bytes, charged = vc_quota_used(card->region, card->index);
     uint64_t beyond = in_use > charged ? in_use - charged : VC__DEAREST_CONTEXT;
     return beyond < VC__DEAREST_CONTEXT ? beyond : VC__DEAREST_CONTEXT;
 }
@@ -149,14 +149,14 @@ static uint64_t most_it_took(struct vc_region *region, uint32_t card, CUcontext 
 /* What the card's use grew by, without what other threads of this process allocated meanwhile. */
 static uint64_t measured_cost(const struct creation *creation, CUcontext context)
 {
-    uint32_t card = creation->card;
+    const struct vc_card *card = creation->card;
     uint64_t grown = vc_measure_end(&creation->measure);
     if (grown == 0)
-        return most_it_took(creation->charge.region, card, context);
-    uint64_t ledger = own_ledger(creation->charge.region, card);
+        return most_it_took(card, context);
+    uint64_t ledger = own_ledger(card);
     uint64_t beside = ledger > creation->ledger ? ledger - creation->ledger : 0;
     uint64_t cost = grown > beside ? grown - beside : 0;
-    vc_raise_to(&creation->charge.region->usage->cards[card].learnt_context_bytes, cost);
+    vc_raise_to(&card->usage->learnt_context_bytes, cost);
     return cost;
 }
 
@@ -166,10 +166,9 @@ static bool hold_cost(struct creation *creation, CUcontext context)
     struct vc_charge *charge = &creation->charge;
     if (!charge->cards)
         return true;
-    uint32_t card = (uint32_t)__builtin_ctz(charge->cards);
     bool fits = !creation->measuring || vc_charge_resize(charge, measured_cost(creation, context));
     if (fits)
-        vc_quota_commit(charge->region, card, charge->reserved, VC_QUOTA_CONTEXT);
+        vc_cards_commit(charge->cards, charge->reserved, VC_QUOTA_CONTEXT);
     return fits;
 }
 
@@ -181,7 +180,7 @@ static struct cost cost_of(const struct creation *creation, CUcontext context)
 
 static void release_cost(const struct cost *cost)
 {
-    vc_cards_release(vc_region_get(), cost->cards, cost->bytes, VC_QUOTA_CONTEXT);
+    vc_cards_release(cost->cards, cost->bytes, VC_QUOTA_CONTEXT);
 }
 
 /* Before anybody can use it: what was known of the only context is not true of two. */
@@ -264,7 +263,7 @@ CUresult vc_hook_cuCtxAttach(CUcontext *context, unsigned int flags)
 static CUresult destroy(CUcontext context, CUresult (*call)(CUcontext))
 {
     struct cost cost;
-    vc_region_get(); /* a forked child forgets its parent's contexts first */
+    vc_regions_get(); /* a forked child forgets its parent's contexts first */
     bool known = vc_table_take(&contexts, (uint64_t)(uintptr_t)context, &cost);
     struct vc_dying dying = known ? vc_account_context_ending(context) : (struct vc_dying){0};
     struct vc_tracker *work = vc_work_context_ending(context);
@@ -305,7 +304,7 @@ CUresult vc_hook_cuCtxDetach(CUcontext context)
 CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcontext *context)
 {
     bool known = device >= 0 && device < VC__MAX_DEVICES;
-    vc_region_get();
+    vc_regions_get();
     if (!known || vc_load_acquire(&primaries[device].charged))
         return keeper->call(keeper->argument, context);
     struct primary *primary = &primaries[device];
@@ -382,7 +381,7 @@ bool vc_primary_ended(CUdevice device)
 
 static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice), bool reset)
 {
-    vc_region_get();
+    vc_regions_get();
     if (device < 0 || device >= VC__MAX_DEVICES)
         return call(device);
     bool charged = vc_load_acquire(&primaries[device].charged);

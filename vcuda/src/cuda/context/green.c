@@ -43,7 +43,7 @@ CUresult vc_hook_cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resourc
     struct creation creation = {context, resources, device, flags};
     if (!context)
         return vc_real.cuGreenCtxCreate(context, resources, device, flags);
-    vc_region_get();
+    vc_regions_get();
     CUcontext primary = NULL;
     CUresult result = vc_primary_keep(device, &(struct vc_keeper){create, destroy, &creation}, &primary);
     if (result != CUDA_SUCCESS)
@@ -60,7 +60,7 @@ CUresult vc_hook_cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resourc
 CUresult vc_hook_cuGreenCtxDestroy(CUgreenCtx context)
 {
     struct green entry;
-    vc_region_get();
+    vc_regions_get();
     bool known = vc_table_take(&greens, (uint64_t)(uintptr_t)context, &entry);
     CUresult result = vc_real.cuGreenCtxDestroy(context);
     if (known && result == CUDA_SUCCESS)
@@ -75,7 +75,7 @@ CUresult vc_hook_cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     CUresult result = vc_real.cuCtxFromGreenCtx(context, green);
     struct green entry;
-    vc_region_get();
+    vc_regions_get();
     if (result == CUDA_SUCCESS && vc_table_get(&greens, (uint64_t)(uintptr_t)green, &entry))
         vc_owner_set(*context, entry.primary);
     if (result == CUDA_SUCCESS) { /* it has default streams of its own */

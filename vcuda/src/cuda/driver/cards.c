@@ -1,14 +1,15 @@
-/* CUDA devices → cards of the share, by UUID. */
+/* CUDA devices → cards of the process, by UUID. */
 #include "cuda/driver/cards.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/fork.h"
 #include "base/log.h"
 
 #define VC__MAX_DEVICES 64
 #define VC__NOT_ASKED 0
-#define VC__STORED(card) ((card) + 3) /* so that zeroed memory means "not asked" */
+#define VC__STORED(card) ((card) + 4) /* so that zeroed memory means "not asked" */
 
 static int32_t cards[VC__MAX_DEVICES];
 static uint32_t context_epoch = 1;
@@ -27,8 +28,9 @@ static void format_uuid(const CUuuid *uuid, const char *prefix, char *text, size
              b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-static int ask_card(struct vc_region *region, CUdevice device)
+static int ask_card(CUdevice device)
 {
+    const struct vc_regions *regions = vc_regions_get();
     CUuuid uuid;
     CUresult result = CUDA_ERROR_NOT_FOUND;
     if (vc_real.cuDeviceGetUuid_v2) /* names MIG instances, the older one their parent */
@@ -39,23 +41,23 @@ static int ask_card(struct vc_region *region, CUdevice device)
         return VC_CARD_UNKNOWN;
     char text[VC_UUID_BYTES];
     format_uuid(&uuid, "GPU", text, sizeof text);
-    int card = vc_region_card(region, text);
+    int card = vc_regions_card(regions, text);
     if (card < 0) {
         format_uuid(&uuid, "MIG", text, sizeof text);
-        card = vc_region_card(region, text);
+        card = vc_regions_card(regions, text);
     }
-    return card < 0 ? VC_CARD_NONE : card;
+    return card >= 0 ? card : regions->lost ? VC_CARD_LOST : VC_CARD_NONE;
 }
 
-static int find_card(struct vc_region *region, CUdevice device)
+static int find_card(CUdevice device)
 {
-    if (region->card_count == 0)
-        return VC_CARD_NONE;
+    if (vc_regions_get()->card_count == 0)
+        return VC_CARD_LOST;
     if (device < 0 || device >= VC__MAX_DEVICES)
         return VC_CARD_UNKNOWN;
     int32_t stored = vc_load_relaxed(&cards[device]);
     if (stored == VC__NOT_ASKED) {
-        int card = ask_card(region, device);
+        int card = ask_card(device);
         if (card == VC_CARD_UNKNOWN)
             return card; /* not initialised yet, perhaps: ask again next time */
         stored = VC__STORED(card);
@@ -64,20 +66,36 @@ static int find_card(struct vc_region *region, CUdevice device)
     return stored - VC__STORED(0);
 }
 
-int vc_card_of_device(struct vc_region *region, CUdevice device)
+int vc_card_of_device(CUdevice device)
 {
-    int card = find_card(region, device);
-    if (VC_UNLIKELY(card == VC_CARD_NONE) && region->card_count > 0)
+    int card = find_card(device);
+    if (VC_UNLIKELY(card == VC_CARD_NONE))
         vc_log_once(VC_NOTICE_UNKNOWN_CARD, "device %d is not a card of this share: its memory is refused", device);
     return card;
 }
 
-bool vc_card_is_visible(struct vc_region *region, CUdevice device)
+bool vc_card_is_visible(CUdevice device)
 {
-    return region->card_count == 0 || find_card(region, device) != VC_CARD_NONE;
+    return find_card(device) != VC_CARD_NONE;
 }
 
-int vc_card_of_current(struct vc_region *region, CUcontext *context)
+struct vc_region *vc_cards_region(vc_cards cards, uint32_t *within)
+{
+    struct vc_region *region = NULL;
+    *within = 0;
+    if (cards & VC_LOST_CARDS)
+        return NULL;
+    VC_EACH_CARD(number, cards) {
+        const struct vc_card *card = vc_card(number);
+        if (region && card->region != region)
+            return NULL;
+        region = card->region;
+        *within |= 1u << card->index;
+    }
+    return region;
+}
+
+int vc_card_of_current(CUcontext *context)
 {
     CUcontext now = NULL;
     if (vc_real.cuCtxGetCurrent(&now) != CUDA_SUCCESS || !now)
@@ -90,7 +108,7 @@ int vc_card_of_current(struct vc_region *region, CUcontext *context)
     CUdevice device;
     if (vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS)
         return VC_CARD_UNKNOWN;
-    int card = vc_card_of_device(region, device);
+    int card = vc_card_of_device(device);
     if (card != VC_CARD_UNKNOWN) {
         current.context = now;
         current.card = card;
@@ -112,7 +130,7 @@ CUcontext vc_only_context(int *card)
 
 void vc_context_made(CUcontext context, CUdevice device)
 {
-    int card = vc_card_of_device(vc_region_get(), device);
+    int card = vc_card_of_device(device);
     vc_store_release(&only, NULL); /* before anybody can use this one */
     vc_store_relaxed(&only_card, card);
     if (vc_add(&contexts_made, 1) == 1 && card >= 0)
@@ -162,6 +180,7 @@ void vc_cards_forget_contexts(void)
 
 static void forget(void)
 {
+    memset(cards, 0, sizeof cards);
     contexts_made = 0;
     vc_cards_forget_contexts();
 }

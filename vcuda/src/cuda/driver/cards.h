@@ -6,25 +6,35 @@
 
 #define VC_CARD_NONE (-1)    /* the device is not part of the share */
 #define VC_CARD_UNKNOWN (-2) /* no current context, or an invalid device: the driver's own error will say so */
+#define VC_CARD_LOST (-3)    /* limits that can't be read may name it: it may compute, and has no memory */
 
-/* A set of cards of the share: bit i is its card i. */
+/* A set of cards of the process: bit i is its card i. */
 typedef uint32_t vc_cards;
+#define VC_LOST_CARDS ((vc_cards)1 << VC_MAX_PROCESS_CARDS) /* and all that are lost: nothing is ever reserved on a set with them */
 
-static inline vc_cards vc_cards_all(const struct vc_region *region)
+/* For each card of a set, by its number. */
+#define VC_EACH_CARD(card, cards) for (uint32_t card = 0; ((cards) & ~VC_LOST_CARDS) >> card; card++) \
+    if ((cards) >> card & 1)
+
+/* Where memory may lie that lies on no certain card. */
+static inline vc_cards vc_cards_all(void)
 {
-    return (vc_cards)((UINT64_C(1) << region->card_count) - 1);
+    const struct vc_regions *regions = vc_regions_get();
+    return ((vc_cards)1 << regions->card_count) - 1 + (regions->lost ? VC_LOST_CARDS : 0);
 }
 
-/* Card of a device, by its UUID; asked of the driver once per device. Pre: vc_real is loaded. */
-int vc_card_of_device(struct vc_region *region, CUdevice device);
+/* The region that all cards of a set are of, and the set by its numbers; NULL: they are of several, or there are none. */
+struct vc_region *vc_cards_region(vc_cards cards, uint32_t *within);
 
-/* Whether the tenant may see this device: not if it is another one's card. With unreadable limits we know of no cards: then
- * all are seen. */
-bool vc_card_is_visible(struct vc_region *region, CUdevice device);
+/* Card of a device, by its UUID; asked of the driver once per device. Pre: vc_real is loaded. */
+int vc_card_of_device(CUdevice device);
+
+/* Whether the tenant may see this device: not if it is another one's card. A card that is lost is seen. */
+bool vc_card_is_visible(CUdevice device);
 
 /* Card and handle of the calling thread's current context; *context may be NULL to ask for the card only. Remembered per
  * thread. */
-int vc_card_of_current(struct vc_region *region, CUcontext *context);
+int vc_card_of_current(CUcontext *context);
 
 /* The process's only context, with its card, or NULL: none, or there were several. What it asks for while none is current the driver
  * refuses. Spares a call of the driver for each allocation. */

@@ -5,7 +5,7 @@
 #include "cuda/driver/cards.h"
 
 /* The driver's ordinal of the tenant's `wanted`th device, or -1; how many there are in *visible. */
-static int find(struct vc_region *region, int wanted, int *visible)
+static int find(int wanted, int *visible)
 {
     int all = 0, found = -1;
     *visible = 0;
@@ -14,7 +14,7 @@ static int find(struct vc_region *region, int wanted, int *visible)
     for (int ordinal = 0; ordinal < all; ordinal++) {
         CUdevice device;
         /* One that can't be had is not ours to judge: the driver's own error will say so. */
-        if (vc_real.cuDeviceGet(&device, ordinal) == CUDA_SUCCESS && !vc_card_is_visible(region, device))
+        if (vc_real.cuDeviceGet(&device, ordinal) == CUDA_SUCCESS && !vc_card_is_visible(device))
             continue;
         if ((*visible)++ == wanted)
             found = ordinal;
@@ -26,13 +26,13 @@ CUresult vc_hook_cuDeviceGetCount(int *count)
 {
     CUresult result = vc_real.cuDeviceGetCount(count);
     if (result == CUDA_SUCCESS && vc_real.cuDeviceGet)
-        find(vc_region_get(), -1, count);
+        find(-1, count);
     return result;
 }
 
 CUresult vc_hook_cuDeviceGet(CUdevice *device, int ordinal)
 {
-    int visible, found = ordinal < 0 || !vc_real.cuDeviceGetCount ? ordinal : find(vc_region_get(), ordinal, &visible);
+    int visible, found = ordinal < 0 || !vc_real.cuDeviceGetCount ? ordinal : find(ordinal, &visible);
     return vc_real.cuDeviceGet(device, found); /* -1: the driver says what is wrong with it */
 }
 
@@ -42,7 +42,7 @@ CUresult vc_hook_cuDeviceGetByPCIBusId(CUdevice *device, const char *bus)
     CUresult result = vc_real.cuDeviceGetByPCIBusId(device ? &found : device, bus);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!vc_card_is_visible(vc_region_get(), found))
+    if (!vc_card_is_visible(found))
         return CUDA_ERROR_INVALID_DEVICE;
     *device = found;
     return result;

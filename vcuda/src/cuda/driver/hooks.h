@@ -3,8 +3,8 @@
 #define VC_HOOKS_H
 
 #include "base/atomic.h"
+#include "region/regions.h"
 #include "vc_cuda.h"
-#include "region/region.h"
 
 #define VC_EXPORT __attribute__((visibility("default")))
 
@@ -22,7 +22,7 @@ extern struct vc_real vc_real __attribute__((visibility("hidden")));
 /* Look all of them up, once; afterwards vc_real.ready is set even if there is no driver at all. Any thread. */
 void vc_real_load(void);
 
-/* What each owner implements. They run only in a process that has a share (state other than VC_REGION_ABSENT), and
+/* What each owner implements. They run only in a process that has a share (vc_regions.any), and
  * never change what the driver would have answered except as the share demands. */
 #define VC_HOOK(name, parameters, arguments) CUresult vc_hook_##name parameters;
 #define VC_REAL(name, parameters)

@@ -18,9 +18,8 @@ static void exchange(const char *symbol, void **function)
     if (!symbol || !vc_hooks_base_name(symbol, strlen(symbol)))
         return;
     /* A version of a hooked function that did not exist when we were built: it works, but nothing limits it. */
-    struct vc_region *region = vc_region_get();
-    if (region->usage)
-        vc_add_relaxed(&region->usage->cards[0].unknown_symbols, 1);
+    if (vc_regions_get()->card_count > 0)
+        vc_add_relaxed(&vc_card(0)->usage->unknown_symbols, 1);
     vc_log_once(VC_NOTICE_UNKNOWN_SYMBOL, "this driver has a version of %s that is newer than this build of vcuda: it is not limited",
                 symbol);
 }

@@ -11,31 +11,32 @@
 
 #define VC__VARIABLE "CUDA_VISIBLE_DEVICES="
 
-static char chosen[sizeof VC__VARIABLE + VC_MAX_CARDS * (VC_UUID_BYTES + 1)] = VC__VARIABLE;
+static char chosen[sizeof VC__VARIABLE + VC_MAX_PROCESS_CARDS * (VC_UUID_BYTES + 1)] = VC__VARIABLE;
 
 /* The UUID of the share's `wanted`th card in the order of the machine; NULL: it has not so many. */
-static const char *uuid_of(const struct vc_region *region, long wanted)
+static const char *uuid_of(const struct vc_regions *regions, long wanted)
 {
-    const struct vc_card_limit *cards = region->limits->cards;
-    for (uint32_t card = 0; card < region->card_count; card++) {
+    const struct vc_card *cards = regions->cards;
+    for (uint32_t card = 0; card < regions->card_count; card++) {
         long before = 0;
-        for (uint32_t other = 0; other < region->card_count; other++)
-            before += cards[other].minor < cards[card].minor || (cards[other].minor == cards[card].minor && other < card);
+        for (uint32_t other = 0; other < regions->card_count; other++)
+            before += cards[other].limit->minor < cards[card].limit->minor ||
+                      (cards[other].limit->minor == cards[card].limit->minor && other < card);
         if (before == wanted)
-            return cards[card].uuid;
+            return cards[card].limit->uuid;
     }
     return NULL;
 }
 
 /* False: it names cards otherwise than by numbers. The list ends at the first number that is no card, as the driver has it. */
-static bool choose(const struct vc_region *region, const char *numbers)
+static bool choose(const struct vc_regions *regions, const char *numbers)
 {
     char *end = chosen + strlen(VC__VARIABLE), *after;
     for (;; numbers = after + 1) {
         long number = strtol(numbers, &after, 10);
         if (after == numbers || (*after && *after != ','))
             return false;
-        const char *uuid = end - chosen < (ptrdiff_t)(sizeof chosen - VC_UUID_BYTES - 2) ? uuid_of(region, number) : NULL;
+        const char *uuid = end - chosen < (ptrdiff_t)(sizeof chosen - VC_UUID_BYTES - 2) ? uuid_of(regions, number) : NULL;
         if (uuid && end[-1] != '=')
             *end++ = ',';
         if (uuid)
@@ -50,9 +51,10 @@ static bool choose(const struct vc_region *region, const char *numbers)
 
 static void translate(void)
 {
-    const struct vc_region *region = vc_region_get();
-    for (char **variable = environ; region->card_count > 0 && variable && *variable; variable++) {
-        if (strncmp(*variable, VC__VARIABLE, strlen(VC__VARIABLE)) == 0 && choose(region, *variable + strlen(VC__VARIABLE)))
+    const struct vc_regions *regions = vc_regions_get();
+    bool all_known = regions->card_count > 0 && !regions->lost;
+    for (char **variable = environ; all_known && variable && *variable; variable++) {
+        if (strncmp(*variable, VC__VARIABLE, strlen(VC__VARIABLE)) == 0 && choose(regions, *variable + strlen(VC__VARIABLE)))
             *variable = chosen;
     }
 }

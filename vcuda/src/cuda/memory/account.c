@@ -17,9 +17,6 @@ extern const struct vc_source *const __stop_vc_sources[] __attribute__((visibili
 #define VC__EACH_SOURCE(source)                                                                                        \
     for (const struct vc_source *const *source = __start_vc_sources; source < __stop_vc_sources; source++)
 
-#define VC__EACH_CARD(card, cards) for (uint32_t card = 0; (cards) >> card; card++) \
-    if ((cards) >> card & 1)
-
 uint64_t vc_round_up(uint64_t bytes, uint64_t multiple)
 {
     return bytes > UINT64_MAX - multiple ? UINT64_MAX : (bytes + multiple - 1) / multiple * multiple;
@@ -33,73 +30,77 @@ uint64_t vc_times(uint64_t a, uint64_t b)
 
 /* Sets of cards. */
 
-void vc_cards_rollback(struct vc_region *region, vc_cards cards, uint64_t bytes)
+void vc_cards_rollback(vc_cards cards, uint64_t bytes)
 {
-    VC__EACH_CARD(card, cards)
-        vc_quota_rollback(region, card, bytes);
+    VC_EACH_CARD(card, cards)
+        vc_quota_rollback(vc_card(card)->region, vc_card(card)->index, bytes);
 }
 
-static bool reserve_cards(struct vc_region *region, vc_cards cards, uint64_t bytes, bool managed)
+static bool reserve_cards(vc_cards cards, uint64_t bytes, bool managed)
 {
-    VC__EACH_CARD(card, cards) {
-        if ((managed ? vc_quota_reserve_managed : vc_quota_reserve)(region, card, bytes))
+    if (cards & VC_LOST_CARDS)
+        return false;
+    VC_EACH_CARD(card, cards) {
+        if ((managed ? vc_quota_reserve_managed : vc_quota_reserve)(vc_card(card)->region, vc_card(card)->index, bytes))
             continue;
-        vc_cards_rollback(region, cards & ((1u << card) - 1), bytes);
+        vc_cards_rollback(cards & ((1u << card) - 1), bytes);
         return false;
     }
     return true;
 }
 
-bool vc_cards_reserve(struct vc_region *region, vc_cards cards, uint64_t bytes)
+bool vc_cards_reserve(vc_cards cards, uint64_t bytes)
 {
-    return bytes == 0 || reserve_cards(region, cards, bytes, false);
+    return bytes == 0 || reserve_cards(cards, bytes, false);
 }
 
-bool vc_cards_could_fit(struct vc_region *region, vc_cards cards, uint64_t bytes, bool managed)
+bool vc_cards_could_fit(vc_cards cards, uint64_t bytes, bool managed)
 {
-    VC__EACH_CARD(card, cards) {
-        if (!vc_quota_could_fit(region, card, bytes, managed))
+    if (cards & VC_LOST_CARDS)
+        return false;
+    VC_EACH_CARD(card, cards) {
+        if (!vc_quota_could_fit(vc_card(card)->region, vc_card(card)->index, bytes, managed))
             return false;
     }
     return true;
 }
 
-void vc_cards_commit(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
+void vc_cards_commit(vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
 {
-    VC__EACH_CARD(card, cards)
-        vc_quota_commit(region, card, bytes, kind);
+    VC_EACH_CARD(card, cards)
+        vc_quota_commit(vc_card(card)->region, vc_card(card)->index, bytes, kind);
 }
 
-void vc_cards_release(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
+void vc_cards_release(vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
 {
-    VC__EACH_CARD(card, cards)
-        vc_quota_release(region, card, bytes, kind);
+    VC_EACH_CARD(card, cards)
+        vc_quota_release(vc_card(card)->region, vc_card(card)->index, bytes, kind);
 }
 
-void vc_cards_charge(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
+void vc_cards_charge(vc_cards cards, uint64_t bytes, enum vc_quota_kind kind)
 {
-    VC__EACH_CARD(card, cards)
-        vc_quota_charge(region, card, bytes, kind);
+    VC_EACH_CARD(card, cards)
+        vc_quota_charge(vc_card(card)->region, vc_card(card)->index, bytes, kind);
 }
 
-void vc_cards_share(struct vc_region *region, vc_cards cards, int64_t bytes)
+void vc_cards_share(vc_cards cards, int64_t bytes)
 {
-    struct vc_slot *own = vc_region_slot(region);
-    VC__EACH_CARD(card, cards) {
+    VC_EACH_CARD(card, cards) {
+        struct vc_slot *own = vc_region_slot(vc_card(card)->region);
         if (own)
-            vc_add(&own->cards[card].exported_bytes, (uint64_t)bytes);
+            vc_add(&own->cards[vc_card(card)->index].exported_bytes, (uint64_t)bytes);
     }
 }
 
-void vc_account_make_room(struct vc_region *region, vc_cards cards)
+void vc_account_make_room(vc_cards cards)
 {
-    VC__EACH_CARD(card, cards) {
+    VC_EACH_CARD(card, cards) {
         VC__EACH_SOURCE(source) {
             if ((*source)->make_room)
-                (*source)->make_room(region, card);
+                (*source)->make_room(card);
         }
-        if (vc_load_relaxed(&region->limits->cards[card].overhead_bytes) > 0)
-            vc_overhead_refresh(region, card, true);
+        if (vc_load_relaxed(&vc_card(card)->limit->overhead_bytes) > 0)
+            vc_overhead_refresh(vc_card(card)->region, vc_card(card)->index, true);
     }
 }
 
@@ -116,13 +117,13 @@ void vc_account_settle(void)
 /* Nothing is left of the physical share: take the memory as managed memory, if the share is oversold. Pre: one card. */
 static bool oversell(struct vc_charge *charge, uint64_t bytes)
 {
-    uint32_t card = (uint32_t)__builtin_ctz(charge->cards);
-    if (!vc_real.cuMemAllocManaged || !vc_quota_oversells(charge->region, card) ||
-        !reserve_cards(charge->region, vc_cards_all(charge->region), bytes, true))
+    const struct vc_card *card = vc_card((uint32_t)__builtin_ctz(charge->cards));
+    if (!vc_real.cuMemAllocManaged || !vc_quota_oversells(card->region, card->index) ||
+        !reserve_cards(vc_cards_all(), bytes, true))
         return false;
-    charge->cards = vc_cards_all(charge->region);
+    charge->cards = vc_cards_all();
     charge->managed = true;
-    vc_add_relaxed(&charge->region->usage->cards[card].oversold_allocations, 1);
+    vc_add_relaxed(&card->usage->oversold_allocations, 1);
     vc_log_once(VC_NOTICE_OVERSOLD,
                 "the share is oversold and its physical part is full: from here on memory may lie on the host, and be slow");
     return true;
@@ -134,15 +135,15 @@ enum form { AS_ASKED, OR_MANAGED };
 static CUresult reserve(struct vc_charge *charge, uint64_t bytes, enum form form)
 {
     charge->reserved = bytes;
-    if (!charge->cards || reserve_cards(charge->region, charge->cards, bytes, charge->managed))
+    if (!charge->cards || reserve_cards(charge->cards, bytes, charge->managed))
         return CUDA_SUCCESS;
     /* What can't be had anyway takes nothing from anybody. */
-    if (vc_cards_could_fit(charge->region, charge->cards, bytes, charge->managed || form == OR_MANAGED)) {
-        vc_account_make_room(charge->region, charge->cards);
-        if (reserve_cards(charge->region, charge->cards, bytes, charge->managed) || (form == OR_MANAGED && oversell(charge, bytes)))
+    if (vc_cards_could_fit(charge->cards, bytes, charge->managed || form == OR_MANAGED)) {
+        vc_account_make_room(charge->cards);
+        if (reserve_cards(charge->cards, bytes, charge->managed) || (form == OR_MANAGED && oversell(charge, bytes)))
             return CUDA_SUCCESS;
     }
-    vc_refused(charge->region, charge->cards, bytes);
+    vc_refused(charge->cards, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -163,10 +164,10 @@ bool vc_beyond_every_card(uint64_t bytes)
 static CUresult reserve_card(struct vc_charge *charge, int card, uint64_t bytes, enum form form)
 {
     /* Managed memory goes to whichever card uses it, unasked. */
-    charge->cards = card < 0 ? 0 : charge->managed ? vc_cards_all(charge->region) : 1u << card;
+    charge->cards = card < 0 ? 0 : charge->managed ? vc_cards_all() : 1u << card;
     charge->reserved = bytes;
     /* Limits are unreadable, or the share has nothing of this card. */
-    if (card == VC_CARD_NONE)
+    if (card == VC_CARD_NONE || card == VC_CARD_LOST)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = reserve(charge, bytes, form);
     if (result != CUDA_SUCCESS && !charge->managed && vc_beyond_every_card(bytes)) {
@@ -179,15 +180,15 @@ static CUresult reserve_card(struct vc_charge *charge, int card, uint64_t bytes,
 static CUresult reserve_current(struct vc_charge *charge, uint64_t bytes, bool managed, enum form form)
 {
     int card;
-    *charge = (struct vc_charge){.region = vc_region_get(), .managed = managed};
+    *charge = (struct vc_charge){.managed = managed};
     charge->context = vc_only_context(&card);
     if (VC_UNLIKELY(!charge->context)) {
-        card = vc_card_of_current(charge->region, &charge->context);
+        card = vc_card_of_current(&charge->context);
         charge->context = vc_context_owner(charge->context);
         return reserve_card(charge, card, bytes, form);
     }
     CUresult result = reserve_card(charge, card, bytes, form);
-    if (result == CUDA_SUCCESS || vc_card_of_current(charge->region, NULL) != VC_CARD_UNKNOWN)
+    if (result == CUDA_SUCCESS || vc_card_of_current(NULL) != VC_CARD_UNKNOWN)
         return result;
     charge->cards = 0; /* no context is current: that is what is wrong */
     return CUDA_SUCCESS;
@@ -210,29 +211,29 @@ CUresult vc_charge_either(struct vc_charge *charge, uint64_t bytes)
 
 CUresult vc_charge_device(struct vc_charge *charge, CUdevice device, uint64_t bytes)
 {
-    *charge = (struct vc_charge){.region = vc_region_get()};
-    return reserve_card(charge, vc_card_of_device(charge->region, device), bytes, AS_ASKED);
+    *charge = (struct vc_charge){0};
+    return reserve_card(charge, vc_card_of_device(device), bytes, AS_ASKED);
 }
 
 CUresult vc_charge_cards(struct vc_charge *charge, vc_cards cards, uint64_t bytes)
 {
-    *charge = (struct vc_charge){.region = vc_region_get(), .cards = cards};
+    *charge = (struct vc_charge){.cards = cards};
     return reserve(charge, bytes, AS_ASKED);
 }
 
 bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
 {
     if (bytes < charge->reserved) {
-        vc_cards_rollback(charge->region, charge->cards, charge->reserved - bytes);
+        vc_cards_rollback(charge->cards, charge->reserved - bytes);
     } else if (bytes > charge->reserved) {
         uint64_t more = bytes - charge->reserved;
-        bool fits = reserve_cards(charge->region, charge->cards, more, charge->managed);
-        if (!fits && vc_cards_could_fit(charge->region, charge->cards, bytes, charge->managed)) {
-            vc_account_make_room(charge->region, charge->cards);
-            fits = reserve_cards(charge->region, charge->cards, more, charge->managed);
+        bool fits = reserve_cards(charge->cards, more, charge->managed);
+        if (!fits && vc_cards_could_fit(charge->cards, bytes, charge->managed)) {
+            vc_account_make_room(charge->cards);
+            fits = reserve_cards(charge->cards, more, charge->managed);
         }
         if (!fits) {
-            vc_refused(charge->region, charge->cards, more);
+            vc_refused(charge->cards, more);
             return false;
         }
     }
@@ -242,16 +243,17 @@ bool vc_charge_resize(struct vc_charge *charge, uint64_t bytes)
 
 void vc_charge_drop(const struct vc_charge *charge)
 {
-    vc_cards_rollback(charge->region, charge->cards, charge->reserved);
+    vc_cards_rollback(charge->cards, charge->reserved);
 }
 
 int64_t vc_left_on_card(const struct vc_charge *charge)
 {
     size_t free_bytes = 0, total_bytes;
-    struct vc_slot *own = vc_region_slot(charge->region);
+    const struct vc_card *card = vc_card((uint32_t)__builtin_ctz(charge->cards));
+    struct vc_slot *own = vc_region_slot(card->region);
     if (vc_real.cuMemGetInfo_v2)
         vc_real.cuMemGetInfo_v2(&free_bytes, &total_bytes);
-    return (int64_t)(free_bytes + (own ? vc_load(&own->cards[__builtin_ctz(charge->cards)].committed_bytes) : 0));
+    return (int64_t)(free_bytes + (own ? vc_load(&own->cards[card->index].committed_bytes) : 0));
 }
 
 /* Records. */
@@ -279,7 +281,7 @@ static bool keep(struct vc_charge *charge, const struct vc_allocation *allocatio
     struct vc_range range = range_of(allocation);
     if (vc_charge_resize(charge, taken) && vc_table_put(&allocations, allocation)) {
         if (taken > 0) /* not in a chunk that others have opened */
-            vc_cards_commit(charge->region, charge->cards, taken, quota_kind(allocation->kind));
+            vc_cards_commit(charge->cards, taken, quota_kind(allocation->kind));
         return true;
     }
     if (is_small(allocation))
@@ -326,7 +328,7 @@ bool vc_account_get(uint64_t key, struct vc_allocation *allocation)
 
 bool vc_charge_take(uint64_t key, struct vc_allocation *freeing)
 {
-    vc_region_get(); /* in a forked child: forgets the parent's allocations first */
+    vc_regions_get(); /* in a forked child: forgets the parent's allocations first */
     return vc_table_take(&allocations, key, freeing);
 }
 
@@ -348,7 +350,7 @@ static void release(const struct vc_allocation *freed)
     uint64_t bytes = is_small(freed) ? vc_chunks_leave(&range) : freed->bytes;
     uint64_t kept = is_taken_over(freed, bytes) ? VC_CHUNK : 0;
     if (bytes > kept)
-        vc_cards_release(vc_region_get(), freed->cards, bytes - kept, quota_kind(freed->kind));
+        vc_cards_release(freed->cards, bytes - kept, quota_kind(freed->kind));
 }
 
 uint64_t vc_account_chunk(const struct vc_allocation *allocation)

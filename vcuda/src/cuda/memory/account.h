@@ -33,7 +33,7 @@ enum vc_memory_kind {
 /* Called with no lock held, in any thread; NULL where a source has nothing to say. */
 struct vc_source {
     /* Before a refusal: give back what is idle on the card, bring charges up to date. */
-    void (*make_room)(struct vc_region *region, uint32_t card);
+    void (*make_room)(uint32_t card);
     /* The application has waited for the card, or asks what is free: look at what was given back meanwhile. Cheap when nothing was. */
     void (*settle)(void);
     /* An allocation that the source recorded is gone, by the driver's word. */
@@ -49,7 +49,6 @@ struct vc_source {
     static const struct vc_source *const vc__listed_##source __attribute__((used, section("vc_sources"))) = &source
 
 struct vc_charge {
-    struct vc_region *region;
     CUcontext context; /* current when the charge began; NULL if it was begun for a device */
     vc_cards cards;    /* on which `reserved` is booked; none: nothing is, the driver will refuse by itself */
     uint64_t reserved;
@@ -64,17 +63,17 @@ uint64_t vc_round_up(uint64_t bytes, uint64_t multiple); /* saturates */
 uint64_t vc_times(uint64_t a, uint64_t b);               /* saturates */
 
 /* Bytes on each of the cards. The quota's words for a set of cards; see region/quota.h. */
-bool vc_cards_reserve(struct vc_region *region, vc_cards cards, uint64_t bytes);
-bool vc_cards_could_fit(struct vc_region *region, vc_cards cards, uint64_t bytes, bool managed);
-void vc_cards_rollback(struct vc_region *region, vc_cards cards, uint64_t bytes);
-void vc_cards_commit(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
-void vc_cards_release(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
-void vc_cards_charge(struct vc_region *region, vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
+bool vc_cards_reserve(vc_cards cards, uint64_t bytes);
+bool vc_cards_could_fit(vc_cards cards, uint64_t bytes, bool managed);
+void vc_cards_rollback(vc_cards cards, uint64_t bytes);
+void vc_cards_commit(vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
+void vc_cards_release(vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
+void vc_cards_charge(vc_cards cards, uint64_t bytes, enum vc_quota_kind kind);
 /* So much more (or less) of what is charged has an extent, and may be held by others: region/shared.h. */
-void vc_cards_share(struct vc_region *region, vc_cards cards, int64_t bytes);
+void vc_cards_share(vc_cards cards, int64_t bytes);
 
 /* Ask all sources for what they can spare on these cards. */
-void vc_account_make_room(struct vc_region *region, vc_cards cards);
+void vc_account_make_room(vc_cards cards);
 
 /* Have all sources settle. */
 void vc_account_settle(void);

@@ -115,7 +115,7 @@ static struct vc_place place_of(const CUarrayMapInfo *info)
 void vc_sparse_array_made(const void *array)
 {
     CUcontext context = NULL;
-    vc_card_of_current(vc_region_get(), &context);
+    vc_card_of_current(&context);
     vc_holder_made(array, vc_context_owner(context));
 }
 

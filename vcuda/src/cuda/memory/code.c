@@ -207,16 +207,15 @@ static uint64_t fallen(int64_t from, int64_t to)
 
 static CUresult begin_load(struct loading *loading, struct need need)
 {
-    struct vc_region *region = vc_region_get();
     struct vc_charge *charge = &loading->charge;
     uint64_t most = need.variables > UINT64_MAX - need.code ? UINT64_MAX : vc_round_up(need.code + need.variables, VC__CODE_STEP);
-    *loading = (struct loading){.charge = {.region = region}, .need = need, .most = most};
-    if (region->state == VC_REGION_DAMAGED)
+    *loading = (struct loading){.need = need, .most = most};
+    if (vc_card_of_current(NULL) == VC_CARD_LOST)
         return CUDA_SUCCESS; /* computing is allowed then, and takes code */
     CUresult result = vc_charge_current(charge, need.upper_bound ? need.variables : most);
     if (result != CUDA_SUCCESS || !charge->cards || !need.upper_bound)
         return result;
-    if (vc_cards_reserve(region, charge->cards, most - charge->reserved))
+    if (vc_cards_reserve(charge->cards, most - charge->reserved))
         charge->reserved = most;
     loading->left = vc_left_on_card(charge);
     return CUDA_SUCCESS;
@@ -361,7 +360,7 @@ static CUresult enter(CUlibrary handle, CUcontext context, int card)
 static CUresult enter_context(CUlibrary handle)
 {
     CUcontext context = NULL;
-    int card = vc_card_of_current(vc_region_get(), &context);
+    int card = vc_card_of_current(&context);
     return enter(handle, context, card);
 }
 
@@ -372,7 +371,7 @@ static CUresult enter_of_stream(CUlibrary handle, CUstream stream)
     CUcontext context;
     if (!vc_stream_device(stream ? stream : CU_STREAM_LEGACY, &device, &context))
         return CUDA_SUCCESS;
-    return enter(handle, context, vc_card_of_device(vc_region_get(), device));
+    return enter(handle, context, vc_card_of_device(device));
 }
 
 /* Give back what its variables took in all contexts. */

@@ -89,12 +89,12 @@ static void settle(const struct vc_charge *charge, CUcontext context, struct cha
     if (!vc_table_edit(&contexts, (uint64_t)(uintptr_t)context, any, change, &made))
         made.was = made.bytes = 0; /* nothing was charged and nothing is, or no host memory: then it is overhead */
     uint64_t more = made.bytes > made.was ? made.bytes - made.was : 0, paid = more < charge->reserved ? more : charge->reserved;
-    vc_cards_commit(charge->region, charge->cards, paid, VC_QUOTA_PLAIN);
-    vc_cards_rollback(charge->region, charge->cards, charge->reserved - paid);
+    vc_cards_commit(charge->cards, paid, VC_QUOTA_PLAIN);
+    vc_cards_rollback(charge->cards, charge->reserved - paid);
     if (more > paid) /* another thread has changed it meanwhile */
-        vc_cards_charge(charge->region, charge->cards, more - paid, VC_QUOTA_PLAIN);
+        vc_cards_charge(charge->cards, more - paid, VC_QUOTA_PLAIN);
     if (made.was > made.bytes)
-        vc_cards_release(charge->region, charge->cards, made.was - made.bytes, VC_QUOTA_PLAIN);
+        vc_cards_release(charge->cards, made.was - made.bytes, VC_QUOTA_PLAIN);
 }
 
 /* Limits. */
@@ -119,8 +119,8 @@ CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
     struct context known = {0};
     CUcontext context = NULL;
     CUdevice device;
-    if (limit < 0 || limit >= LIMITS || vc_region_get()->state == VC_REGION_DAMAGED || vc_real.cuCtxGetCurrent(&context) != CUDA_SUCCESS ||
-        !context || vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS || !ask_default(limit))
+    if (limit < 0 || limit >= LIMITS || vc_card_of_current(&context) == VC_CARD_LOST || !context ||
+        vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS || !ask_default(limit))
         return vc_real.cuCtxSetLimit(limit, value); /* computing is allowed without readable limits, and takes stacks */
     context = vc_context_owner(context);
     vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known);
@@ -177,16 +177,14 @@ static void remember(CUfunction function)
 
 CUresult vc_frame_pay(CUfunction function, CUstream stream, bool of_library)
 {
-    struct vc_region *region = vc_region_get();
     struct vc_charge charge;
     struct context known = {0};
     CUcontext context = NULL;
     CUdevice device;
-    if (!function || region->state == VC_REGION_DAMAGED ||
-        !vc_stream_device(stream ? stream : CU_STREAM_LEGACY, &device, &context))
+    if (!function || !vc_stream_device(stream ? stream : CU_STREAM_LEGACY, &device, &context))
         return CUDA_SUCCESS;
     context = vc_context_owner(context);
-    int card = vc_card_of_device(region, device);
+    int card = vc_card_of_device(device);
     uint64_t frame = ask_default(LOCAL) ? frame_of(function, of_library, device) : 0;
     if (card < 0 || frame < vc_load_relaxed(&defaults[LOCAL]) || frame == 0) {
         if (!of_library || !vc_several_contexts())
@@ -242,10 +240,9 @@ struct making {
 static CUresult begin_stream(struct making *making)
 {
     struct context known = {0};
-    struct vc_region *region = vc_region_get();
     CUcontext context;
-    *making = (struct making){.charge = {.region = region}};
-    if (region->state == VC_REGION_DAMAGED || vc_card_of_current(region, &context) < 0)
+    *making = (struct making){0};
+    if (vc_card_of_current(&context) < 0)
         return CUDA_SUCCESS;
     making->context = vc_context_owner(context);
     vc_table_edit(&contexts, (uint64_t)(uintptr_t)making->context, true, add_stream, NULL);
@@ -379,7 +376,7 @@ static void context_ended(CUcontext context)
     if (!vc_table_take(&contexts, (uint64_t)(uintptr_t)context, &old))
         return;
     for (int part = 0; part < PARTS; part++)
-        vc_cards_release(vc_region_get(), old.cards, old.bytes[part], VC_QUOTA_PLAIN);
+        vc_cards_release(old.cards, old.bytes[part], VC_QUOTA_PLAIN);
 }
 
 static const struct vc_source context_memory = {.context_ended = context_ended};

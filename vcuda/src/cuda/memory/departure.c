@@ -139,9 +139,9 @@ static void settle(void)
 }
 
 /* All of them, whatever their order. */
-static void make_room(struct vc_region *region, uint32_t card)
+static void make_room(uint32_t card)
 {
-    (void)region, (void)card;
+    (void)card;
     for (uint64_t left = vc_load_relaxed(&waiting); left > 0; left--) {
         struct departure *one = take_first();
         if (!one)

@@ -115,7 +115,7 @@ static bool is_open(const struct export *one)
 /* Whether another process holds what we have made. */
 static bool is_held(struct vc_object *object)
 {
-    return vc_object_is_ours(object) && vc_shared_is_held(vc_region_get(), vc_object_extent(object));
+    return vc_object_is_ours(object) && vc_shared_is_held(vc_object_extent(object));
 }
 
 /* Let go of what is open nowhere any more. */
@@ -145,9 +145,9 @@ static void sweep(void)
     }
 }
 
-static void make_room(struct vc_region *region, uint32_t card)
+static void make_room(uint32_t card)
 {
-    (void)region, (void)card;
+    (void)card;
     sweep();
 }
 
@@ -157,7 +157,7 @@ VC_SOURCE(exported);
 /* Lock the descriptor's file where it says whose it is and how much. One file may hold several exports, also of one object. */
 static bool sign(int descriptor, const struct vc_extent *extent, uint32_t copy, uint32_t copies, off_t *place)
 {
-    uint64_t tag = vc_slot_tag(vc_region_get(), extent->slot);
+    uint64_t tag = vc_slot_tag(extent->region, extent->slot);
     for (; copy < copies; copy++) {
         *place = VC__FIRST_PLACE | (off_t)((uint64_t)extent->slot << VC__SLOT_SHIFT | tag << VC__TAG_SHIFT |
                                            (uint64_t)copy << VC__COPY_SHIFT | extent->first);
@@ -197,7 +197,11 @@ static void sign_as_nothing(int descriptor)
 {
     struct vc_extent extent;
     off_t place;
-    if (vc_shared_new(vc_region_get(), 0, 1, &extent))
+    struct vc_regions *regions = vc_regions_get();
+    uint32_t number = 0;
+    while (number < regions->count && !vc_shared_new(&regions->all[number], 0, 1, &extent))
+        number++;
+    if (number < regions->count)
         sign(descriptor, &extent, VC__NOTHING, VC__NOTHING + 1, &place);
 }
 
@@ -271,14 +275,13 @@ bool vc_signature_read(int descriptor, struct vc_signature *signature)
 static vc_cards cards_of(CUmemGenericAllocationHandle handle, CUdevice *device)
 {
     CUmemAllocationProp properties = {0};
-    struct vc_region *region = vc_region_get();
     if (!vc_real.cuMemGetAllocationPropertiesFromHandle ||
         vc_real.cuMemGetAllocationPropertiesFromHandle(&properties, handle) != CUDA_SUCCESS)
-        return vc_cards_all(region);
+        return vc_cards_all();
     if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return vc_is_pinned_on_host(&properties) ? 0 : vc_cards_all(region);
+        return vc_is_pinned_on_host(&properties) ? 0 : vc_cards_all();
     *device = properties.location.id;
-    int card = vc_card_of_device(region, *device);
+    int card = vc_card_of_device(*device);
     return card < 0 ? 0 : 1u << card;
 }
 
@@ -297,51 +300,71 @@ static uint64_t size_of(CUmemGenericAllocationHandle handle, uint64_t limit)
     return bytes;
 }
 
+/* Which of our regions the exporter's slot is of, his tag tells; where that is met by chance, the card does (end_import). */
+static bool hold(struct vc_import *import, uint32_t tag)
+{
+    struct vc_regions *regions = vc_regions_get();
+    for (uint32_t number = 0; number < regions->count && !import->held; number++) {
+        import->extent.region = &regions->all[number];
+        import->extent.cards = (1u << regions->all[number].card_count) - 1;
+        import->held = vc_shared_hold(&import->extent, tag);
+    }
+    return import->held;
+}
+
+static void let_go(struct vc_import *import)
+{
+    if (import->held)
+        vc_shared_let(&import->extent);
+    import->held = false;
+}
+
 /* Before the driver: the exporter pays, or we do. On which card it lies is not known yet, so wherever there is room. */
 static CUresult begin_import(const struct vc_signature *signature, struct vc_import *import)
 {
     struct vc_charge charge;
-    struct vc_region *region = vc_region_get();
-    vc_cards all = vc_cards_all(region);
+    vc_cards all = vc_cards_all();
     import->extent = signature->extent;
-    import->extent.cards = all;
     import->bytes = signature->extent.chunks * VC_CHUNK;
-    import->held = vc_shared_hold(region, &import->extent, signature->tag);
-    for (uint32_t card = 0; all >> card && !import->held; card++)
-        if ((all >> card & 1) && vc_charge_cards(&charge, 1u << card, import->bytes) == CUDA_SUCCESS)
+    if (hold(import, signature->tag))
+        return CUDA_SUCCESS;
+    VC_EACH_CARD(card, all)
+        if (vc_charge_cards(&charge, 1u << card, import->bytes) == CUDA_SUCCESS)
             import->reserved |= 1u << card;
-    return import->held || import->reserved || !all ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return import->reserved ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void undo_import(const struct vc_import *import)
+static void undo_import(struct vc_import *import)
 {
-    vc_cards_rollback(vc_region_get(), import->reserved, import->bytes);
-    if (import->held)
-        vc_shared_let(vc_region_get(), &import->extent);
+    vc_cards_rollback(import->reserved, import->bytes);
+    let_go(import);
 }
 
 static CUresult end_import(CUmemGenericAllocationHandle handle, struct vc_import *import)
 {
-    struct vc_region *region = vc_region_get();
     uint64_t limit = UINT64_MAX;
+    uint32_t within;
     import->cards = cards_of(handle, &import->device);
-    for (uint32_t card = 0; import->cards >> card; card++)
-        if ((import->cards >> card & 1) && vc_quota_limit(region, card) < limit)
-            limit = vc_quota_limit(region, card);
+    VC_EACH_CARD(card, import->cards) {
+        uint64_t its = vc_quota_limit(vc_card(card)->region, vc_card(card)->index);
+        limit = its < limit ? its : limit;
+    }
     if (limit == UINT64_MAX) { /* nothing is limited */
         undo_import(import);
         vc_object_add_uncharged(handle, false);
         return CUDA_SUCCESS;
     }
+    if (import->held && vc_cards_region(import->cards, &within) != import->extent.region)
+        let_go(import);
     if (import->held) {
-        import->extent.cards = import->cards;
-        vc_shared_narrow(region, &import->extent);
+        import->extent.cards = within;
+        vc_shared_narrow(&import->extent);
     } else if (import->bytes == 0) {
         import->bytes = size_of(handle, limit);
     }
     if (import->bytes > 0)
         return vc_object_add_import(handle, import);
-    vc_refused(region, import->cards, 0); /* what can't be measured is larger than the limit, or may be */
+    vc_refused(import->cards, 0); /* what can't be measured is larger than the limit, or may be */
     vc_real.cuMemRelease(handle);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

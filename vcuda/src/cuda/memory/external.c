@@ -20,7 +20,7 @@ struct external {
 static void let_go(struct external *external)
 {
     if (external->held)
-        vc_shared_let(vc_region_get(), &external->extent);
+        vc_shared_let(&external->extent);
     if (external->object)
         vc_object_drop(external->object);
     free(external);
@@ -31,7 +31,7 @@ static void freed(const struct vc_allocation *allocation)
     struct external *external = allocation->owner;
     if (vc_sub(&external->references, 1) > 0)
         return;
-    vc_cards_release(vc_region_get(), allocation->cards, external->bytes, VC_QUOTA_PLAIN);
+    vc_cards_release(allocation->cards, external->bytes, VC_QUOTA_PLAIN);
     let_go(external);
 }
 
@@ -55,11 +55,10 @@ static bool record(struct external *external, const struct vc_charge *charge, ui
 static uint64_t look_at(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, struct external *external)
 {
     struct vc_signature signature;
-    struct vc_region *region = vc_region_get();
     struct stat status;
     uint64_t bytes = descriptor->size;
-    int card = vc_card_of_current(region, NULL);
-    if (descriptor->type != VC__OPAQUE_FD || card < 0)
+    int number = vc_card_of_current(NULL);
+    if (descriptor->type != VC__OPAQUE_FD || number < 0)
         return bytes;
     if (fstat(descriptor->handle.fd, &status) == 0 && status.st_size > 0 && (uint64_t)status.st_size > bytes)
         bytes = (uint64_t)status.st_size;
@@ -69,8 +68,9 @@ static uint64_t look_at(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, stru
     if (!vc_signature_read(descriptor->handle.fd, &signature))
         return bytes;
     external->extent = signature.extent;
-    external->extent.cards = 1u << card;
-    external->held = vc_shared_hold(region, &external->extent, signature.tag);
+    external->extent.region = vc_card((uint32_t)number)->region;
+    external->extent.cards = 1u << vc_card((uint32_t)number)->index;
+    external->held = vc_shared_hold(&external->extent, signature.tag);
     uint64_t whole = signature.extent.chunks * VC_CHUNK;
     return external->held ? 0 : whole > bytes ? whole : bytes;
 }
@@ -86,7 +86,7 @@ static CUresult import(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HAND
     result = vc_real.cuImportExternalMemory(memory, descriptor);
     external->bytes = charge.reserved;
     if (result == CUDA_SUCCESS && charge.cards && record(external, &charge, (uint64_t)(uintptr_t)*memory)) {
-        vc_cards_commit(charge.region, charge.cards, charge.reserved, VC_QUOTA_PLAIN);
+        vc_cards_commit(charge.cards, charge.reserved, VC_QUOTA_PLAIN);
         return result;
     }
     if (result == CUDA_SUCCESS && charge.cards) {

@@ -45,7 +45,7 @@ struct graph {
     struct {
         struct device_meter *on;
         uint64_t bytes;
-    } part[VC_MAX_CARDS];
+    } part[VC_MAX_PROCESS_CARDS];
 };
 VC_TABLE(graphs, struct graph);
 
@@ -71,9 +71,8 @@ static void trim_device(struct vc_meter *meter)
         vc_real.cuDeviceGraphMemTrim(((struct device_meter *)meter)->device);
 }
 
-static void make_room(struct vc_region *region, uint32_t card)
+static void make_room(uint32_t card)
 {
-    (void)region;
     if (!vc_load_relaxed(&any))
         return;
     for (CUdevice device = 0; device < VC__MAX_DEVICES; device++) {
@@ -123,7 +122,7 @@ static enum vc_table_edit note_launch(void *record, void *argument)
 CUresult vc_graph_memory_launch(CUgraphExec exec, CUstream stream, CUresult (*call)(CUgraphExec, CUstream))
 {
     struct graph graph;
-    struct vc_metered calls[VC_MAX_CARDS];
+    struct vc_metered calls[VC_MAX_PROCESS_CARDS];
     if (VC_LIKELY(!vc_load_relaxed(&any)) || !vc_table_get(&graphs, (uint64_t)(uintptr_t)exec, &graph))
         return call(exec, stream);
     if (!begin(&graph, calls))
@@ -144,13 +143,13 @@ static void add_bytes(struct graph *graph, const CUmemLocation *location, uint64
     for (CUdevice device = 0; device < VC__MAX_DEVICES; device++) {
         if (location->type == CU_MEM_LOCATION_TYPE_DEVICE && device != location->id)
             continue;
-        int card = vc_card_of_device(vc_region_get(), device);
+        int card = vc_card_of_device(device);
         if (card < 0)
             continue;
         uint32_t part = 0;
         while (part < graph->parts && graph->part[part].on != &meters[device])
             part++;
-        if (part == VC_MAX_CARDS)
+        if (part == VC_MAX_PROCESS_CARDS)
             return;
         if (part == graph->parts) {
             meters[device].device = device;
@@ -241,7 +240,7 @@ static CUresult end_instantiate(CUresult result, CUgraphExec *exec, CUgraph of)
     *exec = NULL;
     for (uint32_t part = 0; part < graph.parts; part++) {
         vc_meter_trim(&graph.part[part].on->meter);
-        vc_refused(vc_region_get(), graph.part[part].on->meter.cards, 0);
+        vc_refused(graph.part[part].on->meter.cards, 0);
     }
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -17,6 +17,7 @@ struct told {
     struct vc_extent extent;
     uint64_t names[VC__NAMES], bytes;
     uint64_t chunk; /* whose extent it is; 0: its own */
+    vc_cards cards;
     struct vc_allocation freed;
 };
 
@@ -58,25 +59,33 @@ static uint64_t name_of(const void *bytes)
 
 /* The owner. */
 
+/* Memory on cards of several regions has none. */
+static bool new_extent(const struct vc_allocation *allocation, uint64_t bytes, struct vc_extent *extent)
+{
+    uint32_t within;
+    struct vc_region *region = vc_cards_region(allocation->cards, &within);
+    return region && vc_shared_new(region, within, bytes, extent);
+}
+
 /* Pre: locked. */
 static bool give_extent(struct told *told, const struct vc_allocation *allocation)
 {
-    struct vc_region *region = vc_region_get();
     struct told_chunk chunk = {.key = vc_account_chunk(allocation)};
     told->bytes = vc_round_up(allocation->bytes, VC_CHUNK);
     told->chunk = chunk.key;
+    told->cards = allocation->cards;
     if (chunk.key && vc_table_take(&told_chunks, chunk.key, &chunk)) {
         chunk.count++;
         told->extent = chunk.extent;
         return vc_table_put(&told_chunks, &chunk); /* it was just taken out */
     }
-    if (!vc_shared_new(region, allocation->cards, told->bytes, &told->extent))
+    if (!new_extent(allocation, told->bytes, &told->extent))
         return false;
     chunk.count = 1;
     chunk.extent = told->extent;
     if (chunk.key && !vc_table_put(&told_chunks, &chunk))
         return false;
-    vc_cards_share(region, allocation->cards, (int64_t)told->bytes);
+    vc_cards_share(allocation->cards, (int64_t)told->bytes);
     return true;
 }
 
@@ -87,7 +96,7 @@ static void leave_extent(const struct told *told)
     if (told->chunk && vc_table_take(&told_chunks, told->chunk, &chunk) && --chunk.count > 0)
         vc_table_put(&told_chunks, &chunk);
     else
-        vc_cards_share(vc_region_get(), told->extent.cards, -(int64_t)told->bytes);
+        vc_cards_share(told->cards, -(int64_t)told->bytes);
 }
 
 /* Whether others in its chunk keep that charged, whoever holds what of it. */
@@ -123,13 +132,13 @@ static void freed(const struct vc_allocation *allocation)
 {
     struct told *told = allocation->owner;
     for (int at = 0; at < VC__NAMES && told->names[at]; at++)
-        vc_shared_withdraw(vc_region_get(), told->names[at], &told->extent); /* first: who finds it holds it, and then looks again */
+        vc_shared_withdraw(told->names[at], &told->extent); /* first: who finds it holds it, and then looks again */
     told->freed = *allocation;
     if (leave_to_others(told)) {
         release(told);
         return;
     }
-    if (!vc_shared_is_held(vc_region_get(), &told->extent)) {
+    if (!vc_shared_is_held(&told->extent)) {
         end(told);
         return;
     }
@@ -147,7 +156,7 @@ static void sweep(void)
     pthread_mutex_lock(&mutex);
     for (struct told **link = &lingering; *link;) {
         struct told *one = *link;
-        if (vc_shared_is_held(vc_region_get(), &one->extent)) {
+        if (vc_shared_is_held(&one->extent)) {
             link = &one->next;
             continue;
         }
@@ -163,9 +172,9 @@ static void sweep(void)
     }
 }
 
-static void make_room(struct vc_region *region, uint32_t card)
+static void make_room(uint32_t card)
 {
-    (void)region, (void)card;
+    (void)card;
     sweep();
 }
 
@@ -181,7 +190,7 @@ static void add_name(struct told *told, uint64_t name)
         if (told->names[at] == name)
             return;
         if (told->names[at] == 0) {
-            if (vc_shared_publish(vc_region_get(), name, &told->extent))
+            if (vc_shared_publish(name, &told->extent))
                 told->names[at] = name;
             return;
         }
@@ -215,7 +224,7 @@ static void tell(CUdeviceptr pointer, uint64_t name)
 CUresult vc_hook_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
     CUresult result = vc_real.cuIpcGetMemHandle(handle, pointer);
-    if (result == CUDA_SUCCESS && vc_region_get()->state == VC_REGION_ENFORCED)
+    if (result == CUDA_SUCCESS)
         tell(pointer, name_of(handle->reserved));
     return result;
 }
@@ -227,17 +236,37 @@ static bool are_same(const struct vc_extent *a, const struct vc_extent *b)
     return a->slot == b->slot && a->first == b->first && a->chunks == b->chunks;
 }
 
-/* Hold what somebody has published under that name, before he can be told that it is freed. */
-static bool hold(uint64_t name, struct vc_extent *extent)
+static bool hold_in(struct vc_region *region, uint64_t name, struct vc_extent *extent)
 {
-    struct vc_region *region = vc_region_get();
     struct vc_extent again;
-    if (!vc_shared_find(region, name, extent) || !vc_shared_hold(region, extent, vc_slot_tag(region, extent->slot)))
+    if (!vc_shared_find(region, name, extent) || !vc_shared_hold(extent, vc_slot_tag(region, extent->slot)))
         return false;
     if (vc_shared_find(region, name, &again) && are_same(extent, &again))
         return true;
-    vc_shared_let(region, extent);
+    vc_shared_let(extent);
     return false;
+}
+
+/* Hold what somebody has published under that name, before he can be told that it is freed. */
+static bool hold(uint64_t name, struct vc_extent *extent)
+{
+    struct vc_regions *regions = vc_regions_get();
+    bool held = false;
+    for (uint32_t number = 0; number < regions->count && !held; number++)
+        held = hold_in(&regions->all[number], name, extent);
+    if (!held)
+        *extent = (struct vc_extent){0};
+    return held;
+}
+
+/* Whether anything of what is opened can be held, or paid. */
+static bool is_counted(void)
+{
+    const struct vc_regions *regions = vc_regions_get();
+    uint32_t number = 0;
+    while (number < regions->count && regions->all[number].state != VC_REGION_ENFORCED)
+        number++;
+    return number < regions->count;
 }
 
 static enum vc_table_edit count_open(void *record, void *argument)
@@ -260,7 +289,7 @@ static CUresult pay(struct opened *opened)
         return result;
     opened->cards = charge.cards;
     opened->bytes = charge.reserved;
-    vc_cards_commit(charge.region, charge.cards, charge.reserved, VC_QUOTA_PLAIN);
+    vc_cards_commit(charge.cards, charge.reserved, VC_QUOTA_PLAIN);
     return result;
 }
 
@@ -268,16 +297,16 @@ static CUresult pay(struct opened *opened)
 static void close_one(const struct opened *opened)
 {
     if (opened->cards)
-        vc_cards_release(vc_region_get(), opened->cards, opened->bytes, VC_QUOTA_PLAIN);
+        vc_cards_release(opened->cards, opened->bytes, VC_QUOTA_PLAIN);
     else if (opened->extent.chunks > 0)
-        vc_shared_let(vc_region_get(), &opened->extent);
+        vc_shared_let(&opened->extent);
 }
 
 static CUresult open_memory(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags,
                             CUresult (*call)(CUdeviceptr *, CUipcMemHandle, unsigned int))
 {
     struct opened opened = {.count = 1};
-    if (!pointer || vc_region_get()->state != VC_REGION_ENFORCED)
+    if (!pointer || !is_counted())
         return call(pointer, handle, flags);
     bool held = hold(name_of(handle.reserved), &opened.extent);
     CUdeviceptr before = *pointer;
@@ -285,10 +314,10 @@ static CUresult open_memory(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     opened.key = result == CUDA_SUCCESS ? *pointer : 0;
     if (result != CUDA_SUCCESS || vc_table_edit(&opens, opened.key, false, count_open, NULL)) {
         if (held)
-            vc_shared_let(vc_region_get(), &opened.extent);
+            vc_shared_let(&opened.extent);
         return result;
     }
-    vc_card_of_current(vc_region_get(), &opened.context);
+    vc_card_of_current(&opened.context);
     opened.context = vc_context_owner(opened.context);
     if (!held)
         result = pay(&opened);
@@ -314,7 +343,7 @@ CUresult vc_hook_cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle hand
 CUresult vc_hook_cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
     struct opened opened;
-    vc_region_get();
+    vc_regions_get();
     bool known = vc_table_take(&opens, pointer, &opened); /* before the driver, who may give the address again */
     CUresult result = vc_real.cuIpcCloseMemHandle(pointer);
     if (!known)
@@ -352,7 +381,6 @@ VC_TABLE(pooled, struct pooled);
 
 static void tell_pooled(CUdeviceptr pointer, uint64_t name)
 {
-    struct vc_region *region = vc_region_get();
     struct vc_allocation allocation;
     struct pooled made, known;
     if (!vc_account_get(pointer, &allocation))
@@ -363,19 +391,19 @@ static void tell_pooled(CUdeviceptr pointer, uint64_t name)
             vc_table_put(&pooled, &known);
             return;
         }
-        vc_shared_withdraw(region, known.name, &known.extent); /* of memory that was freed since */
+        vc_shared_withdraw(known.name, &known.extent); /* of memory that was freed since */
     }
     made = (struct pooled){.key = pointer, .name = name};
-    if (!vc_shared_new(region, allocation.cards, bytes, &made.extent) || !vc_shared_publish(region, name, &made.extent))
+    if (!new_extent(&allocation, bytes, &made.extent) || !vc_shared_publish(name, &made.extent))
         return;
-    vc_cards_share(region, allocation.cards, (int64_t)bytes);
+    vc_cards_share(allocation.cards, (int64_t)bytes);
     vc_table_put(&pooled, &made);
 }
 
 CUresult vc_hook_cuMemPoolExportPointer(CUmemPoolPtrExportData *data, CUdeviceptr pointer)
 {
     CUresult result = vc_real.cuMemPoolExportPointer(data, pointer);
-    if (result == CUDA_SUCCESS && vc_region_get()->state == VC_REGION_ENFORCED)
+    if (result == CUDA_SUCCESS)
         tell_pooled(pointer, name_of(data->reserved));
     return result;
 }
@@ -391,7 +419,7 @@ VC_SOURCE(imported);
 
 CUresult vc_hook_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data)
 {
-    if (!pointer || !data || vc_region_get()->state != VC_REGION_ENFORCED)
+    if (!pointer || !data || !is_counted())
         return vc_real.cuMemPoolImportPointer(pointer, pool, data);
     struct opened *opened = calloc(1, sizeof *opened);
     if (!opened)
@@ -413,7 +441,7 @@ CUresult vc_hook_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (held)
-        vc_shared_let(vc_region_get(), &opened->extent);
+        vc_shared_let(&opened->extent);
     free(opened);
     return result;
 }

@@ -44,7 +44,7 @@ static void learn_step(uint64_t growth)
 static uint64_t free_on(vc_cards cards)
 {
     size_t free_bytes, total_bytes;
-    int card = vc_card_of_current(vc_region_get(), NULL);
+    int card = vc_card_of_current(NULL);
     if (card < 0 || cards != 1u << card || !vc_real.cuMemGetInfo_v2 ||
         vc_real.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
         return UINT64_MAX;
@@ -99,7 +99,7 @@ static bool begin_amply(struct vc_metered *call, uint64_t others)
     uint64_t asked = meter->asked + call->bytes;
     enter(call, growth_beyond(meter->charged, in_the_way(&reading, others), asked, vc_load_relaxed(&step)), reading.reserved);
     pthread_mutex_unlock(&meter->mutex);
-    return vc_cards_reserve(vc_region_get(), meter->cards, call->expected);
+    return vc_cards_reserve(meter->cards, call->expected);
 }
 
 /* At the edge all that is idle goes first, this meter's own too: then the driver has nothing to reuse, and what it takes is
@@ -107,8 +107,7 @@ static bool begin_amply(struct vc_metered *call, uint64_t others)
 static bool begin_exactly(struct vc_metered *call, uint64_t others)
 {
     struct vc_meter *meter = call->meter;
-    struct vc_region *region = vc_region_get();
-    vc_account_make_room(region, meter->cards);
+    vc_account_make_room(meter->cards);
     vc_meter_trim(meter);
     struct vc_reading reading = {0};
     meter->read(meter, &reading);
@@ -125,7 +124,7 @@ static bool begin_exactly(struct vc_metered *call, uint64_t others)
         spare = 0;
     enter(call, grows > spare ? grows - spare : 0, reading.reserved);
     pthread_mutex_unlock(&meter->mutex);
-    return vc_cards_reserve(region, meter->cards, call->expected);
+    return vc_cards_reserve(meter->cards, call->expected);
 }
 
 /* After a call left. */
@@ -155,9 +154,9 @@ bool vc_meter_begin(struct vc_metered *call, struct vc_meter *meter, uint64_t by
     *call = (struct vc_metered){.meter = meter, .bytes = bytes};
     if (entered(call, begin_amply(call, others)))
         return true;
-    if (vc_cards_could_fit(vc_region_get(), meter->cards, bytes, false) && entered(call, begin_exactly(call, others)))
+    if (vc_cards_could_fit(meter->cards, bytes, false) && entered(call, begin_exactly(call, others)))
         return true;
-    vc_refused(vc_region_get(), meter->cards, bytes);
+    vc_refused(meter->cards, bytes);
     return false;
 }
 
@@ -180,7 +179,7 @@ static void lower(struct vc_meter *meter, uint64_t reserved)
 {
     if (meter->calls > 0 || reserved >= meter->charged)
         return;
-    vc_cards_release(vc_region_get(), meter->cards, meter->charged - reserved, VC_QUOTA_PLAIN);
+    vc_cards_release(meter->cards, meter->charged - reserved, VC_QUOTA_PLAIN);
     meter->charged = reserved;
     meter->changes++;
 }
@@ -191,7 +190,7 @@ static uint64_t pay(struct vc_meter *meter, uint64_t reserved)
     uint64_t growth = reserved > meter->charged ? reserved - meter->charged : 0;
     uint64_t paid = growth < meter->purse ? growth : meter->purse;
     if (paid > 0) {
-        vc_cards_commit(vc_region_get(), meter->cards, paid, VC_QUOTA_PLAIN);
+        vc_cards_commit(meter->cards, paid, VC_QUOTA_PLAIN);
         meter->purse -= paid;
         meter->charged += paid;
         meter->changes++;
@@ -204,7 +203,7 @@ static void empty_purse(struct vc_meter *meter)
 {
     if (meter->purse <= meter->expected)
         return;
-    vc_cards_rollback(vc_region_get(), meter->cards, meter->purse - meter->expected);
+    vc_cards_rollback(meter->cards, meter->purse - meter->expected);
     meter->purse = meter->expected;
 }
 
@@ -220,9 +219,9 @@ bool vc_meter_end(struct vc_metered *call)
         learn_step(reading.reserved - call->reserved);
     if (more > 0) {
         be_surprised(more);
-        fits = vc_cards_reserve(vc_region_get(), meter->cards, more);
+        fits = vc_cards_reserve(meter->cards, more);
         if (fits) {
-            vc_cards_commit(vc_region_get(), meter->cards, more, VC_QUOTA_PLAIN);
+            vc_cards_commit(meter->cards, more, VC_QUOTA_PLAIN);
             meter->charged += more;
         }
     }
@@ -243,7 +242,7 @@ bool vc_meter_settle(struct vc_meter *meter, struct vc_reading *reading)
     meter->put_off = !settled;
     if (settled) {
         if (reading->reserved > meter->charged) {
-            vc_cards_charge(vc_region_get(), meter->cards, reading->reserved - meter->charged, VC_QUOTA_PLAIN);
+            vc_cards_charge(meter->cards, reading->reserved - meter->charged, VC_QUOTA_PLAIN);
             meter->charged = reading->reserved;
         }
         lower(meter, reading->reserved);

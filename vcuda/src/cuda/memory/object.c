@@ -52,7 +52,7 @@ VC_AT_FORK(forget);
 static void end_import(struct vc_import *import)
 {
     if (import && import->held)
-        vc_shared_let(vc_region_get(), &import->extent);
+        vc_shared_let(&import->extent);
     free(import);
 }
 
@@ -62,8 +62,10 @@ const struct vc_extent *vc_object_extent(struct vc_object *object)
         return &object->import->extent;
     pthread_mutex_lock(&mutex);
     bool has = object->extent.chunks > 0;
-    if (!has && object->cards && vc_shared_new(vc_region_get(), object->cards, object->bytes, &object->extent)) {
-        vc_cards_share(vc_region_get(), object->cards, (int64_t)object->bytes);
+    uint32_t within;
+    struct vc_region *region = vc_cards_region(object->cards, &within);
+    if (!has && region && vc_shared_new(region, within, object->bytes, &object->extent)) {
+        vc_cards_share(object->cards, (int64_t)object->bytes);
         has = true;
     } else if (!has) {
         object->extent = (struct vc_extent){0};
@@ -77,11 +79,11 @@ void vc_object_drop(struct vc_object *object)
     size_t count;
     if (vc_sub(&object->references, 1) > 0)
         return;
-    bool over = object->extent.chunks == 0 || vc_shared_end(vc_region_get(), &object->extent);
+    bool over = object->extent.chunks == 0 || vc_shared_end(&object->extent);
     if (object->extent.chunks > 0 && over)
-        vc_cards_share(vc_region_get(), object->cards, -(int64_t)object->bytes);
+        vc_cards_share(object->cards, -(int64_t)object->bytes);
     if (object->cards && over) /* else it stays charged until the process ends */
-        vc_cards_release(vc_region_get(), object->cards, object->bytes, VC_QUOTA_PLAIN);
+        vc_cards_release(object->cards, object->bytes, VC_QUOTA_PLAIN);
     struct vc_object **kept = vc_holder_let_go(object, NULL, &count);
     while (count-- > 0)
         vc_object_drop(kept[count]);
@@ -107,7 +109,7 @@ static enum vc_table_edit hold_handle(void *record, void *object)
 struct vc_object *vc_object_hold(CUmemGenericAllocationHandle value)
 {
     struct vc_object *object = NULL;
-    vc_region_get(); /* a forked child forgets first */
+    vc_regions_get(); /* a forked child forgets first */
     vc_table_edit(&handles, value + 1, false, hold_handle, &object);
     return object;
 }
@@ -176,7 +178,7 @@ static bool pay(struct vc_object *object, vc_cards *reserved)
     else if (vc_charge_cards(&charge, import->cards, import->bytes) != CUDA_SUCCESS)
         return false;
     object->cards = import->cards;
-    vc_cards_commit(vc_region_get(), import->cards, import->bytes, VC_QUOTA_PLAIN);
+    vc_cards_commit(import->cards, import->bytes, VC_QUOTA_PLAIN);
     return true;
 }
 
@@ -194,7 +196,7 @@ CUresult vc_object_add_import(CUmemGenericAllocationHandle value, const struct v
         *object = (struct vc_object){.references = 1, .device = made->device, .bytes = made->bytes, .import = import};
         fits = made->held || pay(object, &reserved);
     }
-    vc_cards_rollback(vc_region_get(), reserved, made->bytes);
+    vc_cards_rollback(reserved, made->bytes);
     if (fits && add_handle(value, object))
         return CUDA_SUCCESS;
     if (object)
@@ -216,7 +218,7 @@ static CUresult begin_create(struct vc_charge *charge, const CUmemAllocationProp
 {
     if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         return vc_charge_device(charge, properties->location.id, bytes);
-    return vc_charge_cards(charge, vc_is_pinned_on_host(properties) ? 0 : vc_cards_all(vc_region_get()), bytes);
+    return vc_charge_cards(charge, vc_is_pinned_on_host(properties) ? 0 : vc_cards_all(), bytes);
 }
 
 CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -244,14 +246,14 @@ CUresult vc_hook_cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
         free(object);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    vc_cards_commit(charge.region, charge.cards, bytes, VC_QUOTA_PLAIN);
+    vc_cards_commit(charge.cards, bytes, VC_QUOTA_PLAIN);
     return CUDA_SUCCESS;
 }
 
 CUresult vc_hook_cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct vc_object *object = NULL;
-    vc_region_get();
+    vc_regions_get();
     vc_table_edit(&handles, handle + 1, false, uncount_handle, &object);
     CUresult result = vc_real.cuMemRelease(handle);
     if (object && result == CUDA_SUCCESS)
@@ -311,7 +313,7 @@ CUresult vc_hook_cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct mapping *taken;
     size_t count;
-    vc_region_get();
+    vc_regions_get();
     bool fits = take_mappings(address, bytes, &taken, &count);
     /* Without a record of it, it would stay charged for ever. */
     CUresult result = fits ? vc_real.cuMemUnmap(address, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -343,7 +345,7 @@ static enum vc_table_edit hold_mapping(void *record, void *argument)
 struct vc_object *vc_object_hold_at(CUdeviceptr address)
 {
     uint64_t last = vc_load_relaxed(&largest_mapping);
-    vc_region_get();
+    vc_regions_get();
     for (uint64_t back = address % VC_CHUNK; back < last && back <= address; back += VC_CHUNK) {
         struct inside inside = {.offset = back};
         if (vc_table_edit(&mappings, address - back, false, hold_mapping, &inside))

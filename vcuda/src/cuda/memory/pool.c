@@ -124,15 +124,14 @@ static bool is_on_card(int allocation, int type)
 /* Memory of a location: on one card, on none of the share (`foreign`), or on the host; whatever else, perhaps on any card. */
 static vc_cards cards_at(int allocation, int type, int id, bool *foreign)
 {
-    struct vc_region *region = vc_region_get();
     bool on_host = type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
                    type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
     *foreign = false;
     if (allocation == CU_MEM_ALLOCATION_TYPE_PINNED && on_host)
         return 0;
     if (!is_on_card(allocation, type))
-        return vc_cards_all(region);
-    int card = vc_card_of_device(region, id);
+        return vc_cards_all();
+    int card = vc_card_of_device(id);
     *foreign = card < 0;
     return card < 0 ? 0 : 1u << card;
 }
@@ -205,7 +204,7 @@ static CUresult allocate(struct pool *pool, CUdeviceptr *pointer, size_t bytes, 
         vc_sub(&pool->untold, size);
     vc_meter_trim(&pool->meter); /* what the driver keeps until the stream gets there is charged meanwhile, even over the limit */
     set_unsettled(pool);
-    vc_refused(vc_region_get(), pool->meter.cards, size);
+    vc_refused(pool->meter.cards, size);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -257,7 +256,8 @@ static CUresult from_default(CUdeviceptr *pointer, size_t bytes, CUstream stream
     if (!vc_stream_device(vc_stream_handle(stream, per_thread), &device, &context) || !vc_real.cuDeviceGetMemPool ||
         vc_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)
         return call(pointer, bytes, NULL, stream);
-    if (vc_card_of_device(vc_region_get(), device) == VC_CARD_NONE)
+    int card = vc_card_of_device(device);
+    if (card == VC_CARD_NONE || card == VC_CARD_LOST)
         return CUDA_ERROR_OUT_OF_MEMORY;
     return from_pool(pointer, bytes, pool, stream, per_thread, call, undo);
 }
@@ -380,9 +380,8 @@ static void settle(void)
     }
 }
 
-static void make_room(struct vc_region *region, uint32_t card)
+static void make_room(uint32_t card)
 {
-    (void)region;
     settle();
     for (struct pool *pool = vc_load_acquire(&pools); pool; pool = pool->next) {
         if (pool->handle && pool->meter.charged > 0 && (pool->meter.cards >> card & 1))

@@ -4,34 +4,35 @@
 #include "region/slot.h"
 
 /* The share's total on a card; `really` if the card is not limited. */
-static uint64_t share_total(struct vc_region *region, int card, uint64_t really)
+static uint64_t share_total(int number, uint64_t really)
 {
-    if (card < 0)
+    if (number < 0)
         return really;
-    uint64_t limit = vc_quota_limit(region, (uint32_t)card);
-    return limit < really || vc_quota_oversells(region, (uint32_t)card) ? limit : really;
+    const struct vc_card *card = vc_card((uint32_t)number);
+    uint64_t limit = vc_quota_limit(card->region, card->index);
+    return limit < really || vc_quota_oversells(card->region, card->index) ? limit : really;
 }
 
 /* Narrow the driver's answer to the share. Never more free than there really is, except in an oversold share, where the
  * rest lies on the host. */
 static void narrow(uint64_t *free_bytes, uint64_t *total_bytes)
 {
-    struct vc_region *region = vc_region_get();
-    int card = vc_card_of_current(region, NULL);
-    if (card == VC_CARD_NONE)
+    int number = vc_card_of_current(NULL);
+    if (number == VC_CARD_NONE || number == VC_CARD_LOST)
         *free_bytes = 0; /* every allocation on it is refused */
-    if (card < 0)
+    if (number < 0)
         return;
+    const struct vc_card *card = vc_card((uint32_t)number);
     vc_account_settle();
-    uint64_t limit = vc_quota_limit(region, (uint32_t)card);
+    uint64_t limit = vc_quota_limit(card->region, card->index);
     if (limit == UINT64_MAX)
         return;
-    vc_slots_reap(region); /* what the dead held is free */
-    vc_overhead_refresh(region, (uint32_t)card, false);
-    uint64_t used = vc_quota_used(region, (uint32_t)card);
+    vc_slots_reap(card->region); /* what the dead held is free */
+    vc_overhead_refresh(card->region, card->index, false);
+    uint64_t used = vc_quota_used(card->region, card->index);
     uint64_t left = limit > used ? limit - used : 0;
-    *free_bytes = left < *free_bytes || vc_quota_oversells(region, (uint32_t)card) ? left : *free_bytes;
-    *total_bytes = share_total(region, card, *total_bytes);
+    *free_bytes = left < *free_bytes || vc_quota_oversells(card->region, card->index) ? left : *free_bytes;
+    *total_bytes = share_total(number, *total_bytes);
 }
 
 CUresult vc_hook_cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
@@ -72,19 +73,15 @@ CUresult vc_hook_cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_byte
 CUresult vc_hook_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     CUresult result = vc_real.cuDeviceTotalMem_v2(bytes, device);
-    if (result == CUDA_SUCCESS) {
-        struct vc_region *region = vc_region_get();
-        *bytes = share_total(region, vc_card_of_device(region, device), *bytes);
-    }
+    if (result == CUDA_SUCCESS)
+        *bytes = share_total(vc_card_of_device(device), *bytes);
     return result;
 }
 
 CUresult vc_hook_cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 {
     CUresult result = vc_real.cuDeviceTotalMem(bytes, device);
-    if (result == CUDA_SUCCESS) {
-        struct vc_region *region = vc_region_get();
-        *bytes = (unsigned int)share_total(region, vc_card_of_device(region, device), *bytes);
-    }
+    if (result == CUDA_SUCCESS)
+        *bytes = (unsigned int)share_total(vc_card_of_device(device), *bytes);
     return result;
 }

@@ -6,6 +6,6 @@
 
 /* Count one refusal on each of the cards, and say why, once in a process. `bytes`: what was asked for, 0 if nobody can tell. A caller
  * that may trim and try again calls it when it gives up. Any thread, no lock held. */
-void vc_refused(struct vc_region *region, vc_cards cards, uint64_t bytes);
+void vc_refused(vc_cards cards, uint64_t bytes);
 
 #endif

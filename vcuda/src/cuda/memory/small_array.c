@@ -21,7 +21,7 @@ static struct {
     struct {
         uint64_t live, chunks;
     } classes[VC__CLASSES];
-} cards[VC_MAX_CARDS];
+} cards[VC_MAX_PROCESS_CARDS];
 
 static void forget(void)
 {
@@ -74,7 +74,7 @@ static void leave_and_release(uint32_t card, uint32_t size_class)
     uint64_t excess = leave(card, size_class);
     pthread_mutex_unlock(&mutex);
     if (excess > 0)
-        vc_quota_release(vc_region_get(), card, excess * VC_CHUNK, VC_QUOTA_PLAIN);
+        vc_cards_release(1u << card, excess * VC_CHUNK, VC_QUOTA_PLAIN);
 }
 
 /* Count one more of the class, if that takes no chunk or `with_chunk`; `counted` says so. Returns whether it took one. */
@@ -110,7 +110,7 @@ CUresult vc_small_array_begin(struct vc_small_array *made, struct vc_charge *cha
         return result;
     /* From here on the chunk is the class's, whatever becomes of this array. */
     if (enter(made, card_of(charge->cards), true))
-        vc_cards_commit(charge->region, charge->cards, VC_CHUNK, VC_QUOTA_PLAIN);
+        vc_cards_commit(charge->cards, VC_CHUNK, VC_QUOTA_PLAIN);
     else
         vc_charge_drop(charge);
     return CUDA_SUCCESS;

@@ -6,19 +6,19 @@
 #include "base/clock.h"
 #include "region/slot.h"
 
-static struct vc_gate gates[VC_MAX_CARDS];
-static uint32_t ready[VC_MAX_CARDS];
+static struct vc_gate gates[VC_MAX_PROCESS_CARDS];
+static uint32_t ready[VC_MAX_PROCESS_CARDS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct vc_slot_card nobodys_slot; /* for a process that found no free slot */
 
-static void bind_gate(struct vc_gate *gate, struct vc_region *region, struct vc_slot *slot, int card)
+static void bind_gate(struct vc_gate *gate, const struct vc_card *card, struct vc_slot *slot)
 {
-    vc_gate_init(gate, region->limits, &region->limits->cards[card], &region->usage->cards[card],
-                 slot ? &slot->cards[card] : &nobodys_slot);
+    const struct vc_region *region = card->region;
+    vc_gate_init(gate, region->limits, card->limit, card->usage, slot ? &slot->cards[card->index] : &nobodys_slot);
     gate->alone = region->state == VC_REGION_UNCOUNTED;
     if (slot && region->state == VC_REGION_ENFORCED)
-        gate->turns = (struct vc_turns){&region->usage->cards[card], region->usage->slots, &region->usage->slot_high_water,
-                                        (uint32_t)card, (uint32_t)(slot - region->usage->slots), 0};
+        gate->turns = (struct vc_turns){card->usage, region->usage->slots, &region->usage->slot_high_water, card->index,
+                                        (uint32_t)(slot - region->usage->slots), 0};
 }
 
 struct vc_gate *vc_gates_find(int card)
@@ -26,32 +26,37 @@ struct vc_gate *vc_gates_find(int card)
     return vc_load_acquire(&ready[card]) ? &gates[card] : NULL;
 }
 
-struct vc_gate *vc_gates_get(struct vc_region *region, int card)
+struct vc_gate *vc_gates_get(int card)
 {
     if (VC_LIKELY(vc_load_acquire(&ready[card])))
         return &gates[card];
-    struct vc_slot *slot = vc_region_slot(region);
+    struct vc_slot *slot = vc_region_slot(vc_card((uint32_t)card)->region);
     pthread_mutex_lock(&mutex);
     if (!ready[card]) {
-        bind_gate(&gates[card], region, slot, card);
+        bind_gate(&gates[card], vc_card((uint32_t)card), slot);
         vc_store_release(&ready[card], 1);
     }
     pthread_mutex_unlock(&mutex);
     return &gates[card];
 }
 
-void vc_gates_settle_abandoned(const struct vc_gate *gate)
+const struct vc_card *vc_gates_card(const struct vc_gate *gate)
 {
-    ptrdiff_t card = gate - gates;
-    uint64_t due = vc_slots_abandoned(vc_region_get(), (uint32_t)card, vc_now_ns());
+    return vc_card((uint32_t)(gate - gates));
+}
+
+void vc_gates_settle_abandoned(struct vc_gate *gate)
+{
+    const struct vc_card *card = vc_gates_card(gate);
+    uint64_t due = vc_slots_abandoned(card->region, card->index, vc_now_ns());
     if (VC_UNLIKELY(due != 0))
-        vc_gate_owe(&gates[card], due);
+        vc_gate_owe(gate, due);
 }
 
 uint64_t vc_gates_rest(void)
 {
     uint64_t next = UINT64_MAX, now = vc_now_ns();
-    for (int card = 0; card < VC_MAX_CARDS; card++) {
+    for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
         struct vc_gate *gate = vc_gates_find(card);
         uint64_t again = gate ? vc_gate_rest(gate, now) : UINT64_MAX;
         next = again < next ? again : next;

@@ -106,8 +106,8 @@ struct vc_thread_work *vc_lanes_of_thread(void)
     return work;
 }
 
-static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned index, struct vc_region *region, int card,
-                                        CUcontext context, CUstream stream)
+static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned index, int card, CUcontext context,
+                                        CUstream stream)
 {
     struct vc_stream_lane *lane = make_aligned(sizeof *lane);
     if (!lane)
@@ -116,7 +116,7 @@ static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned in
         drop_lane(work->lanes[index], true);
         memset(work->known, 0, sizeof work->known);
     }
-    vc_lane_init(&lane->lane, vc_gates_get(region, card));
+    vc_lane_init(&lane->lane, vc_gates_get(card));
     lane->context = context;
     lane->stream = stream;
     lane->tracker = vc_helper_start() ? vc_tracker_get(context, lane->lane.gate) : NULL;
@@ -137,16 +137,15 @@ static inline unsigned place_of(CUcontext context, CUstream stream)
 
 struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream)
 {
-    struct vc_region *region = vc_region_get();
     CUcontext context;
-    int card = vc_card_of_current(region, &context);
-    if (VC_UNLIKELY(card < 0) || !vc_gate_needed(&region->limits->cards[card]))
+    int card = vc_card_of_current(&context);
+    if (VC_UNLIKELY(card < 0) || !vc_gate_needed(vc_card((uint32_t)card)->limit))
         return NULL;
     unsigned index = place_of(context, stream);
     struct vc_stream_lane *lane = work->lanes[index];
     if (VC_LIKELY(lane && lane->stream == stream && lane->context == context))
         return lane;
-    return make_lane(work, index, region, card, context, stream);
+    return make_lane(work, index, card, context, stream);
 }
 
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)

@@ -14,18 +14,19 @@ static const uint64_t GUESS_NS = 2000, GUESS_BYTES_PER_NS = 500;
 
 bool vc_work_gated(void)
 {
-    return vc_gates_needed(vc_region_get());
+    return vc_gates_needed();
 }
 
 static uint64_t functions_generation; /* changes when handles of functions may have changed their meaning */
 
-static void complain(void)
+static void complain(const struct vc_gate *gate)
 {
-    static uint32_t complained;
-    struct vc_region *region = vc_region_get();
-    if (__atomic_exchange_n(&complained, 1, __ATOMIC_RELAXED))
+    static vc_cards complained;
+    const struct vc_card *card = vc_gates_card(gate);
+    vc_cards own = 1u << (card - vc_card(0));
+    if (__atomic_fetch_or(&complained, own, __ATOMIC_RELAXED) & own)
         return;
-    vc_add(&region->usage->limits_impossible, 1);
+    vc_add(&card->region->usage->limits_impossible, 1);
     vc_log_once(VC_NOTICE_COMPUTE_LIMITS, "the GPU-time limits of this container make no sense (cores must be 1 to 100, the limit "
                                           "cores to 100): it is held to its guaranteed share until they are corrected");
 }
@@ -72,7 +73,7 @@ static void wait_for_go(struct vc_work *work)
         uint64_t now = vc_now_ns();
         vc_lane_ask(lane, work->estimate, now, vc_ticks(), &work->answer, &work->step);
         if (VC_UNLIKELY(work->answer.impossible))
-            complain();
+            complain(lane->gate);
         if (work->answer.reason == VC_GATE_GO) {
             if (VC_UNLIKELY(work->answer.opened)) { /* and the arbiter notes as long as we live */
                 vc_bell_expect(now + VC_REST_NS);
@@ -217,7 +218,7 @@ void vc_work_waited(uint64_t from_ns, CUstream stream)
     CUcontext context;
     if (from_ns == 0)
         return;
-    int card = vc_card_of_current(vc_region_get(), &context);
+    int card = vc_card_of_current(&context);
     if (card >= 0)
         vc_lanes_waited(context, stream, from_ns);
     struct vc_gate *gate = card >= 0 && !stream ? vc_gates_find(card) : NULL;
