@@ -261,7 +261,6 @@ class Daemon:
             drift=self.drift,
             auditor=self.auditor,
             cgroups=self.cgroups,
-            limits=self.limits,
             refusals=Refusals(self._regions.usage, self._consequences.tell),
         )
         collection = Collection(
@@ -281,6 +280,7 @@ class Daemon:
                 self._room.look,
                 cards.look,
                 audits.look,
+                self._look_at_limits,
                 lambda: self._resizer.look(self._known_pods() or ()),
             ],
             collection.collect,
@@ -290,6 +290,9 @@ class Daemon:
         if kube is not None:
             self._pods = NodePods(kube, self._housekeeping.wake, self._seen)
             stack.callback(self._pods.informer.stop)
+
+    def _look_at_limits(self) -> None:
+        self.limits.look(lambda: self.allocator.allocations, self.cgroups.folders, self.auditor.finding.listed)
 
     def _make_pages(self, kube: Kube | None, listener: socket.socket) -> None:
         reporter = Reporter(

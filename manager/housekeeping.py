@@ -26,7 +26,6 @@ from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Refusal
 from manager.kube.api import Kube, Pod
 from manager.kube.writer import ApiWriter
-from manager.limits.driver_limits import DriverLimits
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import name_of, uid_of
 from vcuda.kube.worker import Worker
@@ -82,7 +81,6 @@ class Audits:
     drift: Drift
     auditor: Auditor
     cgroups: Watcher
-    limits: DriverLimits
     refusals: Refusals
 
     def look(self) -> None:
@@ -93,7 +91,6 @@ class Audits:
         self.auditor.audit(allocations, cards, settings.audit_tolerance << 20)
         self.refusals.look(allocations)
         self.cgroups.look(allocations, restore=settings.device_cgroup_policy == "restore")
-        self.limits.look(lambda: self.allocator.allocations, self.cgroups.folders, self.auditor.finding.listed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,6 +190,20 @@ def test_what_somebody_else_changed_is_set_again_and_what_is_gone_is_cleared(pla
     eventually(lambda: place.limits(made.path) == [None, None], "the limit's end")
 
 
+def test_an_audit_that_fails_keeps_no_limit_from_being_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("an audit of something else")
+
+    place.start()
+    item = pod("p", container("c", 10, 4))
+    place.begin(item)
+    daemon = place.node.daemon
+    assert daemon is not None
+    monkeypatch.setattr(daemon.auditor, "audit", broken)
+    daemon.inventory.limit_memory(place.node.kubelet.cards(item, "c")[0], place.of(item).path, None)
+    eventually(lambda: GIB in place.limits(place.of(item).path), "the limit again")
+
+
 @BOTH
 def test_who_outlives_a_pod_that_is_gone_stays_limited(place: Place, ended: list[subprocess.Popen[bytes]]) -> None:
     place.start()
