@@ -127,35 +127,60 @@ class DriverLimits:
         *,
         lower: bool = True,
     ) -> dict[str, str]:
-        """Have the driver hold a pod, each card by itself. Returns why it can't, by card."""
+        """Have the driver hold a pod, each card by itself. Returns why it can't, by card.
+
+        `leaves`: groups of running containers, beside those that have limits already.
+        """
         uid, wanted = pod[0].pod_uid, promised.wanted(pod)
         failed: dict[str, str] = {}
         stands: dict[str, MemoryLimit] = {}
+        short: set[str] = set()
         for uuid, hard in wanted.items():
-            try:
-                stands[uuid] = self._stand(uid, "", folder, uuid, hard, lower=lower)
-            except CannotLimit as error:
-                failed[uuid] = str(error)
-                if now := self._all_the_same(folder, uuid):
-                    stands[uuid] = now
-                    failed[uuid] += f"; it goes on holding the pod to {now.hard_bytes} bytes, not {hard}"
-        self._short[uid] = {uuid for uuid in failed.keys() & stands.keys() if stands[uuid].hard_bytes < wanted[uuid]}
+            now, why = self._try(uid, "", folder, uuid, hard, lower=lower)
+            if now is not None:
+                stands[uuid] = now
+            if why:
+                failed[uuid] = why
         held = {
             (item.key, uuid): stands[uuid].hard_bytes for item, uuid, _ in promised.shares_of(pod) if uuid in stands
         }
+        well = wanted.keys() - failed.keys()
+        known = {(uid, group.container): group.path for group in self._standing.of(uid) if group.container}
         for item, uuid, own in promised.apart(pod):
-            leaf = (leaves or {}).get(item.key)
-            if leaf is not None and leaf.parent == folder and uuid in wanted.keys() - failed.keys():
-                with contextlib.suppress(CannotLimit):  # the pod's limit holds them together
-                    if self._kernel_counts(leaf, uuid, stands[uuid].hard_bytes):
-                        now = self._stand(uid, item.container, leaf, uuid, own, lower=lower)
-                        held[item.key, uuid] = now.hard_bytes
+            leaf = {**known, **(leaves or {})}.get(item.key)
+            if leaf is None or leaf.parent != folder or uuid not in well:
+                continue
+            if not self._kernel_counts(leaf, uuid, stands[uuid].hard_bytes):
+                continue
+            now, why = self._try(uid, item.container, leaf, uuid, own, lower=lower)
+            if now is not None:  # else the pod's limit holds them together
+                held[item.key, uuid] = now.hard_bytes
+                if why:
+                    failed[uuid] = why
+                    short |= {uuid} if now.hard_bytes < own else set()
+        short |= {uuid for uuid in failed.keys() & stands.keys() if stands[uuid].hard_bytes < wanted[uuid]}
         for group in self._standing.of(uid):
             self._lift(group, group.cards.keys() - wanted.keys())
         doubtful = self._doubt(pod, stands, listed)
         self._held[uid] = {at: much for at, much in held.items() if at[1] not in doubtful}
-        self._reasons[uid] = {**doubtful, **failed}
+        self._reasons[uid], self._short[uid] = {**doubtful, **failed}, short
         return failed
+
+    def _try(
+        self, uid: str, container: str, path: Path, uuid: str, hard: int, *, lower: bool
+    ) -> tuple[MemoryLimit | None, str]:
+        """What stands for a group, and why it is not what is wanted; "": it is."""
+        try:
+            return self._stand(uid, container, path, uuid, hard, lower=lower), ""
+        except CannotLimit as error:
+            group, now = self._standing.at(path), None
+            if group is not None and uuid in group.cards:
+                with contextlib.suppress(CannotLimit):
+                    now = self._driver.memory_limit(uuid, path)
+            if now is None:
+                return None, str(error)
+            whom = f"container {container}" if container else "the pod"
+            return now, f"{error}; it goes on holding {whom} to {now.hard_bytes} bytes, not {hard}"
 
     def _stand(self, uid: str, container: str, path: Path, uuid: str, hard: int, *, lower: bool) -> MemoryLimit:
         """Have a group's limit say `hard` bytes; with `lower` false, at least that. Raises CannotLimit."""
@@ -172,16 +197,8 @@ class DriverLimits:
         self._standing.mark(uid, container, path, uuid).cards[uuid] = now.hard_bytes
         return now
 
-    def _all_the_same(self, path: Path, uuid: str) -> MemoryLimit | None:
-        """What of ours holds where another limit could not be set."""
-        group = self._standing.at(path)
-        if group is not None and uuid in group.cards:
-            with contextlib.suppress(CannotLimit):
-                return self._driver.memory_limit(uuid, path)
-        return None
-
     def _kernel_counts(self, leaf: Path, uuid: str, pod_bytes: int) -> bool:
-        """Whether a container's group is a level of its own. Raises CannotLimit.
+        """Whether a container's group is a level of its own.
 
         The driver's own accounting, which knows one level only, shows the pod's limit there, which is more than any
         share of a card that containers divide.
@@ -189,7 +206,10 @@ class DriverLimits:
         group = self._standing.at(leaf)
         if group is not None and uuid in group.cards:
             return True
-        now = self._driver.memory_limit(uuid, leaf)
+        try:
+            now = self._driver.memory_limit(uuid, leaf)
+        except CannotLimit:  # it has ended
+            return False
         return now is None or now.hard_bytes != pod_bytes
 
     def _doubt(
@@ -241,12 +261,10 @@ class DriverLimits:
         """
         uid = pod[0].pod_uid
         with self._lock:
-            groups = {group.container: group.path for group in self._standing.of(uid)}
-            folder = groups.pop("", None)
+            folder = next((group.path for group in self._standing.of(uid) if not group.container), None)
             if folder is None:
                 return
-            leaves = {(uid, container): path for container, path in groups.items()}
-            failed = self._hold(pod, folder, leaves, lower=lower)
+            failed = self._hold(pod, folder, lower=lower)
             self._publish()
         if failed and self._settings().require_driver_limits:
             raise _refusal(min(failed.values()))

@@ -35,10 +35,13 @@ class Driver:
         self.limits: dict[tuple[str, Path], int] = {}
         self.used: dict[tuple[str, Path], int] = {}
         self.lost: set[str] = set()
+        self.fixed: set[Path] = set()
         self.refuses = ""
 
     def limit_memory(self, uuid: str, group: Path, hard_bytes: int | None) -> None:
         self._require(uuid, group)
+        if group in self.fixed:
+            raise CannotLimit("the driver refuses the limit: Invalid Argument")
         if self.refuses:
             raise CannotLimit(self.refuses)
         if hard_bytes is None:
@@ -460,7 +463,27 @@ def test_less_than_what_the_driver_counts_of_a_container_waits_though_its_pod_ha
     assert place.daemon.beyond(mine) == 0
 
 
+def test_a_containers_limit_that_could_not_be_raised_is_what_is_said_of_it(place: Place) -> None:
+    mine = shared(place)
+    place.driver.fixed.add(place.leaves[mine[0].key])
+    place.pods = [item(ONE, "a", {"G0": 8}), mine[1]]
+    place.daemon.follow(place.pods)
+    place.look()
+    assert (place.held(place.pods[0]), place.held(mine[1])) == (4, 2)
+    assert [reason for _, reason, _ in place.told] == ["DriverLimitShort"]
+    assert f"container a to {4 * BLOCK_BYTES} bytes, not {8 * BLOCK_BYTES}" in place.told[0][2]
+    place.driver.fixed.clear()
+    place.look()
+    assert (place.held(place.pods[0]), place.daemon.why) == (8, "")
+
+
 # What is said.
+
+
+def test_a_container_that_starts_again_changes_nothing_that_is_said_of_the_others(place: Place) -> None:
+    mine = shared(place)
+    place.daemon.prepare(mine)
+    assert [place.held(one) for one in mine] == [4, 2]
 
 
 @pytest.mark.parametrize("start", [True, False], ids=["start", "look"])
