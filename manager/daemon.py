@@ -13,9 +13,11 @@ from pathlib import Path
 import vcuda
 from manager.allocate import rebuild
 from manager.allocate.allocator import Allocator
+from manager.allocate.book import Book
+from manager.allocate.claims import Claims
 from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
 from manager.allocate.resizer import Resizer
-from manager.allocations.accounting import static_pods
+from manager.allocations.accounting import as_pods, static_pods
 from manager.allocations.record import Allocation
 from manager.allocations.state_file import NEEDED_BYTES, StateDamaged, StateError, StateFile
 from manager.audit.consequences import Consequences
@@ -27,15 +29,22 @@ from manager.audit.owners import Owners
 from manager.audit.refusals import Refusals
 from manager.audit.shim_bypass import BypassWatch
 from manager.audit.time_drift import Drift
-from manager.cards import device_nodes, nvml
+from manager.cards import device_nodes, nvml, protocols
 from manager.cards.context_cost import ContextCosts
 from manager.cards.device_nodes import NodeProblem
 from manager.cards.driver import Driver
+from manager.cards.feed import SnapshotFeed
 from manager.cards.inventory import Inventory
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
+from manager.config.values import DEVICE_PLUGIN, DRA
 from manager.container.cdi import CdiKeeper
+from manager.container.claim_specs import ClaimSpecs
 from manager.container.driver_dir import DriverDirKeeper
+from manager.dra.claims import Preparer
+from manager.dra.server import DraPlugin, Health
+from manager.dra.slices import Slices
+from manager.dra.sockets import Sockets
 from manager.errors import Refusal, StartError
 from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
@@ -51,7 +60,7 @@ from manager.observe.metrics import Counts, Metrics
 from manager.observe.node_object import NodeObject
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
-from manager.plugin.server import DeviceListFeed, Plugin
+from manager.plugin.server import Plugin
 from manager.process import instance_lock, logs, sdnotify
 from manager.process.room import Room
 from manager.regions import storage
@@ -91,6 +100,7 @@ class Daemon:
         self._look = look
         self._reloader = Reloader(settings, reread or (lambda: settings))
         self._settings = self._reloader.current
+        protocols.check(settings)
         self._names = Names(settings.resource_domain)
         root = self._root = HostRoot(settings.driver_root, settings.driver_root_on_host)
         log.info("driver root %s is %s to the container runtime", root.path, root.on_host)
@@ -111,6 +121,7 @@ class Daemon:
             self._make_cards(stack, open_driver, shims)
             self._make_allocator(stack, kube, login, make_arbiter)
             self._make_plugins(stack)
+            self._make_claims(stack, kube)
             self._make_audits(stack)
             self._make_housekeeping(stack, kube)
             self._make_pages(kube, listener)
@@ -154,6 +165,7 @@ class Daemon:
             {settings.checkpoint_path: NEEDED_BYTES, settings.virtual_manager_path: usage_storage.needed_bytes}
         )
         self._regions = Regions(settings.virtual_manager_path, usage_storage, arbiter, self.costs.bytes)
+        self.book = Book(self._state, self._regions)
         pod_resources = PodResources(settings.pod_resources_socket, self._names)
         stack.callback(pod_resources.close)
         kubelet = pods.by_settings(settings, login)
@@ -167,9 +179,8 @@ class Daemon:
             names=self._names,
             inventory=self.inventory,
             pod_finder=self.pod_finder,
-            regions=self._regions,
+            book=self.book,
             driver_dir=self.driver_dir,
-            state=self._state,
             api_writer=self.api_writer,
             cdi=self.cdi,
             limits=self.limits,
@@ -192,12 +203,55 @@ class Daemon:
         )
 
     def _make_plugins(self, stack: contextlib.ExitStack) -> None:
-        self._device_lists = DeviceListFeed()
+        self._device_lists, self._snapshots = SnapshotFeed(), SnapshotFeed()
         plugins = [Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics) for name in SOCKETS]
         directory = self.settings.device_plugin_path
         self.registrar = Registrar(directory, self._names, plugins, self._device_lists, self._kubelet_restarted)
         stack.callback(self.registrar.stop)
         stack.callback(self._device_lists.close)
+        stack.callback(self._snapshots.close)
+
+    def _make_claims(self, stack: contextlib.ExitStack, kube: Kube | None) -> None:
+        settings = self.settings
+        self.claims = Claims(
+            settings=self._settings,
+            inventory=self.inventory,
+            book=self.book,
+            driver_dir=self.driver_dir,
+            specs=ClaimSpecs(settings.cdi_root, self._names, self._root),
+            limits=self.limits,
+        )
+        self._preparer: Preparer | None = None
+        self.sockets: Sockets | None = None
+        self.slices: Slices | None = None
+        if DRA not in settings.protocols:
+            return
+        if kube is None:
+            raise StartError("--protocols=dra needs the API server, which has the claims: set --kubeconfig")
+        self._preparer = preparer = Preparer(
+            settings=self._settings,
+            names=self._names,
+            inventory=self.inventory,
+            kube=kube,
+            claims=self.claims,
+            view=self.book,
+            pods=self._known_pods,
+            presence=lambda: self.pod_finder.presence(self.book.index.static_pods, timeout=5.0),
+            metrics=self.metrics,
+        )
+        health = Health(self._snapshots, settings.node_name)
+        self.sockets = Sockets(
+            settings.plugins_path,
+            settings.plugins_registry_path,
+            self._names.driver,
+            DraPlugin(preparer),
+            health,
+        )
+        stack.callback(self.sockets.stop)
+        self.slices = Slices(
+            settings=self._settings, names=self._names, inventory=self.inventory, view=self.book, kube=kube
+        )
+        stack.callback(self.slices.stop)
 
     def _make_audits(self, stack: contextlib.ExitStack) -> None:
         tell = self._consequences.tell
@@ -271,16 +325,18 @@ class Daemon:
             api_writer=self.api_writer,
             kube=kube,
             pods=self._known_pods,
+            preparer=self._preparer,
         )
         self._housekeeping = Housekeeper(
             self._settings,
-            self.allocator,
+            self.book,
             [
                 self._reread,
                 self._room.look,
                 cards.look,
                 audits.look,
                 self._look_at_limits,
+                self._look_slices,
                 lambda: self._resizer.look(self._known_pods() or ()),
             ],
             collection.collect,
@@ -292,7 +348,7 @@ class Daemon:
             stack.callback(self._pods.informer.stop)
 
     def _look_at_limits(self) -> None:
-        self.limits.look(lambda: self.allocator.allocations, self.cgroups.folders, self.auditor.finding.listed)
+        self.limits.look(lambda: as_pods(self.allocator.allocations), self.cgroups.folders, self.auditor.finding.listed)
 
     def _make_pages(self, kube: Kube | None, listener: socket.socket) -> None:
         reporter = Reporter(
@@ -329,7 +385,11 @@ class Daemon:
             self._restore()
             self._web.start()
             self._stack.callback(self._web.stop)
-            self.registrar.start()
+            if DEVICE_PLUGIN in self.settings.protocols:
+                self.registrar.start()
+            if self.sockets is not None and self.slices is not None:
+                self.sockets.start()
+                self.slices.start()
             self._housekeeping.start()
             self.overhead.start()
             self.drift.start()
@@ -366,15 +426,17 @@ class Daemon:
             restored = rebuild.with_static(restored, pods)
         try:
             # A region of whom nobody knows may be a running container's while the pods can't be told.
-            self.allocator.restore(restored, orphans=pods is not None)
+            self.book.restore(restored, orphans=pods is not None)
         except Refusal as refusal:
             raise StartError(refusal.message) from None
+        self.claims.restore()
         if restored:
             log.info("%d containers hold shares", len(restored))
 
     def _share_cut(self, item: Allocation, text: str) -> None:
         message = f"container {item.container}: {text}"
-        self.api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, "ShareCut", message)
+        for name, uid in item.pods:
+            self.api_writer.pod_event(item.namespace, name, uid, "ShareCut", message)
 
     def hangup(self) -> None:
         """Read the settings again, soon."""
@@ -395,13 +457,19 @@ class Daemon:
         # Before kubelet sees the devices: a pod that comes at once must not be refused for want of the directory.
         self.driver_dir.refresh(snapshot.driver_version)
         self.cdi.refresh(snapshot, self.settings)
-        self._device_lists.show(snapshot)
+        self._device_lists.show(protocols.plugins_part(self.settings, snapshot))
+        self._snapshots.show(snapshot)
+        self._look_slices()
         self.metrics.describe(vcuda.__version__, snapshot.driver_version, self.settings.node_name)
         healthy = sum(item.card.healthy for item in snapshot.cards)
         version = snapshot.driver_version or "none"
         log.info("%d cards, %d healthy, driver %s", len(snapshot.cards), healthy, version)
         self._node_object.describe()
         self._housekeeping.wake()
+
+    def _look_slices(self) -> None:
+        if self.slices is not None:
+            self.slices.look()
 
     def _kubelet_restarted(self) -> None:
         self.pod_finder.kubelet_restarted()
@@ -437,7 +505,8 @@ class Daemon:
         """The threads that the daemon needs."""
         parts = (
             self._housekeeping,
-            self.registrar,
+            *((self.registrar,) if DEVICE_PLUGIN in self.settings.protocols else ()),
+            *((self.sockets, self.slices, self.slices.informer) if self.sockets and self.slices else ()),
             self.inventory,
             self.api_writer,
             self.overhead,
@@ -463,7 +532,7 @@ class Daemon:
     def not_ready(self) -> list[str]:
         """Reasons for which pods can't be given shares now."""
         found = self.unhealthy()
-        if not self.registrar.registered:
+        if not self._registered:
             found.append("not registered with kubelet")
         snapshot = self.inventory.snapshot
         if snapshot.node_problem:
@@ -472,11 +541,18 @@ class Daemon:
             found.append("there is no driver directory yet")
         return found + self._room.problems
 
+    @property
+    def _registered(self) -> bool:
+        """With kubelet, by all protocols that this node offers."""
+        by_plugin = DEVICE_PLUGIN not in self.settings.protocols or self.registrar.registered
+        return by_plugin and (self.sockets is None or self.sockets.registered)
+
     def _counts(self) -> Counts:
         failures = {worker.name: worker.failures for worker in self.workers}
         return Counts(
-            registered=self.registrar.registered,
-            registrations=self.registrar.registrations,
+            registered=self._registered,
+            registrations=self.registrar.registrations + (self.sockets.registrations if self.sockets else 0),
+            slice_writes=self.slices.writes if self.slices else 0,
             restored_devices=self.cgroups.restored,
             failures=failures,
             xids=self.inventory.xid_counts,

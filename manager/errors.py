@@ -28,6 +28,8 @@ class Reason(enum.StrEnum):
     OVERSELL_FORBIDDEN = "OversellForbidden"
     MOUNT_IN_THE_WAY = "MountInTheWay"
     VISIBLE_DEVICES_SET = "VisibleDevicesSet"
+    CLAIM_UNREADABLE = "ClaimUnreadable"
+    CLAIM_CHANGED = "ClaimChanged"
     DRIVER_LIMITS_UNAVAILABLE = "DriverLimitsUnavailable"
 
 

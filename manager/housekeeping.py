@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.allocate.allocator import Allocator
+from manager.allocate.book import Book
 from manager.audit import failed_pods
 from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
@@ -23,6 +24,7 @@ from manager.cards.inventory import Inventory
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
+from manager.dra.claims import Preparer
 from manager.errors import Refusal
 from manager.kube.api import Kube, Pod
 from manager.kube.writer import ApiWriter
@@ -104,12 +106,15 @@ class Collection:
     api_writer: ApiWriter
     kube: Kube | None
     pods: Callable[[], Sequence[Pod] | None]  # the node's, by the watch
+    preparer: Preparer | None
 
     def collect(self) -> None:
         try:
             self.allocator.collect()
         except Refusal as refusal:
             log.warning("looking for pods that are gone: %s", refusal)
+        if self.preparer is not None:
+            self.preparer.collect()
         for pod in self.pods() or ():
             self.allocator.reconcile(pod)
         self._recycle()
@@ -139,13 +144,13 @@ class Housekeeper:
     def __init__(
         self,
         settings: Callable[[], Settings],
-        allocator: Allocator,
+        book: Book,
         chores: Sequence[Callable[[], None]],
         collect: Callable[[], None],
         afterwards: Callable[[], None],
     ) -> None:
-        self._settings, self._allocator, self._collect = settings, allocator, collect
-        self._chores = (allocator.sync, *chores, self._collect_when_due, afterwards)
+        self._settings, self._book, self._collect = settings, book, collect
+        self._chores = (book.sync, *chores, self._collect_when_due, afterwards)
         self._wake = threading.Event()
         self._collect_now = False
         self._next_collection = 0.0
@@ -170,7 +175,7 @@ class Housekeeper:
 
     def _turn(self) -> None:
         """All that is due, once; what fails keeps nothing else from being done."""
-        await_quiet(lambda: self._allocator.quiet_s, self._wake)
+        await_quiet(lambda: self._book.quiet_s, self._wake)
         self._wake.clear()  # whoever wakes from here on means another turn
         failures: list[Exception] = []
         for chore in self._chores:

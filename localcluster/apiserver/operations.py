@@ -93,7 +93,7 @@ class Operations:
         if target.subresource == "status":
             new = {**copied(old), "metadata": metadata, "status": new.get("status", {})}
         else:
-            if target.resource in (kinds.PODS, kinds.NODES, kinds.NAMESPACES):
+            if target.resource in (kinds.PODS, kinds.NODES, kinds.NAMESPACES, kinds.RESOURCE_CLAIMS):
                 new["status"] = old.get("status", {})
             if target.resource is kinds.PODS:
                 validation.check_pod_update(old, new)

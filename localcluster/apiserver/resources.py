@@ -32,9 +32,13 @@ NAMESPACES = Resource("namespaces", "Namespace", namespaced=False, short_names=(
 EVENTS = Resource("events", "Event", short_names=("ev",))
 CONFIG_MAPS = Resource("configmaps", "ConfigMap", short_names=("cm",))
 LEASES = Resource("leases", "Lease", "coordination.k8s.io")
-ALL = (PODS, NODES, NAMESPACES, EVENTS, CONFIG_MAPS, LEASES)
+RESOURCE_CLAIMS = Resource("resourceclaims", "ResourceClaim", "resource.k8s.io")
+RESOURCE_SLICES = Resource("resourceslices", "ResourceSlice", "resource.k8s.io", namespaced=False)
+ALL = (PODS, NODES, NAMESPACES, EVENTS, CONFIG_MAPS, LEASES, RESOURCE_CLAIMS, RESOURCE_SLICES)
+_GROUPS = tuple(dict.fromkeys(resource.group for resource in ALL if resource.group))
 _SUBRESOURCES = {
     PODS: ("status", "binding", "eviction", "log"), NODES: ("status",), NAMESPACES: ("status",),
+    RESOURCE_CLAIMS: ("status",),
 }  # fmt: skip
 
 
@@ -85,10 +89,12 @@ def discovery(path: str) -> JsonObject | None:
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
-        version = {"groupVersion": LEASES.api_version, "version": "v1"}
-        group = {"name": LEASES.group, "versions": [version], "preferredVersion": version}
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}
-    for prefix, group_name in (("/api/v1", ""), (f"/apis/{LEASES.group}/v1", LEASES.group)):
+        groups = []
+        for name in _GROUPS:
+            version = {"groupVersion": f"{name}/v1", "version": "v1"}
+            groups.append({"name": name, "versions": [version], "preferredVersion": version})
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    for prefix, group_name in (("/api/v1", ""), *((f"/apis/{name}/v1", name) for name in _GROUPS)):
         if path == prefix:
             return {
                 "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{group_name}/v1".lstrip("/"),
@@ -97,7 +103,7 @@ def discovery(path: str) -> JsonObject | None:
         if path == f"/openapi/v3{prefix}":
             return _openapi(prefix, group_name)
     if path == "/openapi/v3":
-        documents = ("api/v1", f"apis/{LEASES.group}/v1")
+        documents = ("api/v1", *(f"apis/{name}/v1" for name in _GROUPS))
         return {"paths": {name: {"serverRelativeURL": f"/openapi/v3/{name}"} for name in documents}}
     return None
 

@@ -11,7 +11,7 @@ _SET = re.compile(r"(?P<key>[\w./-]+)\s+(?P<not>not)?in\s+\((?P<values>[^)]*)\)|
 _FIELDS = {
     "metadata.name", "metadata.namespace", "spec.nodeName", "spec.schedulerName", "spec.restartPolicy",
     "spec.unschedulable", "status.phase", "involvedObject.name", "involvedObject.namespace", "involvedObject.kind",
-    "involvedObject.uid", "reason", "type",
+    "involvedObject.uid", "reason", "type", "spec.driver",
 }  # fmt: skip
 
 

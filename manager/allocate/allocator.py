@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from manager.allocate.book import Book
 from manager.allocate.decide import Decider, told_of_visible_devices
 from manager.allocate.find_pod import BUDGET_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
-from manager.allocations.accounting import AllocationIndex, pod_use, static_pods
+from manager.allocations.accounting import pod_use, static_pods
 from manager.allocations.record import Allocation, Held
-from manager.allocations.state_file import StateError, StateFile
 from manager.cards.device_nodes import DeviceNode, NodeProblem
 from manager.cards.driver import NodeCard
 from manager.cards.inventory import Inventory, Snapshot
@@ -30,7 +29,6 @@ from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids, records
 from manager.limits.driver_limits import DriverLimits
 from manager.proto import deviceplugin_pb2 as api
-from manager.regions.regions import Neighbours, Regions
 from vcuda.kube.objects import name_of, uid_of
 from vcuda.spec import errors, placement
 from vcuda.spec.errors import SpecError
@@ -39,8 +37,6 @@ from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod, parse_spec
 from vcuda.spec.units import CORES_PER_CARD
 
-# Two other calls that take their whole time; kubelet waits for us without a limit, and what we refuse it gives up.
-LOCK_TIMEOUT_S = 4.0
 # How long a pod must be missing from kubelet's list when there is no API server to ask.
 ABSENT_GRACE_S = 60.0
 # Preemption: the newcomer may be asked for a moment before the watch has told that its victim is gone.
@@ -60,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class Allocator:
-    """The allocations of this node. Every change is under one lock, saved before it is answered."""
+    """What kubelet's device plugin calls book."""
 
     def __init__(
         self,
@@ -69,106 +65,46 @@ class Allocator:
         names: Names,
         inventory: Inventory,
         pod_finder: PodFinder,
-        regions: Regions,
+        book: Book,
         driver_dir: DriverDirKeeper,
-        state: StateFile,
         api_writer: ApiWriter,
         cdi: CdiKeeper,
         limits: DriverLimits,
     ) -> None:
         self._settings, self._names, self._inventory = settings, names, inventory
-        self._pod_finder, self._regions, self._state, self._api_writer = (
-            pod_finder,
-            regions,
-            state,
-            api_writer,
-        )
+        self._pod_finder, self._api_writer, self.book, self._regions = pod_finder, api_writer, book, book.regions
         self._driver_dir, self._cdi, self._limits = driver_dir, cdi, limits
-        self._decider = Decider(names, inventory, regions)
-        self._lock = threading.Lock()
-        self._allocations = AllocationIndex()
+        self._decider = Decider(names, inventory, book.regions)
         self._parsed: tuple[Pod, PodRequest] | None = None
         self._absent_since: dict[str, float] = {}
         self._booked: dict[
             tuple[str, str], float
         ] = {}  # since this start, by the monotonic clock: the other one may jump
-        self._called = float("-inf")
 
     # Reading.
 
     @property
-    def quiet_s(self) -> float:
-        """Seconds since kubelet's last call began."""
-        return time.monotonic() - self._called
-
-    @property
     def allocations(self) -> tuple[Allocation, ...]:
         """All allocations in the order in which they were made; a snapshot."""
-        return self._allocations.snapshot
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=LOCK_TIMEOUT_S):
-            raise Refusal(Reason.BUSY, "another call has not ended in time; kubelet may try again")
-        try:
-            yield
-        finally:
-            self._lock.release()
+        return self.book.allocations
 
     # Start.
 
-    def restore(self, allocations: Mapping[tuple[str, str], Allocation], *, orphans: bool = True) -> None:
-        """Take over what is known from the state file and kubelet; `orphans`: remove regions that nobody knows."""
-        with self._locked():
-            self._allocations = AllocationIndex(allocations.values())
-            known = {item.region for item in allocations.values()}
-            for orphan in self._regions.remove_orphans(known) if orphans else ():
-                log.info("removed the region %s, which no container has", orphan)
-            neighbours = Neighbours(allocations.values())
-            for allocation in allocations.values():
-                try:
-                    if self._regions.ensure(allocation, neighbours.shared(allocation)):
-                        log.warning("the region of %s was gone; made again", allocation.name)
-                except Refusal as refusal:
-                    log.warning("%s", refusal.message)
-            self._save(self._allocations.values())
-
     def reshare(self, uuid: str) -> None:
         """Write the limits of the shares of a card anew. Raises Refusal."""
-        with self._locked():
-            self._regions.reshare(self._allocations, {uuid})
-
-    def _save(self, put: Collection[Allocation], drop: Collection[tuple[str, str]] = ()) -> None:
-        """`put` stands in the allocations already, `drop` may still.
-
-        Raises Refusal; then the files say what they said before.
-        """
-        gone = set(drop)
-        try:
-            self._state.append(put, drop, lambda: [item for key, item in self._allocations.items() if key not in gone])
-        except StateError as error:
-            raise Refusal(Reason.STATE_UNWRITABLE, str(error)) from error
-
-    def sync(self) -> None:
-        """Bring what is saved to the disk, and fold a long journal; for a moment when no pod is being admitted."""
-        self._state.sync()
-        if not self._state.long:
-            return
-        try:
-            self._state.fold(self._lock, self._allocations.values)
-        except StateError as error:
-            log.warning("%s", error)
+        with self.book.locked():
+            self.book.reshare({uuid})
 
     # Allocate.
 
     def allocate(self, resource: str, device_ids: Sequence[str]) -> api.ContainerAllocateResponse:
         """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
-        self._called = time.monotonic()
+        self.book.called()
         deadline = 0.0
         while True:
-            with self._locked():
+            with self.book.locked():
                 deadline = deadline or time.monotonic() + BUDGET_S  # whoever had the lock before does not shorten it
-                candidate, pods = self._pod_finder.find(resource, len(device_ids), self._allocations, deadline)
+                candidate, pods = self._pod_finder.find(resource, len(device_ids), self.book.index, deadline)
                 about = (*candidate.full_name, candidate.uid)
                 try:
                     answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
@@ -179,7 +115,7 @@ class Allocator:
                 else:
                     self._pod_finder.succeeded(candidate.uid)
                     if not candidate.static:  # those are told by their object's own UID, when the watch shows it
-                        self._reconcile(candidate.pod, self._allocations.of_pod(candidate.uid))
+                        self._reconcile(candidate.pod, self.book.index.of_pod(candidate.uid))
                     return answer
                 late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
                 if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
@@ -191,12 +127,13 @@ class Allocator:
         """Whether a placed pod waits for one that kubelet has let go of, of which our watch has not told yet."""
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
         listed = {facts.uid for facts in pods}
-        return self._names.placement in annotations and any(uid not in listed for uid in self._allocations.pods)
+        gone = (item for item in self.book.allocations if item.claim is None and item.pod_uid not in listed)
+        return self._names.placement in annotations and any(gone)
 
     def _allocate(
         self, resource: str, held: Held, candidate: Candidate, pods: Sequence[Facts]
     ) -> api.ContainerAllocateResponse:
-        before = self._allocations.get((candidate.uid, candidate.container))
+        before = self.book.index.get((candidate.uid, candidate.container))
         # What is booked is repeated as it was: annotations that were edited since are not judged.
         request = self._request(candidate.pod) if before is None else parse_spec(candidate.pod, self._names)
         container = request.container(candidate.container)
@@ -219,7 +156,7 @@ class Allocator:
         if resource == "core":
             self._cdi.extend(answer, named)
         if before is None or not self._regions.exists(allocation):
-            self._regions.create(allocation, self._neighbours(allocation).shared(allocation))
+            self._regions.create(allocation, self.book.neighbours(allocation).shared(allocation))
         self._book(allocation.with_held(resource, held), before)
         asked = visible_devices(candidate.pod, container.name) if before is None else None
         if asked is not None:
@@ -228,20 +165,20 @@ class Allocator:
         return answer
 
     def _book(self, allocation: Allocation, before: Allocation | None) -> None:
-        self._allocations[allocation.key] = allocation
+        self.book.index[allocation.key] = allocation
         if before is None:
             self._booked[allocation.key] = time.monotonic()
         try:
-            self._save([allocation])
+            self.book.save([allocation])
         except Refusal:
             if before is None:
-                del self._allocations[allocation.key]
+                del self.book.index[allocation.key]
                 self._regions.remove(allocation)
             else:
-                self._allocations[allocation.key] = before
+                self.book.index[allocation.key] = before
             raise
         if before is None:
-            self._regions.reshare(self._allocations, {share.uuid for share in allocation.shares})
+            self.book.reshare({share.uuid for share in allocation.shares})
             log.info(
                 "%s: %d cores, %d blocks on %s",
                 allocation.name,
@@ -268,12 +205,7 @@ class Allocator:
     def _decide(
         self, candidate: Candidate, request: PodRequest, container: ContainerRequest, pods: Sequence[Facts]
     ) -> Allocation:
-        return self._decider.decide(candidate, request, container, pods, self._allocations, self._settings())
-
-    def _neighbours(self, allocation: Allocation) -> Neighbours:
-        """Who is on the cards of one allocation."""
-        cards = {share.uuid for share in allocation.shares}
-        return Neighbours(self._allocations.on_cards(cards), cards)
+        return self._decider.decide(candidate, request, container, pods, self.book.index, self._settings())
 
     def _cards_of(self, allocation: Allocation) -> list[NodeCard]:
         snapshot: Snapshot = self._inventory.snapshot
@@ -343,11 +275,11 @@ class Allocator:
 
         Raises Refusal.
         """
-        self._called = time.monotonic()
+        self.book.called()
         held = Held.of(device_ids)
         entries = self._pod_finder.records()  # without the lock: kubelet may be slow, and pods are being admitted
-        with self._locked():
-            mine = [item for item in self._allocations.values() if item.held.get(resource) == held]
+        with self.book.locked():
+            mine = [item for item in self.book.index.values() if item.held.get(resource) == held]
             if not mine:
                 raise Refusal(
                     Reason.NOT_ALLOCATED,
@@ -388,18 +320,18 @@ class Allocator:
                 Reason.DRIVER_UNAVAILABLE,
                 f"the driver directory {allocation.mirror} that this container mounts is gone; recreate the pod",
             )
-        if self._regions.ensure(allocation, self._neighbours(allocation).shared(allocation)):
+        if self._regions.ensure(allocation, self.book.neighbours(allocation).shared(allocation)):
             log.warning("the region of %s was gone; made again before the container starts", allocation.name)
-        self._limits.prepare(self._allocations.of_pod(allocation.pod_uid))
+        self._limits.prepare(self.book.index.of_pod(allocation.pod_uid))
 
     def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
-        self._called = time.monotonic()
+        self.book.called()
         try:
-            with self._locked():
+            with self.book.locked():
                 deadline = time.monotonic() + BUDGET_S
-                candidate, pods = self._pod_finder.find(resource, size, self._allocations, deadline)
-                allocation = self._allocations.get((candidate.uid, candidate.container))
+                candidate, pods = self._pod_finder.find(resource, size, self.book.index, deadline)
+                allocation = self.book.index.get((candidate.uid, candidate.container))
                 if allocation is None:
                     request = self._request(candidate.pod)
                     container = request.container(candidate.container)
@@ -427,15 +359,15 @@ class Allocator:
         """
         # Who grows has its memory only once who shrinks can't take it any more.
         in_order = sorted(changes, key=lambda change: _growth(*change))
-        with self._locked():
+        with self.book.locked():
             for before, _ in changes:
-                if self._allocations.get(before.key) != before:
+                if self.book.index.get(before.key) != before:
                     raise Refusal(Reason.BUSY, f"{before.name} has changed meanwhile")
             self._require_room([after for _, after in changes])
             for _, after in in_order:
                 if beyond := self._beyond(after):
                     return after.container, beyond
-            now = self._allocations.of_pod(in_order[0][0].pod_uid)
+            now = self.book.index.of_pod(in_order[0][0].pod_uid)
             later = {after.key: after for _, after in changes}
             pod = [later.get(item.key, item) for item in now]
             with self._limits.undisturbed():
@@ -452,21 +384,21 @@ class Allocator:
         try:
             self._limits.follow(pod, lower=False)  # the driver must not refuse what the shim allows already
             for before, after in changes:
-                self._regions.change(after, self._neighbours(after).shared(after))
+                self._regions.change(after, self.book.neighbours(after).shared(after))
                 written.append(before)
                 if beyond := self._beyond(after):  # what was allocated meanwhile
                     return after.container, beyond
             self._limits.follow(pod)
             for _, after in changes:
-                self._allocations[after.key] = after
-            self._save([after for _, after in changes])
+                self.book.index[after.key] = after
+            self.book.save([after for _, after in changes])
             done = True
         finally:
             if not done:
                 for before, _ in changes:
-                    self._allocations[before.key] = before
+                    self.book.index[before.key] = before
                 for before in reversed(written):
-                    self._regions.share(before, self._neighbours(before).shared(before))
+                    self._regions.share(before, self.book.neighbours(before).shared(before))
                 with contextlib.suppress(Refusal):  # the next look mends it
                     self._limits.follow(now)
         return None
@@ -489,8 +421,8 @@ class Allocator:
     def _require_room(self, changed: Sequence[Allocation]) -> None:
         """Of one pod, beside the others' shares; what is placed here for pods to come, the extender has counted."""
         by_key, uid, name = {item.key: item for item in changed}, changed[0].pod_uid, changed[0].pod_name
-        others = self._allocations.booked_by_others(uid)
-        own = pod_use([by_key.get(item.key, item) for item in self._allocations.of_pod(uid)])
+        others = self.book.index.booked_by_others(uid)
+        own = pod_use([by_key.get(item.key, item) for item in self.book.index.of_pod(uid)])
         for item in {item.card.uuid: item for after in changed for item in self._cards_of(after)}.values():
             uuid, blocks = item.card.uuid, item.card.memory_blocks
             held, needed = others.get(uuid, (0, 0)), own.get(uuid, (0, 0))
@@ -510,42 +442,43 @@ class Allocator:
 
     def collect(self) -> list[Allocation]:
         """Forget containers whose pods are gone or have ended; return them."""
-        if not self._allocations:
+        if not any(item.claim is None for item in self.book.allocations):
             return []
-        seen = self._pod_finder.presence(self._allocations.static_pods, timeout=5.0)
+        seen = self._pod_finder.presence(self.book.index.static_pods, timeout=5.0)
         if seen is None:
             return []
-        with self._locked():
+        with self.book.locked():
             now = time.monotonic()
+            mine = [item for item in self.book.index.values() if item.claim is None]
             absent = {
                 item.pod_uid
-                for item in self._allocations.values()
+                for item in mine
                 if item.pod_uid not in seen.present and self._booked.get(item.key, 0.0) < seen.started
             }
             self._absent_since = {uid: self._absent_since.get(uid, now) for uid in absent}
             grace = 0.0 if seen.certain else ABSENT_GRACE_S
             gone = [
                 item
-                for item in self._allocations.values()
+                for item in mine
                 if item.pod_uid in seen.ended
                 or (item.pod_uid in absent and now - self._absent_since[item.pod_uid] >= grace)
             ]
             if not gone:
                 return []
-            self._save([], [item.key for item in gone])
+            self.book.save([], [item.key for item in gone])
             for item in gone:
-                del self._allocations[item.key]
+                del self.book.index[item.key]
                 self._booked.pop(item.key, None)
         for item in gone:
             # One by one, so that a pod that is being admitted waits for one at most; a static pod may have come again
             # meanwhile.
-            with self._lock:
-                if item.key not in self._allocations:
+            with self.book.lock:
+                if item.key not in self.book.index:
                     self._regions.remove(item)
             log.info("%s is gone; its share is free", item.name)
             time.sleep(_BETWEEN_REMOVALS_S)
-        with self._lock:
-            self._regions.reshare(self._allocations, {share.uuid for item in gone for share in item.shares})
+        with self.book.lock:
+            self.book.reshare({share.uuid for item in gone for share in item.shares})
         return gone
 
 

@@ -13,6 +13,7 @@ from manager.allocate.matcher import Candidate, Facts
 from manager.allocations import accounting
 from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Allocation
+from manager.cards import protocols
 from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
 from manager.container.response import in_the_way
@@ -62,7 +63,7 @@ class Decider:
         if self._last is not None and all(map(operator.is_, basis, self._last[0])):
             return dataclasses.replace(self._last[1], created_ns=time.time_ns())
         self._permit(candidate, container, settings)
-        decided = self._decide(candidate, request, container, pods, allocations, snapshot)
+        decided = self._decide(candidate, request, container, pods, allocations, snapshot, settings)
         self._last = basis, decided
         return decided
 
@@ -101,10 +102,12 @@ class Decider:
         pods: Sequence[Facts],
         allocations: AllocationIndex,
         snapshot: Snapshot,
+        settings: Settings,
     ) -> Allocation:
         others, beside = allocations.booked_by_others(candidate.uid), allocations.of_pod(candidate.uid)
-        cards = {item.card.uuid: item for item in snapshot.cards}
-        known = [item.card for item in snapshot.cards]
+        mine = [item for item in snapshot.cards if not protocols.of_claims(settings, item)]
+        cards = {item.card.uuid: item for item in mine}
+        known = [item.card for item in mine]
         annotations = (candidate.pod.get("metadata") or {}).get("annotations") or {}
         written = annotations.get(self._names.placement)
         if written is not None:
@@ -114,6 +117,12 @@ class Decider:
             shares = chosen.containers[container.name]
             by_uuid = {state.card.uuid: state for state in states}
             for share in shares:
+                if share.uuid not in by_uuid and snapshot.card(share.uuid) is not None:
+                    raise Refusal(
+                        errors.Reason.CARD_NOT_ALLOWED,
+                        f"the placement names card {share.uuid}, which this node offers to claims (--protocols, "
+                        "--dra-cards); recreate the pod",
+                    )
                 if share.uuid not in by_uuid:
                     raise Refusal(
                         errors.Reason.UNKNOWN_CARD,

@@ -12,6 +12,7 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )  # fmt: skip
+from dataclasses import replace
 from typing import Protocol
 
 from manager.allocations.record import Allocation
@@ -82,6 +83,20 @@ def by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
     for allocation in allocations:
         found.setdefault(allocation.pod_uid, []).append(allocation)
     return found
+
+
+def as_pods(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """For what belongs to pods, such as control groups: claims' allocations as containers of all their pods.
+
+    What several pods share counts for each of them.
+    """
+    return [
+        item
+        if item.claim is None
+        else replace(item, pod_uid=uid, pod_name=name, container=f"{item.pod_name}/{item.container}")
+        for item in allocations
+        for name, uid in item.pods
+    ]
 
 
 def booked(allocations: Iterable[Allocation]) -> dict[str, tuple[int, int]]:

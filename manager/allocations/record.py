@@ -25,10 +25,23 @@ class Held:
         return cls(len(ids), hashlib.blake2s("\n".join(ids).encode(), digest_size=10).hexdigest())
 
 
+@dataclass(frozen=True)
+class ClaimUse:
+    """What makes a request of a ResourceClaim's allocation one.
+
+    `pods`: name and UID of those that may use it, which have the claim's namespace. `whole`: it has all of its cards.
+    """
+
+    pods: tuple[tuple[str, str], ...] = ()
+    whole: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """One container's share as handed to kubelet.
+    """One container's share as handed to kubelet, or that of a ResourceClaim's request.
 
+    With `claim` it is the latter's: `pod_uid` and `pod_name` are the claim's own, `container` is the request, `held`
+    stays empty.
     `held` maps "core" and "memory" to the devices of each call that came. `minors` are the cards' minors at that time,
     by UUID: kubelet replays old responses, and a card may have another minor after a reboot. `oversell_blocks`: what it
     may hold in all of each card, beyond its share as managed memory; 0: no more than its share. `elastic`: `core_limit`
@@ -54,6 +67,7 @@ class Allocation:
     oversell_blocks: int = 0
     elastic: bool = False
     static: bool = False
+    claim: ClaimUse | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -65,7 +79,12 @@ class Allocation:
 
     @property
     def whole(self) -> bool:
-        return self.cores >= 100
+        return self.cores >= 100 if self.claim is None else self.claim.whole
+
+    @property
+    def pods(self) -> tuple[tuple[str, str], ...]:
+        """Name and UID of the pods whose processes use it; one but for a claim, which may have none or several."""
+        return ((self.pod_name, self.pod_uid),) if self.claim is None else self.claim.pods
 
     @property
     def complete(self) -> bool:
@@ -97,7 +116,14 @@ def encode(allocation: Allocation) -> dict[str, Any]:
         "mirror": allocation.mirror,
         "held": {name: [held.count, held.digest] for name, held in allocation.held.items()},
         "created_ns": allocation.created_ns,
-    }
+    } | ({} if allocation.claim is None else {"claim": [list(allocation.claim.pods), allocation.claim.whole]})
+
+
+def _claim(row: Any) -> ClaimUse | None:
+    if row is None:
+        return None
+    pods, whole = row
+    return ClaimUse(tuple((str(name), str(uid)) for name, uid in pods), bool(whole))
 
 
 def decode(row: Mapping[str, Any]) -> Allocation:
@@ -121,4 +147,5 @@ def decode(row: Mapping[str, Any]) -> Allocation:
         mirror=str(row["mirror"]),
         held={str(name): Held(int(count), str(digest)) for name, (count, digest) in row["held"].items()},
         created_ns=int(row["created_ns"]),
+        claim=_claim(row.get("claim")),
     )

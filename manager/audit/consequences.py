@@ -25,8 +25,9 @@ class Consequences:
         self._settings, self._allocations, self._api_writer = settings, allocations, api_writer
 
     def tell(self, item: Allocation, reason: str, message: str) -> None:
-        """An event of the pod; of a bypass what `--audit-policy` says, too."""
-        self._api_writer.pod_event(item.namespace, item.pod_name, item.pod_uid, reason, message)
+        """An event of its pod, of a claim's all; of a bypass what `--audit-policy` says, too."""
+        for name, uid in item.pods:
+            self._api_writer.pod_event(item.namespace, name, uid, reason, message)
         policy = self._settings().audit_policy if reason in _BYPASSES else "report"
         if policy == "refuse":
             Regions.refuse(item)
@@ -42,4 +43,5 @@ class Consequences:
                     self._evict(item)
 
     def _evict(self, item: Allocation) -> None:
-        self._api_writer.evict(item.namespace, item.pod_name, item.pod_uid)
+        for name, uid in item.pods:
+            self._api_writer.evict(item.namespace, name, uid)

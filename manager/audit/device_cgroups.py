@@ -142,7 +142,8 @@ class Watcher:
             return
         owners = self._owners.among(unknown)
         trees = pods.trees(base)
-        for folder in [folder for uid in {item.pod_uid for item in unknown} for folder in pods.of_pod(trees, uid)]:
+        uids = {uid for item in unknown for _, uid in item.pods}
+        for folder in [folder for uid in uids for folder in pods.of_pod(trees, uid)]:
             for container in pods.folders_in(folder):
                 keys = (owners.given(pid) for pid in pods.processes(container))
                 key = next((key for key in keys if key is not None), None)

@@ -55,7 +55,7 @@ def compare(
     for uuid, processes in held.items():
         others[uuid] = 0
         for process in processes:
-            key = owners.container(process.pid)
+            key = owners.container(process.pid, uuid)
             if key is not None:
                 by_driver[key, uuid] = by_driver.get((key, uuid), 0) + (process.memory_bytes or 0)
             else:

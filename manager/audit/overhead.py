@@ -123,7 +123,7 @@ class Overhead:
         sums: dict[tuple[Key, str], int | None] = {}
         for uuid, processes in held.items():
             for process in processes:
-                key = owners.container(process.pid)
+                key = owners.container(process.pid, uuid)
                 if key is not None:
                     sum_now = sums.get((key, uuid), 0)
                     unknown = sum_now is None or process.memory_bytes is None
@@ -212,7 +212,8 @@ class Overhead:
                 continue
             self._answered[item.key] = now
             with self._lock:
-                pod = [other for other in everyone if other.pod_uid == item.pod_uid]
+                uids = {uid for _, uid in item.pods}
+                pod = [other for other in everyone if uids & {uid for _, uid in other.pods}] or [item]
                 cards = [share.uuid for share in item.shares]
                 self._measure([item], pod, cards)
                 time.sleep(_BETWEEN_SAMPLES_S)  # two samples that agree move the figure at once

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from manager.allocations.record import Allocation
 from manager.cgroups.pods import POD_GROUP, kubelets, plain
-from manager.regions.regions import CONTAINER_PATH
+from manager.regions.regions import CLAIMS_PATH, CONTAINER_PATH
 from vcuda.region import Usage
 
 Key = tuple[str, str]
@@ -62,15 +62,19 @@ class Owners:
         self.proc = str(proc)
         self._by_pod: dict[str, list[Key]] = {}
         self._regions: dict[Key, str] = {}
+        self._cards: dict[Key, frozenset[str]] = {}
         self._by_slot: dict[tuple[int, int], Key] = {}
-        self._containers: dict[Place, Key] = {}
+        # By container: among whom was looked, and whose regions were found.
+        self._containers: dict[Place, tuple[frozenset[Key], tuple[Key, ...]]] = {}
 
     def among(self, allocations: Sequence[Allocation], usages: Mapping[Key, Usage] | None = None) -> Owners:
         """The owners among these containers; `usages`: ledgers, whose slots tell where nothing better does."""
         found = Owners(Path(self.proc))
         for item in allocations:
-            found._by_pod.setdefault(plain(item.pod_uid), []).append(item.key)
+            for _, uid in item.pods:
+                found._by_pod.setdefault(plain(uid), []).append(item.key)
             found._regions[item.key] = item.region
+            found._cards[item.key] = frozenset(share.uuid for share in item.shares)
         for key, usage in (usages or {}).items():
             found._by_slot.update(
                 {(process.pid_namespace, process.pid): key for process in usage.processes if process.alive}
@@ -81,10 +85,11 @@ class Owners:
         found._containers = self._containers
         return found
 
-    def container(self, pid: int) -> Key | None:
+    def container(self, pid: int, uuid: str = "") -> Key | None:
         """None for a process of no container with a share, or one that has ended.
 
         A process of no pod, which only the machine's administrator can start, is known by the slot that names it.
+        `uuid`: of a container with several regions the one that has this card.
         """
         cgroup = read(f"{self.proc}/{pid}/cgroup")
         if not cgroup:
@@ -95,34 +100,49 @@ class Owners:
         keys = self._by_pod.get(place.pod, [])
         if len(keys) <= 1:
             return keys[0] if keys else None
-        return self._mounted(pid, place, keys) or self._slot(pid, keys)
+        mounted = self._mounted(pid, place, keys)
+        if not mounted:
+            return self._slot(pid, keys)
+        # A card of two regions belongs to the first in the shim's order.
+        return next((key for key in mounted if uuid in self._cards[key]), mounted[0])
 
     def given(self, pid: int) -> Key | None:
         """The container by the kernel's words alone: None, too, for a process of its pod's that mounts no region."""
         place = place_of(read(f"{self.proc}/{pid}/cgroup"))
-        return self._mounted(pid, place, self._by_pod.get(place.pod, [])) if place is not None else None
+        mounted = self._mounted(pid, place, self._by_pod.get(place.pod, [])) if place is not None else ()
+        return mounted[0] if mounted else None
 
     def has_share(self, pid: int) -> bool:
         """Whether the process belongs to a pod with a share."""
         place = place_of(read(f"{self.proc}/{pid}/cgroup"))
         return place is not None and place.pod in self._by_pod
 
-    def _mounted(self, pid: int, place: Place, keys: Collection[Key]) -> Key | None:
-        """By the mounts of the process; of one that has changed its root, by its ancestors' in the container."""
-        known = self._containers.get(place)
-        if known in keys:
-            return known
+    def _mounted(self, pid: int, place: Place, keys: Collection[Key]) -> tuple[Key, ...]:
+        """By the mounts of the process; of one that has changed its root, by its ancestors' in the container.
+
+        In the order in which the shim looks for regions: the device plugin's, then the claims' by name.
+        """
+        looked_at, known = self._containers.get(place, (frozenset(), ()))
+        if known and looked_at.issuperset(keys):
+            return tuple(key for key in known if key in keys)
         for _ in range(_ANCESTORS):
-            for mount in _mounts(f"{self.proc}/{pid}"):
-                for key in keys:
-                    if _is_region(mount, Path(self._regions[key])):
-                        if place.container:
-                            self._containers[place] = key
-                        return key
+            mounts = sorted(_mounts(f"{self.proc}/{pid}"))
+            found = tuple(
+                dict.fromkeys(
+                    key
+                    for _, *mount in mounts
+                    for key in keys
+                    if _is_region((mount[0], mount[1]), Path(self._regions[key]))
+                )
+            )
+            if found:
+                if place.container:
+                    self._containers[place] = frozenset(keys), found
+                return found
             pid = int(_status(f"{self.proc}/{pid}", "PPid") or 0)
             if not pid or place_of(read(f"{self.proc}/{pid}/cgroup")) != place:
-                return None
-        return None
+                return ()
+        return ()
 
     def _slot(self, pid: int, keys: Collection[Key]) -> Key | None:
         """By the ledgers, which tenants write: only where no neighbour can be meant."""
@@ -165,13 +185,15 @@ def _status(folder: str, name: str) -> str:
     return ""
 
 
-def _mounts(folder: str) -> list[tuple[str, str]]:
-    """Device and root (proc(5), mountinfo) of what is mounted where a container's region is, hidden mounts too."""
+def _mounts(folder: str) -> list[tuple[str, str, str]]:
+    """Place, device and root (proc(5), mountinfo) of what is mounted where regions are, hidden mounts too."""
     found = []
     for line in read(f"{folder}/mountinfo", _MOUNTS_BYTES).splitlines():
         fields = line.split(" ", 5)
-        if len(fields) == 6 and fields[4] in (CONTAINER_PATH, f"{CONTAINER_PATH}/usage"):
-            found.append((fields[2], fields[3]))
+        if len(fields) == 6 and (
+            fields[4] in (CONTAINER_PATH, f"{CONTAINER_PATH}/usage") or fields[4].startswith(f"{CLAIMS_PATH}/")
+        ):
+            found.append((fields[4], fields[2], fields[3]))
     return found
 
 

@@ -35,7 +35,7 @@ At = tuple[Key, str]  # container, card UUID
 class Owner(Protocol):
     """What is used of `manager.audit.owners.Owners`."""
 
-    def container(self, pid: int) -> Key | None: ...
+    def container(self, pid: int, uuid: str = "") -> Key | None: ...
 
 
 class BypassWatch:
@@ -88,7 +88,7 @@ class BypassWatch:
         listed: set[tuple[int, int]] = set()  # PID, minor
         for uuid, processes in held.items():
             for process in processes:
-                key = owner.container(process.pid)
+                key = owner.container(process.pid, uuid)
                 if key is not None and key in by_key:
                     yield (key, uuid), process.pid
                     listed.add((process.pid, by_key[key].minors.get(uuid, -1)))

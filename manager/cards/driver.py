@@ -19,13 +19,16 @@ class NodeCard:
     """A card or MIG instance with what only its own node needs to know.
 
     `device_minor` is N of /dev/nvidiaN (the parent's for an instance); `parent_uuid` is set for instances;
-    `capability_minors` are the N of /dev/nvidia-caps/nvidia-capN that grant an instance.
+    `capability_minors` are the N of /dev/nvidia-caps/nvidia-capN that grant an instance. `compute_capability` and
+    `pcie_root` (such as "pci0000:17"): "" where they are not known.
     """
 
     card: Card
     device_minor: int
     parent_uuid: str = ""
     capability_minors: tuple[int, ...] = ()
+    compute_capability: str = ""
+    pcie_root: str = ""
 
     @property
     def physical_uuid(self) -> str:
@@ -40,6 +43,7 @@ class Probe:
     driver_version: str
     cards: tuple[NodeCard, ...]
     failed: tuple[tuple[str, str], ...] = ()
+    cuda_version: str = ""
 
 
 @dataclass(frozen=True)

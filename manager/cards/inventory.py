@@ -44,6 +44,7 @@ class Snapshot:
     driver_version: str
     cards: tuple[NodeCard, ...]
     problems: tuple[tuple[str, str], ...] = ()
+    cuda_version: str = ""
 
     @property
     def node_problem(self) -> str:
@@ -80,6 +81,7 @@ class Inventory:
         self._driver: Driver = NullDriver("not opened yet")
         self._stale = False
         self._known: dict[str, NodeCard] = {}
+        self._cuda_version = ""
         self._blocked: Mapping[str, str] = {}
         self._xids: dict[str, tuple[int, float]] = {}
         self._xid_counts: dict[tuple[str, int, bool], int] = {}
@@ -204,6 +206,7 @@ class Inventory:
         return self._publish(version or self._snapshot.driver_version, failures)
 
     def _take(self, result: Probe) -> dict[str, str]:
+        self._cuda_version = result.cuda_version or self._cuda_version
         failures = dict(result.failed)
         present = {item.card.uuid: item for item in result.cards}
         missing = {uuid: "it is gone from the driver" for uuid in self._known if uuid not in present}
@@ -248,7 +251,7 @@ class Inventory:
             dataclasses.replace(item, card=dataclasses.replace(item.card, healthy=uuid not in problems))
             for uuid, item in sorted(self._known.items(), key=lambda pair: (pair[1].card.minor, pair[0]))
         )
-        snapshot = Snapshot(self._driver.name, version, cards, tuple(sorted(problems.items())))
+        snapshot = Snapshot(self._driver.name, version, cards, tuple(sorted(problems.items())), self._cuda_version)
         self._report(problems)
         if snapshot != self._snapshot:
             self._snapshot = snapshot

@@ -6,6 +6,7 @@ NVML answers from one process-wide library; a lock keeps a sample from running i
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +38,7 @@ LIBRARY = layout.NVML
 # Ranks of closeness: NVLink beats every PCIe path; 0 is the bus between sockets (NVML_TOPOLOGY_SYSTEM).
 _TOPOLOGY_RANKS = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 0}
 _MAX_NVLINKS = 18
+_PCIE_ROOT = re.compile(r"pci[0-9a-f]{4}:[0-9a-f]{2}")
 
 log = logging.getLogger(__name__)
 
@@ -124,31 +126,49 @@ class NvmlDriver:
                 cards += [item for item, _ in found]
             self._handles, self._instances = handles, instances
             self._register_events(handles)
-            return Probe(version, self._with_links(cards, handles), tuple(failed))
+            cuda = _optional(pynvml.nvmlSystemGetCudaDriverVersion) or 0  # 13020 is 13.2 (nvml.h)
+            newest = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
+            return Probe(version, self._with_links(cards, handles), tuple(failed), newest)
 
     def _cards_of(self, handle: Any, uuid: str) -> list[tuple[NodeCard, Any]]:
         """What the physical card offers, itself or its instances, with their handles."""
         minor = int(_call(pynvml.nvmlDeviceGetMinorNumber, handle))
         model = str(_call(pynvml.nvmlDeviceGetName, handle))
         numa = self._numa_node(handle)
+        capability = ".".join(map(str, _optional(pynvml.nvmlDeviceGetCudaComputeCapability, handle) or ()))
+        pcie_root = self._pcie_root(handle)
         try:
             memory = driver_nvml.memory_bytes(handle)
         except pynvml.NVMLError as error:
             raise DriverError(f"nvmlDeviceGetMemoryInfo: {error}") from error
         if driver_nvml.mig_enabled(handle):
-            return mig.instances(self._root, handle, Card(uuid, minor, model, memory, numa))
-        return [(NodeCard(Card(uuid, minor, model, memory, numa), minor), handle)]
+            found = mig.instances(self._root, handle, Card(uuid, minor, model, memory, numa))
+        else:
+            found = [(NodeCard(Card(uuid, minor, model, memory, numa), minor), handle)]
+        return [(replace(item, compute_capability=capability, pcie_root=pcie_root), own) for item, own in found]
 
-    def _numa_node(self, handle: Any) -> int | None:
+    def _device_folder(self, handle: Any) -> Path | None:
+        """Where sysfs has the card."""
         info = _optional(pynvml.nvmlDeviceGetPciInfo, handle)
         if info is None:
             return None
-        bus = str(info.busId).lower()
+        domain, _, rest = str(info.busId).lower().partition(":")
+        return self._root.path / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}"
+
+    def _pcie_root(self, handle: Any) -> str:
+        """Where sysfs' link leads is …/devices/<root complex>/<bridge>/…/<card>."""
+        folder = self._device_folder(handle)
+        parts = folder.resolve().parts if folder is not None else ()
+        return next((part for part in parts if _PCIE_ROOT.fullmatch(part)), "")
+
+    def _numa_node(self, handle: Any) -> int | None:
+        folder = self._device_folder(handle)
+        if folder is None:
+            return None
+        bus = folder.name
         if bus not in self._numa_nodes:
-            domain, _, rest = bus.partition(":")
-            path = self._root.path / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node"
             try:
-                self._numa_nodes[bus] = int(path.read_text())
+                self._numa_nodes[bus] = int((folder / "numa_node").read_text())
             except (OSError, ValueError):
                 return None
         node = self._numa_nodes[bus]

@@ -45,6 +45,24 @@ class Settings:
     device_plugin_path: Path = option(
         Path("/var/lib/kubelet/device-plugins"), values.directory, "kubelet's device plugin directory"
     )
+    protocols: frozenset[str] = option(
+        frozenset({"device-plugin"}),
+        values.protocols,
+        "how this node's cards are offered: device-plugin, dra (claims), or both, each its own cards",
+        separated=True,
+    )
+    dra_cards: frozenset[str] = option(
+        frozenset(),
+        values.words,
+        "with both protocols: UUIDs of the cards that claims get, of MIG instances also their card's",
+        separated=True,
+    )
+    plugins_path: Path = option(
+        Path("/var/lib/kubelet/plugins"), values.directory, "kubelet's folder for drivers' own sockets (dra)"
+    )
+    plugins_registry_path: Path = option(
+        Path("/var/lib/kubelet/plugins_registry"), values.directory, "where kubelet looks for drivers (dra)"
+    )
     pod_resources_socket: Path = option(
         Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
         values.directory,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from vcuda import settings
 
+DEVICE_PLUGIN, DRA = "device-plugin", "dra"
+
 
 @dataclass(frozen=True)
 class ContainerMount:
@@ -30,6 +32,19 @@ def directory(value: str) -> Path:
     if not value.startswith("/"):
         raise ValueError("give an absolute path")
     return Path(value)
+
+
+def words(value: str) -> frozenset[str]:
+    """Any words."""
+    return frozenset(value.replace(",", " ").split())
+
+
+def protocols(value: str) -> frozenset[str]:
+    """One or both of the protocols."""
+    names = words(value)
+    if not names or names - {DEVICE_PLUGIN, DRA}:
+        raise ValueError(f"choose {DEVICE_PLUGIN}, {DRA} or both")
+    return names
 
 
 def strategies(value: str) -> frozenset[str]:

@@ -48,6 +48,48 @@ def device_name(uuid: str) -> str:
     return uuid if _DEVICE_NAME.fullmatch(uuid) else device_ids.card_key(uuid)
 
 
+def node_edits(given: Iterable[DeviceNode], numbers: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
+    """Device nodes as a specification has them; `numbers`: major and minor by the path in the container."""
+    return [
+        {
+            "path": node.container_path,
+            "hostPath": node.host_path,
+            "type": "c",
+            "major": numbers[node.container_path][0],
+            "minor": numbers[node.container_path][1],
+            "permissions": response.PERMISSIONS,
+        }
+        for node in given
+    ]
+
+
+def mount_edits(mounts: Iterable[api.Mount]) -> list[dict[str, Any]]:
+    """Mounts as a specification has them."""
+    return [
+        {
+            "hostPath": mount.host_path,
+            "containerPath": mount.container_path,
+            "options": ["ro" if mount.read_only else "rw", "nosuid", "nodev", "rbind"],
+        }
+        for mount in mounts
+    ]
+
+
+def put(path: Path, text: str) -> None:
+    """Write a specification, all of it or nothing. Raises OSError."""
+    # Runtimes watch the folder for *.json: the unfinished file must not look like one.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
 class CdiKeeper:
     """The specification file of this node, kept current; without a CDI strategy none."""
 
@@ -121,19 +163,12 @@ class CdiKeeper:
         for item in cards:
             # A card that has lost its node is unhealthy and given to nobody; the others are described all the same.
             with contextlib.suppress(NodeProblem):
-                edits = self._nodes(device_nodes.of_card(self._root, item), device_nodes.numbers(self._root, [item]))
+                edits = node_edits(device_nodes.of_card(self._root, item), device_nodes.numbers(self._root, [item]))
                 found.append({"name": device_name(item.card.uuid), "containerEdits": {"deviceNodes": edits}})
         if not found:
             raise NodeProblem("", "no card has its device nodes")
-        mounts = [
-            {
-                "hostPath": mount.host_path,
-                "containerPath": mount.container_path,
-                "options": ["ro" if mount.read_only else "rw", "nosuid", "nodev", "rbind"],
-            }
-            for mount in response.common_mounts(driver, settings)
-        ]
-        edits = self._nodes(common, device_nodes.numbers(self._root, []))
+        mounts = mount_edits(response.common_mounts(driver, settings))
+        edits = node_edits(common, device_nodes.numbers(self._root, []))
         return {
             "cdiVersion": VERSION,
             "kind": self.kind,
@@ -141,35 +176,12 @@ class CdiKeeper:
             "containerEdits": {"deviceNodes": edits, "mounts": mounts},
         }
 
-    def _nodes(self, given: Iterable[DeviceNode], numbers: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
-        return [
-            {
-                "path": node.container_path,
-                "hostPath": node.host_path,
-                "type": "c",
-                "major": numbers[node.container_path][0],
-                "minor": numbers[node.container_path][1],
-                "permissions": response.PERMISSIONS,
-            }
-            for node in given
-        ]
-
     def _write(self, specification: Mapping[str, Any]) -> None:
         text = json.dumps(specification, indent=1) + "\n"
         known = frozenset(str(item["name"]) for item in specification["devices"])
         if text == self._written and self.path.exists():
             return
-        # Runtimes watch the folder for *.json: the unfinished file must not look like one.
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.chmod(0o644)
-            temporary.replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        put(self.path, text)
         self._written, self._known = text, known
         self._problem = "the driver does not show it"
         log.info("%s describes %d cards", self.path, len(known))

@@ -54,13 +54,10 @@ def environment(settings: Settings) -> dict[str, str]:
 
 def own_mounts(allocation: Allocation) -> list[api.Mount]:
     """In the order in which they must be made: the usage file lies inside the region's read-only folder."""
+    folder = regions.container_path(allocation)
     return [
-        api.Mount(container_path=regions.CONTAINER_PATH, host_path=allocation.region, read_only=True),
-        api.Mount(
-            container_path=f"{regions.CONTAINER_PATH}/usage",
-            host_path=f"{allocation.region}/usage",
-            read_only=False,
-        ),
+        api.Mount(container_path=folder, host_path=allocation.region, read_only=True),
+        api.Mount(container_path=f"{folder}/usage", host_path=f"{allocation.region}/usage", read_only=False),
     ]
 
 

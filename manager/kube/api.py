@@ -48,6 +48,10 @@ class Kube:
         """This node's pods."""
         return [pod for items, _ in self.client.pages("pods", "", self.selector, timeout=timeout) for pod in items]
 
+    def claim(self, namespace: str, name: str, timeout: float) -> Mapping[str, Any] | None:
+        """A ResourceClaim; None if there is none."""
+        return self.client.find("resourceclaims", namespace, name, timeout=timeout)
+
     def patch_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None], timeout: float
     ) -> None:

@@ -9,10 +9,11 @@ from manager.kube.api import Kube, Pod
 from vcuda.kube.informer import Handlers, Informer
 from vcuda.kube.objects import STATUSES, ended, mirrored, name_of, uid_of
 
-_SPEC = ("nodeName", "initContainers", "containers")
+_SPEC = ("nodeName", "initContainers", "containers", "resourceClaims")
+_LISTS = ("initContainers", "containers")
 _CONTAINER = ("name", "resources", "restartPolicy")
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-_STATUS = ("phase", "reason", "message")
+_STATUS = ("phase", "reason", "message", "resourceClaimStatuses")
 # Where kubelet has a pod from; in its own list it writes this itself, whatever stood there (kubernetes
 # pkg/kubelet/config).
 _SOURCE_ANNOTATION = "kubernetes.io/config.source"
@@ -32,7 +33,7 @@ def essential(pod: Mapping[str, Any]) -> Pod:
         found["metadata"] = {name: value for name, value in metadata.items() if name != "managedFields"}
     if isinstance(spec, dict):
         found["spec"] = kept = _only(spec, _SPEC)
-        for name in _SPEC[1:]:
+        for name in _LISTS:
             if isinstance(kept.get(name), list):
                 kept[name] = [_container(item) if isinstance(item, dict) else item for item in kept[name]]
     if isinstance(status, dict):
@@ -78,6 +79,13 @@ def visible_devices(pod: Pod, container: str) -> str | None:
 def volume_paths(pod: Pod, container: str) -> list[str]:
     """Where a container mounts volumes."""
     return [str(one.get("mountPath", "")) for one in _named(pod, container).get("volumeMounts") or ()]
+
+
+def claims_of(pod: Pod) -> set[str]:
+    """Names of the ResourceClaims that a pod uses, in its own namespace: its own ones, and those made for it."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    named = [*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ())]
+    return {str(item["resourceClaimName"]) for item in named if item.get("resourceClaimName")}
 
 
 def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

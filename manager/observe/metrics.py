@@ -46,6 +46,18 @@ class Metrics:
             ("reason",),
             registry=self.registry,
         )
+        self._claims = Counter(
+            "vcuda_manager_claims_prepared",
+            "Claims that kubelet wanted prepared by outcome; reason is empty for those that went well",
+            ("reason",),
+            registry=self.registry,
+        )
+        self._claim_seconds = Histogram(
+            "vcuda_manager_claim_prepare_seconds",
+            "Time to prepare a claim beyond the API server's answer",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1),
+            registry=self.registry,
+        )
         self._nodes = Counter(
             "vcuda_manager_device_node_problems",
             "Times that a required device node could not be had",
@@ -58,6 +70,10 @@ class Metrics:
     def allocated(self, resource: str, reason: str, seconds: float) -> None:
         self._allocations.labels(resource, reason).inc()
         self._seconds.observe(seconds)
+
+    def prepared(self, reason: str, seconds: float) -> None:
+        self._claims.labels(reason).inc()
+        self._claim_seconds.observe(seconds)
 
     def refused_start(self, reason: str) -> None:
         self._starts.labels(reason).inc()
@@ -111,6 +127,7 @@ class Counts:
     failures: Mapping[str, int]
     xids: Mapping[tuple[str, int, bool], int]
     api_failing: bool
+    slice_writes: int = 0
 
 
 class _CountsCollector(Collector):
@@ -124,11 +141,14 @@ class _CountsCollector(Collector):
         counts = self._counts()
         yield GaugeMetricFamily(
             "vcuda_manager_registered",
-            "Whether both resources are registered with kubelet",
+            "Whether kubelet has registered all that this node offers",
             value=counts.registered,
         )
         yield CounterMetricFamily(
             "vcuda_manager_registrations", "Registrations with kubelet", value=counts.registrations
+        )
+        yield CounterMetricFamily(
+            "vcuda_manager_slice_writes", "ResourceSlices written to the API server", value=counts.slice_writes
         )
         yield CounterMetricFamily(
             "vcuda_manager_devices_restored",
@@ -301,6 +321,15 @@ def _containers(report: NodeReport) -> Iterator[Metric]:
     for *labels, share in shares:
         held.add_metric((*labels, share.uuid, share.held_by), 1)
     yield held
+    claims = GaugeMetricFamily(
+        "vcuda_claim_pod",
+        "1 for each pod that may use a claim, whose name is the label pod of its other series, and request container",
+        labels=("namespace", "claim", "pod"),
+    )
+    for claim in dict.fromkeys((item.namespace, item.pod_name, item.claimed_by or ()) for item in report.containers):
+        for pod in claim[2]:
+            claims.add_metric((*claim[:2], pod), 1)
+    yield claims
     processes = GaugeMetricFamily("vcuda_container_processes", "Live CUDA processes", labels=CONTAINER_LABELS)
     lost = GaugeMetricFamily(
         "vcuda_container_lost_devices",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from manager.allocations.accounting import AllocationView, by_pod, pod_use, static_pods
 from manager.allocations.record import Allocation
+from manager.cards import protocols
 from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
 from manager.kube.api import Pod
@@ -40,12 +41,12 @@ class NodeObject:
 
     def describe(self) -> None:
         """Say all."""
-        snapshot = self._inventory.snapshot
+        everything = self._inventory.snapshot
+        snapshot = protocols.plugins_part(self._settings(), everything)
         self._told = self._bookings()
-        cards = [item.card for item in snapshot.cards]
         self._api_writer.describe_node(
             inventory_of(snapshot, self._names) | self._told,
-            labels(cards, self._names, self._settings().node_labels),
+            labels([item.card for item in everything.cards], self._names, self._settings().node_labels),
         )
 
     def look(self) -> None:
@@ -73,6 +74,7 @@ def bookings_of(
 
     By the UID of its object: of a static pod that is its mirror's, once the API server has shown it (`pods`).
     """
+    allocations = [item for item in allocations if item.claim is None]  # of those the claims' own status tells
     static = static_pods(allocations)
     mirrors = {kubelet_uid(pod, static): uid_of(pod) for pod in pods} if static else {}
     given = {mirrors.get(uid, uid): pod_use(items) for uid, items in by_pod(allocations).items()}

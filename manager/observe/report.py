@@ -88,7 +88,8 @@ class ShareReport:
 class ContainerReport:
     """A container with a share. `lost_devices`: nodes that its device cgroup no longer allows.
 
-    `limits_impossible`: processes that met limits of GPU time which make no sense.
+    Of a claim's request `pod_name` and `pod_uid` are the claim's own, `container` is the request, and `claimed_by` are
+    the pods that may use it. `limits_impossible`: processes that met limits of GPU time which make no sense.
     """
 
     namespace: str
@@ -101,6 +102,7 @@ class ContainerReport:
     cards: tuple[ShareReport, ...]
     lost_devices: tuple[str, ...] = ()
     limits_impossible: int = 0
+    claimed_by: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +184,11 @@ class Reporter:
         usage = self._regions.usage(allocation)
         used = {card.uuid: card for card in usage.cards} if usage else {}
         shares = []
+        of_pod = next(iter(accounting.as_pods([allocation])), allocation)
         for share in allocation.shares:
             card, at = used.get(share.uuid, _NOTHING), (allocation.key, share.uuid)
             metered = self._regions.metered(allocation, share.uuid)
-            driver_limit, past_shim = self._limits.held(allocation, share.uuid), bool(finding.without_shim.get(at))
+            driver_limit, past_shim = self._limits.held(of_pod, share.uuid), bool(finding.without_shim.get(at))
             shares.append(
                 ShareReport(
                     uuid=share.uuid,
@@ -222,6 +225,7 @@ class Reporter:
             cards=tuple(shares),
             lost_devices=self._cgroups.watch.lost.get(allocation.key, ()),
             limits_impossible=usage.limits_impossible if usage else 0,
+            claimed_by=None if allocation.claim is None else tuple(name for name, _ in allocation.pods),
         )
 
 
@@ -281,8 +285,9 @@ def _card_lines(report: NodeReport, card: CardReport) -> list[str]:
         for share in item.cards:
             if share.uuid == card.uuid:
                 limit = f" (up to {share.core_limit})" if share.core_limit > share.cores else ""
+                claim = "" if item.claimed_by is None else f" of pods {', '.join(item.claimed_by) or 'none'}"
                 lines.append(
-                    f"      {item.namespace}/{item.pod_name}/{item.container}: {share.cores} cores{limit}, "
+                    f"      {item.namespace}/{item.pod_name}/{item.container}{claim}: {share.cores} cores{limit}, "
                     f"{format_bytes(share.memory_used_bytes)} of {format_bytes(share.memory_limit_bytes)} "
                     f"({share.held_by})" + (f"  LOST {', '.join(item.lost_devices)}" if item.lost_devices else "")
                 )

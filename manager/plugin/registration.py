@@ -21,7 +21,8 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from manager.plugin.server import OPTIONS, THREADS, DeviceListFeed, Plugin
+from manager.cards.feed import SnapshotFeed
+from manager.plugin.server import OPTIONS, THREADS, Plugin
 from manager.process.logs import Conditions
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
@@ -70,7 +71,7 @@ class Registrar:
         directory: Path,
         names: Names,
         plugins: Sequence[Plugin],
-        device_lists: DeviceListFeed,
+        device_lists: SnapshotFeed,
         kubelet_restarted: Callable[[], None],
     ) -> None:
         self._directory = directory

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import grpc
 
 from manager.allocate.allocator import Allocator
-from manager.cards.inventory import Snapshot
+from manager.cards.feed import SnapshotFeed
 from manager.errors import Refusal
 from manager.kube.writer import ApiWriter
 from manager.kubelet import device_ids
@@ -31,36 +31,6 @@ _MOST_STREAMS = 4
 THREADS = 2 * _MOST_STREAMS + 4  # those of a kubelet that is gone end within moments, beside its successor's
 
 
-class DeviceListFeed:
-    """The newest snapshot, for all streams."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._snapshot: Snapshot | None = None
-        self._version = 0
-        self._closed = False
-
-    def show(self, snapshot: Snapshot) -> None:
-        with self._changed:
-            self._snapshot = snapshot
-            self._version += 1
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    def newer_than(self, version: int, timeout: float) -> tuple[int, Snapshot | None]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._version > version or self._closed, timeout)
-            return self._version, self._snapshot
-
-
 class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]  # generated, untyped
     """One resource, "core" or "memory"."""
 
@@ -68,7 +38,7 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         self,
         resource: str,
         allocator: Allocator,
-        device_lists: DeviceListFeed,
+        device_lists: SnapshotFeed,
         api_writer: ApiWriter,
         metrics: Metrics,
     ) -> None:

@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("manager/proto/deviceplugin.proto", "manager/proto/podresources.proto")
+NAMES = ("deviceplugin", "podresources", "pluginregistration", "dra", "drahealth")
+SOURCES = tuple(f"manager/proto/{name}.proto" for name in NAMES)
 TOOL_VERSION = "1.80.0"
 COMMAND = f"python -m manager.proto.generate   # with grpcio-tools=={TOOL_VERSION}"
 

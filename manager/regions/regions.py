@@ -19,8 +19,16 @@ from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
 FOLDER = "regions"
 CONTAINER_PATH = "/etc/vcuda"
+CLAIMS_PATH = f"{CONTAINER_PATH}/claims"
 
 log = logging.getLogger(__name__)
+
+
+def container_path(allocation: Allocation) -> str:
+    """Where the containers that use an allocation have its region: of claims a container may have several."""
+    if allocation.claim is None:
+        return CONTAINER_PATH
+    return f"{CLAIMS_PATH}/{allocation.pod_uid}-{allocation.container}"
 
 
 class ArbiterLike(Protocol):

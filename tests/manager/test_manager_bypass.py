@@ -33,7 +33,7 @@ class Everybody:
         self.key = key
         self.pids: set[int] = set()
 
-    def container(self, pid: int) -> tuple[str, str] | None:
+    def container(self, pid: int, _uuid: str = "") -> tuple[str, str] | None:
         return self.key if pid in self.pids else None
 
 

@@ -426,7 +426,7 @@ def test_a_resize_that_cannot_be_written_leaves_the_driver_s_limit(
     def full(*_: object) -> None:
         raise StateError("the disk is full")
 
-    monkeypatch.setattr(daemon.allocator._state, "append", full)
+    monkeypatch.setattr(daemon.allocator.book.state, "append", full)
     with pytest.raises(Refusal, match="the disk is full"):
         resized(place, item, 8)
     assert GIB in place.limits(place.of(item).path)

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from manager import housekeeping
-from manager.allocate.allocator import Allocator
+from manager.allocate.book import Book
 from manager.config.settings import Settings
 from tests.manager.manager_pods import eventually
 
@@ -55,8 +55,8 @@ def test_a_wake_that_comes_during_a_turn_is_followed_by_another_turn() -> None:
             keeper.look_again()
 
     settings = Settings(health_check_interval=60.0, allocation_check_period=60.0)
-    allocator = cast(Allocator, SimpleNamespace(quiet_s=60.0, sync=lambda: None))
-    keeper = housekeeping.Housekeeper(lambda: settings, allocator, [chore], lambda: None, lambda: None)
+    book = cast(Book, SimpleNamespace(quiet_s=60.0, sync=lambda: None))
+    keeper = housekeeping.Housekeeper(lambda: settings, book, [chore], lambda: None, lambda: None)
     keeper.start()
     eventually(lambda: len(turns) == 2, "a second turn")
     keeper.stop()

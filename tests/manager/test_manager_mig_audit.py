@@ -153,7 +153,7 @@ def test_a_process_counts_on_the_instance_that_the_driver_names_and_else_on_all_
     (process / "comm").write_text("guest\n")
 
     class Owner:
-        def container(self, _: int) -> tuple[str, str]:
+        def container(self, _: int, _uuid: str = "") -> tuple[str, str]:
             return item.key
 
     watch = BypassWatch(lambda *_: None, tmp_path / "proc")

@@ -266,7 +266,7 @@ def test_an_allocate_under_way_is_answered_before_the_daemon_ends(node: Node) ->
     node.kubelet.use_preferred = False
     admitting = threading.Thread(target=admit)
     admitting.start()
-    eventually(daemon.allocator._lock.locked, "the call")
+    eventually(daemon.allocator.book.lock.locked, "the call")
     node.stop()
     admitting.join()
     assert found == ["admitted"]
@@ -302,7 +302,7 @@ def test_a_journal_that_is_folded_on_a_slow_disk_holds_up_no_admission(
         fsync(descriptor)
 
     monkeypatch.setattr(state_file.os, "fsync", fsync_late)
-    folding = threading.Thread(target=daemon.allocator.sync)
+    folding = threading.Thread(target=daemon.book.sync)
     folding.start()
     assert began.wait(10)
     for number in range(3):

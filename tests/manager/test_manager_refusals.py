@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from manager.allocate import allocator as allocation_module
+from manager.allocate import book as book_module
 from manager.allocate.allocator import Allocator
 from manager.allocations import state_file
 from manager.allocations.state_file import StateError
@@ -46,10 +47,10 @@ def full(*_: object) -> None:
 def test_a_call_while_another_one_hangs_is_refused_and_goes_well_later(
     node: Node, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allocation_module, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(book_module, "LOCK_TIMEOUT_S", 0.01)
     item = pod("a", container("c", 30, 10))
     with (
-        allocator._lock,
+        allocator.book.lock,
         pytest.raises(Rejected, match="Busy: another call has not ended in time; kubelet may try again"),
     ):
         node.kubelet.admit(item)
@@ -66,7 +67,7 @@ def test_a_second_call_that_can_not_be_saved_leaves_the_first_as_it_was(
     node.kubelet.devices.give(item, "c", NAMES.core, 30)
     before = allocator.allocations
     with monkeypatch.context() as patch:
-        patch.setattr(allocator._state, "append", full)
+        patch.setattr(allocator.book.state, "append", full)
         with pytest.raises(Rejected, match=r"StateUnwritable: default/a: .*disk full; make room"):
             node.kubelet.devices.give(item, "c", NAMES.memory, 10)
     assert allocator.allocations == before and set(before[0].held) == {"core"}
@@ -107,13 +108,13 @@ def test_a_container_whose_card_is_gone_is_not_started(node: Node, allocator: Al
 def test_a_container_whose_driver_directory_is_gone_is_not_started(node: Node, allocator: Allocator) -> None:
     item = admitted(node)
     (mine,) = allocator.allocations
-    allocator._allocations[mine.key] = dataclasses.replace(mine, mirror=f"{node.directory}/gone")
+    allocator.book.index[mine.key] = dataclasses.replace(mine, mirror=f"{node.directory}/gone")
     with pytest.raises(
         Rejected,
         match=r"DriverUnavailable: default/a/c: the driver directory .*/gone that this container mounts is gone; recreate the pod",
     ):
         node.kubelet.start_containers(item)
-    allocator._allocations[mine.key] = mine
+    allocator.book.index[mine.key] = mine
     node.kubelet.start_containers(item)
 
 
@@ -130,12 +131,12 @@ def test_a_long_journal_that_can_not_be_folded_is_said_and_serving_goes_on(
 ) -> None:
     monkeypatch.setattr(state_file, "JOURNAL_BYTES", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(allocator._state, "fold", full)
+        patch.setattr(allocator.book.state, "fold", full)
         first = admitted(node)
-        allocator.sync()
+        allocator.book.sync()
     assert "disk full; make room" in caplog.text
-    allocator.sync()
-    assert list(allocator._state.read()) == [(first["metadata"]["uid"], "c")]
+    allocator.book.sync()
+    assert list(allocator.book.state.read()) == [(first["metadata"]["uid"], "c")]
 
 
 def test_a_static_pod_that_comes_again_while_others_are_cleared_away_keeps_its_region(
@@ -150,7 +151,7 @@ def test_a_static_pod_that_comes_again_while_others_are_cleared_away_keeps_its_r
 
     def come_again(item: Any) -> None:
         remove(item)
-        allocator._allocations[static.key] = static
+        allocator.book.index[static.key] = static
 
     monkeypatch.setattr(allocator._regions, "remove", come_again)
     for item in items:

@@ -112,7 +112,7 @@ def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(node: Node, m
     def refuse(*_: object) -> None:
         raise StateError("cannot write the state file: disk full")
 
-    monkeypatch.setattr(daemon.allocator._state, "append", refuse)
+    monkeypatch.setattr(daemon.allocator.book.state, "append", refuse)
     item = pod("a", container("c", 30, 10))
     with pytest.raises(Rejected, match="StateUnwritable: default/a: cannot write the state file"):
         node.kubelet.admit(item)
@@ -132,14 +132,14 @@ def test_a_pod_that_went_while_nothing_could_be_saved_is_forgotten_later(
         raise StateError("cannot write the state file: disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(daemon.allocator._state, "append", refuse)
+        patch.setattr(daemon.allocator.book.state, "append", refuse)
         node.kubelet.remove(item)
         with pytest.raises(Refusal, match="disk full"):
             daemon.allocator.collect()
         assert daemon.allocator.allocations and node.region(item, "c").exists()
     daemon.allocator.collect()
     eventually(lambda: not node.region(item, "c").exists(), "the end of the region")
-    assert not daemon.allocator.allocations and not daemon.allocator._state.load()
+    assert not daemon.allocator.allocations and not daemon.allocator.book.state.load()
 
 
 def test_after_a_reboot_regions_are_made_again_before_the_container_starts(node: Node) -> None:
@@ -160,9 +160,9 @@ def test_a_start_is_refused_when_the_cards_minor_has_changed(node: Node) -> None
     daemon = node.start(wait=200)
     item = pod("a", container("c", 30, 10))
     node.kubelet.admit(item)
-    ((key, before),) = daemon.allocator._allocations.items()
+    ((key, before),) = daemon.allocator.book.index.items()
     moved = dict.fromkeys(before.minors, 7)
-    daemon.allocator._allocations[key] = Allocation(**{**vars(before), "minors": moved})
+    daemon.allocator.book.index[key] = Allocation(**{**vars(before), "minors": moved})
     with pytest.raises(Rejected, match=r"CardChanged: .* was /dev/nvidia7 at admission and is /dev/nvidia\d now"):
         node.kubelet.start_containers(item)
 

@@ -67,6 +67,7 @@ class System:
         assert made is not None, "openssl is needed, for the extender's certificate"
         self.certificate = made
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._manager_settings: tuple[str, ...] = ()
 
     def start(self) -> None:
         self.start_manager()
@@ -113,7 +114,9 @@ class System:
 
         eventually(f"the node offers {CORES} cores and {BLOCKS} blocks", offered, 60)
 
-    def start_manager(self) -> None:
+    def start_manager(self, *more: str) -> None:
+        """`more`: settings beside the usual ones, also of those that `restart_manager` starts."""
+        self._manager_settings = more
         words = self.manager_arguments(
             node=self.lab.environment["NODE_NAME"],
             kubelet="https://127.0.0.1:10250",
@@ -121,8 +124,13 @@ class System:
             folder=self.folder,
             port=self.manager_port,
         )
-        self._spawn("manager", words[1:])
+        self._spawn("manager", [*words[1:], *more])
         self._ready("manager", self.manager_port)
+
+    def restart_manager(self) -> None:
+        """After kill -9, with the same settings."""
+        self.kill("manager")
+        self.start_manager(*self._manager_settings)
 
     def manager_arguments(self, *, node: str, kubelet: str, machine: Machine, folder: Path, port: int) -> list[str]:
         """The command of a node's daemon that runs on the host."""

@@ -100,7 +100,9 @@ def device(
     found: dict[str, Any] = {
         "name": device_name(card.uuid),
         "allowMultipleAllocations": True,
-        "attributes": {name: _attribute(value) for name, value in everything.items() if value not in (None, "")},
+        "attributes": {
+            name: _attribute(value) for name, value in everything.items() if value not in (None, "", Version(""))
+        },
         "capacity": {
             CORES: _capacity(str(CORES_PER_CARD), "1", steps=True),
             MEMORY: _capacity(

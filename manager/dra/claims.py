@@ -1,0 +1,232 @@
+"""A claim that kubelet wants prepared: read from the API server, understood, booked, answered."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from manager.allocate.claims import Claims
+from manager.allocate.find_pod import Presence
+from manager.allocations.accounting import AllocationView, by_pod
+from manager.allocations.record import Allocation
+from manager.cards import protocols
+from manager.cards.inventory import Inventory
+from manager.config.settings import Settings
+from manager.container.response import in_the_way
+from manager.errors import Reason, Refusal
+from manager.kube.api import Kube, Pod
+from manager.kube.pods import claims_of, volume_paths
+from manager.observe.metrics import Metrics
+from manager.proto import dra_pb2 as api
+from vcuda.kube.errors import KubeError
+from vcuda.kube.objects import name_of, uid_of
+from vcuda.spec import errors
+from vcuda.spec.claims import AllocatedClaim, parse_claim, shares_of
+from vcuda.spec.devices import device_name
+from vcuda.spec.errors import SpecError
+from vcuda.spec.inventory import Card
+from vcuda.spec.names import Names
+
+READ_TIMEOUT_S = 5.0
+# Kubelet unprepares by itself, after containers have ended; only what it has lost is collected.
+ABSENT_GRACE_S = 60.0
+# A claim's UID names files of ours.
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+
+log = logging.getLogger(__name__)
+
+
+class Preparer:
+    """Prepares claims and unprepares them; any number at a time. Both raise Refusal."""
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Settings],
+        names: Names,
+        inventory: Inventory,
+        kube: Kube | None,
+        claims: Claims,
+        view: AllocationView,
+        pods: Callable[[], Sequence[Pod] | None],
+        presence: Callable[[], Presence | None],
+        metrics: Metrics,
+    ) -> None:
+        """`pods`: the node's, by the watch; `presence`: which of them kubelet and the API server know now."""
+        self._settings, self._names, self._inventory, self._kube = settings, names, inventory, kube
+        self._claims, self._view, self._pods, self._presence, self._metrics = claims, view, pods, presence, metrics
+        self._absent_since: dict[str, float] = {}  # by claim UID
+
+    def prepare(self, namespace: str, name: str, uid: str) -> list[api.Device]:
+        """What kubelet is to give the containers that name the claim."""
+        reason, began = "", time.monotonic()
+        try:
+            found = self._read(namespace, name, uid)
+            began = time.monotonic()
+            claim = parse_claim(found, self._names)
+            return self._prepare(claim)
+        except SpecError as error:
+            reason = str(error.reason)
+            raise Refusal.of(error) from error
+        except Refusal as refusal:
+            reason = refusal.reason
+            raise
+        finally:
+            self._metrics.prepared(reason, time.monotonic() - began)
+
+    def unprepare(self, uid: str) -> None:
+        """Let go of what a claim has, if it has anything."""
+        self._check(uid)
+        self._claims.release(uid)
+
+    def collect(self) -> None:
+        """Let go of claims that kubelet has forgotten to unprepare, and note who else uses those that are there."""
+        groups = by_pod(item for item in self._view.allocations if item.claim is not None)
+        self._absent_since = {uid: since for uid, since in self._absent_since.items() if uid in groups}
+        if not groups:
+            return
+        started = time.monotonic()
+        seen = self._presence()
+        if seen is None:
+            return
+        here = seen.present - seen.ended
+        watched = _users(self._pods() or ())
+        for uid, (item, *_) in groups.items():
+            now = watched.get((item.namespace, item.pod_name), ())
+            users = tuple(dict.fromkeys(user for user in (*item.pods, *now) if user[1] in here))
+            if users:
+                self._absent_since.pop(uid, None)
+                self._note(uid, users)
+            elif started - self._absent_since.setdefault(uid, started) >= ABSENT_GRACE_S:
+                self._end(uid, item, here)
+
+    def _note(self, uid: str, users: tuple[tuple[str, str], ...]) -> None:
+        try:
+            self._claims.used_by(uid, users)
+        except Refusal as refusal:
+            log.warning("%s", refusal.message)
+
+    def _end(self, uid: str, item: Allocation, here: Collection[str]) -> None:
+        """Let go of a claim none of whose pods is here any more, unless the API server says that others have it."""
+        if self._kube is None:
+            return
+        try:
+            found = self._kube.claim(item.namespace, item.pod_name, READ_TIMEOUT_S)
+            pods = parse_claim(found, self._names).pods if found is not None and uid_of(found) == uid else ()
+        except KubeError as error:
+            log.debug("%s is kept while its claim can't be read: %s", item.name, error)
+            return
+        except SpecError:  # it has lost its allocation, or never was of this form
+            pods = ()
+        try:
+            if any(user in here for _, user in pods):
+                self._claims.used_by(uid, pods)
+            else:
+                log.warning("%s is used by no pod of this node, and kubelet has not unprepared it", item.name)
+                self._claims.release(uid)
+        except Refusal as refusal:
+            log.warning("%s", refusal.message)
+
+    @staticmethod
+    def _check(uid: str) -> None:
+        if _UID.fullmatch(uid) is None:
+            raise Refusal(Reason.CLAIM_CHANGED, f"{uid!r:.80} is no UID of a claim")
+
+    def _read(self, namespace: str, name: str, uid: str) -> Mapping[str, Any]:
+        self._check(uid)
+        what = f"claim {namespace}/{name}"
+        if self._kube is None:
+            raise Refusal(
+                Reason.CLAIM_UNREADABLE, f"{what} can't be read: no API server is configured; set --kubeconfig"
+            )
+        try:
+            found = self._kube.claim(namespace, name, READ_TIMEOUT_S)
+        except KubeError as error:
+            raise Refusal(
+                Reason.CLAIM_UNREADABLE, f"{what} can't be read: {error}; kubelet tries again by itself"
+            ) from error
+        if found is None:
+            raise Refusal(Reason.CLAIM_CHANGED, f"{what} is gone from the API server; recreate the pod")
+        if uid_of(found) != uid:
+            raise Refusal(
+                Reason.CLAIM_CHANGED,
+                f"{what} has the UID {uid_of(found)}, kubelet asks for {uid}: it was deleted and made again; recreate "
+                "the pod",
+            )
+        return found
+
+    def _prepare(self, claim: AllocatedClaim) -> list[api.Device]:
+        if not claim.results:
+            raise Refusal(
+                errors.Reason.INVALID_CLAIM, f"its allocation has no device of {self._names.driver}; recreate the pod"
+            )
+        self._check_pods(claim)
+        pool = self._settings().node_name
+        items = {item.container: item for item in self._claims.book(claim, shares_of(claim, pool, self._cards(claim)))}
+        return _devices(claim, items, self._claims.specs.device_id)
+
+    def _cards(self, claim: AllocatedClaim) -> dict[str, Card]:
+        """By their devices' names, those that claims get, and those that this one has from before."""
+        settings, asked = self._settings(), {item.device for item in claim.results}
+        has = {share.uuid for item in self._view.allocations if item.pod_uid == claim.uid for share in item.shares}
+        found: dict[str, Card] = {}
+        for item in self._inventory.snapshot.cards:
+            name = device_name(item.card.uuid)
+            if protocols.of_claims(settings, item) or item.card.uuid in has:
+                found[name] = item.card
+            elif name in asked:
+                raise Refusal(
+                    errors.Reason.CARD_NOT_ALLOWED,
+                    f"card {item.card.uuid} is offered by the device plugin on this node, not to claims (--protocols, "
+                    "--dra-cards); delete the pod, so that the claim is allocated anew",
+                )
+        return found
+
+    def _check_pods(self, claim: AllocatedClaim) -> None:
+        """A volume of the pod's over the claim's region would hide its limits."""
+        users = {uid for _, uid in claim.pods}
+        for pod in self._pods() or ():
+            if uid_of(pod) not in users:
+                continue
+            spec = pod.get("spec") or {}
+            for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+                hides = in_the_way(volume_paths(pod, str(container.get("name"))))
+                if hides is not None:
+                    raise Refusal(
+                        Reason.MOUNT_IN_THE_WAY,
+                        f"container {container.get('name')!r:.80} mounts a volume at {hides!r:.120}, which would hide "
+                        "its limits or our library; mount it elsewhere",
+                    )
+
+
+def _users(pods: Sequence[Pod]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """Name and UID of the pods that use a claim, by its namespace and name."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for pod in pods:
+        namespace, name = name_of(pod)
+        for claim in claims_of(pod):
+            found.setdefault((namespace, claim), []).append((name, uid_of(pod)))
+    return found
+
+
+def _devices(
+    claim: AllocatedClaim, items: Mapping[str, Allocation], device_id: Callable[[Allocation], str]
+) -> list[api.Device]:
+    """One for each result; the runtime's device, which is the whole request's, goes with its first."""
+    found, told = [], set()
+    for result in claim.results:
+        first = result.request not in told
+        told.add(result.request)
+        found.append(
+            api.Device(
+                request_names=[result.request],
+                pool_name=result.pool,
+                device_name=result.device,
+                cdi_device_ids=[device_id(items[result.request])] if first else [],
+                share_id=result.share_id or None,
+            )
+        )
+    return found

@@ -1,0 +1,416 @@
+"""Claims on a node: prepared exactly once whatever is asked how often, refused in their own answer, gone without a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from manager.allocations import accounting
+from manager.errors import StartError
+from tests.manager.manager_claims import ClaimNode, claim, claim_node, config, result
+from tests.manager.manager_pods import NAMES, container, eventually, pod
+from tests.manager.manager_support import Node
+from vcuda import region
+from vcuda.sim import Machine, Xid
+from vcuda.spec import inventory
+
+BLOCK = 2**28
+
+
+@pytest.fixture
+def claims(machine: Machine, make_node: Callable[..., Node]) -> Iterator[ClaimNode]:
+    """Two cards of 8 GiB, all of them for claims."""
+    with claim_node(make_node(machine.root, with_api=True)) as found:
+        yield found
+
+
+def uid_of(item: dict[str, Any]) -> str:
+    return str(item["metadata"]["uid"])
+
+
+def booked(claims: ClaimNode) -> list[tuple[int, int]]:
+    """Cores and blocks by card."""
+    assert claims.node.daemon is not None
+    use = accounting.booked(claims.node.daemon.allocator.allocations)
+    return [use.get(uuid, (0, 0)) for uuid in claims.cards]
+
+
+def error_of(claims: ClaimNode, item: dict[str, Any]) -> str:
+    """Of preparing it; nothing of it may be left."""
+    before, left = booked(claims), claims.left()
+    answer = claims.driver().prepare(item)[uid_of(item)]
+    assert answer.error and not answer.devices
+    assert booked(claims) == before and claims.left() == left
+    return str(answer.error)
+
+
+def test_a_claim_gets_a_region_and_a_runtimes_device(claims: ClaimNode) -> None:
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]), configs=[config(coreLimit=50, priority="high")])
+    claims.put(item)
+    (device,) = driver.prepare(item)[uid_of(item)].devices
+    share = item["status"]["allocation"]["devices"]["results"][0]
+    assert (device.pool_name, device.device_name, device.share_id) == ("node-1", share["device"], share["shareID"])
+    assert list(device.request_names) == ["gpu"]
+    spec = claims.spec(item)
+    assert list(device.cdi_device_ids) == [f"{spec['kind']}={spec['devices'][0]['name']}"]
+    edits = spec["devices"][0]["containerEdits"]
+    place = f"/etc/vcuda/claims/{uid_of(item)}-gpu"
+    assert [(mount["containerPath"], mount["options"][0]) for mount in edits["mounts"]] == [
+        (place, "ro"),
+        (f"{place}/usage", "rw"),
+    ]
+    nodes = {node["path"] for node in edits["deviceNodes"]}
+    assert {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= nodes and "/dev/nvidia1" not in nodes
+    mounted = {mount["containerPath"] for mount in spec["containerEdits"]["mounts"]}
+    assert "/usr/local/nvidia" in mounted
+    assert "NVIDIA_VISIBLE_DEVICES=void" in spec["containerEdits"]["env"]
+    (limit,) = region.read_limits(claims.region(item))
+    assert (limit.uuid, limit.cores, limit.core_limit, limit.memory_bytes) == (claims.cards[0], 30, 50, 10 * BLOCK)
+    assert limit.priority == "high" and not limit.whole
+    assert str(claims.region(item)) in claims.node.arbiter.regions
+    assert booked(claims) == [(30, 10), (0, 0)]
+    eventually(lambda: "default/train/gpu of pods p: 30 cores (up to 50)" in claims.node.get("/graph")[1], "/graph")
+
+
+def test_it_may_be_asked_any_number_of_times(claims: ClaimNode) -> None:
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    first = driver.prepare(item)[uid_of(item)]
+    inode = (claims.region(item) / "usage").stat().st_ino
+    assert driver.prepare(item)[uid_of(item)] == first
+    assert (claims.region(item) / "usage").stat().st_ino == inode
+    assert booked(claims)[0] == (30, 10)
+
+
+def test_unprepared_it_leaves_nothing(claims: ClaimNode) -> None:
+    driver = claims.start()
+    item, other = claim("train", result(claims.cards[0])), claim("other", result(claims.cards[0]))
+    claims.put(item, other)
+    driver.prepare(item, other)
+    for _ in range(2):
+        assert not driver.unprepare(item)[uid_of(item)].error
+    assert booked(claims)[0] == (30, 10)
+    assert not driver.unprepare(other)[uid_of(other)].error
+    assert claims.left() == [] and booked(claims) == [(0, 0), (0, 0)] and not claims.node.arbiter.regions
+
+
+def test_one_that_was_never_prepared_is_unprepared_all_the_same(claims: ClaimNode) -> None:
+    driver = claims.start()
+    stranger = claim("never", result(claims.cards[0]))
+    assert driver.unprepare(stranger)[uid_of(stranger)].error == ""
+
+
+def test_every_claim_asked_for_gets_its_own_answer(claims: ClaimNode) -> None:
+    driver = claims.start()
+    good, gone, wrong = (claim(name, result(claims.cards[0])) for name in ("good", "gone", "wrong"))
+    claims.put(good, {**wrong, "metadata": {**wrong["metadata"], "uid": "another"}})
+    answers = driver.prepare(gone, good, wrong)
+    assert set(answers) == {uid_of(item) for item in (good, gone, wrong)}
+    assert answers[uid_of(good)].devices and not answers[uid_of(good)].error
+    assert "gone from the API server" in answers[uid_of(gone)].error
+    assert "deleted and made again" in answers[uid_of(wrong)].error
+    assert booked(claims)[0] == (30, 10)
+
+
+@pytest.mark.parametrize("service", ["v1.DRAPlugin", "v1beta1.DRAPlugin"])
+def test_kubelets_of_both_versions_are_served(machine: Machine, make_node: Callable[..., Node], service: str) -> None:
+    with claim_node(make_node(machine.root, with_api=True), services=[service]) as claims:
+        driver = claims.start()
+        item = claim("train", result(claims.cards[0]))
+        claims.put(item)
+        assert driver.service == service and driver.prepare(item)[uid_of(item)].devices
+        assert not driver.unprepare(item)[uid_of(item)].error
+
+
+# Bad input: a clear error in that claim's answer, nothing half prepared.
+
+
+def test_deleted_between_prepare_and_start(claims: ClaimNode) -> None:
+    """Kubelet asks again: what was prepared stays until it is unprepared, for a container may run; the answer says why."""
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    driver.prepare(item)
+    assert claims.node.api is not None
+    claims.node.api.remove("resourceclaims", "default/train")
+    assert "ClaimChanged" in error_of(claims, item)
+    assert not driver.unprepare(item)[uid_of(item)].error
+    assert claims.left() == []
+
+
+def test_allocated_beyond_a_cards_capacity(claims: ClaimNode) -> None:
+    driver = claims.start()
+    first, second = claim("a", result(claims.cards[0], cores=60)), claim("b", result(claims.cards[0], cores=50))
+    third = claim("c", result(claims.cards[0], cores=1, memory="6Gi"))
+    claims.put(first, second, third)
+    driver.prepare(first)
+    said = error_of(claims, second)
+    assert "InsufficientCores" in said and "40" in said and "default/a/gpu" in said
+    assert "InsufficientMemory" in error_of(claims, third)
+
+
+def test_twice_on_one_card_by_one_claim_beyond_its_capacity(claims: ClaimNode) -> None:
+    claims.start()
+    twice = claim("twice", result(claims.cards[0], cores=60), result(claims.cards[0], cores=60))
+    claims.put(twice)
+    assert "InsufficientCores" in error_of(claims, twice)
+
+
+def test_unknown_fields_of_its_configuration(claims: ClaimNode) -> None:
+    claims.start()
+    item = claim("typo", result(claims.cards[0]), configs=[config(corelimit=50)])
+    claims.put(item)
+    said = error_of(claims, item)
+    assert "InvalidShareConfig" in said and "'corelimit'" in said and "coreLimit, priority, oversell" in said
+
+
+def test_capacity_that_no_card_has(claims: ClaimNode) -> None:
+    claims.start()
+    item = claim("huge", result(claims.cards[0], cores=30, memory="100Gi"))
+    claims.put(item)
+    assert "InsufficientMemory" in error_of(claims, item)
+
+
+def test_a_card_that_this_node_does_not_have(claims: ClaimNode) -> None:
+    claims.start()
+    item = claim("lost", result("GPU-00000000-0000-0000-0000-000000000000"))
+    claims.put(item)
+    assert "UnknownCard" in error_of(claims, item)
+
+
+def test_a_sick_card_takes_no_new_claim_and_keeps_the_old_one(claims: ClaimNode, machine: Machine) -> None:
+    driver = claims.start()
+    old, new = claim("old", result(claims.cards[0])), claim("new", result(claims.cards[0]))
+    claims.put(old, new)
+    driver.prepare(old)
+    machine.inject(Xid(0, 79))
+    eventually(lambda: "Xid" in claims.node.get("/usage")[1], "the sickness")
+    assert "UnhealthyCard" in error_of(claims, new)
+    assert driver.prepare(old)[uid_of(old)].devices
+
+
+@pytest.mark.parametrize("fault", ["a file in the folder's place", "no room for the state"])
+def test_no_room_for_what_must_be_written(claims: ClaimNode, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    with monkeypatch.context() as patch:
+        if fault.startswith("a file"):
+            claims.cdi.write_text("in the way")
+            answer = driver.prepare(item)[uid_of(item)]
+            assert "CdiUnavailable" in answer.error and "--cdi-root" in answer.error
+            assert booked(claims) == [(0, 0), (0, 0)] and not claims.region(item).exists()
+            claims.cdi.unlink()
+        else:
+            assert claims.node.daemon is not None
+            patch.setattr(claims.node.daemon.book.state, "append", _full)
+            assert "StateUnwritable" in error_of(claims, item)
+    assert driver.prepare(item)[uid_of(item)].devices
+    assert booked(claims)[0] == (30, 10)
+
+
+def _full(*_: Any) -> None:
+    from manager.allocations.state_file import StateError
+
+    raise StateError("cannot write the state file: the disk is full; make room or make it writable")
+
+
+def test_the_disk_fills_up_between_the_state_and_the_runtimes_file(
+    claims: ClaimNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then even taking it back can't be written down: it stays booked, so that nobody else gets it, and is asked again."""
+    driver = claims.start()
+    daemon = claims.node.daemon
+    assert daemon is not None
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    claims.cdi.write_text("in the way")
+    append, calls = daemon.book.state.append, []
+
+    def once(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) > 1:
+            _full()
+        append(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.book.state, "append", once)
+        assert "CdiUnavailable" in driver.prepare(item)[uid_of(item)].error
+    assert booked(claims)[0] == (30, 10)
+    assert [found.key for found in daemon.book.state.read().values()] == [(uid_of(item), "gpu")]
+    assert not driver.unprepare(item)[uid_of(item)].error
+    claims.cdi.unlink()
+    assert claims.left() == [] and booked(claims)[0] == (0, 0)
+
+
+def test_a_volume_over_its_limits(claims: ClaimNode) -> None:
+    driver = claims.start()
+    assert claims.node.api is not None
+    user = pod(
+        "p", container("c", 0) | {"volumeMounts": [{"name": "v", "mountPath": "/etc/vcuda/claims/x"}]}, uid="uid-p"
+    )
+    user["spec"]["containers"][0]["resources"] = {}
+    claims.node.api.put("pods", user)
+    daemon = claims.node.daemon
+    assert daemon is not None
+    eventually(daemon._known_pods, "the pod by the watch")
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    assert "MountInTheWay" in error_of(claims, item)
+    del driver
+
+
+def test_the_api_server_is_away(claims: ClaimNode) -> None:
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    assert claims.node.api is not None
+    claims.node.api.failing = True
+    assert "ClaimUnreadable" in error_of(claims, item)
+    claims.node.api.failing = False
+    assert driver.prepare(item)[uid_of(item)].devices
+
+
+def test_a_restart_between_prepare_and_unprepare(claims: ClaimNode) -> None:
+    driver = claims.start()
+    item, left = claim("train", result(claims.cards[0])), claims.cdi / "tencent.com-claim-nobody.json"
+    claims.put(item)
+    answer = driver.prepare(item)[uid_of(item)]
+    inode = (claims.region(item) / "usage").stat().st_ino
+    claims.node.stop()
+    left.write_text("{}")
+    driver = claims.start()
+    assert not left.exists(), "a file of a claim that nobody knows"
+    assert booked(claims)[0] == (30, 10) and str(claims.region(item)) in claims.node.arbiter.regions
+    assert driver.prepare(item)[uid_of(item)] == answer
+    assert (claims.region(item) / "usage").stat().st_ino == inode
+    assert not driver.unprepare(item)[uid_of(item)].error
+    assert claims.left() == []
+
+
+def test_a_claim_that_is_allocated_anew_gets_the_new_card_alone(claims: ClaimNode) -> None:
+    """Kubelet forgot to unprepare it, and the scheduler has given it other devices meanwhile."""
+    driver = claims.start()
+    first, second = claims.cards
+    item = claim("train", result(first))
+    claims.put(item)
+    driver.prepare(item)
+    item["status"]["allocation"]["devices"]["results"] = [result(second, cores=20)]
+    claims.put(item)
+    (device,) = driver.prepare(item)[uid_of(item)].devices
+    assert device.device_name == second.lower()
+    assert booked(claims) == [(0, 0), (20, 10)]
+    assert region.read_limits(claims.region(item))[0].uuid == second
+
+
+def test_two_cards_and_two_requests_of_one_claim(claims: ClaimNode) -> None:
+    driver = claims.start()
+    first, second = claims.cards
+    item = claim(
+        "many", result(first, "pair", 10), result(second, "pair", 10), result(first, "one", 5), pods=("p", "q")
+    )
+    claims.put(item)
+    devices = driver.prepare(item)[uid_of(item)].devices
+    assert [list(device.request_names) for device in devices] == [["pair"], ["pair"], ["one"]]
+    named = [name.partition("=")[2] for device in devices for name in device.cdi_device_ids]
+    assert named == [f"{uid_of(item)}-pair", f"{uid_of(item)}-one"], "the runtime takes each device once"
+    assert [limit.uuid for limit in region.read_limits(claims.region(item, "pair"))] == [first, second]
+    assert booked(claims) == [(15, 20), (10, 10)]
+    eventually(lambda: "of pods p, q:" in claims.node.get("/graph")[1], "/graph")
+
+
+def test_what_kubelet_forgets_to_unprepare_is_collected(claims: ClaimNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once none of its pods is here; one whose pods are is kept, also those that came to it later."""
+    monkeypatch.setattr("manager.dra.claims.ABSENT_GRACE_S", 0.0)
+    assert claims.node.api is not None
+    first, later = (pod(name, container("c", 0), uid=f"uid-{name}") for name in ("first", "later"))
+    for item in (first, later):
+        item["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": "shared"}]}
+        item["spec"]["containers"][0]["resources"] = {}
+    claims.node.api.put("pods", first, later)
+    driver = claims.start()
+    item = claim("shared", result(claims.cards[0]), pods=("first",))
+    claims.put(item)
+    driver.prepare(item)
+    eventually(lambda: "of pods first, later" in claims.node.get("/graph")[1], "the second pod is noted")
+    claims.node.api.delete(first)
+    eventually(lambda: "of pods later:" in claims.node.get("/graph")[1], "the first pod is gone")
+    assert booked(claims)[0] == (30, 10)
+    claims.node.api.delete(later)
+    claims.node.api.remove("resourceclaims", "default/shared")
+    eventually(lambda: claims.left() == [], "the claim is let go")
+
+
+# Whose a card is.
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["--protocols=device-plugin,dra"], "--dra-cards"),
+        (["--protocols=dra", "--dra-cards=GPU-1"], "--protocols=device-plugin,dra"),
+        (["--protocols=device-plugin", "--dra-cards=GPU-1"], "--protocols=device-plugin,dra"),
+    ],
+)
+def test_settings_that_leave_open_whose_a_card_is_are_refused(
+    claims: ClaimNode, settings: list[str], said: str
+) -> None:
+    with pytest.raises(StartError, match=said):
+        claims.node.start(*claims.arguments(*settings))
+
+
+def test_without_an_api_server_there_are_no_claims(machine: Machine, make_node: Callable[..., Node]) -> None:
+    with claim_node(make_node(machine.root)) as found, pytest.raises(StartError, match="--kubeconfig"):
+        found.start()
+
+
+def test_a_card_belongs_to_one_protocol(claims: ClaimNode, machine: Machine) -> None:
+    first, second = (card.uuid for card in machine.cards)
+    node = claims.node
+    node.kubelet.start()
+    claims.more = ("--protocols=device-plugin,dra", f"--dra-cards={second}")
+    driver = claims.start()
+    node.kubelet.wait_devices(100)
+    eventually(claims.slices, "slices")
+    (slice_,) = claims.slices()
+    assert [device["attributes"]["uuid"]["string"] for device in slice_["spec"]["devices"]] == [second]
+    item = claim("train", result(first))
+    claims.put(item)
+    assert "CardNotAllowed" in error_of(claims, item)
+    mine = claim("mine", result(second))
+    claims.put(mine)
+    assert driver.prepare(mine)[uid_of(mine)].devices
+    assert node.api is not None
+
+    described = eventually(
+        lambda: node.api and node.api.node().get("annotations", {}).get(NAMES.inventory), "inventory"
+    )
+    assert [card.uuid for card in inventory.decode(described)] == [first]
+
+
+def test_a_card_that_containers_still_have_from_the_device_plugin_is_not_offered(
+    claims: ClaimNode, machine: Machine
+) -> None:
+    first, second = (card.uuid for card in machine.cards)
+    node = claims.node
+    node.kubelet.start()
+    node.start(wait=200)
+    item = pod("old", container("c", 30, 4))
+    assert node.api is not None
+    node.api.put("pods", item)
+    node.kubelet.admit(item)
+    node.stop()
+    claims.start()
+    eventually(claims.slices, "slices")
+    (slice_,) = claims.slices()
+    held = json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]["uuid"]
+    offered = {device["attributes"]["uuid"]["string"] for device in slice_["spec"]["devices"]}
+    assert offered == {first, second} - {held}
+    node.kubelet.remove(item)
+    node.api.delete(item)
+    eventually(lambda: len(claims.slices()[0]["spec"]["devices"]) == 2, "the card once its container has ended")
