@@ -114,6 +114,11 @@ class Settings:
         "ConfigMap whose key `quotas` limits namespaces; watched, so changes count at once",
         metavar=_PLACE,
     )
+    claims: bool = option(
+        False,
+        switch,
+        "choose nodes for claims, too (DRA, Kubernetes 1.34 and later), and make the templates that the webhook names",
+    )
     record: str | None = option(
         None,
         optional_text,

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from scheduler_ext.admission.rules import Rules, decide
+from scheduler_ext.admission.rules import CLAIM, CLAIM_TEMPLATE, Rules, Verdict, decide, decide_claim
 from scheduler_ext.http.pages import METRICS, TEXT, Pages
 from scheduler_ext.http.server import Answer, Request
 from scheduler_ext.protocol import admission_v1
+from scheduler_ext.protocol.admission_v1 import Review
 from scheduler_ext.protocol.extender_v1 import BadInput
 
 PATH = "/admission/pods"
+TO_CLAIMS_PATH = "/admission/pods/to-claims"  # the same, for namespaces whose pods get their shares by claims
+CLAIMS_PATH = "/admission/claims"
 _MOST_BODY_BYTES = 8 * 2**20  # two pods of the largest size that etcd takes (1.5 MiB each), with room
 _BODY_SECONDS = 5.0
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.5)
 _log = logging.getLogger(__name__)
+
+
+Judge = Callable[[bytes], tuple[Review, Verdict]]
 
 
 class Metrics:
@@ -27,7 +36,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.reviews = Counter(
             "vcuda_webhook_reviews",
-            "Pods that were reviewed: untouched, changed, refused; requests that made no sense: bad",
+            "Pods and claims that were reviewed: untouched, changed, refused; requests that made no sense: bad",
             ["result"], registry=self.registry,
         )  # fmt: skip
         self.seconds = Histogram(
@@ -52,23 +61,24 @@ class Probes(Pages):
 
 
 class App(Probes):
-    """The application that the API server calls. A request that is no review of a pod gets 400 and a message."""
+    """The application that the API server calls. What is no review of a pod or claim gets 400 and a message."""
 
     body_bytes, body_seconds = _MOST_BODY_BYTES, _BODY_SECONDS
     larger = "; a review of a pod is smaller"
 
     def __init__(self, rules: Rules, metrics: Metrics) -> None:
         super().__init__(metrics)
-        self._rules = rules
-        self.posts[PATH] = self._review
+        self.posts[PATH] = partial(self._review, partial(_of_pod, rules=rules))
+        self.posts[TO_CLAIMS_PATH] = partial(self._review, partial(_of_pod, rules=replace(rules, claims=True)))
+        self.posts[CLAIMS_PATH] = partial(self._review, partial(_of_claim, rules=rules))
 
     def bad(self) -> None:
         self._metrics.reviews.labels("bad").inc()
 
-    def _review(self, request: Request) -> Answer:
+    def _review(self, judge: Judge, request: Request) -> Answer:
         begin = time.perf_counter()
         try:
-            answer, result = _answered(admission_v1.read(request.body), self._rules)
+            answer, result = _answered(*judge(request.body))
         except (BadInput, RecursionError) as problem:
             self.bad()
             words = (
@@ -80,10 +90,19 @@ class App(Probes):
         return Answer(200, answer)
 
 
-def _answered(asked: admission_v1.Review, rules: Rules) -> tuple[bytes, str]:
-    verdict = decide(asked, rules)
+def _of_pod(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
+    asked = admission_v1.read(body)
+    return asked, decide(asked, rules)
+
+
+def _of_claim(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
+    asked = admission_v1.read(body, (CLAIM, CLAIM_TEMPLATE))
+    return asked, decide_claim(asked, rules)
+
+
+def _answered(asked: Review, verdict: Verdict) -> tuple[bytes, str]:
     if verdict.refusal is not None:
-        _log.info("refused a pod of %.200r in %.80r: %s", asked.user, asked.namespace, verdict.refusal)
+        _log.info("refused a %s of %.200r in %.80r: %s", asked.kind, asked.user, asked.namespace, verdict.refusal)
         return admission_v1.refused(asked.uid, verdict.refusal.reason, verdict.refusal.message), "refused"
     for warning in verdict.warnings:
         _log.info("a pod of %.200r in %.80r: %.400r", asked.user, asked.namespace, warning)

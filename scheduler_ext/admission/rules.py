@@ -1,4 +1,4 @@
-"""What becomes of a pod that is created or changed: let through, completed, corrected, or refused with a reason.
+"""What becomes of a pod or claim that is created or changed: let through, completed, corrected, refused with a reason.
 
 Nothing here looks at the cluster: what is refused could run on no card at all, and a pod that asks for no share is only
 ever relieved of annotations that are not its author's to write.
@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_ext.protocol.admission_v1 import Patch, Review, pointer
+from scheduler_ext.admission import claims
+from scheduler_ext.admission.change import Change
+from scheduler_ext.protocol.admission_v1 import Patch, Review
+from vcuda.spec.claims import demand
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
-from vcuda.spec.request import asks_for_share, parse_pod
+from vcuda.spec.request import PodRequest, asks_for_share, parse_pod
 from vcuda.spec.units import CORES_PER_CARD, parse_count
 
 _DEFAULT_SCHEDULER = "default-scheduler"  # what the API server writes where an author wrote nothing
+CLAIM, CLAIM_TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
 _ANNOTATIONS = ("metadata", "annotations")
-_MOST_WARNINGS = 8
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Rules:
     `scheduler_name`: given to pods with a share whose author chose none. `annotations`: given to pods with a share that
     lack them. `cores` and `memory_blocks`: what a container gets that names only the other of the two resources; 0: it
     is refused. `trusted`: users whose word about placements counts. `exempt`: namespaces whose pods pass as they are.
+    `claims`: shares that pods ask for as extended resources become claims.
     """
 
     names: Names = field(default_factory=Names)
@@ -37,6 +41,7 @@ class Rules:
     memory_blocks: int = 0
     trusted: frozenset[str] = frozenset()
     exempt: frozenset[str] = frozenset()
+    claims: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,72 +57,33 @@ def decide(review: Review, rules: Rules) -> Verdict:
     """Never raises for a pod, however odd: what can't be understood is not ours, or is refused."""
     if review.namespace in rules.exempt:
         return Verdict()
-    change = _Change(review.pod)
+    change = Change(review.thing)
     if review.user not in rules.trusted:
         _keep_what_is_ours(change, _annotations(review.old), rules.names)
-    if review.operation != "CREATE" or not asks_for_share(review.pod, rules.names):
-        return change.verdict()
+    if review.operation == "CREATE" and asks_for_share(review.thing, rules.names):
+        try:
+            asked = _complete(change, rules)
+            if rules.claims and change.pod["spec"].get("nodeName"):
+                change.warn("spec.nodeName is set: nobody would allocate a claim, so the pod keeps its resources")
+            elif rules.claims:
+                claims.convert(change, asked, rules.names)
+        except InvalidRequest as error:
+            return Verdict(error)
+    return Verdict(None, change.patch, change.warnings)
+
+
+def decide_claim(review: Review, rules: Rules) -> Verdict:
+    """Refuse a claim, or a template of one, whose requests of our class, or ShareConfig, no card can serve."""
+    spec = review.thing.get("spec")
+    if review.namespace in rules.exempt or review.operation != "CREATE" or not isinstance(spec, Mapping):
+        return Verdict()
+    if review.kind == CLAIM_TEMPLATE:
+        spec = spec.get("spec")
     try:
-        _complete(change, rules)
+        demand(spec if isinstance(spec, Mapping) else {}, rules.names)
     except InvalidRequest as error:
         return Verdict(error)
-    return change.verdict()
-
-
-class _Change:
-    """What becomes of a pod, the patch that makes it of the original, and why.
-
-    Only what changes is copied: pods may be large.
-    """
-
-    def __init__(self, pod: Mapping[str, Any]) -> None:
-        self.pod: dict[str, Any] = dict(pod)
-        self._own: dict[int, Any] = {id(self.pod): self.pod}
-        self._patch: list[Patch] = []
-        self._warnings: list[str] = []
-
-    def verdict(self) -> Verdict:
-        told = self._warnings[:_MOST_WARNINGS]
-        if more := len(self._warnings) - len(told):
-            told.append(f"and {more} more of this kind")
-        return Verdict(None, tuple(self._patch), tuple(told))
-
-    def warn(self, words: str) -> None:
-        self._warnings.append(words)
-
-    def put(self, value: object, *path: str | int) -> None:
-        """Set a field; what holds it is made where it is missing."""
-        place: Any = self.pod
-        for depth, part in enumerate(path[:-1]):
-            if not isinstance(path[depth + 1], int) and not isinstance(_member(place, part), dict):
-                place[part] = {}
-                self._add({}, *path[: depth + 1])
-            place = self._mine(place, part)
-        place[path[-1]] = value
-        self._add(value, *path)
-
-    def _mine(self, place: Any, part: str | int) -> Any:
-        """The member, as a copy of ours that may be changed."""
-        found = place[part]
-        if id(found) not in self._own:
-            found = place[part] = found.copy()
-            self._own[id(found)] = found
-        return found
-
-    def drop(self, *path: str) -> None:
-        place: Any = self.pod
-        for part in path[:-1]:
-            place = self._mine(place, part)
-        del place[path[-1]]
-        self._patch.append({"op": "remove", "path": pointer(*path)})
-
-    def _add(self, value: object, *path: str | int) -> None:
-        # To "add" a member that is there replaces it (RFC 6902, 4.1).
-        self._patch.append({"op": "add", "path": pointer(*map(str, path)), "value": value})
-
-
-def _member(place: Any, part: str | int) -> Any:
-    return place.get(part) if isinstance(place, dict) else place[part]
+    return Verdict()
 
 
 def _annotations(pod: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -126,7 +92,7 @@ def _annotations(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _keep_what_is_ours(change: _Change, before: Mapping[str, Any], names: Names) -> None:
+def _keep_what_is_ours(change: Change, before: Mapping[str, Any], names: Names) -> None:
     """Put the annotations that we write back to what they were: absent, on a new pod."""
     now = dict(_annotations(change.pod))
     for name in sorted(key for key in {*now, *before} if names.written_by_us(key)):
@@ -140,7 +106,7 @@ def _keep_what_is_ours(change: _Change, before: Mapping[str, Any], names: Names)
             change.warn(f"annotation {name} was removed: the scheduler writes it when the pod is placed")
 
 
-def _complete(change: _Change, rules: Rules) -> None:
+def _complete(change: Change, rules: Rules) -> PodRequest:
     """Give a pod with a share what its author left open. Raises InvalidRequest if that can't make it a valid one."""
     spec = change.pod["spec"]
     for key in ("initContainers", "containers"):
@@ -157,6 +123,7 @@ def _complete(change: _Change, rules: Rules) -> None:
     theirs = spec.get("schedulerName") not in (None, "", _DEFAULT_SCHEDULER)
     if rules.scheduler_name and not theirs and not spec.get("nodeName"):
         change.put(rules.scheduler_name, "spec", "schedulerName")
+    return parse_pod(change.pod, rules.names)
 
 
 def _is_valid_with(pod: Mapping[str, Any], annotation: str, value: str, names: Names) -> bool:
@@ -169,7 +136,7 @@ def _is_valid_with(pod: Mapping[str, Any], annotation: str, value: str, names: N
     return True
 
 
-def _complete_container(change: _Change, where: tuple[str, int], limits: Mapping[str, Any], rules: Rules) -> None:
+def _complete_container(change: Change, where: tuple[str, int], limits: Mapping[str, Any], rules: Rules) -> None:
     names = rules.names
     if names.memory in limits and names.core not in limits and rules.cores:
         _limit(change, where, names.core, rules.cores)
@@ -179,7 +146,7 @@ def _complete_container(change: _Change, where: tuple[str, int], limits: Mapping
             _limit(change, where, names.memory, rules.memory_blocks)
 
 
-def _limit(change: _Change, where: tuple[str, int], resource: str, amount: int) -> None:
+def _limit(change: Change, where: tuple[str, int], resource: str, amount: int) -> None:
     """Extended resources have equal requests and limits, or the API server refuses the pod."""
     for which in ("limits", "requests"):
         change.put(str(amount), "spec", *where, "resources", which, resource)

@@ -17,7 +17,7 @@ from scheduler_ext.http.server import Server
 from scheduler_ext.lab.recording import Recorder
 from scheduler_ext.settings import MIB, Settings
 from scheduler_ext.state import history
-from scheduler_ext.sync import events, feed, resizes
+from scheduler_ext.sync import events, feed, resizes, templates
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
@@ -139,6 +139,9 @@ class _Replica:
         if settings.quotas:
             engine.expect_quotas()
             followed.append(feed.quota_handlers(engine, *settings.quotas.split("/")))
+        if settings.claims:
+            engine.expect_claims()
+            followed += feed.claim_handlers(engine)
         self._informers = [feed.informer(api, engine, how) for how in followed]
         self._lost = False
         self._election = _election(
@@ -171,11 +174,19 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("history").inc,
             pause=history.SECONDS,
         )
+        self._templates = Worker(
+            "templates",
+            self._keep_templates,
+            failed=engine.metrics.worker_failures.labels("templates").inc,
+            pause=_ANSWERED_EVERY,
+            expected=KubeError,
+        )
         self._workers = [
             self._sweeper,
             self._teller,
             self._answerer,
             self._historian,
+            self._templates,
             *(informer.worker for informer in self._informers),
         ]
         if recorder is not None:
@@ -204,6 +215,10 @@ class _Replica:
         if self._standby_reason() is None:
             resizes.send(self._api, self._engine)
 
+    def _keep_templates(self) -> None:
+        if self._standby_reason() is None:
+            templates.keep(self._api, self._engine)
+
     def _standby_reason(self) -> str | None:
         return self._election.standby_reason() if self._election is not None else None
 
@@ -230,6 +245,8 @@ class _Replica:
         self._teller.start()
         self._answerer.start()
         self._historian.start()
+        if self._settings.claims:
+            self._templates.start()
         if self._election is None:
             self._engine.expect_late_writes(self._settings.api_timeout_seconds + _ON_THE_WAY)
             self._follow()
@@ -256,6 +273,7 @@ class _Replica:
             self._teller.stop()
             self._answerer.stop()
             self._historian.stop()
+            self._templates.stop()
             if self._election is not None:
                 self._election.stop()
             self._reads.shutdown()

@@ -1,4 +1,4 @@
-"""The extender's one decision maker: six parts over one cache, and the one lock around them."""
+"""The extender's one decision maker: its parts over one cache, and the one lock around them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scheduler_ext.engine import simulation
 from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
+from scheduler_ext.engine.claims import Claims
 from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
@@ -20,6 +21,7 @@ from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes, Unanswered
 from scheduler_ext.engine.simulation import Simulation
+from scheduler_ext.engine.templates import Templates, Unused, Wanted
 from scheduler_ext.planning import evidence, overview
 from scheduler_ext.planning.evidence import Evidence
 from scheduler_ext.planning.overview import NodeDetail, NodeLine, Overview
@@ -56,6 +58,7 @@ class Engine:
         self._simulation = Simulation(cache, chooser)
         self._comparison = Comparison(cache)
         self._resizes = Resizes(cache)
+        self._claims, self._templates = Claims(cache), Templates(cache)
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
         self.metrics.watch_figures(self.figures)
 
@@ -73,6 +76,16 @@ class Engine:
         """
         with self._lock:
             return self._filter.filter(pod, names)
+
+    def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
+        """Choose a node for the claims of a pod that are not allocated; None: all nodes pass."""
+        with self._lock:
+            return self._claims.filter(pod, names)
+
+    def claims_unseen(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a claim of the pod exists that the watch has not shown yet."""
+        with self._lock:
+            return self._claims.unseen(pod)
 
     def prioritize(self, pod: Mapping[str, Any], names: Sequence[str]) -> list[int]:
         """0…10 per name: 10 for the node already decided for the pod, else by cost; 0 where it does not fit."""
@@ -190,6 +203,52 @@ class Engine:
         with self._lock:
             self._intake.keep_nodes(names)
 
+    def expect_claims(self) -> None:
+        """Decide nothing until claims and the cards for them are known."""
+        self.cache.unsynced |= {"resourceclaims", "resourceclaimtemplates", "resourceslices"}
+
+    def see_slice(self, data: Mapping[str, Any]) -> str:
+        """Take in a ResourceSlice. Returns its name."""
+        with self._lock:
+            return self._claims.see_slice(data)
+
+    def lose_slice(self, name: str) -> None:
+        with self._lock:
+            self._claims.lose_slice(name)
+
+    def keep_slices(self, names: Collection[str]) -> None:
+        """A complete list was seen: forget all others."""
+        with self._lock:
+            self._claims.keep_slices(names)
+
+    def see_claim(self, data: Mapping[str, Any]) -> str:
+        """Take in a ResourceClaim. Returns NAMESPACE/NAME."""
+        with self._lock:
+            return self._claims.see_claim(data)
+
+    def lose_claim(self, namespace: str, name: str) -> None:
+        with self._lock:
+            self._claims.lose_claim(namespace, name)
+
+    def keep_claims(self, keys: Collection[str]) -> None:
+        """A complete list was seen: forget all others."""
+        with self._lock:
+            self._claims.keep_claims(keys)
+
+    def see_template(self, data: Mapping[str, Any]) -> str:
+        """Take in a ResourceClaimTemplate. Returns NAMESPACE/NAME."""
+        with self._lock:
+            return self._templates.see(data)
+
+    def lose_template(self, namespace: str, name: str) -> None:
+        with self._lock:
+            self._templates.lose(namespace, name)
+
+    def keep_templates(self, keys: Collection[str]) -> None:
+        """A complete list was seen: forget all others."""
+        with self._lock:
+            self._templates.keep(keys)
+
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """Take in the ConfigMap of quotas, None if there is none.
 
@@ -206,6 +265,7 @@ class Engine:
         wishes = self._intake.wishes(pod)
         with self._lock:
             uid, waiting = self._intake.see_pod(pod, wishes)
+            self._templates.see_pod(uid, pod)
         # A heavy one is scored when kube-scheduler asks: an owner who edits it faster must not hold up this watch.
         if waiting is not None and len(waiting.steps) <= MOST_LIGHT:
             self._score_ahead(waiting)
@@ -229,6 +289,8 @@ class Engine:
         """The pod is gone, or has ended: nothing of it stays booked."""
         with self._lock:
             self._intake.lose_pod(uid)
+            self._claims.lose_pod(uid)
+            self._templates.lose_pod(uid)
 
     def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
         """A complete list of pods, begun at `listed_since` on our clock, was seen: release all others.
@@ -237,6 +299,7 @@ class Engine:
         """
         with self._lock:
             self._intake.keep_pods(uids, listed_since)
+            self._templates.keep_pods(uids)
 
     def expire(self) -> int:
         """Release assumed placements whose Bind never came, and what is kept for nominations that never came.
@@ -244,6 +307,7 @@ class Engine:
         Returns how many.
         """
         with self._lock:
+            self._claims.expire()
             return self._intake.expire()
 
     # --- what people are told ---
@@ -273,12 +337,24 @@ class Engine:
         with self._lock:
             self._resizes.written(one)
 
+    # --- the templates that pods with claims name ---
+
+    def missing_templates(self) -> list[Wanted]:
+        """ResourceClaimTemplates that pods wait for."""
+        with self._lock:
+            return self._templates.missing()
+
+    def unused_templates(self) -> list[Unused]:
+        """Those of ours that no pod has named for a while."""
+        with self._lock:
+            return self._templates.unused()
+
     # --- what can be asked about it ---
 
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
         with self._lock:
-            return stats.gauges(self.cache.cluster, self.cache.pods)
+            return stats.gauges(self.cache.cluster, self.cache.pods) | self._claims.figures()
 
     def use(self) -> tuple[float, float]:
         """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""

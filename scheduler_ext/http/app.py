@@ -25,6 +25,8 @@ from vcuda.spec import request as pod_request
 
 _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
 
+_UNSEEN_SECONDS, _UNSEEN_PAUSE = 2.0, 0.01  # for a claim that kube-scheduler knows and we do not
+
 Verb = Callable[[bytes], bytes | Awaitable[bytes]]
 Observe = Callable[[float], None]
 Reason = Callable[[], str | None]
@@ -71,6 +73,28 @@ class Extender:
         if len(spec.get("containers") or ()) + len(spec.get("initContainers") or ()) > MOST_LIGHT:
             return self._heavy_filter(args)
         return self._decided(args)
+
+    def filter_claims(self, body: bytes) -> bytes | Awaitable[bytes]:
+        args = extender_v1.read_args(body, self._engine.offered)
+        if not args.pod["spec"].get("resourceClaims"):
+            return extender_v1.untouched(args)
+        self._require_uid(args.pod)
+        self._require_ready()
+        return self._claims_later(args) if self._engine.claims_unseen(args.pod) else self._claims_decided(args)
+
+    async def _claims_later(self, args: ExtenderArgs) -> bytes:
+        """kube-scheduler's watch was faster than ours."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _UNSEEN_SECONDS
+        while loop.time() < until and self._engine.claims_unseen(args.pod):
+            await asyncio.sleep(_UNSEEN_PAUSE)
+        return self._claims_decided(args)
+
+    def _claims_decided(self, args: ExtenderArgs) -> bytes:
+        verdict = self._engine.filter_claims(args.pod, args.names)
+        if verdict is None:
+            return extender_v1.untouched(args)
+        return extender_v1.filter_answer(args, verdict)
 
     async def _heavy_filter(self, args: ExtenderArgs) -> bytes:
         await asyncio.to_thread(self._engine.prepare, args.pod)
@@ -226,6 +250,7 @@ class App(Probes):
         verbs: dict[str, tuple[str, Verb]] = {
             "/scheduler/filter": ("filter", extender.filter),
             "/scheduler/predicates": ("filter", extender.filter),  # the old system's route
+            "/scheduler/claims/filter": ("claims-filter", extender.filter_claims),
             "/scheduler/prioritize": ("prioritize", extender.prioritize),
             "/scheduler/cpu/prioritize": ("cpu-prioritize", extender.prioritize_cpu_only),
             "/scheduler/preempt": ("preempt", extender.preempt),

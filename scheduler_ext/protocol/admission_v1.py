@@ -6,7 +6,7 @@ Sources: k8s.io/api/admission/v1 (types.go); RFC 6902 and 6901 for patches and t
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +18,28 @@ API_VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403  # kubectl shows no message with 422 (Invalid) unless there is a cause for each field
 _WARNING_LENGTH = 256  # the API server cuts longer ones
 
+POD = "Pod"
 Patch = dict[str, Any]  # one operation of RFC 6902
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A pod that somebody wants to create or change.
+    """An object of `kind` that somebody wants to create or change.
 
-    `old` is the pod as it was, empty for a new one; `user` is who asks.
+    `old` is the object as it was, empty for a new one; `user` is who asks.
     """
 
     uid: str
     operation: str
     namespace: str
     user: str
-    pod: Mapping[str, Any]
+    thing: Mapping[str, Any]
     old: Mapping[str, Any]
+    kind: str = POD
 
 
-def read(body: bytes) -> Review:
-    """Read an AdmissionReview of a pod. Raises BadInput, which names the field."""
+def read(body: bytes, kinds: Collection[str] = (POD,)) -> Review:
+    """Read an AdmissionReview of an object of `kinds`. Raises BadInput, which names the field."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -49,9 +51,10 @@ def read(body: bytes) -> Review:
     if not isinstance(uid, str) or not uid:
         raise BadInput("request.uid is missing")
     kind = _mapping(request.get("kind"), "request.kind").get("kind")
-    if kind != "Pod" or request.get("subResource"):
+    if kind not in kinds or request.get("subResource"):
         raise BadInput(
-            f"request.kind is {kind!r:.40}, subResource {request.get('subResource')!r:.40}; this webhook is for pods"
+            f"request.kind is {kind!r:.40}, subResource {request.get('subResource')!r:.40}; this path is for "
+            f"{' and '.join(kind.lower() + 's' for kind in kinds)}"
         )
     user = _mapping(request.get("userInfo"), "request.userInfo").get("username")
     return Review(
@@ -61,6 +64,7 @@ def read(body: bytes) -> Review:
         _text(user or "", "request.userInfo.username"),
         _mapping(request.get("object"), "request.object"),
         _mapping(request.get("oldObject") or {}, "request.oldObject"),
+        str(kind),
     )
 
 
@@ -77,7 +81,7 @@ def _text(value: object, what: str) -> str:
 
 
 def allowed(uid: str, patch: Sequence[Patch], warnings: Sequence[str]) -> bytes:
-    """Let the pod through, changed by `patch`; kubectl prints the warnings."""
+    """Let the object through, changed by `patch`; kubectl prints the warnings."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if patch:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
@@ -87,7 +91,7 @@ def allowed(uid: str, patch: Sequence[Patch], warnings: Sequence[str]) -> bytes:
 
 
 def refused(uid: str, reason: str, message: str) -> bytes:
-    """Refuse the pod; `message` is what its creator reads."""
+    """Refuse the object; `message` is what its creator reads."""
     status = {
         "status": "Failure",
         "code": _FORBIDDEN,

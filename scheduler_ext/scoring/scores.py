@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -21,6 +21,8 @@ _LEAST_BYTES = 2048  # of a table beside its arrays
 _LEAST_ROWS = 16  # computed at a time ahead of a request
 _CHUNK = 256  # rows computed at once ahead of a request: it holds up others for so long
 
+Allowed = Callable[[Shape, Cluster, Ints], Bools | None]
+
 
 def allowed_cards(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
     """The cards of some rows that a shape's filters accept, [k, cards]; None if it has no filters."""
@@ -36,17 +38,36 @@ def allowed_cards(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
     return allowed
 
 
-class Table:
-    """One class's costs, reason codes and picks for every row of the cluster."""
+def first_fitting(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
+    """[k, cards]: the cards that kube-scheduler's allocator takes for one step, the first that fit.
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+    None for several steps, of which each would see what those before it have taken.
+    """
+    if len(shape.steps) > 1:
+        return None
+    (step,) = shape.steps
+    blocks = cluster.total_blocks[rows] if step.whole else step.blocks
+    fits = cluster.usable[rows] & (cluster.free_cores[rows] >= step.cores) & (cluster.free_blocks[rows] >= blocks)
+    first: Bools = fits & (np.cumsum(fits, axis=1) <= step.cards)
+    return first
+
+
+class Table:
+    """One class's costs, reason codes and picks for every row of the cluster.
+
+    `allowed` says which cards of some rows count.
+    """
+
+    def __init__(self, shape: Shape, allowed: Allowed = allowed_cards) -> None:
+        self.shape, self._allowed = shape, allowed
         self.plan = Plan.empty(0, shape.columns)
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
         self._typical_version = -1
         self._budget = exact_search.Budget(exact_search.MOST_AHEAD)  # of a pass, which may take several refreshes
         self._reads_workload = placing.reads_workload(shape)
-        self._plain = len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
+        self._plain = (
+            allowed is allowed_cards and len(shape.steps) == 1 and shape.models == _ANY and shape.uuids == _ANY
+        )
         self.size_bytes = self._size()
 
     @property
@@ -91,7 +112,7 @@ class Table:
         now = stale[:most]
         for start in range(0, len(now), _CHUNK):
             rows = now[start : start + _CHUNK]
-            allowed = allowed_cards(self.shape, cluster, rows)
+            allowed = self._allowed(self.shape, cluster, rows)
             placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan, budget or self._budget)
         self._at[now] = cluster.clock
         done = len(now) == len(stale)
@@ -103,7 +124,8 @@ class Table:
 class Scores:
     """The tables of the classes asked for most recently, as many as `most_bytes` hold."""
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = _MOST_BYTES, allowed: Allowed = allowed_cards) -> None:
+        self._allowed = allowed
         self._tables: collections.OrderedDict[Shape, Table] = collections.OrderedDict()
         self._most_bytes, self._bytes = most_bytes, 0
         self._counted: dict[Shape, int] = {}  # the size of each table in that sum
@@ -113,7 +135,7 @@ class Scores:
         """Compute a little of a shape's table ahead of its first request. Returns whether more is to be done."""
         table = self._tables.get(shape)
         if table is None:
-            table = self._tables[shape] = Table(shape)
+            table = self._tables[shape] = Table(shape, self._allowed)
         done = table.refresh(cluster, typical, max(_LEAST_ROWS, _CHUNK // max(1, len(shape.steps))))
         self._make_room(table)
         return not done
@@ -137,7 +159,7 @@ class Scores:
         """The up-to-date table of a shape; valid until the cluster changes."""
         table = self._tables.get(shape)
         if table is None:
-            table = self._tables[shape] = Table(shape)
+            table = self._tables[shape] = Table(shape, self._allowed)
         else:
             self._tables.move_to_end(shape)
         table.refresh(cluster, typical, budget=self._budget)

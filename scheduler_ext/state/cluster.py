@@ -235,6 +235,14 @@ class Cluster:
         self.code[row] = code
         self._touch(row)
 
+    def take_over(self, rows: Ints, free_cpu: Ints, free_memory: Ints) -> None:
+        """Free cpu and memory of some rows, as another book counts them."""
+        moved = (self.free_cpu[rows] != free_cpu) | (self.free_memory[rows] != free_memory)
+        if moved.any():
+            self.clock += 1
+            self.free_cpu[rows[moved]], self.free_memory[rows[moved]] = free_cpu[moved], free_memory[moved]
+            self.changed[rows[moved]] = self.clock
+
     def book(self, uid: str, node: str, usage: Usage) -> None:
         """Book a pod on a node (which need not be known yet).
 

@@ -49,6 +49,42 @@ def quota_handlers(engine: Engine, namespace: str, name: str) -> Handlers:
     return Handlers("configmaps", seen, lambda _: engine.see_quotas(None), listed, namespace, f"metadata.name={name}")
 
 
+def claim_handlers(engine: Engine) -> tuple[Handlers, ...]:
+    """How the engine takes in claims, their templates, and the cards that nodes offer for claims."""
+
+    def listed(kind: str, keep: Callable[[Collection[str]], None]) -> Callable[[Collection[str], float], None]:
+        def take(keys: Collection[str], _since: float) -> None:
+            keep(keys)
+            engine.metrics.relists.labels(kind).inc()
+            engine.synced(kind)
+
+        return take
+
+    def named(lose: Callable[[str, str], None]) -> Callable[[Object], None]:
+        return lambda one: lose(str(one["metadata"]["namespace"]), str(one["metadata"]["name"]))
+
+    return (
+        Handlers(
+            "resourceslices",
+            engine.see_slice,
+            lambda one: engine.lose_slice(str(one["metadata"]["name"])),
+            listed("resourceslices", engine.keep_slices),
+        ),
+        Handlers(
+            "resourceclaims",
+            engine.see_claim,
+            named(engine.lose_claim),
+            listed("resourceclaims", engine.keep_claims),
+        ),
+        Handlers(
+            "resourceclaimtemplates",
+            engine.see_template,
+            named(engine.lose_template),
+            listed("resourceclaimtemplates", engine.keep_templates),
+        ),
+    )
+
+
 def informer(api: ApiServer, engine: Engine, how: Handlers, *, longest_wait: float = 30.0) -> Informer:
     """The thread that feeds the engine with one kind of objects."""
     failed = engine.metrics.watch_errors.labels(how.kind).inc

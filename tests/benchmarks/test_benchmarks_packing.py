@@ -10,10 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import packing
+from benchmarks._claim_ways import WAYS
 from scheduler_ext.lab import simulate, trace
+from scheduler_ext.scoring.typical_pods import Workload
+from scheduler_ext.state.cluster import Cluster, Usage
+from scheduler_ext.state.shape import Shape, Step
+from vcuda.spec.inventory import Card
 from vcuda.spec.request import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +118,55 @@ def test_the_program_writes_its_rows_and_says_where_a_trace_is_missing(tmp_path:
         check=True,
     )
     assert "skipped, the public trace is not in no" in nowhere.stderr
+
+
+def two_cards(cores: tuple[int, int]) -> Cluster:
+    """One node with two cards, of which so much is taken."""
+    cluster = Cluster()
+    cluster.set_node("n", (Card("a", 0, "T4", 25 << 30), Card("b", 1, "T4", 25 << 30)), 64000, 1 << 40)
+    cluster.book("before", "n", Usage({"a": (cores[0], cores[0]), "b": (cores[1], cores[1])}))
+    return cluster
+
+
+def share(cores: int) -> Shape:
+    return Shape((Step(cores, cores, 1, False, False, 0),), Policy.FGD)
+
+
+@pytest.mark.parametrize(
+    ("way", "column"),
+    [
+        ("kube-scheduler, by name", 0),
+        ("kube-scheduler, fullest card first", 1),
+        ("node by us, by name", 0),
+        ("node by us, fullest card first", 1),
+        ("node by us for the card by name", 0),
+        ("node and card by us", 1),
+    ],
+)
+def test_a_way_takes_the_card_that_its_allocator_would(way: str, column: int) -> None:
+    """30 cores beside 20 that are taken on the first card and 70 on the second, where they fit exactly."""
+    cluster = two_cards((20, 70))
+    typical = Workload().typical(cluster, 0.0)
+    assert WAYS[way](1).place(cluster, np.array([0]), share(30), typical) == (0, [column])
+    assert WAYS[way](1).place(cluster, np.array([0]), share(81), typical) is None
+
+
+def test_slices_that_come_one_allocation_late_say_what_was_before() -> None:
+    cluster = two_cards((20, 30))
+    late = WAYS["node by us, fullest, one late"](1)
+    typical = Workload().typical(cluster, 0.0)
+    assert late.place(cluster, np.array([0]), share(10), typical) == (0, [1])
+    cluster.book("next", "n", Usage({"a": (40, 40)}))
+    assert late.place(cluster, np.array([0]), share(10), typical) == (0, [1])  # card a is fuller now
+    cluster.book("third", "n", Usage({"b": (1, 1)}))
+    assert late.place(cluster, np.array([0]), share(10), typical) == (0, [0])
+
+
+def test_the_program_compares_the_ways_to_place_claims(tmp_path: Path) -> None:
+    files(tmp_path, [(32000, 2, "T4")], [(1000, 1, 500), (1000, 1, 1000)])
+    command = [sys.executable, "-m", "benchmarks.packing", "--claims", "--seeds", "7", "--trace", str(tmp_path)]
+    command += ["--json", str(tmp_path / "out.json")]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    rows = json.loads((tmp_path / "out.json").read_text())
+    assert [row["way"] for row in rows] == list(WAYS)
+    assert rows[-1]["behind"] == 0 and all(0 < row["allocated"] <= 100 for row in rows)

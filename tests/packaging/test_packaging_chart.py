@@ -483,3 +483,67 @@ def test_the_schema_knows_every_default() -> None:
 
     schema = json.loads((manifests.CHART / "values.schema.json").read_text())
     assert not missing(yaml.safe_load((manifests.CHART / "values.yaml").read_text()), schema, "")
+
+
+CLAIMS: dict[str, Any] = {
+    **OWN,
+    "claims": {"enabled": True, "cards": ["GPU-1", "GPU-2"], "protocols": "device-plugin,dra"},
+}
+
+
+def test_without_claims_the_chart_says_nothing_of_them() -> None:
+    text = "\n".join(manifests.render(OWN).values())
+    assert "resource.k8s.io" not in text and "claims" not in text.replace("persistentVolumeClaim", "")
+
+
+def test_claims_have_a_class_rights_and_the_extender_s_ear() -> None:
+    found = objects(CLAIMS)
+    names = Names()
+    (selector,) = found["DeviceClass", names.driver]["spec"]["selectors"]
+    assert f"device.driver == '{names.driver}'" in selector["cel"]["expression"]
+    for who in ("extender", "manager"):
+        name = {"extender": "gpu-scheduler-extender", "manager": "gpu-manager"}[who]
+        rules = found["ClusterRole", f"vcuda-{name}"]["rules"]
+        asked = {
+            resource for rule in rules if rule["apiGroups"] == ["resource.k8s.io"] for resource in rule["resources"]
+        }
+        assert "resourceclaims" in asked and "resourceslices" in asked, who
+    assert "--claims" in container(found["Deployment", "gpu-scheduler-extender"])["args"]
+    parsed = yaml.safe_load(found["ConfigMap", "shares"]["data"]["config.yaml"])
+    (entry,) = [one for one in parsed["extenders"] if one["urlPrefix"].endswith("/scheduler/claims")]
+    assert entry["ignorable"] and "managedResources" not in entry and "bindVerb" not in entry
+
+
+def test_a_daemon_that_serves_claims_has_kubelets_folders_and_the_cards_that_are_for_them() -> None:
+    pod = container(objects(CLAIMS)["DaemonSet", "gpu-manager"])
+    assert {"--protocols=device-plugin,dra", "--dra-cards=GPU-1,GPU-2", "--cdi-root=/var/run/cdi"} <= set(pod["args"])
+    mounts = {one["mountPath"] for one in pod["volumeMounts"]}
+    assert {"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"} <= mounts
+
+
+@pytest.mark.parametrize(
+    ("setting", "paths"),
+    [
+        ("never", {"pods": webhook_app.PATH}),
+        ("always", {"pods": webhook_app.TO_CLAIMS_PATH}),
+        ("labelled", {"pods": webhook_app.PATH, "claims-of-pods": webhook_app.TO_CLAIMS_PATH}),
+    ],
+)
+def test_every_pod_meets_one_entry_of_the_webhook(setting: str, paths: dict[str, str]) -> None:
+    found = objects({**CLAIMS, "webhook": {**OWN["webhook"], "claims": setting}})
+    hooks = found["MutatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
+    assert {hook["name"].split(".")[0]: hook["clientConfig"]["service"]["path"] for hook in hooks} == paths
+    for label in (None, "ignore", "claims", "other"):
+        met = [
+            hook for hook in hooks if all(_admits(one, label) for one in hook["namespaceSelector"]["matchExpressions"])
+        ]
+        assert len(met) == (0 if label == "ignore" else 1), label
+    (theirs,) = found["ValidatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]
+    assert theirs["clientConfig"]["service"]["path"] == webhook_app.CLAIMS_PATH
+
+
+def _admits(expression: dict[str, Any], label: str | None) -> bool:
+    """A namespace selector's expression on a namespace that has that value of our label, or none."""
+    if expression["key"] != Names().admission_label:
+        return True
+    return (label in expression["values"]) == (expression["operator"] == "In")

@@ -43,7 +43,7 @@ def applied(thing: Any, patch: tuple[dict[str, Any], ...]) -> Any:
 
 def review(thing: dict[str, Any], rules: Rules = _PLAIN, **fields: Any) -> tuple[Verdict, dict[str, Any]]:
     asked = {"uid": "r", "operation": "CREATE", "namespace": "team", "user": "alice", "old": {}} | fields
-    verdict = decide(Review(pod=thing, **asked), rules)
+    verdict = decide(Review(thing=thing, **asked), rules)
     return verdict, applied(thing, verdict.patch)
 
 

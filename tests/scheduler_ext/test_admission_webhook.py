@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
 
 from scheduler_ext.main import main
+from tests.scheduler_ext.extender_claims import ask, claim
 from tests.scheduler_ext.extender_support import NAMES, plain_pod, pod
 from tests.scheduler_ext.test_extender_writing import certificate
 
@@ -47,13 +49,13 @@ class Webhook:
                 return found[1]
         raise AssertionError(f"it ended without {pattern}")
 
-    def ask(self, thing: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    def ask(self, thing: dict[str, Any], path: str = "", **fields: Any) -> dict[str, Any]:
         request = {
             "uid": "r-1", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE", "namespace": "team",
             "userInfo": {"username": "alice"}, "object": thing, "oldObject": None,
         } | fields  # fmt: skip
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-        answer = self.client.post(self.url, json=review)
+        answer = self.client.post(f"{self.url}{path}", json=review)
         assert answer.status_code == 200, answer.text
         body = answer.json()
         assert (body["apiVersion"], body["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
@@ -203,3 +205,18 @@ def test_settings_that_cannot_work_are_refused(
         status = ended.code
     assert status == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_namespace_s_path_makes_claims_of_shares_and_claims_have_one_of_their_own(webhook: Webhook) -> None:
+    told = webhook.ask(pod("p"), "/to-claims")
+    steps = json.loads(base64.b64decode(told["patch"]))
+    assert {"op": "add", "path": "/spec/resourceClaims", "value": [ANY]} in steps
+    address = webhook.url.replace("/admission/pods", "/admission/claims")
+    request = {
+        "uid": "r-2", "kind": {"kind": "ResourceClaim"}, "operation": "CREATE", "namespace": "team", "userInfo": {},
+        "object": claim("c", ask(cores=150)),
+    }  # fmt: skip
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    answer = webhook.client.post(address, json=review).json()["response"]
+    assert not answer["allowed"] and answer["status"]["message"].startswith("InvalidCores: ")
+    assert webhook.client.post(webhook.url, json=review).status_code == 400
