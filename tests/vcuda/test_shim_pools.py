@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import books, same
+from tests.support import share as shares
 from tests.support.share import Share
 
 
@@ -266,3 +267,23 @@ ok("cuStreamSynchronize", one)
 answer([figure(pool, 5), {IMPOSSIBLE[way].format(mebibytes)}, figure(pool, 5)])
 """
     ) == [320, 2, 320]
+
+
+def test_one_process_learns_for_all_of_the_container_how_pools_grow(share: Share) -> None:
+    """On this driver the first byte takes 72 MiB. Where all that is left is less, no process after the first asks for it."""
+    ragged = "ragged:9"
+    assert share.machine
+    assert share.run("begin(); answer(alloc(1, 'cuMemAllocAsync', None)[0])", VCUDA_SIM_POOLS=ragged) == 0
+    process = share.start(
+        """
+begin(); held = [alloc(900 * MIB)]
+answer([held[0][0], alloc(1, "cuMemAllocAsync", None)[0], alloc(2 * MIB)[0]])
+sys.stdin.read()
+""",
+        VCUDA_SIM_POOLS=ragged,
+    )
+    assert process.stdout
+    said = process.stdout.readline()
+    peak = max(one.peak_bytes for one in share.machine.report().cards[0].processes)
+    shares.end(process)
+    assert (said, peak <= books.LIMIT) == ("[0, 2, 0]\n", True)

@@ -5,24 +5,38 @@
 
 #define VC__LARGEST_STEP ((uint64_t)32 << 20) /* the largest by which a driver is known to let something grow */
 #define VC__SURPRISE ((uint64_t)128 << 20)
+#define VC__MOST_SURPRISE (UINT64_MAX / 4) /* whatever a tenant writes */
 #define VC__STEPS_TO_LEARN 8u
 #define VC__READINGS 4 /* tries for one that no call overlaps */
 
 /* The steps in which this driver's pools grow: the largest known, until it shows smaller ones. */
 static uint64_t step = VC__LARGEST_STEP;
 /* Something has grown by more than it may in such steps, so by anything: from then on a call needs this much room beside what it
- * asks for. 0: not so far. */
+ * asks for. 0: not so far. The other processes of the container are told of it for each card. */
 static uint64_t surprise;
 static uint32_t unlearnt;
 
-static void be_surprised(uint64_t by)
+static uint64_t surprise_on(vc_cards cards)
+{
+    uint64_t most = vc_load_relaxed(&surprise);
+    VC_EACH_CARD(card, cards) {
+        uint64_t told = vc_load_relaxed(&vc_card(card)->usage->surprise_bytes);
+        most = told > most ? told : most;
+    }
+    return most < VC__MOST_SURPRISE ? most : VC__MOST_SURPRISE;
+}
+
+static void be_surprised(vc_cards cards, uint64_t by)
 {
     if (vc_load_relaxed(&step) < VC__LARGEST_STEP) { /* what was learned was wrong; never again */
         vc_store_relaxed(&unlearnt, 1);
         vc_store_relaxed(&step, VC__LARGEST_STEP);
         return;
     }
-    vc_raise_to(&surprise, by > VC__SURPRISE / 2 ? 2 * by : VC__SURPRISE);
+    by = by > VC__SURPRISE / 2 ? 2 * by : VC__SURPRISE;
+    vc_raise_to(&surprise, by);
+    VC_EACH_CARD(card, cards)
+        vc_raise_to(&vc_card(card)->usage->surprise_bytes, by);
 }
 
 /* Learn from a growth that the driver's own figures before and after one call show, while no other call was under way: pools grow
@@ -75,10 +89,11 @@ static void leave(const struct vc_metered *call)
 
 /* What a call may make the driver take beyond what is charged. `slack`: for what may be given back, and be taken again in a larger
  * step, before the driver comes to it. */
-static uint64_t growth_beyond(uint64_t have, uint64_t used, uint64_t asked, uint64_t slack)
+static uint64_t growth_beyond(vc_cards cards, uint64_t have, uint64_t used, uint64_t asked, uint64_t slack)
 {
-    if (VC_UNLIKELY(vc_load_relaxed(&surprise) > 0)) /* nor can be known what of the idle memory it can use */
-        return asked > UINT64_MAX / 2 ? UINT64_MAX / 2 : vc_round_up(asked, VC_CHUNK) + vc_load_relaxed(&surprise);
+    uint64_t unknown = surprise_on(cards);
+    if (VC_UNLIKELY(unknown > 0)) /* nor can be known what of the idle memory it can use */
+        return asked > UINT64_MAX / 2 ? UINT64_MAX / 2 : vc_round_up(asked, VC_CHUNK) + unknown;
     uint64_t wanted = asked > UINT64_MAX / 2 || used > UINT64_MAX / 2 ? UINT64_MAX / 2 : used + asked;
     return wanted > have ? vc_round_up(wanted - have, vc_load_relaxed(&step)) + slack
                          : (have - wanted < slack ? slack - (have - wanted) : 0);
@@ -97,7 +112,7 @@ static bool begin_amply(struct vc_metered *call, uint64_t others)
     meter->read(meter, &reading);
     pthread_mutex_lock(&meter->mutex);
     uint64_t asked = meter->asked + call->bytes;
-    enter(call, growth_beyond(meter->charged, in_the_way(&reading, others), asked, vc_load_relaxed(&step)), reading.reserved);
+    enter(call, growth_beyond(meter->cards, meter->charged, in_the_way(&reading, others), asked, vc_load_relaxed(&step)), reading.reserved);
     pthread_mutex_unlock(&meter->mutex);
     return vc_cards_reserve(meter->cards, call->expected);
 }
@@ -114,13 +129,13 @@ static bool begin_exactly(struct vc_metered *call, uint64_t others)
     uint64_t most = free_on(meter->cards);
     pthread_mutex_lock(&meter->mutex);
     uint64_t asked = meter->asked + call->bytes, used = in_the_way(&reading, others);
-    uint64_t grows = growth_beyond(reading.reserved, used, asked, 0);
+    uint64_t grows = growth_beyond(meter->cards, reading.reserved, used, asked, 0);
     uint64_t needs = used + asked > reading.reserved ? vc_round_up(used + asked - reading.reserved, VC_CHUNK) : 0;
     if (grows > most)
         grows = needs > most ? needs : most;
     /* Relative to what is charged: calls under way may have kept that from falling. */
     uint64_t spare = meter->charged > reading.reserved ? meter->charged - reading.reserved : 0;
-    if (vc_load_relaxed(&surprise) > 0)
+    if (surprise_on(meter->cards) > 0)
         spare = 0;
     enter(call, grows > spare ? grows - spare : 0, reading.reserved);
     pthread_mutex_unlock(&meter->mutex);
@@ -218,7 +233,7 @@ bool vc_meter_end(struct vc_metered *call)
     if (alone && reading.reserved > call->reserved)
         learn_step(reading.reserved - call->reserved);
     if (more > 0) {
-        be_surprised(more);
+        be_surprised(meter->cards, more);
         fits = vc_cards_reserve(meter->cards, more);
         if (fits) {
             vc_cards_commit(meter->cards, more, VC_QUOTA_PLAIN);
