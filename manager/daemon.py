@@ -139,7 +139,7 @@ class Daemon:
             self._settings,
             on_change=self._cards_changed,
             on_node_problem=self.metrics.node_problem,
-            on_card_problem=self._consequences.card_unhealthy,
+            on_health=self._consequences.health_changed,
         )
         stack.callback(self.inventory.stop)
         self.driver_dir = DriverDirKeeper(settings.virtual_manager_path, self._root, shims)

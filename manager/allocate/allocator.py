@@ -35,7 +35,7 @@ from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
 from vcuda.spec.placement import CardShare
 from vcuda.spec.request import ContainerRequest, PodRequest, parse_pod, parse_spec
-from vcuda.spec.units import CORES_PER_CARD
+from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD, format_bytes
 
 # How long a pod must be missing from kubelet's list when there is no API server to ask.
 ABSENT_GRACE_S = 60.0
@@ -246,12 +246,26 @@ class Allocator:
         chosen = {item.container: item.shares for item in mine}
         written: dict[str, str | None] = self._right_indices(pod, mine)
         if annotations.get(self._names.gpu_assigned) != "true":
+            self._tell_assigned(pod, mine)
             written[self._names.gpu_assigned] = "true"
         if not _says(annotations.get(self._names.placement), chosen):
             # Ours, too, where no extender chose: one that comes later must find out which.
             written[self._names.placement] = placement.encode(placement.Placement(chosen))
         if written:
             self._api_writer.annotate_pod(*name_of(pod), str(metadata.get("uid", "")), written)
+
+    def _tell_assigned(self, pod: Pod, mine: Sequence[Allocation]) -> None:
+        models = {item.card.uuid: item.card.model for item in self._inventory.snapshot.cards}
+        said = []
+        for item in mine:
+            for share in item.shares:
+                limit = f" (up to {item.core_limit})" if item.core_limit > share.cores else ""
+                memory = format_bytes(share.memory_blocks * BLOCK_BYTES)
+                card = f"card {item.minors.get(share.uuid, '?')}, {models.get(share.uuid, share.uuid)}"
+                said.append(f"{item.container}: {share.cores} cores{limit}, {memory} on {card}")
+        namespace, name = name_of(pod)
+        about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": str(pod["metadata"].get("uid", ""))}
+        self._api_writer.event(about, "Normal", "ShareAssigned", "; ".join(said))
 
     def _right_indices(self, pod: Pod, mine: Sequence[Allocation]) -> dict[str, str | None]:
         """What to write over indices of the old names that say another card than the one given; None takes one away."""

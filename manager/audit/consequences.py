@@ -34,8 +34,18 @@ class Consequences:
         if policy == "evict":
             self._evict(item)
 
-    def card_unhealthy(self, uuid: str, why: str) -> None:
-        """Events for the pods on this card; by `--dead-card-policy` their eviction."""
+    def health_changed(self, uuid: str, why: str) -> None:
+        """A card is ill, or well again (no `why`); "" is all of them. An event for the node.
+
+        If it is ill also events for the pods on this card; by `--dead-card-policy` their eviction.
+        """
+        node = self._settings().node_name
+        what = f"card {uuid}" if uuid else "all cards"
+        about = {"kind": "Node", "name": node, "uid": node}  # kubelet's own events name it so, too
+        if not why:
+            self._api_writer.event(about, "Normal", "CardHealthy", f"{what} can take shares again")
+            return
+        self._api_writer.event(about, "Warning", "CardUnhealthy", f"{what}: {why}")
         for item in self._allocations():
             if any(share.uuid == uuid for share in item.shares):
                 self.tell(item, "CardUnhealthy", f"card {uuid}: {why}")

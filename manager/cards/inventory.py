@@ -54,6 +54,10 @@ class Snapshot:
         return next((item for item in self.cards if item.card.uuid == uuid), None)
 
 
+# What a card's record at the API server says instead of who.
+_HELD = "something past gpu-manager holds it: another device plugin, a resource claim or an MPS daemon"
+
+
 class Inventory:
     """Owns the driver."""
 
@@ -65,19 +69,15 @@ class Inventory:
         *,
         on_change: Callable[[], None] = lambda: None,
         on_node_problem: Callable[[str], None] = lambda _node: None,
-        on_card_problem: Callable[[str, str], None] = lambda _uuid, _why: None,
+        on_health: Callable[[str, str], None] = lambda _uuid, _why: None,
     ) -> None:
         """`on_change` is called, by whoever probes or watches, after the first probe and whenever the snapshot differs.
 
-        `on_node_problem`: with the path of a device node that is missing. `on_card_problem`: with a card's UUID and why
-        it is ill.
+        `on_node_problem`: with the path of a device node that is missing. `on_health`: with a card's UUID, "" for all
+        of the node, and why it is ill, in words for everybody; "" when it is well again.
         """
         self._root, self._open_driver, self._settings = root, open_driver, settings
-        self._on_change, self._on_node_problem, self._on_card_problem = (
-            on_change,
-            on_node_problem,
-            on_card_problem,
-        )
+        self._on_change, self._on_node_problem, self._on_health = on_change, on_node_problem, on_health
         self._driver: Driver = NullDriver("not opened yet")
         self._stale = False
         self._known: dict[str, NodeCard] = {}
@@ -248,7 +248,9 @@ class Inventory:
             if item.physical_uuid in self._xids:
                 problems.setdefault(item.card.uuid, f"Xid {self._xids[item.physical_uuid][0]}")
         cards = tuple(
-            dataclasses.replace(item, card=dataclasses.replace(item.card, healthy=uuid not in problems))
+            dataclasses.replace(
+                item, card=dataclasses.replace(item.card, healthy=uuid not in problems, why=self._told(uuid, problems))
+            )
             for uuid, item in sorted(self._known.items(), key=lambda pair: (pair[1].card.minor, pair[0]))
         )
         snapshot = Snapshot(self._driver.name, version, cards, tuple(sorted(problems.items())), self._cuda_version)
@@ -257,6 +259,11 @@ class Inventory:
             self._snapshot = snapshot
             self._on_change()
         return snapshot
+
+    def _told(self, uuid: str, problems: Mapping[str, str]) -> str:
+        """Why a card is unhealthy, for everybody: whose pod holds it past us is nobody else's business."""
+        why = problems.get(uuid, "")
+        return _HELD if why and why == self._blocked.get(uuid) else why
 
     def _node_problems(self, failures: dict[str, str]) -> dict[str, str]:
         if not self._known:
@@ -283,9 +290,10 @@ class Inventory:
         """Each reason once, when it comes and when it goes."""
         for uuid, why in problems.items():
             what = f"card {uuid}" if uuid else "all cards of this node"
-            if self._conditions.set(f"health:{uuid}", f"{what} unhealthy: {why}") and uuid:
-                self._on_card_problem(uuid, why)
+            if self._conditions.set(f"health:{uuid}", f"{what} unhealthy: {why}"):
+                self._on_health(uuid, self._told(uuid, problems))
         for name in self._conditions.active():
             uuid = name.removeprefix("health:")
             if name.startswith("health:") and uuid not in problems:
                 self._conditions.clear(name, f"{f'card {uuid}' if uuid else 'this node'} is healthy again")
+                self._on_health(uuid, "")

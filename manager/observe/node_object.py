@@ -63,7 +63,7 @@ def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
     """While nodes of the whole machine are missing no card is healthy, whatever the driver says of it."""
     cards = [item.card for item in snapshot.cards]
     if snapshot.node_problem:
-        cards = [dataclasses.replace(card, healthy=False) for card in cards]
+        cards = [dataclasses.replace(card, healthy=False, why=snapshot.node_problem) for card in cards]
     return {names.inventory: inventory.encode(tuple(cards))}
 
 

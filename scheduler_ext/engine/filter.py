@@ -16,13 +16,14 @@ from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
 from scheduler_ext.state import objects
-from scheduler_ext.state.cluster import Floats
+from scheduler_ext.state.cluster import Floats, Ints
 from scheduler_ext.state.decisions import Decision, counted, packed
 from scheduler_ext.state.pods import Record, State
-from vcuda.spec.errors import InvalidRequest
+from vcuda.spec.errors import InvalidRequest, Reason
 
 _QUOTA = CODE_OF[ExtenderReason.QUOTA_EXCEEDED]
 _UNKNOWN_NODE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
+_UNHEALTHY = CODE_OF[Reason.UNHEALTHY_CARD]
 
 
 def graded(costs: Floats) -> list[int]:
@@ -106,7 +107,18 @@ class Filter:
             self._cache.decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
         else:
             self._cache.decisions.add(decision(begun, node=node, counts=counts, quota=quota))
-        return Verdict(node, None if codes is None else codes.tolist(), quota="" if node is not None else quota)
+        if node is not None:
+            return Verdict(node, None if codes is None else codes.tolist())
+        return Verdict(
+            None, None if codes is None else codes.tolist(), quota=quota, whys=self._whys(names, rows, codes)
+        )
+
+    def _whys(self, names: Sequence[str], rows: Ints, codes: Ints | None) -> dict[str, str]:
+        if codes is None:
+            return {}
+        cluster = self._cache.cluster
+        said = {names[at]: cluster.why_unhealthy(int(rows[at])) for at in np.flatnonzero(codes == _UNHEALTHY).tolist()}
+        return {name: why for name, why in said.items() if why}
 
     def _keep(self, record: Record, names: Sequence[str]) -> Verdict | None:
         if record.state is State.ASSUMED and not record.attempted and self._cache.gangs.of(record.uid) is None:

@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from scheduler_ext.planning import remedies
-from scheduler_ext.planning.evidence import Evidence
+from scheduler_ext.planning.evidence import CandidateNodes, Evidence
 from scheduler_ext.planning.remedies import Remedy
-from scheduler_ext.protocol.reasons import FITS, ExtenderReason
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
+from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.pods import State
+from vcuda.spec.errors import Reason
 from vcuda.spec.request import PodRequest
 
 _MOST_NAMES = 5
+_UNHEALTHY = CODE_OF[Reason.UNHEALTHY_CARD]
 
 
 def _when(nanoseconds: int) -> str:
@@ -85,10 +88,23 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
     data["reasons_now"] = {str(reason): count for reason, count in counts.items()}
     ways = remedies.by_asking_less(candidates, last.asked, codes) + remedies.by_ends(candidates, codes)
     data["would_fit"] = [_remedy(way) for way in ways]
+    if sick := _unhealthy(candidates, codes):
+        data["unhealthy"] = sick
     of = f"0 of {len(candidates.nodes)} nodes that kube-scheduler offered fit"
     why = ", ".join(f"{reason} on {count}" for reason, count in counts.items())
-    data["summary"] = f"{of}: {why}" if why else of
+    told = "".join(f"; {one['why']} (node {one['node']})" for one in sick)
+    data["summary"] = f"{of}: {why}{told}" if why else of
     return data
+
+
+def _unhealthy(candidates: CandidateNodes, codes: Ints) -> list[dict[str, str]]:
+    """Why some nodes' cards are unhealthy: one node for each reason."""
+    found: dict[str, str] = {}
+    for position in np.flatnonzero(codes == _UNHEALTHY).tolist():
+        for card in candidates.cards[position]:
+            if card.why:
+                found.setdefault(card.why, candidates.nodes[position])
+    return [{"why": why, "node": node} for why, node in list(found.items())[:_MOST_NAMES]]
 
 
 def explanation(evidence: Evidence) -> dict[str, Any] | None:

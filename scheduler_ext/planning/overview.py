@@ -200,6 +200,7 @@ def encode_detail(node: NodeDetail) -> dict[str, Any]:
             {
                 "uuid": card.uuid, "minor": card.minor, "model": card.model, "memory_bytes": card.memory_bytes,
                 "blocks": card.memory_blocks, "numa": card.numa_node, "healthy": card.healthy,
+                "why": card.why,
                 "shares": [share._asdict() for share in node.shares.get(card.uuid, ())],
             }
             for card in node.cards

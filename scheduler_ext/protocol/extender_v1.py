@@ -5,6 +5,7 @@ Source: k8s.io/kube-scheduler/extender/v1. The types carry no JSON tags, so Go w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,8 @@ class Verdict:
     """The decision on a filter request.
 
     `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
-    `quota`: which quota closes the nodes that would fit. `refusal`: one reason and message for all nodes; `curable`:
-    whether evicting other pods might help.
+    `quota`: which quota closes the nodes that would fit. `whys`: by name why its cards are unhealthy. `refusal`: one
+    reason and message for all nodes; `curable`: whether evicting other pods might help.
     """
 
     chosen: str | None = None
@@ -75,6 +76,7 @@ class Verdict:
     refusal: tuple[AnyReason, str] | None = None
     curable: bool = False
     quota: str = ""
+    whys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -234,6 +236,8 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
         else:
             for name, code in zip(args.names, verdict.codes, strict=True):
                 (hopeless if code in UNRESOLVABLE else failed)[name] = labels[code]
+            for name, why in verdict.whys.items():
+                hopeless[name] += f": {why}"
         if verdict.chosen is not None:
             failed.pop(verdict.chosen, None)
     return _result(args, [] if verdict.chosen is None else [verdict.chosen], failed, hopeless)

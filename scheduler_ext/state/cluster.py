@@ -20,6 +20,7 @@ Bools = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 
+_LONGEST_WHY = 200
 _CLOSEST = 255  # of ranks; managers tell up to 118
 _GONE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
@@ -292,6 +293,10 @@ class Cluster:
             for uuid in uuids
             if uuid in columns and min(self.free_cores[row, columns[uuid]], self.free_blocks[row, columns[uuid]]) < 0
         ]
+
+    def why_unhealthy(self, row: int) -> str:
+        """What a node's manager says of its unhealthy cards, each reason once; "" if it says nothing."""
+        return "; ".join(dict.fromkeys(card.why for card in self.cards[row] if card.why))[:_LONGEST_WHY]
 
     def described(self) -> list[Described]:
         """Every node as `set_node` took it."""

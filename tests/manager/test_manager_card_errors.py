@@ -14,6 +14,7 @@ from manager.kubelet import device_ids
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.sim import Machine, Xid
+from vcuda.spec import inventory
 
 # Uncorrectable memory errors as the driver reports them: double bit, and uncontained.
 ECC_XIDS = (48, 95)
@@ -52,7 +53,70 @@ def told(node: Node) -> list[tuple[str, str]]:
     return [
         (event["involvedObject"]["name"], event["message"])
         for event in node.api.events
-        if event.get("reason") == "CardUnhealthy"
+        if event.get("reason") == "CardUnhealthy" and event["involvedObject"]["kind"] == "Pod"
+    ]
+
+
+def of_node(node: Node) -> list[tuple[str, str, str]]:
+    assert node.api is not None
+    return [
+        (event["type"], event["reason"], event["message"])
+        for event in node.api.events
+        if event["involvedObject"]["kind"] == "Node"
+    ]
+
+
+def published(node: Node) -> dict[str, tuple[bool, str]]:
+    """By UUID what the node's annotation says of a card's health."""
+    assert node.api is not None
+    text = node.api.find("nodes", "node-1")["metadata"].get("annotations", {}).get(NAMES.inventory)
+    return {card.uuid: (card.healthy, card.why) for card in inventory.decode(text)} if text else {}
+
+
+def test_why_a_card_is_ill_is_at_the_node_and_goes_again(connected: Node, machine: Machine) -> None:
+    """`kubectl describe node` said nothing, and the scheduler only that a card is unhealthy."""
+    connected.start("--health-check-interval=1", wait=200)
+    bad, good = machine.cards
+    time.sleep(0.2)  # let the watching thread wait for events
+    machine.inject(Xid(bad.minor, 79))
+    eventually(lambda: published(connected).get(bad.uuid) == (False, "Xid 79"), "the inventory says why")
+    assert published(connected)[good.uuid] == (True, "")
+    eventually(lambda: published(connected)[bad.uuid] == (True, ""), "it is well again")
+    eventually(lambda: len(of_node(connected)) == 2, "two events")
+    assert of_node(connected) == [
+        ("Warning", "CardUnhealthy", f"card {bad.uuid}: Xid 79"),
+        ("Normal", "CardHealthy", f"card {bad.uuid} can take shares again"),
+    ]
+
+
+def test_what_the_whole_node_lacks_is_said_of_each_card(connected: Node, machine: Machine) -> None:
+    daemon = connected.start("--health-check-interval=1", wait=200)
+    devices = machine.root / "proc" / "devices"
+    kept = devices.read_text()
+    devices.write_text("".join(line for line in kept.splitlines(keepends=True) if "nvidia-uvm" not in line))
+    connected.kubelet.wait_devices(0)
+    eventually(lambda: {why for _, why in published(connected).values()} - {""}, "the inventory says why")
+    assert {well for well, _ in published(connected).values()} == {False}
+    assert all("nvidia-uvm" in why for _, why in published(connected).values())
+    devices.write_text(kept)
+    connected.kubelet.wait_devices(200)
+    assert daemon.api_writer.wait_empty(10)
+    (ill, well) = of_node(connected)
+    assert ill[:2] == ("Warning", "CardUnhealthy") and ill[2].startswith("all cards: ") and "nvidia-uvm" in ill[2]
+    assert well == ("Normal", "CardHealthy", "all cards can take shares again")
+
+
+def test_a_pod_is_told_what_it_got(connected: Node, machine: Machine) -> None:
+    daemon = connected.start(wait=200)
+    assert connected.api is not None
+    card = machine.cards[1]
+    item = pod("p", container("c", 30, 10), annotations={NAMES.card_uuid: card.uuid, NAMES.core_limit: "50"})
+    connected.api.put("pods", item)
+    connected.kubelet.admit(item)
+    said = eventually(lambda: [one for one in connected.api.events if one["reason"] == "ShareAssigned"], "the event")
+    assert daemon.api_writer.wait_empty(10)
+    assert [(one["type"], one["involvedObject"]["name"], one["message"]) for one in said] == [
+        ("Normal", "p", f"c: 30 cores (up to 50), 2.5 GiB on card 1, {card.model.name}")
     ]
 
 

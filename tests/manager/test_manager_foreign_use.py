@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda.driver.root import HostRoot
+from vcuda.sim import Machine
 from vcuda.spec.inventory import Card
 
 PodRow = tuple[str, str, list[str]]
@@ -123,6 +124,34 @@ def test_a_card_of_another_plugin_is_not_ours_to_give(kubelet: Kubelet, node: No
     assert node.kubelet.cards(item, "c") == [second]
     kubelet.rows = []
     node.kubelet.wait_devices(200)
+
+
+def test_whose_pod_holds_a_card_is_told_to_nobody_who_may_not_know(
+    kubelet: Kubelet, make_node: Callable[..., Node], machine: Machine
+) -> None:
+    """The event on a neighbour's pod named the other tenant's pod. Nodes and events are read by many; /usage is guarded."""
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    assert node.api is not None
+    node.start(f"--pod-resources-socket={node.directory}/resources.sock", wait=200)
+    mine = pod("mine", container("c", 30, 4))
+    node.api.put("pods", mine)
+    node.kubelet.admit(mine)
+    (uuid,) = node.kubelet.cards(mine, "c")
+    kubelet.rows = [("secret-project", "nvidia.com/gpu", [uuid])]
+    node.kubelet.wait_devices(100)
+    said = eventually(
+        lambda: [one for one in node.api.events if one["reason"] == "CardUnhealthy" and len(node.api.events) > 2],
+        "events on node and pod",
+    )
+    assert {one["involvedObject"]["kind"] for one in said} == {"Node", "Pod"}
+    told = eventually(lambda: node.api.find("nodes", "node-1")["metadata"].get("annotations"), "the inventory")
+    eventually(
+        lambda: "past gpu-manager" in node.api.find("nodes", "node-1")["metadata"]["annotations"][NAMES.inventory],
+        "why",
+    )
+    assert "secret-project" not in json.dumps([node.api.events, node.api.find("nodes", "node-1")]) and told
+    assert "secret-project" in node.get("/usage")[1]
 
 
 def item(uuid: str, parent: str = "") -> NodeCard:

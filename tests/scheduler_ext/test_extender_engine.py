@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_ext.engine.bindings import AlreadyBound, Refused, Write
-from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
+from scheduler_ext.planning.explain import explanation
+from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES, ExtenderArgs, filter_answer
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
@@ -167,6 +170,32 @@ def test_reasons_name_what_is_missing() -> None:
             Reason.CARD_NOT_ALLOWED,
         )
     ]
+
+
+def test_why_cards_are_unhealthy_is_said_to_kube_scheduler_and_in_an_explanation() -> None:
+    """It was `UnhealthyCard` alone: why was on the node's daemon, which a pod's owner can't ask."""
+    why = ("Xid 79", "Xid 79", "/dev/nvidia-uvm can't be given")
+    sick = {
+        name: tuple(replace(card, healthy=False, why=text) for card, text in zip(cards(name, 2), texts, strict=True))
+        for name, texts in (("a", why[:2]), ("b", why[1:]), ("c", ("", "")))
+    }
+    engine, _ = engine_with(*(node(name, its) for name, its in sick.items()))
+    one = pod("p", 30, 10, uid="u")
+    verdict = engine.filter(one, ["a", "b", "c"])
+    answer = json.loads(filter_answer(ExtenderArgs(one, ["a", "b", "c"], None), verdict))
+    assert (
+        answer["FailedAndUnresolvableNodes"]
+        == answer["FailedNodes"]
+        == {
+            "a": "UnhealthyCard: Xid 79",
+            "b": "UnhealthyCard: Xid 79; /dev/nvidia-uvm can't be given",
+            "c": "UnhealthyCard",
+        }
+    )
+    found = explanation(engine.evidence(uid="u"))
+    assert found is not None
+    assert found["summary"].endswith("UnhealthyCard on 3; Xid 79 (node a); /dev/nvidia-uvm can't be given (node b)")
+    assert found["unhealthy"] == [{"why": why[0], "node": "a"}, {"why": why[2], "node": "b"}]
 
 
 def test_models_and_uuids_are_included_and_excluded() -> None:

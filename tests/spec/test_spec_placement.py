@@ -191,6 +191,15 @@ def test_an_inventory_may_gain_fields_but_never_lists_a_card_twice() -> None:
         inventory.decode(json.dumps({"version": 1, "cards": [row, row]}))
 
 
+def test_why_a_card_is_unhealthy_travels_and_is_short_text() -> None:
+    sick = inventory.Card("GPU-1", 0, "T4", 2**33, healthy=False, why="Xid 79" + "x" * 500)
+    (card,) = inventory.decode(inventory.encode((sick,)))
+    assert not card.healthy and card.why == ("Xid 79" + "x" * 500)[:200]
+    for row in ({"healthy": False, "why": 7}, {"healthy": False}, {"why": "well"}):
+        text = json.dumps({"version": 1, "cards": [{"uuid": "GPU-1", "minor": 0, "bytes": 2**33, **row}]})
+        assert inventory.decode(text)[0].why == ""
+
+
 def test_an_inventory_of_more_than_a_node_can_have_is_none() -> None:
     def text(count: int, model: str = "T4") -> str:
         rows = [{"uuid": f"GPU-{number}", "minor": number, "bytes": 2**33, "model": model} for number in range(count)]

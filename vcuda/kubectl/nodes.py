@@ -64,6 +64,7 @@ def _cards(text: str | None, booked: str | None) -> list[dict[str, Any]]:
     return [
         {
             "uuid": card.uuid, "minor": card.minor, "model": card.model, "healthy": card.healthy,
+            "why": card.why,
             "cores": CORES_PER_CARD, "booked_cores": used.get(card.uuid, [0, 0])[0],
             "memory_bytes": card.memory_bytes, "booked_memory_bytes": used.get(card.uuid, [0, 0])[1] * BLOCK_BYTES,
             "pods": pods[card.uuid],
@@ -98,6 +99,9 @@ def _show_cards(row: dict[str, Any]) -> None:
             for card in row["cards"]
         ],
     )
+    for card in row["cards"]:
+        if card["why"]:
+            print(f"card {card['minor']} is unhealthy: {card['why']}")
     if row["problem"]:
         output.say(f"node {row['node']}: {row['problem']}")
 

@@ -17,6 +17,7 @@ MOST_CARDS = 128  # of a node: 16 cards in 7 MIG instances each are 112; the ext
 _LONGEST = 256 * 1024  # characters; all annotations of an object have as many bytes (TotalAnnotationSizeLimitB)
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_LABEL = 63
+_LONGEST_WHY = 200
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Card:
     """One card (or MIG instance), identified by UUID; minor and model are for display and compatibility.
 
     `links` maps the UUID of a peer card to a rank of closeness (higher is closer; 0: only the system bus).
+    `why`: of an unhealthy one, for everybody who may read nodes and pods' events: it names nobody.
     """
 
     uuid: str
@@ -33,6 +35,7 @@ class Card:
     numa_node: int | None = None
     healthy: bool = True
     links: tuple[tuple[str, int], ...] = ()
+    why: str = ""
 
     @property
     def memory_blocks(self) -> int:
@@ -58,6 +61,8 @@ def encode(cards: tuple[Card, ...]) -> str:
             row["numa"] = card.numa_node
         if not card.healthy:
             row["healthy"] = False
+            if card.why:
+                row["why"] = card.why[:_LONGEST_WHY]
         if card.links:
             row["links"] = dict(card.links)
         rows.append(row)
@@ -67,6 +72,7 @@ def encode(cards: tuple[Card, ...]) -> str:
 def _card(row: Mapping[str, Any]) -> Card:
     uuid, minor, size = row["uuid"], row["minor"], row["bytes"]
     numa, links = row.get("numa"), row.get("links", {})
+    healthy, why = row.get("healthy", True) is not False, row.get("why", "")
     valid = (
         isinstance(uuid, str)
         and uuid
@@ -85,8 +91,9 @@ def _card(row: Mapping[str, Any]) -> Card:
         str(row.get("model", "")),
         size,
         numa,
-        row.get("healthy", True) is not False,
+        healthy,
         tuple(links.items()),
+        why[:_LONGEST_WHY] if isinstance(why, str) and not healthy else "",
     )
 
 
