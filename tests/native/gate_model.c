@@ -46,7 +46,8 @@ struct expected {
 struct process {
     unsigned tenant;
     struct model_load load;
-    struct vc_gate gate;
+    unsigned context; /* the process whose thread this is; its own number for the first */
+    struct vc_gate own_gate, *gate;
     struct vc_lane lane;
     struct vc_estimate estimates[MODEL_KINDS];
     unsigned kind;
@@ -90,6 +91,7 @@ struct model {
     uint64_t decide_at;
     struct model_timing timing;
     int on_card; /* process whose context is on the card */
+    unsigned stream; /* the process, or thread, of which it worked on last */
     bool run_to_completion;
     uint64_t slice_end, switched_at;
 };
@@ -148,12 +150,27 @@ void model_process(struct model *model, unsigned tenant, struct model_load load)
     process->load = load;
     process->ready_ns = model->now + load.from_ns;
     process->open = -1;
+    process->context = model->process_count - 1;
+    process->gate = &process->own_gate;
     struct vc_usage *region = model->tenants[tenant].region;
     uint32_t slot = region->slot_high_water++;
     process->slot = &region->slots[slot].cards[0];
-    vc_gate_init(&process->gate, &model->limits, &model->limits.cards[tenant], &region->cards[0], process->slot);
-    process->gate.turns = (struct vc_turns){&region->cards[0], region->slots, &region->slot_high_water, 0, slot, 0};
-    vc_lane_init(&process->lane, &process->gate);
+    vc_gate_init(process->gate, &model->limits, &model->limits.cards[tenant], &region->cards[0], process->slot);
+    process->gate->turns = (struct vc_turns){&region->cards[0], region->slots, &region->slot_high_water, 0, slot, 0};
+    vc_lane_init(&process->lane, process->gate);
+}
+
+void model_thread(struct model *model, struct model_load load)
+{
+    struct process *before = &model->processes[model->process_count - 1], *thread = &model->processes[model->process_count++];
+    thread->tenant = before->tenant;
+    thread->load = load;
+    thread->ready_ns = model->now + load.from_ns;
+    thread->open = -1;
+    thread->context = before->context;
+    thread->gate = before->gate;
+    thread->slot = before->slot;
+    vc_lane_init(&thread->lane, thread->gate);
 }
 
 /* --- the card --- */
@@ -163,11 +180,22 @@ static bool has_work(const struct model *model, const struct process *process)
     return process->count != 0 && process->queue[process->head].reaches_ns <= model->now;
 }
 
+/* The stream of the context that the card works on now: they take turns of a step each. -1: none has work. */
+static int next_stream(const struct model *model, unsigned context, unsigned after)
+{
+    for (unsigned i = 1; i <= model->process_count; i++) {
+        unsigned next = (after + i) % model->process_count;
+        if (model->processes[next].context == context && has_work(model, &model->processes[next]))
+            return (int)next;
+    }
+    return -1;
+}
+
 static void choose(struct model *model)
 {
     for (unsigned i = 1; i <= model->process_count; i++) {
         unsigned next = (unsigned)(model->on_card + (int)i + (int)model->process_count) % model->process_count;
-        if (!has_work(model, &model->processes[next]))
+        if (model->processes[next].context != next || next_stream(model, next, next) < 0)
             continue;
         if ((int)next != model->on_card)
             model->switched_at = model->now + model->timing.switch_ns;
@@ -199,15 +227,18 @@ static void card_step(struct model *model)
     struct process *process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
     bool may_switch = model->now >= model->slice_end &&
                       !(model->run_to_completion && process && process->count && process->queue[process->head].begun);
-    if (!process || !has_work(model, process) || may_switch) {
+    if (!process || next_stream(model, (unsigned)model->on_card, 0) < 0 || may_switch)
         choose(model);
-        process = model->on_card >= 0 ? &model->processes[model->on_card] : NULL;
-    }
-    if (!process || model->now < model->switched_at)
+    if (model->on_card < 0 || model->now < model->switched_at)
         return;
-    reach_marks(model, process, model->now);
-    if (!has_work(model, process) || model->now < process->held_until_ns)
+    for (unsigned i = 0; i < model->process_count; i++)
+        if (model->processes[i].context == (unsigned)model->on_card)
+            reach_marks(model, &model->processes[i], model->now);
+    int stream = next_stream(model, (unsigned)model->on_card, model->stream);
+    if (stream < 0 || model->now < model->processes[stream].held_until_ns)
         return;
+    model->stream = (unsigned)stream;
+    process = &model->processes[stream];
     struct entry *kernel = &process->queue[process->head];
     uint64_t bin = (model->now - 1000000000) / 100000;
     if (bin < MODEL_BINS)
@@ -245,7 +276,7 @@ static int record(struct model *model, struct process *process, bool from_idle, 
 {
     int index = (int)(process->next_mark++ % MODEL_MARKS);
     *host_ns += varied(model, model->timing.record_ns);
-    process->marks[index] = (struct mark){.from_idle = from_idle, .times.recorded_ns = *host_ns, .others = vc_gate_others(&process->gate)};
+    process->marks[index] = (struct mark){.from_idle = from_idle, .times.recorded_ns = *host_ns, .others = vc_gate_others(process->gate)};
     push(process, 0, *host_ns + model->timing.reach_ns, index);
     return index;
 }
@@ -301,6 +332,15 @@ static void blocked(struct model *model, struct process *process, const struct v
         model->decide_at = model->now + model->timing.wake_ns;
 }
 
+static void stops_waiting(struct model *model, struct process *process)
+{
+    process->blocked = false;
+    for (unsigned i = 0; i < model->process_count; i++)
+        if (model->processes[i].gate == process->gate && model->processes[i].blocked)
+            return;
+    model->tenants[process->tenant].usage->waiting_until_ns = process->slot->waiting_until_ns = 0;
+}
+
 static void launch(struct model *model, struct process *process)
 {
     vc_test_ticks = model->now;
@@ -312,8 +352,7 @@ static void launch(struct model *model, struct process *process)
         struct vc_gate_answer answer;
         struct vc_lane_step step;
         if (process->blocked)
-            model->tenants[process->tenant].usage->waiting_until_ns = process->slot->waiting_until_ns = 0;
-        process->blocked = false;
+            stops_waiting(model, process);
         vc_lane_ask(&process->lane, estimate, model->now, model->now, &answer, &step);
         if (answer.reason != VC_GATE_GO) {
             blocked(model, process, &answer);
@@ -352,7 +391,8 @@ static void process_step(struct model *model, struct process *process)
         process->syncing = false;
         process->since_sync = 0;
         vc_lane_waited(&process->lane, process->sync_from_ns, model->now);
-        vc_gate_idle(&process->gate, model->now);
+        if (next_stream(model, process->context, 0) < 0)
+            vc_gate_idle(process->gate, model->now);
         note_burst(model, process);
         process->ready_ns = model->now + 5000 + process->load.pause_ns;
     }
@@ -369,6 +409,16 @@ static void process_step(struct model *model, struct process *process)
         launch(model, process);
 }
 
+static void notify(struct model *model, const struct vc_gate *gate)
+{
+    for (unsigned i = 0; i < model->process_count; i++) {
+        struct process *process = &model->processes[i];
+        if (process->gate == gate && process->blocked && process->why == VC_GATE_OUTSTANDING &&
+            process->ready_ns > model->now + model->timing.wake_ns)
+            process->ready_ns = model->now + model->timing.wake_ns;
+    }
+}
+
 /* The helper: marks in order, each some time after it was reached. */
 static void helper_step(struct model *model, struct process *process)
 {
@@ -378,31 +428,30 @@ static void helper_step(struct model *model, struct process *process)
         struct mark *begin = next->from >= 0 ? &process->marks[next->from] : NULL;
         if (begin && !begin->noticed && begin->times.reached_ns != 0 && model->now >= begin->times.reached_ns + model->timing.see_ns) {
             begin->noticed = true;
-            begin->others = vc_gate_others(&process->gate);
-            vc_gate_began(&process->gate, begin->times.reached_ns);
+            begin->others = vc_gate_others(process->gate);
+            vc_gate_began(process->gate, begin->times.reached_ns);
         }
         if (begin && !begin->noticed)
-            vc_gate_waits(&process->gate, begin->times.recorded_ns);
+            vc_gate_waits(process->gate, begin->times.recorded_ns);
         if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns)
             break;
         struct vc_interval interval = next->step.interval;
-        to->others = vc_gate_others(&process->gate);
+        to->others = vc_gate_others(process->gate);
         vc_interval_end(&interval, &to->times);
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
             vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns);
-            interval.others_gpu_ns = vc_gate_others_ns(&process->gate, model->now, &from->others, &to->others);
+            interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &to->others);
         }
         to->noticed = true; /* where it also begins an interval */
-        struct vc_settlement settlement = vc_gate_seen(&process->gate, model->now, &interval);
+        struct vc_settlement settlement = vc_gate_seen(process->gate, model->now, &interval);
         vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);
         process->expected_head = (process->expected_head + 1) % MODEL_MARKS;
         process->expected_count--;
-        if (process->blocked && process->why == VC_GATE_OUTSTANDING && process->ready_ns > model->now + model->timing.wake_ns)
-            process->ready_ns = model->now + model->timing.wake_ns;
+        notify(model, process->gate);
     }
-    if (process->expected_count != 0 && model->now % 100000 == 0 && process->gate.finish_ns < model->now)
-        vc_gate_overdue(&process->gate, model->now, process->gate.finish_ns);
+    if (process->expected_count != 0 && model->now % 100000 == 0 && process->gate->finish_ns < model->now)
+        vc_gate_overdue(process->gate, model->now, process->gate->finish_ns);
 }
 
 /* --- the arbiter --- */

@@ -12,7 +12,7 @@
 #include "arbiter/plan.h"
 #include "gate/lane.h"
 
-enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 16, MODEL_QUEUE = 4096, MODEL_MARKS = 1024, MODEL_KINDS = 64 };
+enum { MODEL_TENANTS = 4, MODEL_PROCESSES = 64, MODEL_QUEUE = 4096, MODEL_MARKS = 1024, MODEL_KINDS = 64 };
 
 /* What a process does: kernels of `kernel_ns` (+-10 %), `sync_every` of them and then a wait for the card (0: never),
  * then `pause_ns` on the processor; active from `from_ns` to `until_ns`. With `longest_ns` they are of MODEL_KINDS kinds, of times between
@@ -47,6 +47,8 @@ void model_set_timing(struct model *model, const struct model_timing *timing);
 /* A container on the card; returns its index. */
 unsigned model_tenant(struct model *model, uint32_t cores, uint32_t core_limit, bool shared);
 void model_process(struct model *model, unsigned tenant, struct model_load load);
+/* Another thread of the process made last, with a stream of its own: the card shares its time equally among a context's streams. */
+void model_thread(struct model *model, struct model_load load);
 void model_run(struct model *model, uint64_t until_ns);
 
 /* GPU time that the tenant really got in [from, to), from the card's own books. */

@@ -31,6 +31,26 @@ static void test_a_cap_holds_for_short_and_long_kernels(void)
         }
 }
 
+static void test_threads_with_a_stream_each_get_what_one_gets(void)
+{
+    struct model_load rounds = {.kernel_ns = 100 * US, .sync_every = 8, .until_ns = 100 * S};
+    for (unsigned beside = 0; beside < 2; beside++) {
+        struct model *model = model_new(1, true);
+        model_tenant(model, 30, 30, beside);
+        model_process(model, 0, rounds);
+        for (unsigned thread = 1; thread < 16; thread++)
+            model_thread(model, rounds);
+        if (beside) {
+            model_tenant(model, 70, 70, true);
+            model_process(model, 1, greedy(MS));
+        }
+        model_run(model, 2 * S);
+        CHECK_NEAR(share(model, 0, S, 2 * S), 30, 1);
+        CHECK(!beside || share(model, 1, S, 2 * S) >= 68);
+        model_free(model);
+    }
+}
+
 static void test_greedy_tenants_get_their_shares_and_the_card_stays_busy(void)
 {
     static const uint32_t splits[2][4] = {{30, 70, 0, 0}, {10, 20, 30, 40}};
@@ -428,6 +448,7 @@ int main(void)
     test_what_a_host_takes_is_not_charged();
     test_side_by_side_charges_stay_near_the_books();
     test_a_cap_holds_for_short_and_long_kernels();
+    test_threads_with_a_stream_each_get_what_one_gets();
     test_greedy_tenants_get_their_shares_and_the_card_stays_busy();
     test_idle_time_is_lent_up_to_the_limit_and_given_back();
     test_a_short_request_is_hardly_delayed();

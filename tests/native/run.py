@@ -83,6 +83,7 @@ PROGRAMS = {
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "gate/*", "arbiter/*")),
+    "gate_crowd": Program(("gate_crowd_test.c",), ("base/*", "region/*", "gate/*")),
     "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False),
 }
 
@@ -94,6 +95,7 @@ _REAL_KERNEL = {
     "slot_many",
     "kill_steps",
     "gate_threads",
+    "gate_crowd",
     "gate_shares",
     "region_witness",
     "regions",

@@ -26,6 +26,7 @@ enum {
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
+    VC_AT_GATE = 4,                   /* threads of a process that sleep at the gate; further ones sleep behind them */
     VC_REST_NS = 2000000,             /* a process whose work is predicted to have ended so long ago has none on the card */
 };
 
@@ -97,6 +98,8 @@ struct vc_gate {
     const void *latest_lane;  /* whoever passed last … */
     uint64_t beside_until_ns; /* … and until when streams are believed to run beside each other, because another did while that one's was on the card */
     uint32_t waiting_threads;
+    uint32_t at_gate;      /* those of them that sleep where grants and events wake them; the others wait to be called */
+    uint32_t called_futex; /* private: changes whenever one of those is called */
     uint32_t events_futex; /* private: changes whenever waiting threads should look again */
 };
 
@@ -162,15 +165,18 @@ void vc_gate_owe(struct vc_gate *gate, uint64_t ns);
 /* The application waited for all of its work on the card. */
 void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns);
 
-/* Sleep until the answer's deadline or until something changes; counts the time as waited. Returns the time now.
- * `seen_events` and `seen_grant` are the futex words read before vc_gate_enter. */
+/* Sleep until the answer's deadline, until something changes or until called; counts the time as waited. Returns the time now.
+ * The words are those read before vc_gate_enter. */
 struct vc_gate_words {
-    uint32_t events, grant;
+    uint32_t events, grant, called;
 };
 struct vc_gate_words vc_gate_words(const struct vc_gate *gate);
 uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const struct vc_gate_answer *answer);
 
-/* Wake all threads of this process that wait in vc_gate_wait for an event. */
+/* A thread that had waited was let in, and leaves its place to the next. */
+void vc_gate_passed(struct vc_gate *gate);
+
+/* Wake the threads of this process that wait at the gate for an event. */
 void vc_gate_notify(struct vc_gate *gate);
 /* Tell the arbiter that something changed (a waiter, an early end). */
 void vc_gate_call_arbiter(struct vc_gate *gate);

@@ -17,7 +17,20 @@ static void futex_wait(const uint32_t *word, uint32_t expected, uint64_t for_ns,
 
 struct vc_gate_words vc_gate_words(const struct vc_gate *gate)
 {
-    return (struct vc_gate_words){vc_load_acquire(&gate->events_futex), vc_load_acquire(&gate->limit->grant_futex)};
+    return (struct vc_gate_words){vc_load_acquire(&gate->events_futex), vc_load_acquire(&gate->limit->grant_futex),
+                                  vc_load_acquire(&gate->called_futex)};
+}
+
+/* Of many threads a few sleep here, or all of them would wake for what one of them gets. */
+static void sleep_at_gate(struct vc_gate *gate, struct vc_gate_words words, const struct vc_gate_answer *answer, uint64_t for_ns)
+{
+    if (answer->reason == VC_GATE_OUTSTANDING) {
+        futex_wait(&gate->events_futex, words.events, for_ns, FUTEX_PRIVATE_FLAG);
+        return;
+    }
+    if (answer->reason != VC_GATE_TURN)
+        vc_gate_call_arbiter(gate);
+    futex_wait(&gate->limit->grant_futex, words.grant, for_ns, 0);
 }
 
 uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const struct vc_gate_answer *answer)
@@ -36,12 +49,12 @@ uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const st
     vc_store_release(&gate->usage->waiting_until_ns, from + 2 * VC_RECHECK_NS);
     if (answer->call_next) /* whoever looked for it waits for the same word, as everybody in the container */
         syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    if (answer->reason == VC_GATE_OUTSTANDING) {
-        futex_wait(&gate->events_futex, words.events, sleep, FUTEX_PRIVATE_FLAG);
+    if (vc_add(&gate->at_gate, 1) <= VC_AT_GATE) {
+        sleep_at_gate(gate, words, answer, sleep);
+        vc_sub(&gate->at_gate, 1);
     } else {
-        if (answer->reason != VC_GATE_TURN)
-            vc_gate_call_arbiter(gate);
-        futex_wait(&gate->limit->grant_futex, words.grant, sleep, 0);
+        vc_sub(&gate->at_gate, 1);
+        futex_wait(&gate->called_futex, words.called, VC_RECHECK_NS, FUTEX_PRIVATE_FLAG);
     }
     /* Waiters of other processes renew their stamp before the arbiter could miss them for long. */
     if (vc_sub(&gate->waiting_threads, 1) == 0) {
@@ -52,6 +65,13 @@ uint64_t vc_gate_wait(struct vc_gate *gate, struct vc_gate_words words, const st
     vc_add_relaxed(&gate->usage->waited_ns, now - from);
     vc_add_relaxed(&gate->slot->waited_ns, now - from);
     return now;
+}
+
+void vc_gate_passed(struct vc_gate *gate)
+{
+    vc_add(&gate->called_futex, 1);
+    if (vc_load(&gate->waiting_threads) > vc_load(&gate->at_gate))
+        syscall(SYS_futex, &gate->called_futex, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL, NULL, 0);
 }
 
 void vc_gate_notify(struct vc_gate *gate)

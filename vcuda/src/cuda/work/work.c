@@ -67,7 +67,7 @@ static void before_sleep(struct vc_work *work)
 static void wait_for_go(struct vc_work *work)
 {
     struct vc_lane *lane = &work->lane->lane;
-    for (;;) {
+    for (bool waited = false;; waited = true) {
         struct vc_gate_words words = vc_gate_words(lane->gate);
         vc_gates_settle_abandoned(lane->gate);
         uint64_t now = vc_now_ns();
@@ -75,6 +75,8 @@ static void wait_for_go(struct vc_work *work)
         if (VC_UNLIKELY(work->answer.impossible))
             complain(lane->gate);
         if (work->answer.reason == VC_GATE_GO) {
+            if (waited)
+                vc_gate_passed(lane->gate);
             if (VC_UNLIKELY(work->answer.opened)) { /* and the arbiter notes as long as we live */
                 vc_bell_expect(now + VC_REST_NS);
                 vc_gate_call_arbiter(lane->gate);
