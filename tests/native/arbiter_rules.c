@@ -455,8 +455,32 @@ static void test_side_by_side_in_vain_means_leases_for_a_while(void)
     CHECK(until_side_by_side(now + MS) == 0);
 }
 
+/* Whatever credit its file shows: what was charged, and the limit, say when it may go on. */
+static void test_an_overdrawn_account_is_closed_until_it_is_paid(void)
+{
+    start(2);
+    waits(0, T);
+    vc_plan_decide(&plan, T);
+    CHECK(plan.holder == 0 && tenants[0].closed_until_ns == 0);
+    works(0, T + MS, 100 * MS, T + 101 * MS);
+    vc_plan_decide(&plan, T + MS);
+    CHECK_NEAR(tenants[0].closed_until_ns, T + MS + (100 - 10 - 20) * 4 * MS, 5 * MS);
+    waits(1, T + 110 * MS);
+    waits(0, T + 110 * MS);
+    vc_plan_decide(&plan, T + 110 * MS);
+    CHECK(plan.holder == 1 && !tenants[0].in_credit && tenants[0].credit_at_ns == tenants[0].closed_until_ns);
+    tenants[0].seen.gpu_ns -= 60 * MS; /* it took less than was thought */
+    vc_plan_decide(&plan, T + 111 * MS);
+    CHECK(tenants[0].closed_until_ns == 0 && tenants[0].in_credit);
+    works(0, T + 112 * MS, 5000 * MS, T + 113 * MS);
+    vc_plan_decide(&plan, T + 112 * MS);
+    CHECK(tenants[0].closed_until_ns > T + 19000 * MS && tenants[1].closed_until_ns == 0);
+    CHECK(vc_plan_decide(&plan, T + 25000 * MS) && tenants[0].closed_until_ns == 0);
+}
+
 int main(void)
 {
+    test_an_overdrawn_account_is_closed_until_it_is_paid();
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_waits_of_several_operations_do_not_add_up();

@@ -557,8 +557,22 @@ static void test_a_process_that_rests_has_nothing_on_the_card(void)
     CHECK(vc_gate_rest(&one, T + 4 * MS) == UINT64_MAX && !vc_abandoned_is_open(one.usage, 0));
 }
 
+static void test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit(void)
+{
+    start(50, 50, 0);
+    usage.credit_ns = INT64_MAX;
+    limits.arbiter_heartbeat_ns = T;
+    limits.cards[0].closed_until_ns = T + 5 * MS;
+    CHECK(ask(T, 100 * US) == VC_GATE_CREDIT && answer.until_ns == T + 5 * MS);
+    CHECK(ask(T + 5 * MS, 100 * US) == VC_GATE_GO);
+    limits.cards[0].closed_until_ns = UINT64_MAX;
+    CHECK(ask(T + 6 * MS, 100 * US) == VC_GATE_CREDIT);
+    CHECK(ask(T + VC_HEARTBEAT_LIMIT_NS, 100 * US) == VC_GATE_GO); /* one that is dead is not obeyed */
+}
+
 int main(void)
 {
+    test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit();
     test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
     test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again();
     test_nobody_waits_for_ever_for_a_stopped_process();

@@ -23,6 +23,7 @@ void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limi
     memset(tenant, 0, sizeof *tenant);
     vc_tenant_resize(tenant, cores, core_limit);
     tenant->priority = VC_PRIORITY_NORMAL;
+    tenant->account_ns = VC_BUCKET_NS;
     tenant->entitled_ns = VC_BUCKET_NS;
     tenant->was_idle = true;
 }

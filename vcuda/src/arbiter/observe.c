@@ -5,9 +5,11 @@
 /* No tenant can have been charged, nor have predicted, more than this between two looks. */
 static const uint64_t CHARGE_BOUND_NS = UINT64_C(10000000000);
 /* Refunds correct estimates: never more than was charged before, so that a counter that runs backwards gains nothing. */
-static const uint64_t REFUND_BOUND_NS = UINT64_C(1000000000);
+static const uint64_t REFUND_BOUND_NS = UINT64_C(10000000000);
 static const uint64_t FINISH_BOUND_NS = UINT64_C(2000000000);
 static const uint64_t FINISH_SLACK_NS = 1000000;
+/* So much beyond its bucket a tenant may be by the arbiter's account: what is on the card is settled late, and seen later still. */
+static const int64_t OVERDRAFT_NS = 2 * VC_BUCKET_NS;
 /* Waiting for so much longer than others' slices says that the card does not slice; it is remembered for a while. */
 static const uint64_t UNCUT_SLACK_NS = 1500000;
 static const uint64_t UNCUT_MEMORY_NS = UINT64_C(10000000000);
@@ -31,6 +33,20 @@ static int64_t charge_since_last_look(struct vc_tenant *tenant)
     return delta;
 }
 
+/* An honest tenant stops itself first, at no credit. Charged before it is filled: nobody knows when since the last look it was. */
+static void keep_account(struct vc_tenant *tenant, uint64_t now_ns, uint64_t elapsed_ns, int64_t charged)
+{
+    uint32_t rate = tenant->core_limit * VC_PPM_PER_CORE;
+    tenant->account_ns -= charged;
+    if (tenant->account_ns < -VC_CHARGE_LIMIT_NS)
+        tenant->account_ns = -VC_CHARGE_LIMIT_NS;
+    tenant->account_ns += (int64_t)(vc_earlier(elapsed_ns, 2 * VC_CHARGE_LIMIT_NS / rate * VC_PPM) * rate / VC_PPM);
+    if (tenant->account_ns > VC_BUCKET_NS)
+        tenant->account_ns = VC_BUCKET_NS;
+    uint64_t closed_for = vc_bucket_wait_ns(tenant->account_ns, -OVERDRAFT_NS, rate);
+    tenant->closed_until_ns = closed_for ? now_ns + closed_for : 0;
+}
+
 /* The bucket as the tenant will see it at its next look; in debt, also when it will have refilled. */
 static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
 {
@@ -46,6 +62,8 @@ static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
     if (!tenant->waiting)
         needed = 1;
     uint64_t wait = vc_bucket_wait_ns(credit, needed, rate);
+    if (tenant->closed_until_ns > now_ns + wait)
+        wait = tenant->closed_until_ns - now_ns;
     tenant->in_credit = wait == 0;
     tenant->credit_at_ns = now_ns + wait;
 }
@@ -134,6 +152,7 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
 void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
 {
     unsigned busy = 0;
+    uint64_t elapsed = plan->looked_ns != 0 && now_ns > plan->looked_ns ? now_ns - plan->looked_ns : 0;
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         int64_t charged = charge_since_last_look(tenant);
@@ -145,6 +164,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
         busy += on_card(tenant, now_ns);
+        keep_account(tenant, now_ns, elapsed, charged);
         judge_credit(tenant, now_ns);
     }
     for (unsigned i = 0; i < plan->count; i++) {

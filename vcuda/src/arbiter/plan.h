@@ -45,6 +45,7 @@ struct vc_tenant {
     uint64_t last_gpu_ns;
     int64_t refundable_ns; /* charged lately, so that much may be taken back */
     double virtual_ns;
+    int64_t account_ns;  /* its bucket as its charges and its limit make it, whatever credit its file shows */
     double entitled_ns;  /* what is left of the guaranteed share: flows in at `cores`, is charged while others wait */
     uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
     int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
@@ -67,6 +68,7 @@ struct vc_tenant {
     uint64_t lease_end_ns; /* 0: not the holder; UINT64_MAX: nobody else waits */
     uint64_t lease_clock_ns;
     uint64_t lease_sequence;
+    uint64_t closed_until_ns;  /* the account is overdrawn: nothing starts before */
     uint64_t others_gpu_ns;    /* a clock: others' parts of the card while this tenant had work on it */
     uint64_t others_active_ns; /* when others last had work on the card */
     bool wake; /* the grant changed: wake its waiting threads */

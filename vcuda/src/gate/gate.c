@@ -37,6 +37,7 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
     policy.rate_ppm = vc_share_rate_ppm(limit, policy.arbitrated, policy.impossible);
     if (!policy.arbitrated)
         return policy;
+    policy.closed_until_ns = vc_load_relaxed(&limit->closed_until_ns);
     policy.lease_sequence = vc_load_acquire(&limit->lease_sequence);
     policy.leased = policy.shared && policy.lease_sequence != 0;
     if (policy.leased) {
@@ -69,6 +70,10 @@ static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
                            int64_t *credit, struct vc_gate_answer *answer)
 {
     *credit = vc_bucket_fill(gate->usage, now_ns, policy->rate_ppm);
+    if (policy->closed_until_ns > now_ns) { /* whatever the credit says, which lies where the tenant can write */
+        refuse(answer, VC_GATE_CREDIT, policy->closed_until_ns);
+        return true;
+    }
     if (*credit > 0 && *credit >= gate->refill_ns) {
         gate->refill_ns = 0;
         return false;

@@ -40,6 +40,7 @@ struct vc_policy {
     bool holder;         /* … and we hold it */
     bool together;       /* … beside others */
     uint32_t rate_ppm;   /* GPU ns per million wall ns */
+    uint64_t closed_until_ns; /* the arbiter's account of what was charged is overdrawn until then */
     uint64_t lease_start_ns;
     uint64_t lease_end_ns; /* UINT64_MAX: nobody else waits */
     uint64_t lease_clock_ns;

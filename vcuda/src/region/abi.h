@@ -37,6 +37,7 @@ VC__OFFSET(vc_card_limit, granted_ppm, 120);
 VC__OFFSET(vc_card_limit, lease_sequence, 128);
 VC__OFFSET(vc_card_limit, others_gpu_ns, 160);
 VC__OFFSET(vc_card_limit, alive_ns, 176);
+VC__OFFSET(vc_card_limit, closed_until_ns, 184);
 
 VC__SIZE(vc_limits, 192 + 16 * 256);
 VC__OFFSET(vc_limits, sequence, 64);
