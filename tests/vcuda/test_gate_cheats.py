@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._cheats_tamper import TAMPERINGS
 from benchmarks.cheats import Table
 
 CAP = 10
@@ -43,6 +44,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
 )
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
     got, _ = table.alone(pattern, CAP)
+    assert got < CAP + TOLERANCE_POINTS
+
+
+@pytest.mark.parametrize("name", ["credit without bound", "the fill clock in the past"])
+def test_credit_that_a_container_writes_into_its_usage_file_gives_it_nothing(table: Table, name: str) -> None:
+    """99 and 100 points of the card were had."""
+    tampering = next(each for each in TAMPERINGS if each.name == name)
+    got, _ = table.alone("steady", CAP, tampering)
     assert got < CAP + TOLERANCE_POINTS
 
 
