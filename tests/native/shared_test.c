@@ -89,6 +89,54 @@ static void fill(struct vc_region *region)
     join(child);
 }
 
+/* A process that owns one shared chunk, and dies when told; the slot that it had. */
+static void own(int told, int go)
+{
+    char byte;
+    struct vc_extent extent = publish_one(region_at(folder), 0);
+    CHECK(write(told, &extent, sizeof extent) == sizeof extent && read(go, &byte, 1) == 1);
+    _exit(broken != 0);
+}
+
+static bool finds_a_slot(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        _exit(vc_region_slot(region_at(folder)) != NULL);
+    int status;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 1;
+}
+
+/* A dead owner's slot is nobody else's while somebody holds what he owned: as many processes fewer, and not one more. */
+static void keep_slots(struct vc_region *region)
+{
+    enum { FREE = VC_MAX_SLOTS - 1 /* without ours */ };
+    struct vc_extent extents[FREE];
+    int told[2], go[2];
+    char byte = 0;
+    CHECK(pipe(told) == 0 && pipe(go) == 0 && vc_region_slot(region));
+    for (int number = 0; number < FREE; number++) {
+        CHECK(number % 16 != 0 || finds_a_slot());
+        pid_t child = fork();
+        if (child == 0)
+            own(told[1], go[0]);
+        CHECK(read(told[0], &extents[number], sizeof extents[number]) == sizeof extents[number]);
+        extents[number].region = region;
+        CHECK(vc_shared_hold(&extents[number], vc_slot_tag(region, extents[number].slot)));
+        CHECK(write(go[1], &byte, 1) == 1);
+        join(child);
+    }
+    CHECK(!finds_a_slot());
+    vc_shared_let(&extents[7]);
+    bool found = false;
+    for (uint64_t until = vc_now_ns() + 10000000000u; !found && vc_now_ns() < until;)
+        found = finds_a_slot();
+    CHECK(found);
+    for (int number = 0; number < FREE; number++)
+        vc_shared_let(&extents[number]);
+}
+
 int main(void)
 {
     int ready[2], go[2];
@@ -119,6 +167,9 @@ int main(void)
     CHECK(found(region, 0, PUBLISHED) == 0);
     vc_shared_withdraw(name_of(7), &mine);
     fill(region);
+    vc_shared_let(&held[5]);
+    vc_shared_let(&held[7]);
+    keep_slots(region);
     remove_region(folder);
     return broken != 0;
 }

@@ -17,10 +17,14 @@ def share(tmp_path: Path) -> Share:
     return share_of(tmp_path)
 
 
-def test_ipc_memory_that_its_maker_frees_is_charged_while_it_is_open(share: Share) -> None:
+@pytest.mark.parametrize(
+    "call", ["info()", 'ok("cuCtxSynchronize")', 'ok("cuStreamSynchronize", None)', "alloc(800 * MIB)"]
+)
+def test_ipc_memory_that_its_maker_frees_is_charged_while_it_is_open(share: Share, call: str) -> None:
+    """And until the maker waits for the card, asks what is free, or needs the room."""
     found = shown(
         share,
-        IPC
+        IPC.replace("info(); there", f"{call}; there")
         + """
 child, here = export(None, MAKER)
 begin()
@@ -30,7 +34,7 @@ ok("cuIpcCloseMemHandle", pointer); here.send(b"g"); here.recv(1); show()
 ended(child, here); show()
 """,
     )
-    assert found == [[596, 0], [596, 2], [896], [960]]
+    assert found == [[596, 0], [596, 2], [96 if "alloc" in call else 896], [960]]
 
 
 def test_ipc_memory_of_a_killed_maker_is_charged_while_it_is_open(share: Share) -> None:
@@ -293,6 +297,45 @@ def test_what_nothing_says_the_owner_of_is_refused_where_it_does_not_fit(share: 
         "begin(); answer([imported(reopened(taken(here)))[0], free()])",
     )
     assert found == [2, 960]
+
+
+@pytest.mark.parametrize("way", ["ipc", "pooled"])
+def test_memory_of_unknown_size_that_does_not_fit_is_given_back_at_once(share: Share, tmp_path: Path, way: str) -> None:
+    """Another container's, of which only the driver knows the size once it has it: it adds nothing to the card, and nothing stays."""
+    maker = "begin(); give_ipc(there, 2500); there.recv(1)" if way == "ipc" else "exec(POOLED)"
+    found = across(
+        share,
+        tmp_path,
+        3 * LIMIT,
+        POOL.replace("300", "2500") + maker,
+        POOL
+        + f"""
+driver = C.CDLL("libcuda-driver.so.1")
+def on_card():
+    left, total = size(), size()
+    driver.cuMemGetInfo_v2(C.byref(left), C.byref(total))
+    return (total.value - left.value) // MIB
+data, descriptors, _, _ = socket.recv_fds(here, 64, 1)
+begin()
+if {way!r} == "ipc":
+    def take():
+        return cu.cuIpcOpenMemHandle_v2(C.byref(u64()), Ipc.from_buffer_copy(data), 1)
+else:
+    pool = C.c_void_p()
+    ok("cuMemPoolImportFromShareableHandle", C.byref(pool), C.c_void_p(descriptors[0]), 1, u64(0))
+    def take():
+        return call("cuMemPoolImportPointer", C.byref(u64()), pool, C.byref(Ipc.from_buffer_copy(data)))
+before = on_card()
+results = [take() for _ in range(5)]
+added = on_card() - before
+here.send(b"g")  # its maker ends: what nobody else holds is gone
+until = time.monotonic() + 20
+while on_card() > 1024 and time.monotonic() < until:
+    time.sleep(0.01)
+answer([results, added, on_card() <= 1024, free(), alloc(900 * MIB)[0]])
+""",
+    )
+    assert found == [[2] * 5, 0, True, 960, 0]
 
 
 def test_what_nobody_can_measure_is_refused(share: Share) -> None:
