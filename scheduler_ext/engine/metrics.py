@@ -28,8 +28,10 @@ class _Figures(Collector):
                 "overbooked_cards",
                 "Cards on which more is booked than there is: pods were placed past the extender",
             ),
+            ("claims_allocated", "Claims of our class that hold cards (--claims)"),
+            ("claims_assumed", "Claims whose pods have a node, and that kube-scheduler has not allocated yet"),
         ):
-            yield GaugeMetricFamily(f"vcuda_extender_{name}", text, figures.pop(name))
+            yield GaugeMetricFamily(f"vcuda_extender_{name}", text, figures.pop(name, 0.0))
         pods = GaugeMetricFamily("vcuda_extender_pods", "Pods that are known, by state", labels=["state"])
         for state, count in figures.items():
             pods.add_metric([state], count)

@@ -148,6 +148,15 @@ def test_a_claim_or_pod_that_goes_gives_its_cards_back(engine: Engine, clock: Cl
     assert free(engine, "a") == [100, 100]
 
 
+def test_claims_are_counted(engine: Engine) -> None:
+    engine.see_claim(allocated(claim("old"), ("a", "GPU-a-0", 60, 20)))
+    engine.see_claim(claim("c"))
+    asks(engine, user("p", "c"))
+    text = engine.metrics.render().decode()
+    assert "vcuda_extender_claims_allocated 1.0" in text and "vcuda_extender_claims_assumed 1.0" in text
+    assert 'state="claims' not in text
+
+
 def test_what_was_never_allocated_is_free_again(engine: Engine, clock: Clock) -> None:
     engine.see_claim(claim("c"))
     asks(engine, user("p", "c"), ("a",))

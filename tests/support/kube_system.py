@@ -163,7 +163,8 @@ class System:
             f"--container-mount={mount.host_path}:{mount.container_path}" for mount in machine.container_mounts()
         ]
 
-    def start_extender(self) -> None:
+    def start_extender(self, *more: str) -> None:
+        """`more`: settings beside the usual ones."""
         arguments = ["--kubeconfig", self.lab.environment["KUBECONFIG"], "--bind-address", "127.0.0.1"]
         arguments += ["--port", str(self.extender_port), "--probe-port", str(self.extender_probe_port)]
         tls = self.extender_tls
@@ -175,8 +176,18 @@ class System:
             "--client-ca",
             tls["caFile"],
         ]
-        self._spawn("extender", ["-m", "scheduler_ext.main", *arguments])
+        self._spawn("extender", ["-m", "scheduler_ext.main", *arguments, *more])
         self._ready("extender", self.extender_probe_port)
+
+    def start_webhook(self) -> str:
+        """The admission webhook on this host; returns its address without a path."""
+        port, probes = free_port(), free_port()
+        tls = self.extender_tls
+        arguments = ["webhook", "--bind-address", "127.0.0.1", "--port", str(port), "--probe-port", str(probes)]
+        arguments += ["--tls-cert", tls["certFile"], "--tls-key", tls["keyFile"]]
+        self._spawn("webhook", ["-m", "scheduler_ext.main", *arguments])
+        self._ready("webhook", probes)
+        return f"https://127.0.0.1:{port}"
 
     def kill(self, name: str) -> None:
         """kill -9, as a crash would."""

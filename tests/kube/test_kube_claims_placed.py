@@ -1,0 +1,152 @@
+"""Claims on a real Kubernetes, as the extender and the webhook see them: old pods ask by claims, nodes are named, books agree.
+
+Needs 1.36, or 1.34 with the gate of consumable capacity; on older servers skipped with that reason.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube_system import System, share_pod
+from kubelab import eventually
+
+from tests.kube.test_kube_claims import BLOCK, DRIVER, claim, claims, figures, pod  # noqa: F401 - claims: a fixture
+
+LABEL = "tencent.com/vcuda-admission"
+RULES = {
+    "Mutating": ("/admission/pods/to-claims", "", "v1", ["pods"]),
+    "Validating": ("/admission/claims", "resource.k8s.io", "v1", ["resourceclaims", "resourceclaimtemplates"]),
+}
+
+
+@pytest.fixture(scope="module")
+def placed(claims: System) -> Iterator[System]:  # noqa: F811
+    """The extender with --claims beside kube-scheduler, the webhook beside the API server."""
+    file = claims.folder / "extenders.yaml"
+    before = yaml.safe_load(file.read_text())
+    (entry,) = before["extenders"]
+    shared = {key: entry[key] for key in ("enableHTTPS", "tlsConfig", "nodeCacheCapable")}
+    ours = {
+        **shared,
+        "urlPrefix": f"{entry['urlPrefix']}/claims",
+        "filterVerb": "filter",
+        "ignorable": True,
+        "httpTimeout": "5s",
+    }
+    both = claims.folder / "extenders-claims.yaml"
+    both.write_text(json.dumps({"extenders": [entry, ours]}))
+    claims.kill("extender")
+    claims.start_extender("--claims")
+    claims.lab.call("restart-scheduler", EXTENDER_YAML=str(both))
+    address = claims.start_webhook()
+    authority = base64.b64encode(Path(claims.extender_tls["caFile"]).read_bytes()).decode()
+    for kind, (path, group, version, resources) in RULES.items():
+        hook = {
+            "name": f"{kind.lower()}.{DRIVER}", "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Fail",
+            "clientConfig": {"url": f"{address}{path}", "caBundle": authority},
+            "rules": [{"apiGroups": [group], "apiVersions": [version], "resources": resources, "operations": ["CREATE"]}],
+            "namespaceSelector": {"matchLabels": {LABEL: "claims"}},
+        }  # fmt: skip
+        configuration = {
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": f"{kind}WebhookConfiguration",
+            "metadata": {"name": "vcuda-claims"}, "webhooks": [hook],
+        }  # fmt: skip
+        claims.lab.apply(configuration)
+    claims.lab.kubectl("label", "namespace", "default", f"{LABEL}=claims")
+    yield claims
+    claims.lab.kubectl("label", "namespace", "default", f"{LABEL}-")
+    claims.delete_all()
+    for kind in RULES:
+        claims.lab.kubectl("delete", f"{kind.lower()}webhookconfiguration", "vcuda-claims")
+    claims.lab.kubectl("delete", "resourceclaims", "--all")
+    claims.kill("webhook")
+    claims.kill("extender")
+    claims.start_extender()
+    claims.lab.call("restart-scheduler", EXTENDER_YAML=str(file))
+
+
+def counted(system: System) -> dict[str, float]:
+    """The extender's figures about claims."""
+    text = system.get(system.extender_probe_port, "/metrics")
+    found = re.findall(
+        r"^vcuda_extender_(claims_\w+|request_seconds_count\{verb=\"claims-filter\"\}) (\S+)$", text, re.M
+    )
+    return {name: float(value) for name, value in found}
+
+
+def test_an_old_pod_in_a_labelled_namespace_runs_on_a_claim(placed: System, client_image: str, evidence: Any) -> None:
+    old = share_pod("old", client_image, 30, 10, annotations={"tencent.com/vcuda-core-limit": "50"})
+    placed.create(old)
+    placed.wait_phase("old", "Running", seconds=120)
+    seen = figures(placed.wait_log("old", "taken="))
+    assert seen["total"] == 10 * BLOCK and seen["result"] == 2
+    made = placed.pod("old")
+    (container,) = made["spec"]["containers"]
+    assert not {name for name in container["resources"].get("limits", {}) if "vcuda" in name}
+    (listed,) = made["spec"]["resourceClaims"]
+    assert listed["resourceClaimTemplateName"] == "vcuda-30c-10m-50l"
+    (status,) = made["status"]["resourceClaimStatuses"]
+    held = placed.lab.get("resourceclaim", status["resourceClaimName"])
+    (owner,) = held["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("Pod", "old")
+    (result,) = held["status"]["allocation"]["devices"]["results"]
+    assert result["consumedCapacity"] == {"cores": "30", "memory": "2560Mi"}
+    eventually("the extender has booked it", lambda: counted(placed)["claims_allocated"] == 1, 30)
+    evidence(
+        f"old: {listed['resourceClaimTemplateName']} -> {status['resourceClaimName']} {result['consumedCapacity']}, {seen}"
+    )
+    evidence(f"extender: {counted(placed)}")
+    placed.delete("old")
+    eventually("its claim is gone", lambda: not placed.lab.get("resourceclaims")["items"], 90)
+    eventually("nothing is booked", lambda: counted(placed)["claims_allocated"] == 0, 30)
+
+
+def test_a_burst_of_old_pods_is_never_more_than_a_card_has(placed: System, client_image: str, evidence: Any) -> None:
+    """24 pods of 30 cores, which is three on each of the eight cards: whoever allocates, no card gives more."""
+    pods = {f"b{number}": share_pod(f"b{number}", client_image, 30, 4, labels={"burst": "yes"}) for number in range(24)}
+    placed.create_all(list(pods.values()))
+
+    def all_run() -> bool:
+        return list(placed.phases("burst=yes").values()).count("Running") == len(pods)
+
+    eventually("all run", all_run, 300)
+    held: dict[str, int] = {}
+    for item in placed.lab.get("resourceclaims")["items"]:
+        (result,) = item["status"]["allocation"]["devices"]["results"]
+        held[result["device"]] = held.get(result["device"], 0) + int(result["consumedCapacity"]["cores"])
+    assert sorted(held.values()) == [90] * 8
+    totals = placed.totals("burst=yes", len(pods), 120)
+    assert set(totals.values()) == {4 * BLOCK}
+    eventually("the extender has booked them", lambda: counted(placed)["claims_allocated"] == len(pods), 30)
+    assert counted(placed)["claims_assumed"] == 0
+    evidence(f"burst: {len(pods)} run, cores by card {sorted(held.values())}, extender {counted(placed)}")
+    placed.delete_all()
+    eventually("nothing is booked", lambda: counted(placed)["claims_allocated"] == 0, 120)
+
+
+def test_what_no_card_can_give_is_refused_when_it_is_made(placed: System, client_image: str) -> None:
+    with pytest.raises(AssertionError, match=r"InvalidShareConfig: .*corelimit"):
+        placed.create(claim("typo", 30, "1Gi", corelimit=50))
+    with pytest.raises(AssertionError, match=r"InvalidCores: .*150"):
+        placed.create(claim("large", 150, "1Gi"))
+    with pytest.raises(AssertionError, match=r"InvalidCores: .*150"):
+        placed.create(share_pod("never", client_image, 150, 1))
+
+
+def test_without_the_extender_claims_are_allocated_all_the_same(placed: System, client_image: str) -> None:
+    placed.kill("extender")
+    try:
+        placed.create_all([claim("alone", 30, "1Gi"), pod("alone", client_image, "alone")])
+        placed.wait_phase("alone", "Running", seconds=120)
+    finally:
+        placed.start_extender("--claims")
+    eventually("it is booked by who comes back", lambda: counted(placed)["claims_allocated"] == 1, 30)
+    placed.delete("alone")
+    placed.lab.kubectl("delete", "resourceclaim", "alone")
