@@ -13,7 +13,7 @@ from manager.allocate.book import Book
 from manager.allocate.decide import Decider, told_of_visible_devices
 from manager.allocate.find_pod import BUDGET_S, PodFinder
 from manager.allocate.matcher import Candidate, Facts
-from manager.allocations.accounting import pod_use, static_pods
+from manager.allocations.accounting import of_pod, pod_use, static_pods
 from manager.allocations.record import Allocation, Held
 from manager.cards.device_nodes import DeviceNode, NodeProblem
 from manager.cards.driver import NodeCard
@@ -336,7 +336,7 @@ class Allocator:
             )
         if self._regions.ensure(allocation, self.book.neighbours(allocation).shared(allocation)):
             log.warning("the region of %s was gone; made again before the container starts", allocation.name)
-        self._limits.prepare(self.book.index.of_pod(allocation.pod_uid))
+        self._limits.prepare(of_pod(self.book.allocations, allocation.pod_uid))
 
     def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """IDs of the card that the container is placed on, if that can be told; else any. IDs decide nothing."""
@@ -381,7 +381,7 @@ class Allocator:
             for _, after in in_order:
                 if beyond := self._beyond(after):
                     return after.container, beyond
-            now = self.book.index.of_pod(in_order[0][0].pod_uid)
+            now = of_pod(self.book.allocations, in_order[0][0].pod_uid)
             later = {after.key: after for _, after in changes}
             pod = [later.get(item.key, item) for item in now]
             with self._limits.undisturbed():

@@ -99,6 +99,11 @@ def as_pods(allocations: Iterable[Allocation]) -> list[Allocation]:
     ]
 
 
+def of_pod(allocations: Iterable[Allocation], pod_uid: str) -> list[Allocation]:
+    """All that one pod's processes may use, by claims too."""
+    return [item for item in as_pods(allocations) if item.pod_uid == pod_uid]
+
+
 def booked(allocations: Iterable[Allocation]) -> dict[str, tuple[int, int]]:
     """What all pods together book."""
     return _total_of(by_pod(allocations).values())

@@ -14,6 +14,7 @@ import pytest
 
 from localcluster.kubelet.devices import AdmissionFailure
 from manager import doctor
+from manager.allocations.record import ClaimUse
 from manager.allocations.state_file import StateError
 from manager.cards.driver import CardProcess
 from manager.cgroups import pods
@@ -29,6 +30,7 @@ from tests.support import groups, sim_cuda, simulated
 from tests.support.groups import Group
 from vcuda.region import CardUsage, Usage
 from vcuda.sim import Machine, SimCard
+from vcuda.spec.placement import CardShare
 
 MIB = 2**20
 GIB = 2**30
@@ -188,6 +190,34 @@ def test_what_somebody_else_changed_is_set_again_and_what_is_gone_is_cleared(pla
     item["status"] = {"phase": "Succeeded"}
     eventually(lambda: not place.shares(), "the pod's end")
     eventually(lambda: place.limits(made.path) == [None, None], "the limit's end")
+
+
+def test_a_claims_limit_stays_when_its_pods_containers_start_and_are_resized(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.start()
+    item = pod("p", container("c", 10, 4))
+    place.begin(item)
+    daemon = place.node.daemon
+    assert daemon is not None
+    (mine,) = daemon.allocator.allocations
+    other = 1 - place.card(item)
+    claimed = replace(
+        mine,
+        pod_uid="claim",
+        pod_name="claim",
+        container="request",
+        shares=(CardShare(place.machine.cards[other].uuid, 10, 3),),
+        held={},
+        claim=ClaimUse(((mine.pod_name, mine.pod_uid),)),
+    )
+    daemon.allocator.book.index[claimed.key] = claimed
+    eventually(lambda: 3 * 256 * MIB in place.limits(place.of(item).path), "the claim's limit")
+    monkeypatch.setattr(DriverLimits, "look", lambda *_: None)
+    place.node.kubelet.start_containers(item)
+    assert place.limits(place.of(item).path)[other] == 3 * 256 * MIB
+    assert resized(place, item, 8) is None
+    assert place.limits(place.of(item).path)[other] == 3 * 256 * MIB
 
 
 def test_an_audit_that_fails_keeps_no_limit_from_being_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
