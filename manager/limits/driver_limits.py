@@ -159,8 +159,9 @@ class DriverLimits:
                     failed[uuid] = why
                     short |= {uuid} if now.hard_bytes < own else set()
         short |= {uuid for uuid in failed.keys() & stands.keys() if stands[uuid].hard_bytes < wanted[uuid]}
-        for group in self._standing.of(uid):
-            self._lift(group, group.cards.keys() - wanted.keys())
+        for group in self._standing.of(uid):  # of a claim that it had, of a whole card that it has now
+            if left := group.cards.keys() - wanted.keys():
+                self._lift(group, left & promised.whole_cards(pod) if pods.populated(folder) else left)
         doubtful = self._doubt(pod, stands, listed)
         self._held[uid] = {at: much for at, much in held.items() if at[1] not in doubtful}
         self._reasons[uid], self._short[uid] = {**doubtful, **failed}, short

@@ -17,9 +17,14 @@ def wanted(pod: Sequence[Allocation]) -> dict[str, int]:
     What it holds beyond that is managed memory. A card that one of its containers has whole needs no limit.
     """
     shares = [item for item in pod if not item.whole]
-    whole = {share.uuid for item in pod if item.whole for share in item.shares}
+    whole = whole_cards(pod)
     use = pod_use(shares) if shares else {}
     return {uuid: blocks * BLOCK_BYTES for uuid, (_, blocks) in use.items() if uuid not in whole and blocks}
+
+
+def whole_cards(pod: Sequence[Allocation]) -> set[str]:
+    """Those that one of its containers has whole: nobody else is there."""
+    return {share.uuid for item in pod if item.whole for share in item.shares}
 
 
 def shares_of(pod: Sequence[Allocation]) -> list[tuple[Allocation, str, int]]:

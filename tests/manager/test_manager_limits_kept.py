@@ -389,6 +389,18 @@ def test_a_pod_made_anew_under_its_uid_has_the_limits_of_its_new_cards_alone(pla
     assert place.blocks() == {f"G1 {'0a' * 16}": 3}
 
 
+def test_a_limit_on_a_card_that_the_pod_has_no_more_stays_while_somebody_is_in_its_group(place: Place) -> None:
+    mine = place.pod(ONE, ("a", {"G0": 4}), ("b", {"G1": 3}), ("c", {"G2": 2}))  # "b" and "c" by claims
+    place.daemon.prepare(mine)
+    (place.group(ONE) / "a" / "cgroup.procs").write_text("123\n")
+    place.pods = [mine[0], replace(item(ONE, "c", {"G2": 64}), cores=100)]
+    place.look()
+    assert place.blocks() == {f"G0 {ONE}": 4, f"G1 {ONE}": 3}
+    (place.group(ONE) / "a" / "cgroup.procs").unlink()
+    place.look()
+    assert place.blocks() == {f"G0 {ONE}": 4}
+
+
 def test_a_disk_that_takes_no_record_gets_no_limit_that_nobody_would_know(make: Callable[..., Place]) -> None:
     place = make(require_driver_limits=True)
     (place.state / f".{FILE_NAME}").mkdir()  # so that nothing can be written there
