@@ -52,6 +52,11 @@ class Demo:
         self._meter = Meter(self._cluster)
         self._previous: Sample | None = None
 
+    @property
+    def _draws(self) -> bool:
+        """Whether a table can be drawn again and again in its place."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
     def _say(self, text: str) -> None:
         self._console.print(
             f"[{time.monotonic() - self._begin:5.1f} s] {text}", highlight=False, markup=False, soft_wrap=True
@@ -77,10 +82,11 @@ class Demo:
 
     # --- watch ---
     def _watch(self) -> tuple[Period, list[view.Row]]:
-        if self._console.is_terminal:
+        if self._draws:
             with Live(console=self._console, auto_refresh=False) as live:
                 return self._follow(
-                    lambda title, rows: live.update(view.table(title, rows), refresh=True), _SAMPLE_SECONDS
+                    lambda title, rows: live.update(view.table(title, rows, self._console.width), refresh=True),
+                    _SAMPLE_SECONDS,
                 )
 
         def show(title: str, rows: list[view.Row]) -> None:
@@ -147,8 +153,9 @@ class Demo:
     # --- end ---
     def _summary(self, period: Period, last_rows: list[view.Row], found: list[Finding], logs: dict[str, str]) -> None:
         self._console.print()
-        if self._console.is_terminal:
-            self._console.print(view.table(f"Averages over {period.seconds:.1f} s", last_rows))
+        if self._draws:
+            title = f"Averages over {period.seconds:.1f} s"
+            self._console.print(view.table(title, last_rows, self._console.width))
         else:
             self._say(f"averages over {period.seconds:.1f} s")
             for line in view.lines(last_rows):

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from localcluster.apiserver.table import pod_state
 from localcluster.demo import checks, measure
@@ -15,12 +17,15 @@ from localcluster.demo.scenario import DemoPod
 from vcuda import sim
 from vcuda.spec import units
 
-_HEADERS = ("POD", "CARD", "MEMORY USED / LIMIT", "SHARE: ACHIEVED / TARGET", "gpu-manager SAYS", "STATE")
+_HEADERS = ("POD", "CARD", "MEMORY", "GPU TIME", "DAEMON SAYS", "STATE")
+_DAEMON = 4  # the column that a narrow terminal does without
+_WIDE = 100  # columns
+_COLOURS = {"Running": "green", "Pending": "yellow"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One pod as the table shows it."""
+    """One pod as the table shows it: used / limit, achieved / target. `why`: it was refused."""
 
     name: str
     card: str
@@ -28,6 +33,7 @@ class Row:
     share: str
     manager: str
     state: str
+    why: str = ""
 
     def cells(self) -> tuple[str, ...]:
         return (self.name, self.card, self.memory, self.share, self.manager, self.state)
@@ -36,7 +42,7 @@ class Row:
 def _target(pod: DemoPod) -> str:
     if pod.core_limit == pod.cores:
         return str(pod.cores)
-    return f"{pod.cores}…{pod.core_limit}"
+    return f"{pod.cores}-{pod.core_limit}"
 
 
 def _share(before_ns: int, after_ns: int, seconds: float) -> float:
@@ -64,7 +70,7 @@ def _row(expected: DemoPod, previous: Sample | None, now: Sample, machine: sim.M
         return Row(name, "", "", "", "", "not applied yet")
     refusal = checks.refusal_of(pod)
     if refusal:
-        return Row(name, "none", "", "", "", f"Pending: {refusal}")
+        return Row(name, "none", "", "", "", "Pending", refusal)
     truth = now.truth.get(name, Truth())
     limit = expected.memory_bytes if expected.memory_bytes is not None else machine.cards[0].memory_bytes
     achieved = ""
@@ -85,20 +91,23 @@ def rows(expected: Sequence[DemoPod], previous: Sample | None, now: Sample, mach
     return [_row(pod, previous, now, machine) for pod in expected]
 
 
-def table(title: str, content: Sequence[Row]) -> Table:
-    """The live table: a row per pod, in the order of `content`."""
+def table(title: str, content: Sequence[Row], width: int) -> Group:
+    """The live table: a line per pod, in the order of `content`, then why which one was refused."""
     made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", expand=False)
-    for header in _HEADERS:
-        made.add_column(header, overflow="fold", ratio=None)
+    columns = [at for at in range(len(_HEADERS)) if width >= _WIDE or at != _DAEMON]
+    for at in columns:
+        made.add_column(_HEADERS[at], no_wrap=True, overflow="ellipsis" if at == len(_HEADERS) - 1 else "crop")
     for row in content:
-        made.add_row(*row.cells())
-    return made
+        cells = [Text(cell) for cell in row.cells()]
+        cells[-1].stylize(_COLOURS.get(row.state, ""))
+        made.add_row(*(cells[at] for at in columns))
+    return Group(made, *(Text(f"  {row.name}: {row.why}") for row in content if row.why))
 
 
 def lines(content: Sequence[Row]) -> list[str]:
     """One line per pod, for logs."""
     return [
         f"  {row.name:<12} card {row.card or '?':<4} {row.memory:<22} share {row.share:<14} manager "
-        f"{row.manager or '-':<18} {row.state}"
+        f"{row.manager or '-':<18} {row.state}{row.why and f': {row.why}'}"
         for row in content
     ]

@@ -77,16 +77,55 @@ def test_a_pod_that_waits_was_refused_or_has_whole_cards_is_shown_as_that(machin
     ]
     new, refused, whole = view.rows(expected, None, now, machine)
     assert new.state == "not applied yet"
-    assert refused.card == "none" and "InvalidCores" in refused.state
-    assert whole.memory == "0 B / 8 GiB" and whole.share == " / 30…50"
+    assert (refused.card, refused.state) == ("none", "Pending") and "InvalidCores" in refused.why
+    assert whole.memory == "0 B / 8 GiB" and whole.share == " / 30-50"
 
 
 def test_on_a_terminal_it_is_a_table_with_a_line_for_each_pod(machine: sim.Machine) -> None:
     rows = view.rows([demo_pod("a")], None, sample(1.0), machine)
     out = io.StringIO()
-    Console(file=out, width=200).print(view.table("waiting", rows))
+    Console(file=out, width=200).print(view.table("waiting", rows, 200))
     title, *lines = [line.split() for line in out.getvalue().splitlines() if line.strip()]
     assert title == ["waiting"] and lines[0][0] == "POD" and lines[-1][0] == "a" and lines[-1][-1] == "Running"
+
+
+@pytest.mark.parametrize(("width", "encoding"), [(80, "utf-8"), (80, "ascii"), (120, "latin-1")])
+def test_no_cell_is_folded_and_any_encoding_will_do(width: int, encoding: str) -> None:
+    """At 80 columns six pods took 28 lines, and a latin-1 locale a traceback."""
+    names = ("whole-card", "vcuda", "vcuda-hard", "inference", "memory-hog")
+    rows = [
+        view.Row(
+            name,
+            "0",
+            "832.1 MiB / 1.5 GiB",
+            f"44.7 / {view._target(demo_pod(name, limit=50))}",
+            "4.1 GiB, not metered",
+            "Running",
+        )
+        for name in names
+    ]
+    why = "0/1 nodes are available: 2 InvalidCores: ask 1 to 99 for a share of one card"
+    rows.append(view.Row("too-much", "none", "", "", "", "Pending", why))
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding)
+    Console(file=out, width=width, legacy_windows=False).print(view.table("measuring: 3 of 12 s", rows, width))
+    out.flush()
+    lines = raw.getvalue().decode(encoding).splitlines()
+    assert len(lines) <= 14 and max(map(len, lines)) <= width
+    for name in names:
+        (line,) = [line for line in lines if line.strip(" |").startswith(f"{name} ")]
+        assert "832.1 MiB / 1.5 GiB" in line and "44.7 / 30-50" in line and line.rstrip(" |").endswith("Running")
+        assert ("not metered" in line) == (width > 100)
+    assert why in " ".join(" ".join(lines).split())
+
+
+def test_a_terminal_that_can_not_draw_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was blank until the end."""
+    monkeypatch.setenv("TERM", "dumb")
+    one, _ = demo(tmp_path, monkeypatch, [demo_pod("a")], terminal=True)
+    assert one._console.is_terminal and not one._draws
+    monkeypatch.setenv("TERM", "xterm")
+    assert demo(tmp_path, monkeypatch, [demo_pod("a")], terminal=True)[0]._draws
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import vcuda
-from vcuda.cli import run_command, show_command, sim_command, top_command
+from vcuda.cli import completion_command, run_command, show_command, sim_command, top_command
 from vcuda.cli.words import Parser
 from vcuda.runs.errors import CommandError, RunError
 from vcuda.sim import SimError
@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     show_command.add_parsers(commands)
     top_command.add_parser(commands)
     sim_command.add_parser(commands)
+    completion_command.add_parser(commands, parser)
     return top
 
 
