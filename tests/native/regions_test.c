@@ -5,11 +5,13 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "check.h"
 
 #define LIMIT 1000u
 #define MANY 10
+#define TOO_MANY (VC_MAX_PROCESS_CARDS + 1)
 
 static char *base;
 
@@ -19,21 +21,27 @@ static void path_of(char *path, const char *name, const char *file)
 }
 
 /* A claim's region, with cards "GPU-<letter>". */
-static void make_claim(const char *name, const char *cards, uint64_t memory_bytes)
+static void fill_claim(const char *name, const char *cards, uint64_t memory_bytes)
 {
-    char folder[300], limits[300], usage[300];
+    char limits[300], usage[300];
     struct vc_card_limit limit[VC_MAX_CARDS] = {0};
     struct vc_error error;
     uint32_t count = 0;
-    path_of(folder, name, "");
     path_of(limits, name, "limits");
     path_of(usage, name, "usage");
-    CHECK(mkdir(folder, 0755) == 0);
     for (; cards[count]; count++) {
         limit[count] = (struct vc_card_limit){.memory_bytes = memory_bytes, .cores = 50, .core_limit = 50};
         snprintf(limit[count].uuid, sizeof limit[count].uuid, "GPU-%c", cards[count]);
     }
     CHECK(vc_files_create(limits, usage, limit, count, &error) == 0);
+}
+
+static void make_claim(const char *name, const char *cards, uint64_t memory_bytes)
+{
+    char folder[300];
+    path_of(folder, name, "");
+    CHECK(mkdir(folder, 0755) == 0);
+    fill_claim(name, cards, memory_bytes);
 }
 
 static void remove_claim(const char *name)
@@ -43,6 +51,19 @@ static void remove_claim(const char *name)
         path_of(path, name, *file);
         remove(path);
     }
+}
+
+/* In the order of their numbers. */
+static const char *name_of(int number)
+{
+    static char name[16];
+    snprintf(name, sizeof name, "n%02d", number);
+    return name;
+}
+
+static void make_one_of_many(int number)
+{
+    make_claim(name_of(number), (char[]){(char)('a' + number), '\0'}, LIMIT);
 }
 
 static int open_files(void)
@@ -85,6 +106,14 @@ static void many_in_the_order_of_their_names(void)
     }
 }
 
+/* The last one's limits are as if they could not be read. */
+static void more_than_a_process_can_have(void)
+{
+    struct vc_regions *regions = vc_regions_get_at(base);
+    CHECK(regions->lost && regions->count == VC_MAX_PROCESS_CARDS && regions->card_count == VC_MAX_PROCESS_CARDS);
+    CHECK(takes('a', LIMIT) && takes('a' + VC_MAX_PROCESS_CARDS - 1, LIMIT) && !takes('a' + VC_MAX_PROCESS_CARDS, 1));
+}
+
 static void each_card_once(void)
 {
     int before = open_files();
@@ -94,6 +123,25 @@ static void each_card_once(void)
     CHECK(takes('a', LIMIT) && takes('b', LIMIT) && !takes('b', 1)); /* the first claim's */
     CHECK(takes('c', 2 * LIMIT) && !takes('c', 1));
     CHECK(regions->all[1].slot && regions->all[1].usage->slots[0].cards[1].reserved_bytes == 2 * LIMIT);
+}
+
+/* The parent has a slot in the first region alone: what it opened of the other goes from its child, what holds its lock stays. */
+static void a_forked_child_begins_anew_in_each(void)
+{
+    struct vc_regions *regions = vc_regions_get_at(base);
+    CHECK(takes('a', 100));
+    int before = open_files();
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK(open_files() == before - 1);
+        CHECK(takes('a', 100) && takes('c', 100));
+        CHECK(regions->all[0].slot - regions->all[0].usage->slots == 1 && regions->all[1].slot == regions->all[1].usage->slots);
+        CHECK(regions->all[0].slot->pid == getpid() && regions->all[1].slot->pid == getpid());
+        _exit(broken != 0);
+    }
+    join(child);
+    CHECK(regions->all[0].slot == regions->all[0].usage->slots && regions->all[0].slot->pid == getpid() && !regions->all[1].slot);
+    CHECK(reaped(&regions->all[0], 1) && takes('a', LIMIT - 100) && takes('c', 2 * LIMIT));
 }
 
 static void the_dead_and_their_slots_are_of_each_region_alone(void)
@@ -149,21 +197,43 @@ static void cut(const char *name, const char *file)
     CHECK(chmod(path, 0600) == 0 && truncate(path, 100) == 0);
 }
 
-/* A container's root makes folders, and links; only who starts containers mounts. */
-static void what_is_mounted_comes_first(void)
+static bool may_mount(void)
 {
-    char path[300];
-    uid_t user = getuid();
-    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) {
-        fprintf(stderr, "mounts are not tested: user %d may not make a mount namespace (%s)\n", (int)user, strerror(errno));
-        return;
-    }
-    path_of(path, "z", "");
-    CHECK(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
-    CHECK(mount(path, path, NULL, MS_BIND, NULL) == 0);
+    if ((unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0) && mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0)
+        return true;
+    fprintf(stderr, "mounts are not tested: this user may make none (%s)\n", strerror(errno));
+    return false;
+}
+
+/* A container's root makes folders, and links; only who starts containers mounts. */
+static void expect_what_is_mounted(void)
+{
     struct vc_regions *regions = vc_regions_get_at(base);
     CHECK(regions->count == 1 && regions->card_count == 1);
     CHECK(takes('a', LIMIT) && !takes('a', 1)); /* of z: the others would give more */
+}
+
+static void what_is_mounted_comes_first(void)
+{
+    char path[300];
+    path_of(path, "z", "");
+    if (!may_mount())
+        return;
+    CHECK(mount("none", path, "tmpfs", 0, NULL) == 0);
+    fill_claim("z", "a", LIMIT);
+    expect_what_is_mounted();
+}
+
+static void of_the_same_file_system_too(void)
+{
+    struct statx told;
+    char path[300];
+    path_of(path, "z", "");
+    if (!may_mount())
+        return;
+    CHECK(mount(path, path, NULL, MS_BIND, NULL) == 0);
+    if (syscall(SYS_statx, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, 0, &told) == 0 && (told.stx_attributes_mask & 0x2000)) /* Linux 5.8 */
+        expect_what_is_mounted();
 }
 
 static void not_all_folders_are_regions(void)
@@ -180,24 +250,26 @@ static void what_may_not_be_listed_is_lost(void)
 
 int main(void)
 {
-    char folder[300], link[300], names[MANY][8];
+    char folder[300], link[300];
     base = make_region(LIMIT);
     remove_region(base);
     snprintf(folder, sizeof folder, "%s/claims", base);
     CHECK(mkdir(base, 0755) == 0 && mkdir(folder, 0755) == 0);
 
-    for (int number = MANY - 1; number >= 0; number--) {
-        snprintf(names[number], sizeof names[number], "n%d", number);
-        make_claim(names[number], (char[]){(char)('a' + number), '\0'}, LIMIT);
-    }
+    for (int number = MANY - 1; number >= 0; number--)
+        make_one_of_many(number);
     in_a_process(many_in_the_order_of_their_names);
-    for (int number = 0; number < MANY; number++)
-        remove_claim(names[number]);
+    for (int number = MANY; number < TOO_MANY; number++)
+        make_one_of_many(number);
+    in_a_process(more_than_a_process_can_have);
+    for (int number = 0; number < TOO_MANY; number++)
+        remove_claim(name_of(number));
 
     make_claim("one", "ab", LIMIT);
     make_claim("two", "bc", 2 * LIMIT);
     make_claim("twofold", "ac", 3 * LIMIT);
     in_a_process(each_card_once);
+    in_a_process(a_forked_child_begins_anew_in_each);
     in_a_process(the_dead_and_their_slots_are_of_each_region_alone);
     remove_claim("twofold");
     make_claim("zero", "d", LIMIT);
@@ -212,6 +284,7 @@ int main(void)
     make_claim("z", "a", LIMIT);
     path_of(link, "l", "");
     CHECK(symlink("z", link) == 0);
+    in_a_process(of_the_same_file_system_too);
     in_a_process(what_is_mounted_comes_first);
     CHECK(unlink(link) == 0);
     remove_claim("a");

@@ -219,7 +219,7 @@ def test_cuda_visible_devices_counts_the_cards_of_all_claims(tmp_path: Path, mac
 
 def test_gpu_time_is_charged_to_the_claim_of_the_card(tmp_path: Path, machine: Machine) -> None:
     code = """
-cards(); begin(1)
+cards(); begin(2)
 module, function, stream = C.c_void_p(), C.c_void_p(), C.c_void_p()
 ok("cuModuleLoadData", C.byref(module), b".version 7.0\\n.target sm_70\\n.visible .entry spin_10ms() { ret; }")
 ok("cuModuleGetFunction", C.byref(function), module, b"spin_10ms")
@@ -228,11 +228,12 @@ for _ in range(20):
 ok("cuCtxSynchronize")
 answer(0)
 """
-    share = both(tmp_path, machine)
+    limits = [shares.limit(machine, index, SMALL) for index in range(3)]
+    share = container(tmp_path / "share", machine, {"a": limits[:1], "b": limits[1:]})
     outcome(share, code)
-    first, second = (region.read_usage(claim(share, name)).cards[0] for name in ("a", "b"))
-    assert first.launches == 20 and second.launches == 0
-    assert first.gpu_time_ns > 0 and second.gpu_time_ns == 0
+    cards = [card for name in ("a", "b") for card in region.read_usage(claim(share, name)).cards]
+    assert [card.launches for card in cards] == [0, 0, 20]
+    assert [card.gpu_time_ns > 0 for card in cards] == [False, False, True]
 
 
 def pod(folder: Path, machine: Machine, claims: Mapping[str, Path | Sequence[region.CardLimit]]) -> Share:
