@@ -117,6 +117,21 @@ def test_unreadable_limits_refuse_memory_but_not_computing(share: Share, damage:
     assert said[0].endswith("GPU memory is refused until the container is started with readable limits")
 
 
+def test_unreadable_limits_refuse_memory_that_may_come_to_any_card(share: Share) -> None:
+    """Of a pool of managed memory 100 MiB were given."""
+    overwrite(share.region_directory / "limits")
+    code = """
+begin()
+class Pool(C.Structure):
+    _fields_ = [("type", C.c_int), ("handles", C.c_int), ("location", Location), ("more", C.c_ubyte * 72)]
+pool, pointer = C.c_void_p(), u64()
+ok("cuMemPoolCreate", C.byref(pool), C.byref(Pool(2, 0, Location(0, 0))))
+taken = call("cuMemAllocFromPoolAsync", C.byref(pointer), size(100 * MIB), pool, None)
+answer([taken, alloc(100 * MIB, "cuMemAllocManaged", 1)[0]])
+"""
+    assert outcome(share, code)[0] == [2, 2]
+
+
 def test_unreadable_limits_are_counted(share: Share) -> None:
     saved = (share.region_directory / "limits").read_bytes()
     overwrite(share.region_directory / "limits")
