@@ -51,6 +51,8 @@ class ClaimDriver:
             return call(request, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
             raise PluginFailure(describe(error)) from error
+        except ValueError as error:  # closed meanwhile
+            raise PluginFailure(f"the driver {self.name} is gone: {error}") from error
 
     def prepare(self, *claims: JsonObject) -> dict[str, dra_pb2.NodePrepareResourceResponse]:
         """By claim UID; each has devices or an error. Raises PluginFailure, also for an answer that lacks one."""
@@ -121,6 +123,9 @@ class PluginWatcher:
                 return False  # a socket of somebody who has been killed, or does not serve yet
         return True
 
-    def close(self) -> None:
+    def forget(self) -> None:
+        """All drivers, as if none had ever been seen."""
         for driver in self.drivers.values():
             driver.close()
+        self.drivers.clear()
+        self._seen.clear()

@@ -86,9 +86,11 @@ class Claims:
                 {share.uuid for item in [*put, *before.values()] for share in item.shares} if new or gone else set()
             )
             self._book.reshare(changed)
-            for item in put:
-                # Nothing tells of the container's start: the arbiter gets it now.
-                self._book.regions.ensure(item, self._book.neighbours(item).shared(item))
+            for item in put:  # nothing tells of the container's start
+                if item in new:
+                    self._book.regions.adopt(item)
+                else:
+                    self._book.regions.ensure(item, self._book.neighbours(item).shared(item))
         for item in new:
             shares = ", ".join(
                 f"{share.cores} cores, {share.memory_blocks} blocks of {share.uuid}" for share in item.shares
@@ -147,8 +149,10 @@ class Claims:
     def _limit(self, items: Sequence[Allocation]) -> None:
         """Have the driver hold the pods' memory, too, whose control groups are there by now. Raises Refusal."""
         users = {uid for item in items for _, uid in item.pods}
-        for pod in by_pod(item for item in as_pods(self._book.allocations) if item.pod_uid in users).values():
-            self._limits.prepare(pod)
+        theirs = [item for item in self._book.allocations if any(uid in users for _, uid in item.pods)]
+        for uid, pod in by_pod(as_pods(theirs)).items():
+            if uid in users:
+                self._limits.prepare(pod)
 
     def _require_room(self, claim: AllocatedClaim, items: Sequence[Allocation], cards: dict[str, NodeCard]) -> None:
         """The last line of defence: whoever allocated may have counted wrong, or known less than we."""

@@ -90,7 +90,8 @@ class DriverLimits:
         else:
             with self._lock:
                 try:
-                    failed = self._hold(pod, self._folder(pod, pods.trees(settings.cgroup_root)))
+                    root = settings.cgroup_root
+                    failed = self._hold(pod, self._folder(pod, () if no_version_2(root) else pods.trees(root)))
                 except CannotLimit as error:
                     self._held.pop(pod[0].pod_uid, None)
                     failed = self._reasons[pod[0].pod_uid] = {"": str(error)}

@@ -147,7 +147,7 @@ class Regions:
             self.create(allocation, shared)
         else:
             self.share(allocation, shared)
-        self._adopt(allocation)
+        self.adopt(allocation)
         return gone
 
     @staticmethod
@@ -196,7 +196,8 @@ class Regions:
         for allocation in beside:
             self.share(allocation, neighbours.shared(allocation))
 
-    def _adopt(self, allocation: Allocation) -> None:
+    def adopt(self, allocation: Allocation) -> None:
+        """Let the arbiter have a region that is there, if it has not got it yet."""
         if allocation.region in self._managed:
             return
         try:

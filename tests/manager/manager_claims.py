@@ -101,4 +101,4 @@ def claim_node(node: Node, *more: str, services: Any = ()) -> Iterator[ClaimNode
     try:
         yield found
     finally:
-        found.watcher.close()
+        found.watcher.forget()

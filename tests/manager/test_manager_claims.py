@@ -14,7 +14,7 @@ from tests.manager.manager_claims import ClaimNode, claim, claim_node, config, r
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda import region
-from vcuda.sim import Machine, Xid
+from vcuda.sim import CardLost, Machine
 from vcuda.spec import inventory
 
 BLOCK = 2**28
@@ -188,8 +188,10 @@ def test_a_sick_card_takes_no_new_claim_and_keeps_the_old_one(claims: ClaimNode,
     old, new = claim("old", result(claims.cards[0])), claim("new", result(claims.cards[0]))
     claims.put(old, new)
     driver.prepare(old)
-    machine.inject(Xid(0, 79))
-    eventually(lambda: "Xid" in claims.node.get("/usage")[1], "the sickness")
+    machine.inject(CardLost(0))
+    daemon = claims.node.daemon
+    assert daemon is not None
+    eventually(lambda: daemon.inventory.snapshot.problems, "the loss")
     assert "UnhealthyCard" in error_of(claims, new)
     assert driver.prepare(old)[uid_of(old)].devices
 
