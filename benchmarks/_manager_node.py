@@ -232,6 +232,7 @@ class Bench:
             f"--driver-root={self.machine.root}",
             f"--virtual-manager-path={self.directory}/vm",
             f"--checkpoint-path={self.directory}/checkpoint",
+            f"--cdi-root={self.directory}/cdi",
             f"--kubelet-url={self.kubelet.url}",
             "--query-addr=127.0.0.1",
             "--query-port=0",

@@ -218,7 +218,7 @@ class Daemon:
             inventory=self.inventory,
             book=self.book,
             driver_dir=self.driver_dir,
-            specs=ClaimSpecs(settings.cdi_root, self._names, self._root),
+            specs=ClaimSpecs(settings.cdi_root, self._names, self._root, self._regions.base),
             limits=self.limits,
         )
         self._preparer: Preparer | None = None
@@ -429,7 +429,8 @@ class Daemon:
             self.book.restore(restored, orphans=pods is not None)
         except Refusal as refusal:
             raise StartError(refusal.message) from None
-        self.claims.restore()
+        if DRA in self.settings.protocols:
+            self.claims.restore()
         if restored:
             log.info("%d containers hold shares", len(restored))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from vcuda.spec.names import Names
 
 _CLASS = "claim"
 _NOT_BY_CDI = "LD_LIBRARY_PATH"
+_UNFINISHED_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,9 @@ log = logging.getLogger(__name__)
 class ClaimSpecs:
     """The claims' files in the folder of specifications."""
 
-    def __init__(self, directory: Path, names: Names, root: HostRoot) -> None:
-        self._directory, self._root = directory, root
+    def __init__(self, directory: Path, names: Names, root: HostRoot, regions: Path) -> None:
+        """`regions`: the folder of this daemon's."""
+        self._directory, self._root, self._regions = directory, root, regions
         self._kind = f"{names.driver}/{_CLASS}"
         self._prefix = f"{names.domain}-{_CLASS}-"
 
@@ -103,12 +106,23 @@ class ClaimSpecs:
             ) from error
 
     def remove_others(self, uids: Collection[str]) -> None:
-        """Take away what a kill has left: the files of claims that nobody knows, and those that were not finished."""
+        """Take away what a kill has left: our files of claims that nobody knows, and those that were not finished."""
         known = {self._path(uid) for uid in uids}
-        for path in [
-            *self._directory.glob(f"{self._prefix}*.json"), *self._directory.glob(f".{self._prefix}*.json.*"),
-        ]:  # fmt: skip
-            if path not in known:
+        for path in self._directory.glob(f"{self._prefix}*.json"):
+            if path not in known and self._is_ours(path):
                 with contextlib.suppress(OSError):
                     path.unlink()
                     log.info("removed %s, which belongs to no claim", path)
+        for path in self._directory.glob(f".{self._prefix}*.json.*"):
+            with contextlib.suppress(OSError):  # the folder is all drivers': one that is being written is young
+                if time.time() - path.stat().st_mtime > _UNFINISHED_S:
+                    path.unlink()
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether it mounts regions of this daemon: another one, with other folders, may serve claims here, too."""
+        try:
+            written = json.loads(path.read_text(encoding="utf-8"))
+            mounts = [mount for device in written["devices"] for mount in device["containerEdits"]["mounts"]]
+            return any(Path(mount["hostPath"]).is_relative_to(self._regions) for mount in mounts)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False

@@ -6,7 +6,9 @@ Needs 1.36, or 1.34 with the gate of consumable capacity; on older servers skipp
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,3 +190,23 @@ def test_a_configuration_that_is_wrong_is_told_to_the_pod(claims: System, client
         return "InvalidShareConfig" in claims.lab.kubectl("describe", "pod", "typo", check=False)
 
     eventually("the pod's events say it", told, 60)
+
+
+@pytest.mark.parametrize("count", [int(os.environ.get("KUBE_CLAIMS", "40"))])
+def test_a_burst_of_claims_is_never_mixed_up(
+    claims: System, client_image: str, made: Any, evidence: Any, count: int
+) -> None:
+    """Each container counts the memory of its own claim, whatever comes at the same moment; $KUBE_CLAIMS: how many."""
+    blocks = {f"burst-{number}": 1 + number % 10 for number in range(count)}
+    pods = [pod(name, client_image, name) for name in blocks]
+    for item in pods:
+        item["metadata"]["labels"] = {"burst": "claims"}
+    made(*(claim(name, 3, f"{size * 256}Mi") for name, size in blocks.items()))
+    began = time.monotonic()
+    made(*pods)
+    seen = claims.totals("burst=claims", count, 60 + 6 * count)
+    wrong = {name: seen[name] for name, size in blocks.items() if seen[name] != size * BLOCK}
+    evidence(
+        f"{count} claims at once: {len(wrong)} mismatches, all containers counted after {time.monotonic() - began:.0f} s"
+    )
+    assert not wrong

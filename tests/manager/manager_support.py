@@ -63,6 +63,7 @@ class Node:
             f"--driver-root={self.root}",
             f"--virtual-manager-path={self.directory}/vm",
             f"--checkpoint-path={self.directory}/checkpoint",
+            f"--cdi-root={self.directory}/cdi",
             "--query-addr=127.0.0.1",
             "--query-port=0",
             "--health-check-interval=0.3",

@@ -281,13 +281,18 @@ def test_the_api_server_is_away(claims: ClaimNode) -> None:
 def test_a_restart_between_prepare_and_unprepare(claims: ClaimNode) -> None:
     driver = claims.start()
     item, left = claim("train", result(claims.cards[0])), claims.cdi / "tencent.com-claim-nobody.json"
+    others = claims.cdi / "tencent.com-claim-others.json"
     claims.put(item)
     answer = driver.prepare(item)[uid_of(item)]
     inode = (claims.region(item) / "usage").stat().st_ino
     claims.node.stop()
-    left.write_text("{}")
+    text = next(claims.cdi.glob(f"*{uid_of(item)}.json")).read_text()
+    left.write_text(text.replace(uid_of(item), "nobody"))
+    others.write_text(text.replace(str(claims.node.directory), "/var/lib/other"))
     driver = claims.start()
     assert not left.exists(), "a file of a claim that nobody knows"
+    assert others.exists(), "the folder is all drivers', and this file another daemon's"
+    others.unlink()
     assert booked(claims)[0] == (30, 10) and str(claims.region(item)) in claims.node.arbiter.regions
     assert driver.prepare(item)[uid_of(item)] == answer
     assert (claims.region(item) / "usage").stat().st_ino == inode
@@ -346,6 +351,18 @@ def test_what_kubelet_forgets_to_unprepare_is_collected(claims: ClaimNode, monke
     claims.node.api.delete(later)
     claims.node.api.remove("resourceclaims", "default/shared")
     eventually(lambda: claims.left() == [], "the claim is let go")
+
+
+def test_a_daemon_that_serves_no_claims_touches_no_files_of_claims(claims: ClaimNode) -> None:
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    driver.prepare(item)
+    claims.node.stop()
+    claims.more = ("--protocols=device-plugin", f"--checkpoint-path={claims.node.directory}/elsewhere")
+    claims.node.kubelet.start()
+    claims.node.start(*claims.arguments(), wait=200)
+    assert claims.spec(item)
 
 
 # Whose a card is.
