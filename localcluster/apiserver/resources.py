@@ -33,8 +33,9 @@ EVENTS = Resource("events", "Event", short_names=("ev",))
 CONFIG_MAPS = Resource("configmaps", "ConfigMap", short_names=("cm",))
 LEASES = Resource("leases", "Lease", "coordination.k8s.io")
 RESOURCE_CLAIMS = Resource("resourceclaims", "ResourceClaim", "resource.k8s.io")
+RESOURCE_CLAIM_TEMPLATES = Resource("resourceclaimtemplates", "ResourceClaimTemplate", "resource.k8s.io")
 RESOURCE_SLICES = Resource("resourceslices", "ResourceSlice", "resource.k8s.io", namespaced=False)
-ALL = (PODS, NODES, NAMESPACES, EVENTS, CONFIG_MAPS, LEASES, RESOURCE_CLAIMS, RESOURCE_SLICES)
+ALL = (PODS, NODES, NAMESPACES, EVENTS, CONFIG_MAPS, LEASES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES)
 _GROUPS = tuple(dict.fromkeys(resource.group for resource in ALL if resource.group))
 _SUBRESOURCES = {
     PODS: ("status", "binding", "eviction", "log"), NODES: ("status",), NAMESPACES: ("status",),

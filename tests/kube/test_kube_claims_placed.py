@@ -6,7 +6,6 @@ Needs 1.36, or 1.34 with the gate of consumable capacity; on older servers skipp
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +40,7 @@ def placed(claims: System) -> Iterator[System]:  # noqa: F811
         "httpTimeout": "5s",
     }
     both = claims.folder / "extenders-claims.yaml"
-    both.write_text(json.dumps({"extenders": [entry, ours]}))
+    both.write_text(yaml.safe_dump({"extenders": [entry, ours]}))
     claims.kill("extender")
     claims.start_extender("--claims")
     claims.lab.call("restart-scheduler", EXTENDER_YAML=str(both))

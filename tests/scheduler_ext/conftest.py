@@ -35,13 +35,16 @@ class Running:
 
     def __init__(self, server: ApiServer, **options: Any) -> None:
         self.body_bytes = options.pop("body_bytes", 2**20)
+        claims = options.pop("claims", False)
         gang_wait = options.pop("gang_wait_seconds", 3.0)
         self.engine = Engine(NAMES, **options)
         self.executor = ThreadPoolExecutor(8)
         self.binder = Binder(server, self.engine, self.executor, gang_wait_seconds=gang_wait)
-        self.watchers = [
-            feed.informer(server, self.engine, how, longest_wait=0.3) for how in feed.handlers(self.engine)
-        ]
+        followed = [*feed.handlers(self.engine)]
+        if claims:
+            self.engine.expect_claims()
+            followed += feed.claim_handlers(self.engine)
+        self.watchers = [feed.informer(server, self.engine, how, longest_wait=0.3) for how in followed]
         application = App(self.engine, self.binder, body_bytes=self.body_bytes, body_seconds=1.0)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()

@@ -1,0 +1,114 @@
+"""Claims over HTTP and with an API server: the filter's answer, what the watches bring, templates made and removed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler_ext.sync import templates
+from scheduler_ext.sync.api import ApiServer
+from tests.scheduler_ext.conftest import Running
+from tests.scheduler_ext.extender_claims import allocated, claim, node_slices, user
+from tests.scheduler_ext.extender_support import FakeApi, eventually, node, plain_pod
+
+NAME = "vcuda-30c-10m"
+
+
+@pytest.fixture
+def extender(api: FakeApi, start: Callable[..., Running]) -> Running:
+    for name in ("a", "b"):
+        api.put("nodes", node(name, None))
+        for one in node_slices(name):
+            api.put("resourceslices", one)
+    return start(claims=True)
+
+
+def asks(extender: Running, pod: dict[str, Any], *names: str) -> list[str]:
+    answer = extender.post("/scheduler/claims/filter", {"Pod": pod, "NodeNames": list(names)})
+    assert answer["Error"] == "" and not answer["FailedAndUnresolvableNodes"]
+    return list(answer["NodeNames"])
+
+
+def test_a_pod_with_a_claim_gets_one_node_and_others_pass(api: FakeApi, extender: Running) -> None:
+    api.put("resourceclaims", claim("c"))
+    eventually(lambda: not extender.engine.claims_unseen(user("p", "c")))
+    assert len(asks(extender, user("p", "c"), "a", "b")) == 1
+    assert asks(extender, plain_pod("q"), "a", "b", "c") == ["a", "b", "c"]
+
+
+def test_a_claim_that_kube_scheduler_knows_first_is_waited_for(api: FakeApi, extender: Running) -> None:
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.extend(asks(extender, user("p", "late"), "a", "b")))
+    asking.start()
+    api.put("resourceclaims", claim("late"))
+    asking.join(20)
+    assert len(found) == 1
+
+
+def test_a_claim_that_never_comes_holds_up_nobody(extender: Running) -> None:
+    assert asks(extender, user("p", "never"), "a", "b") == ["a", "b"]
+
+
+def test_what_the_watch_shows_is_booked_and_goes(api: FakeApi, extender: Running) -> None:
+    thing = allocated(claim("old"), ("a", "GPU-a-0", 60, 20))
+    api.put("resourceclaims", thing)
+
+    def allocated_claims() -> float:
+        return extender.engine.figures()["claims_allocated"]
+
+    eventually(lambda: allocated_claims() == 1)
+    api.remove("resourceclaims", "default/old")
+    eventually(lambda: allocated_claims() == 0)
+
+
+def names_template(name: str, template: str = NAME) -> dict[str, Any]:
+    pod = user(name)
+    pod["spec"]["resourceClaims"] = [{"name": "vcuda-0", "resourceClaimTemplateName": template}]
+    return pod
+
+
+def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
+    api: FakeApi, start: Callable[..., Running], tmp_path: Any
+) -> None:
+    now = [1000.0]
+    extender = start(claims=True, clock=lambda: now[0])
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
+    api.put("pods", names_template("p"))
+    eventually(extender.engine.missing_templates)
+    templates.keep(server, extender.engine)
+    templates.keep(server, extender.engine)
+    made = api.find("resourceclaimtemplates", f"default/{NAME}")
+    assert made["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["cores"] == "30"
+    api.remove("pods", "default/p")
+    now[0] += 601
+    assert extender.engine.unused_templates() == []
+    eventually(lambda: not extender.engine.missing_templates() and not extender.engine._templates._users)
+    now[0] += 599
+    assert extender.engine.unused_templates() == []
+    now[0] += 2
+    templates.keep(server, extender.engine)
+    assert not api.store("resourceclaimtemplates").list(None)
+
+
+def test_somebody_elses_template_of_that_name_stays(api: FakeApi, start: Callable[..., Running], tmp_path: Any) -> None:
+    now = [1000.0]
+    extender = start(claims=True, clock=lambda: now[0])
+    theirs = {"metadata": {"name": NAME, "namespace": "default"}, "spec": {"spec": {}}}
+    api.put("resourceclaimtemplates", theirs)
+    api.put("pods", names_template("p"))
+    eventually(lambda: extender.engine._templates._users and extender.engine._templates._known)
+    api.remove("pods", "default/p")
+    eventually(lambda: not extender.engine._templates._users)
+    now[0] += 3600
+    assert extender.engine.missing_templates() == [] == extender.engine.unused_templates()
+
+
+def test_a_namespace_gets_no_more_templates_than_so_many(start: Callable[..., Running]) -> None:
+    engine = start(claims=True).engine
+    for number in range(1, 400):
+        engine.see_pod(names_template(f"p{number}", f"vcuda-30c-{number}m"))
+    engine.see_pod(names_template("odd", "vcuda-100c-1m"))
+    assert len(engine.missing_templates()) == 256
