@@ -153,6 +153,28 @@ def test_looking_at_a_ledger_that_is_not_there_makes_none(runner: Runner, tmp_pa
     assert not (fresh / "ledger").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "warns"),
+    [
+        (["docker", "run", "--gpus", "all", "image"], True),
+        (["/usr/bin/podman", "--log-level", "info", "run", "image"], True),
+        (["docker-compose", "up"], True),
+        (["docker", "ps"], False),
+        (["python", "run"], False),
+    ],
+)
+def test_who_starts_a_container_is_told_that_it_is_not_limited(command: list[str], warns: bool) -> None:
+    assert ("limits nothing" in run_command.unlimited(command)) is warns
+
+
+def test_the_warning_is_on_stderr_and_the_command_runs(runner: Runner, tmp_path: Path) -> None:
+    engine = tmp_path / "docker"
+    engine.write_text("#!/bin/sh\necho started $1\n")
+    engine.chmod(0o755)
+    found = runner.call("run", "--core", "10", "--memory", "1GiB", "--", str(engine), "run", "image")
+    assert (found.returncode, found.stdout) == (0, "started run\n") and "limits nothing in them" in found.stderr
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main.main(["--version"])

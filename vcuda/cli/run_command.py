@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vcuda.cli import machine
@@ -27,6 +28,7 @@ exit status: that of COMMAND, 128+N if signal N ended it; 2: bad usage; 125: the
   vcuda run --core 30 --memory 4GiB -- python train.py
   vcuda run --core 30 --core-limit 100 --memory 4GiB --device 1 -- python train.py   # may use idle time
   vcuda run --core 100 -- python train.py                                            # a whole card"""
+_ENGINES = frozenset({"docker", "podman", "nerdctl", "docker-compose", "podman-compose"})
 _UNIT = re.compile("[KMGT]i?B?|B", re.IGNORECASE)
 _WITH_VALUE = ("--core", "--memory", "--oversell", "--core-limit", "--device", "--injection", "--ledger")
 
@@ -145,6 +147,17 @@ def _check_unit_is_no_command(options: argparse.Namespace) -> None:
             )
 
 
+def unlimited(command: list[str]) -> str:
+    """Why a share would limit nothing of what a command starts; "" if it would."""
+    engine = Path(command[0]).name
+    if engine not in _ENGINES or not {"run", "create", "start", "exec", "compose", "up"} & set(command[1:]):
+        return ""
+    return (
+        f"{engine} gives its containers a library path and files of their own: this share limits nothing in them; "
+        "install vcuda in the image, and let the container's command be vcuda run"
+    )
+
+
 def _run(options: argparse.Namespace) -> int:
     _check_unit_is_no_command(options)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -152,4 +165,6 @@ def _run(options: argparse.Namespace) -> int:
         options.fail("no COMMAND; write it after --")
     wanted = wish(options.core, options.memory, options.core_limit, options.device, options.oversell)
     chosen = machine.chosen(options)
+    if why := unlimited(command):
+        machine.say(why)
     return run.run(wanted, command, chosen, dict(os.environ), machine.say, options.injection, reports=options.report)
