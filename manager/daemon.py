@@ -424,6 +424,9 @@ class Daemon:
         restored = rebuild.complete(known, entries, pods or (), self._names, base, cards, self._share_cut)
         if own_view and pods is not None:
             restored = rebuild.with_static(restored, pods)
+        if self._preparer is not None:
+            known_uids = {uid for uid, _ in restored}
+            restored.update({item.key: item for item in self._preparer.lost(known_uids, self._regions.base)})
         try:
             # A region of whom nobody knows may be a running container's while the pods can't be told.
             self.book.restore(restored, orphans=pods is not None)

@@ -58,7 +58,7 @@ class Claims:
         snapshot = self._inventory.snapshot
         cards = {item.card.uuid: item for item in snapshot.cards}
         driver = self._driver_dir.current()
-        items = [self._allocation(claim, request, cards, str(driver.directory)) for request in requests]
+        items = self.allocations(claim, requests)
         with_cards = [(item, [cards[share.uuid] for share in item.shares]) for item in items]
         for _, own in with_cards:
             try:
@@ -97,6 +97,12 @@ class Claims:
             )
             log.info("%s: %s", item.name, shares)
         return tuple(put)
+
+    def allocations(self, claim: AllocatedClaim, requests: Sequence[RequestShares]) -> list[Allocation]:
+        """What a claim is to have, one for each request; nothing is booked by it. Raises Refusal."""
+        cards = {item.card.uuid: item for item in self._inventory.snapshot.cards}
+        mirror = str(self._driver_dir.current().directory)
+        return [self._allocation(claim, request, cards, mirror) for request in requests]
 
     def _allocation(
         self, claim: AllocatedClaim, request: RequestShares, cards: dict[str, NodeCard], mirror: str
@@ -183,7 +189,9 @@ class Claims:
             if gone or any(before.get(item.key) != item for item in put):
                 self._book.save(put, [item.key for item in gone])
         except Refusal:
-            self._put_back(put, before, made)
+            self._put_back(put, before)
+            for item in made:
+                self._book.regions.remove(item)
             raise
         for item in gone:
             del self._book.index[item.key]
@@ -191,23 +199,20 @@ class Claims:
 
     def _undo(self, put: Sequence[Allocation], before: dict[tuple[str, str], Allocation]) -> None:
         """After the state was saved: say there what it said before."""
-        made = [item for item in put if not _same(before.get(item.key), item)]
+        self._put_back(put, before)
         try:
             self._book.save([*before.values()], [item.key for item in put if item.key not in before])
         except Refusal as refusal:
             # It stays booked until kubelet asks again or lets it go: nobody else gets it meanwhile.
             log.warning("%s", refusal.message)
+            for item in put:
+                self._book.index[item.key] = item
             return
-        self._put_back(put, before, made)
+        for item in put:
+            if not _same(before.get(item.key), item):
+                self._book.regions.remove(item)
 
-    def _put_back(
-        self,
-        put: Sequence[Allocation],
-        before: dict[tuple[str, str], Allocation],
-        made: Sequence[Allocation],
-    ) -> None:
-        for item in made:
-            self._book.regions.remove(item)
+    def _put_back(self, put: Sequence[Allocation], before: dict[tuple[str, str], Allocation]) -> None:
         for item in put:
             self._book.index.pop(item.key, None)
         for key, item in before.items():

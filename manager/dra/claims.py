@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from manager.allocate.claims import Claims
@@ -22,7 +23,7 @@ from manager.kube.pods import claims_of, volume_paths
 from manager.observe.metrics import Metrics
 from manager.proto import dra_pb2 as api
 from vcuda.kube.errors import KubeError
-from vcuda.kube.objects import name_of, uid_of
+from vcuda.kube.objects import ended, name_of, uid_of
 from vcuda.spec import errors
 from vcuda.spec.claims import AllocatedClaim, parse_claim, shares_of
 from vcuda.spec.devices import device_name
@@ -81,6 +82,36 @@ class Preparer:
         """Let go of what a claim has, if it has anything."""
         self._check(uid)
         self._claims.release(uid)
+
+    def lost(self, known: Collection[str], regions: Path) -> list[Allocation]:
+        """What the state has lost: claims of this node's pods that have regions there, but none of them is `known`.
+
+        `known`: UIDs; `regions`: their folder. What can't be told is logged, left out.
+        """
+        there = {folder.name for folder in regions.iterdir()} - set(known) if regions.is_dir() else set()
+        if not there or self._kube is None:
+            return []
+        found: dict[tuple[str, str], Allocation] = {}
+        try:
+            for pod in self._kube.pods(READ_TIMEOUT_S):
+                for name in claims_of(pod) if not ended(pod) else ():
+                    item = self._kube.claim(name_of(pod)[0], name, READ_TIMEOUT_S)
+                    if item is not None and uid_of(item) in there:
+                        found.update({one.key: one for one in self._as_allocated(item)})
+        except KubeError as error:
+            log.warning("claims that the state does not know can't be read: %s", error)
+        for one in found.values():
+            log.warning("%s was not in the state; rebuilt from its claim", one.name)
+        return [*found.values()]
+
+    def _as_allocated(self, item: Mapping[str, Any]) -> list[Allocation]:
+        try:
+            claim = parse_claim(item, self._names)
+            requests = shares_of(claim, self._settings().node_name, self._cards(claim))
+            return [one for one in self._claims.allocations(claim, requests) if Path(one.region).is_dir()]
+        except (SpecError, Refusal) as error:
+            log.warning("claim %s is not in the state, and can't be rebuilt: %s", "/".join(name_of(item)), error)
+            return []
 
     def collect(self) -> None:
         """Let go of claims that kubelet has forgotten to unprepare, and note who else uses those that are there."""

@@ -353,6 +353,29 @@ def test_what_kubelet_forgets_to_unprepare_is_collected(claims: ClaimNode, monke
     eventually(lambda: claims.left() == [], "the claim is let go")
 
 
+def test_a_lost_state_is_rebuilt_from_the_claims_of_living_pods(claims: ClaimNode) -> None:
+    """A container runs on: its region must stay as it is, and what it has must not be given to another claim."""
+    assert claims.node.api is not None
+    user = pod("p", container("c", 0), uid="uid-p")
+    user["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": "train"}]}
+    user["spec"]["containers"][0]["resources"] = {}
+    claims.node.api.put("pods", user)
+    driver = claims.start()
+    item, gone = claim("train", result(claims.cards[0], cores=60)), claim("gone", result(claims.cards[0], cores=10))
+    claims.put(item, gone)
+    driver.prepare(item, gone)
+    inode = (claims.region(item) / "usage").stat().st_ino
+    claims.node.stop()
+    for path in (claims.node.directory / "checkpoint").glob("state.*"):
+        path.write_text("damaged")
+    claims.start()
+    assert booked(claims)[0] == (60, 10)
+    assert (claims.region(item) / "usage").stat().st_ino == inode and not claims.region(gone).exists()
+    second = claim("second", result(claims.cards[0], cores=50))
+    claims.put(second)
+    assert "InsufficientCores" in error_of(claims, second)
+
+
 def test_a_daemon_that_serves_no_claims_touches_no_files_of_claims(claims: ClaimNode) -> None:
     driver = claims.start()
     item = claim("train", result(claims.cards[0]))
