@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from scheduler_ext.engine.cache import SchedulerCache
+from scheduler_ext.state import claims
 from vcuda.kube.objects import ended
 from vcuda.spec.share_templates import MANAGED_BY, MANAGER, ShareTemplate
 
@@ -51,12 +52,11 @@ class Templates:
             if ended(pod):
                 self.lose_pod(uid)
             return
-        listed = pod["spec"].get("resourceClaims") or ()
-        if not listed or ended(pod):
+        names = claims.names_of_templates(pod)[:_MOST_OF_POD]
+        if not names or ended(pod):
             return
         namespace = str(pod["metadata"].get("namespace") or "")
-        names = {str(one.get("resourceClaimTemplateName") or "") for one in listed[:_MOST_OF_POD]}
-        keys = tuple((namespace, name) for name in sorted(names) if ShareTemplate.named(name) is not None)
+        keys = tuple((namespace, name) for name in sorted({*names}) if ShareTemplate.named(name) is not None)
         if keys:
             self._named[uid] = keys
         for key in keys:

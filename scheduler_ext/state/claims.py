@@ -180,3 +180,9 @@ def names_of_claims(pod: Mapping[str, Any]) -> list[str]:
     listed = [_mapping(one) for one in _list(_mapping(pod.get("spec")).get("resourceClaims"))]
     names = [one.get("resourceClaimName") or made.get(str(one.get("name"))) for one in listed]
     return [name for name in names if isinstance(name, str)]
+
+
+def names_of_templates(pod: Mapping[str, Any]) -> list[str]:
+    """The ResourceClaimTemplates that a pod names."""
+    listed = map(_mapping, _list(_mapping(pod.get("spec")).get("resourceClaims")))
+    return [name for one in listed if isinstance(name := one.get("resourceClaimTemplateName"), str)]

@@ -370,3 +370,11 @@ def test_a_node_is_weighed_by_the_card_that_kube_scheduler_would_take(clock: Clo
         differ += best[scores.first_fitting] != best[scores.allowed_cards]
         assert chosen(asks(engine, user("p", "c"), ("a", "b", "c"))) == best[scores.first_fitting]
     assert differ
+
+
+@pytest.mark.parametrize(
+    "spec", [None, {}, {"resourceClaims": 7}, {"resourceClaims": [None, {"resourceClaimTemplateName": 3}]}]
+)
+def test_an_odd_pod_never_stops_the_watch(engine: Engine, spec: Any) -> None:
+    engine.see_pod({"metadata": {"name": "p", "namespace": "default", "uid": "u"}, "spec": spec})
+    assert engine.missing_templates() == []
