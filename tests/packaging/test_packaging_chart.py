@@ -521,6 +521,14 @@ def test_a_daemon_that_serves_claims_has_kubelets_folders_and_the_cards_that_are
     assert {"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"} <= mounts
 
 
+def test_the_drivers_socket_has_the_hosts_path_for_kubelet_dials_what_it_is_told() -> None:
+    found = objects({**CLAIMS, "manager": {**CLAIMS.get("manager", {}), "kubelet": {"directory": "/data/kubelet"}}})
+    pod = container(found["DaemonSet", "gpu-manager"])
+    folders = {"--plugins-path": "/data/kubelet/plugins", "--plugins-registry-path": "/data/kubelet/plugins_registry"}
+    assert {f"{flag}={folder}" for flag, folder in folders.items()} <= set(pod["args"])
+    assert set(folders.values()) <= {one["mountPath"] for one in pod["volumeMounts"]}
+
+
 @pytest.mark.parametrize(
     ("setting", "paths"),
     [
