@@ -345,7 +345,7 @@ static void launch(struct model *model, struct process *process)
 {
     vc_test_ticks = model->now;
     uint64_t host = model->now;
-    struct vc_estimate *estimate = &process->estimates[process->kind];
+    struct vc_estimate *estimate = &model->processes[process->context].estimates[process->kind];
     if (process->load.native || vc_lane_pass(&process->lane, estimate)) {
         hand_over(model, process, NULL, &host);
     } else {
