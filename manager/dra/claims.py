@@ -217,13 +217,21 @@ class Preparer:
         return found
 
     def _check_pods(self, claim: AllocatedClaim) -> None:
-        """A volume of the pod's over the claim's region would hide its limits."""
+        """What a container has besides must not hide the claim's region, nor be hidden by it. Raises Refusal."""
         users = {uid for _, uid in claim.pods}
         for pod in self._pods() or ():
             if uid_of(pod) not in users:
                 continue
-            spec = pod.get("spec") or {}
+            spec, called = pod.get("spec") or {}, claims_of(pod).get(claim.name)
             for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+                resources = container.get("resources") or {}
+                named = {item.get("name") for item in resources.get("claims") or ()}
+                if called in named and {self._names.core, self._names.memory} & set(resources.get("limits") or ()):
+                    raise Refusal(
+                        errors.Reason.INVALID_POD,
+                        f"container {container.get('name')!r:.80} asks for {self._names.core} or {self._names.memory} "
+                        "and names this claim, too: one container has its shares by one of both",
+                    )
                 hides = in_the_way(volume_paths(pod, str(container.get("name"))))
                 if hides is not None:
                     raise Refusal(

@@ -81,11 +81,11 @@ def volume_paths(pod: Pod, container: str) -> list[str]:
     return [str(one.get("mountPath", "")) for one in _named(pod, container).get("volumeMounts") or ()]
 
 
-def claims_of(pod: Pod) -> set[str]:
-    """Names of the ResourceClaims that a pod uses, in its own namespace: its own ones, and those made for it."""
+def claims_of(pod: Pod) -> dict[str, str]:
+    """The ResourceClaims that a pod uses, its own ones and those made for it: how its containers call each, by name."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     named = [*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ())]
-    return {str(item["resourceClaimName"]) for item in named if item.get("resourceClaimName")}
+    return {str(item["resourceClaimName"]): str(item.get("name")) for item in named if item.get("resourceClaimName")}
 
 
 def _only(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -68,10 +68,9 @@ def made(claims: System) -> Iterator[Any]:
 
     def nothing_left() -> bool:
         usage = json.loads(claims.get(claims.manager_port, "/usage"))
-        regions = list((claims.folder / "vm/regions").glob("*/*"))
-        return not usage["containers"] and not regions
+        return not usage["containers"] and not list((claims.folder / "vm/regions").iterdir())
 
-    eventually("no claim is left on the node", nothing_left, 90)
+    eventually("no claim is left on the node", nothing_left, 240)
 
 
 def claim(name: str, cores: int, memory: str, *, count: int = 1, apart: bool = False, **config: Any) -> dict[str, Any]:

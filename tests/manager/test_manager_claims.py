@@ -267,6 +267,24 @@ def test_a_volume_over_its_limits(claims: ClaimNode) -> None:
     del driver
 
 
+def test_a_container_with_a_share_of_the_device_plugin_besides(claims: ClaimNode) -> None:
+    """Its region would be mounted over the place of the claim's. Another container of the pod may have one."""
+    driver = claims.start()
+    assert claims.node.api is not None and claims.node.daemon is not None
+    daemon = claims.node.daemon
+    both, apart = (pod(name, container("c", 10, 4), {"name": "d"}, uid=f"uid-{name}") for name in ("both", "apart"))
+    for item, index in ((both, 0), (apart, 1)):
+        item["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": item["metadata"]["name"]}]
+        item["spec"]["containers"][index].setdefault("resources", {})["claims"] = [{"name": "gpu"}]
+    claims.node.api.put("pods", both, apart)
+    eventually(lambda: len(daemon._known_pods() or ()) == 2, "the pods by the watch")
+    refused, given = (claim(name, result(claims.cards[0]), pods=(name,)) for name in ("both", "apart"))
+    claims.put(refused, given)
+    said = error_of(claims, refused)
+    assert "InvalidPod" in said and "container 'c'" in said
+    assert driver.prepare(given)[uid_of(given)].devices
+
+
 def test_the_api_server_is_away(claims: ClaimNode) -> None:
     driver = claims.start()
     item = claim("train", result(claims.cards[0]))
