@@ -6,6 +6,7 @@ Needs 1.36, or 1.34 with the gate of consumable capacity; on older servers skipp
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from kube_system import System, share_pod
 from kubelab import eventually
 
+from deploy import manifests
 from tests.kube.test_kube_claims import BLOCK, DRIVER, claim, claims, figures, pod  # noqa: F401 - claims: a fixture
 
 LABEL = "tencent.com/vcuda-admission"
@@ -149,3 +151,57 @@ def test_without_the_extender_claims_are_allocated_all_the_same(placed: System, 
     eventually("it is booked by who comes back", lambda: counted(placed)["claims_allocated"] == 1, 30)
     placed.delete("alone")
     placed.lab.kubectl("delete", "resourceclaim", "alone")
+
+
+@pytest.fixture
+def chart_s(placed: System) -> Iterator[System]:
+    """The chart's class, policy and rights for claims, as they are rendered; our slices are written as before."""
+    pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
+    rendered = manifests.render({"claims": {"enabled": True}, "manager": {"kubelet": {"access": "pods"}}})
+    text = "\n---\n".join(rendered[name] for name in ("claims.yaml", "manager-rbac.yaml"))
+    placed.lab.kubectl("create", "namespace", manifests.NAMESPACE)
+    placed.lab.kubectl("apply", "-f", "-", stdin=text)
+    yield placed
+    # The class is the other tests', too.
+    rest = [one for one in yaml.safe_load_all(text) if one and one["kind"] != "DeviceClass"]
+    placed.lab.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(rest))
+    placed.lab.kubectl("delete", "namespace", manifests.NAMESPACE, wait=120)
+
+
+def test_a_daemon_writes_the_slices_of_its_own_node_alone(chart_s: System, evidence: Any) -> None:
+    lab, node = chart_s.lab, chart_s.lab.environment["NODE_NAME"]
+    account = ("create", "token", "gpu-manager", "-n", manifests.NAMESPACE)
+    bound = lab.kubectl(*account, "--bound-object-kind=Node", f"--bound-object-name={node}").strip()
+    loose = lab.kubectl(*account).strip()
+    server = lab.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}").strip()
+
+    def written(token: str, where: str, driver: str = DRIVER, pool: str = "") -> str:
+        """What the API server says to a slice; nothing is kept of it."""
+        spec = {
+            "driver": driver,
+            "nodeName": where,
+            "pool": {"name": pool or where, "generation": 1, "resourceSliceCount": 1},
+        }
+        made = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "tried"},
+            "spec": spec,
+        }
+        words = ("create", "--dry-run=server", "-f", "-", f"--token={token}", "--kubeconfig=/dev/null")
+        try:
+            return lab.kubectl(
+                *words,
+                f"--server={server}",
+                f"--certificate-authority={lab.environment['KUBE_CA']}",
+                stdin=json.dumps(made),
+            )
+        except AssertionError as error:
+            return str(error)
+
+    eventually("the policy holds", lambda: "names no node" in written(loose, node), 60)
+    assert "its own node's pool alone" in written(bound, "elsewhere")
+    assert "its own node's pool alone" in written(bound, node, pool="elsewhere")
+    assert "its own driver alone" in written(bound, node, driver="gpu.nvidia.com")
+    assert "created" in (told := written(bound, node)), told
+    evidence(written(bound, "elsewhere").strip().splitlines()[-1])
