@@ -255,7 +255,7 @@ class Daemon:
 
     def _make_audits(self, stack: contextlib.ExitStack) -> None:
         tell = self._consequences.tell
-        self.owners = Owners()
+        self.owners = Owners(root=self.settings.cgroup_root)
         self.overhead = Overhead(
             processes=self.inventory.processes,
             usage=self._regions.usage,

@@ -67,7 +67,9 @@ class Watcher:
             machine = devices.of_machine(self._root, self._nodes)
         except Unwatched as error:
             if allocations:
-                self._conditions.set("cgroups", f"device cgroups are not watched: {error}")
+                self._conditions.set(
+                    "cgroups", f"device cgroups are not watched, and no audit knows a pod's processes by them: {error}"
+                )
             self.watch = Watch(False, str(error))
             return
         self._conditions.clear("cgroups", "device cgroups can be read again")

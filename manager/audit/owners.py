@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.allocations.record import Allocation
-from manager.cgroups.pods import POD_GROUP, kubelets, plain
+from manager.cgroups import pods
 from manager.regions.regions import CLAIMS_PATH, CONTAINER_PATH
 from vcuda.region import Usage
 
@@ -34,33 +34,32 @@ class Place:
     container: str
 
 
-def place_of(cgroup: str) -> Place | None:
-    """Of the text of /proc/PID/cgroup (cgroups(7)), any version; None for a process of no pod.
+def claimed(cgroup: str, controller: str = "") -> tuple[str, list[str]] | None:
+    """The outermost pod's UID in the text of /proc/PID/cgroup (cgroups(7)), and the groups from the pod's own down.
 
-    The outermost pod counts, where kubelet keeps pods: groups below its own a tenant may name as it likes, and a user
-    of the node those that it was given.
+    None where no pod is named. Text alone proves nothing: whoever was given a part of the hierarchy names groups in it
+    as he likes. `controller`: whose hierarchy of version 1; "": version 2.
     """
-    found = set()
-    for line in cgroup.splitlines():
-        groups = line.split(":", 2)[-1].split("/")
+    for line in cgroup.split("\n"):  # any other sign that ends lines may be part of a name
+        _, controllers, path = (*line.split(":", 2), "", "", "")[:3]
+        if controller not in controllers.split(","):
+            continue
+        groups = path.split("/")
         for number, group in enumerate(groups):
-            match = POD_GROUP.search(group)
-            if match and not kubelets(groups[:number]):
-                break
-            if match:
-                found.add(Place(plain(match[1]), groups[number + 1] if number + 1 < len(groups) else ""))
-                break
-    if len({place.pod for place in found}) != 1:
-        return None
-    return max(found, key=lambda place: place.container)
+            if match := pods.POD_GROUP.search(group):
+                return match[1], groups[number:]
+    return None
 
 
 class Owners:
     """Finds the container of a host process. Needs the host's PID namespace."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self.proc = str(proc)
+    def __init__(self, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> None:
+        """`root`: where the host's control groups are mounted."""
+        self.proc, self.root = str(proc), root
+        self._trees: list[Path] | None = None
         self._by_pod: dict[str, list[Key]] = {}
+        self._uids: dict[str, str] = {}  # of these pods, as kubelet writes them
         self._regions: dict[Key, str] = {}
         self._cards: dict[Key, frozenset[str]] = {}
         self._by_slot: dict[tuple[int, int], Key] = {}
@@ -69,10 +68,11 @@ class Owners:
 
     def among(self, allocations: Sequence[Allocation], usages: Mapping[Key, Usage] | None = None) -> Owners:
         """The owners among these containers; `usages`: ledgers, whose slots tell where nothing better does."""
-        found = Owners(Path(self.proc))
+        found = Owners(Path(self.proc), self.root)
         for item in allocations:
             for _, uid in item.pods:
-                found._by_pod.setdefault(plain(uid), []).append(item.key)
+                found._by_pod.setdefault(pods.plain(uid), []).append(item.key)
+                found._uids[pods.plain(uid)] = uid
             found._regions[item.key] = item.region
             found._cards[item.key] = frozenset(share.uuid for share in item.shares)
         for key, usage in (usages or {}).items():
@@ -94,7 +94,7 @@ class Owners:
         cgroup = read(f"{self.proc}/{pid}/cgroup")
         if not cgroup:
             return None
-        place = place_of(cgroup)
+        place = self.place(pid, cgroup)
         if place is None:
             return self._slot(pid, self._regions)
         keys = self._by_pod.get(place.pod, [])
@@ -108,14 +108,39 @@ class Owners:
 
     def given(self, pid: int) -> Key | None:
         """The container by the kernel's words alone: None, too, for a process of its pod's that mounts no region."""
-        place = place_of(read(f"{self.proc}/{pid}/cgroup"))
+        place = self.place(pid)
         mounted = self._mounted(pid, place, self._by_pod.get(place.pod, [])) if place is not None else ()
         return mounted[0] if mounted else None
 
     def has_share(self, pid: int) -> bool:
         """Whether the process belongs to a pod with a share."""
-        place = place_of(read(f"{self.proc}/{pid}/cgroup"))
+        place = self.place(pid)
         return place is not None and place.pod in self._by_pod
+
+    def place(self, pid: int, cgroup: str | None = None) -> Place | None:
+        """The kernel's words: a group that kubelet made for the pod, on disk, lists the process.
+
+        The text of its path, which may be in `cgroup`, tells only where to look: it may be relative to a namespace of
+        control groups. Of pods without a share nothing hangs on it, and it is believed.
+        """
+        found = pods.hierarchy(self.root)
+        if found is None:
+            return None
+        base, controller = found
+        named = claimed(read(f"{self.proc}/{pid}/cgroup") if cgroup is None else cgroup, controller)
+        if named is None:
+            return None
+        uid, groups = named
+        place = Place(pods.plain(uid), groups[1] if len(groups) > 1 else "")
+        if place.pod not in self._by_pod:
+            return place
+        if self._trees is None:
+            self._trees = pods.trees(base)
+        for folder in pods.of_pod(self._trees, self._uids[place.pod]):
+            # In a group of threads only one above it says; who goes from group to group is in one of the pod's.
+            if pid in pods.processes(folder.joinpath(*groups[1:])) or pid in pods.processes(folder):
+                return place
+        return None
 
     def _mounted(self, pid: int, place: Place, keys: Collection[Key]) -> tuple[Key, ...]:
         """By the mounts of the process; of one that has changed its root, by its ancestors' in the container.
@@ -140,7 +165,7 @@ class Owners:
                     self._containers[place] = frozenset(keys), found
                 return found
             pid = int(_status(f"{self.proc}/{pid}", "PPid") or 0)
-            if not pid or place_of(read(f"{self.proc}/{pid}/cgroup")) != place:
+            if not pid or self.place(pid) != place:
                 return ()
         return ()
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from manager.cgroups import bpf
+from manager.cgroups import bpf, pods
 from manager.cgroups.bpf import Number
 from vcuda import device_access
 
@@ -42,12 +42,11 @@ class Devices(Protocol):
 
 def of_machine(root: Path, nodes: Path) -> Devices:
     """By what is mounted at `root`; version 2 keeps device nodes of its own in the folder `nodes`. Raises Unwatched."""
-    base = root / "devices"
-    if (base / "devices.list").exists() or (base / "cgroup.procs").exists():
-        return Listed(base)
-    if (root / "cgroup.controllers").exists():
-        return Probed(root, nodes)
-    raise Unwatched(f"there is no {base}; mount the host's control groups there, or set --cgroup-root")
+    found = pods.hierarchy(root)
+    if found is None:
+        raise Unwatched(f"there is no {root / 'devices'}; mount the host's control groups there, or set --cgroup-root")
+    base, controller = found
+    return Listed(base) if controller else Probed(base, nodes)
 
 
 def missing(listed: str, needed: Mapping[str, Number]) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ _DEPTH = 4
 # What systemd has started holds what it likes below its group: containers, sessions, whole machines.
 _CLOSED = (".scope", ".service")
 _CLASSES = ("", "burstable", "besteffort")
-_CLASS = re.compile(r"(?:(?:.+-)?kubepods-)?(?:burstable|besteffort)(?:\.slice)?")
 
 
 def plain(uid: str) -> str:
@@ -27,14 +26,15 @@ def plain(uid: str) -> str:
     return uid.replace("-", "").replace("_", "")
 
 
-def kubelets(path: Sequence[str]) -> bool:
-    """Whether kubelet keeps pods in the group of this path. Of one with ".." the part above is not seen."""
-    groups = [group for group in path if group not in ("", "..")]
-    if groups and _CLASS.fullmatch(groups[-1]):
-        groups.pop()
-    if not groups:
-        return ".." in path
-    return bool(_TREE.fullmatch(groups[-1])) and not any(group.endswith(_CLOSED) for group in groups)
+def hierarchy(root: Path) -> tuple[Path, str] | None:
+    """The one hierarchy below `root` that tells pods, and its controller, "" for version 2; None: there is none.
+
+    Of version 1 that of the devices: one alone among several may be a user's own, and runtimes use this one.
+    """
+    devices = root / "devices"
+    if (devices / "devices.list").exists() or (devices / "cgroup.procs").exists():
+        return devices, "devices"
+    return (root, "") if (root / "cgroup.controllers").exists() else None
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from manager.audit.owners import Owners
+from manager.cgroups import pods
+
 
 def group(uid: str, container: str = "0123", *, systemd: bool = False) -> str:
     """The control group of a container as kubelet's two drivers name it."""
@@ -18,7 +21,10 @@ class Proc:
     """One folder of processes."""
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / "proc"
+        self.path, self.groups = directory / "proc", directory / "cgroup"
+
+    def owners(self) -> Owners:
+        return Owners(self.path, self.groups)
 
     def add(
         self,
@@ -32,14 +38,23 @@ class Proc:
         inner: int = 1,
         comm: str = "python3",
     ) -> Path:
-        """`region`: what the runtime mounted at /etc/vcuda; `link`: where the process's own root leads there."""
+        """The kernel lists it in its group, too. `region`: what the runtime mounted at /etc/vcuda; `link`: where the process's own root leads there."""
         folder = self.path / str(pid)
         (folder / "root/etc").mkdir(parents=True)
         (folder / "ns").mkdir()
         (folder / "fd").mkdir()
         if link:
             (folder / "root/etc/vcuda").symlink_to(link)
-        (folder / "cgroup").write_text(f"12:cpuset:/\n0::{cgroup}\n")
+        (folder / "cgroup").write_text(f"12:cpuset:/\n5:devices:{cgroup}\n0::{cgroup}\n")
+        found = pods.hierarchy(self.groups)
+        if found is None:
+            self.groups.mkdir(exist_ok=True)
+            (self.groups / "cgroup.controllers").touch()
+        base = found[0] if found is not None else self.groups
+        members = base / cgroup.strip("/") / "cgroup.procs"
+        members.parent.mkdir(parents=True, exist_ok=True)
+        with members.open("a") as file:
+            file.write(f"{pid}\n")
         mounts = ["21 1 0:19 / /proc rw,nosuid - proc proc rw"]
         if region:
             device = Path(region).stat().st_dev

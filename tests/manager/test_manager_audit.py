@@ -13,7 +13,6 @@ import pytest
 
 from manager.allocations.record import Allocation
 from manager.audit.memory import Auditor, compare
-from manager.audit.owners import Owners
 from manager.cards.driver import CardProcess
 from tests.manager import manager_pods
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -54,7 +53,7 @@ def test_what_processes_hold_is_summed_by_container(tmp_path: Path) -> None:
     usages = {item.key: ledger(5 * MIB) for item in (one, two, three)}
     usages[sidecar.key] = ledger(13 * MIB, ProcessUsage(0, 3, True, {}, pid_namespace=7))
     allocations = (one, two, three, sidecar)
-    found = compare(allocations, usages, held, Owners(proc.path).among(allocations, usages))
+    found = compare(allocations, usages, held, proc.owners().among(allocations, usages))
     assert found.beyond == {
         (one.key, CARD): 5 * MIB, (two.key, CARD): 18 * MIB, (three.key, CARD): 0, (sidecar.key, CARD): 0
     }  # fmt: skip
@@ -67,9 +66,9 @@ def test_a_card_of_another_container_counts_and_one_that_does_not_say_is_left_ou
     proc.add(10, group(item.pod_uid))
     usages = {item.key: ledger(0)}
     held = {"GPU-2": [CardProcess(10, MIB), CardProcess(10, None)]}
-    found = compare([item], usages, held, Owners(proc.path).among([item], usages))
+    found = compare([item], usages, held, proc.owners().among([item], usages))
     assert (found.beyond, found.others) == ({(item.key, "GPU-2"): MIB}, {"GPU-2": 0})
-    owners = Owners(proc.path).among([item])
+    owners = proc.owners().among([item])
     unreadable = compare([item], {}, {CARD: [CardProcess(10, MIB)]}, owners)  # damaged, perhaps on purpose
     assert unreadable.beyond == {(item.key, CARD): MIB}
 
@@ -84,7 +83,7 @@ def test_what_lasts_is_told_once(tmp_path: Path) -> None:
         processes=lambda _: (CardProcess(10, bytes_now),),
         usage=lambda _: ledger(0),
         tell=lambda _, __, text: told.append(text),
-        owners=Owners(proc.path),
+        owners=proc.owners(),
     )
 
     def audits(number: int) -> int:
@@ -147,7 +146,7 @@ def test_a_pod_that_bypasses_its_limit_is_seen_told_and_by_policy_evicted(
     eventually(lambda: (other() or 0) >= 600 * MIB and share()["unaccounted_bytes"] == 0, "the process is nobody's")
     proc = Proc(node.directory)
     proc.add(bypassing.pid, group(item["metadata"]["uid"]))
-    daemon.owners.proc = str(proc.path)
+    daemon.owners.proc, daemon.owners.root = str(proc.path), proc.groups
     eventually(lambda: share()["unaccounted_bytes"] >= 600 * MIB, "what is beyond the ledger")
     told = eventually(lambda: [e for e in events if e.get("reason") == "MemoryUnaccounted"], "an event")
     assert len(told) == 1 and told[0]["involvedObject"]["uid"] == item["metadata"]["uid"]

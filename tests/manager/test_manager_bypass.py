@@ -13,7 +13,6 @@ import pytest
 
 from manager.audit import shim_bypass
 from manager.audit.memory import Auditor
-from manager.audit.owners import Owners
 from manager.audit.shim_bypass import LASTING_LOOKS, BypassWatch
 from manager.cards.driver import CardProcess
 from manager.container import driver_dir
@@ -162,7 +161,7 @@ def test_the_audit_shows_it_beside_the_bytes(scene: Scene, tmp_path: Path) -> No
         processes=lambda _: [CardProcess(pid, 1)],
         usage=lambda _: None,
         tell=lambda *_: None,
-        owners=Owners(proc.path),
+        owners=proc.owners(),
         bypass=watch,
     )
     for _ in range(2):

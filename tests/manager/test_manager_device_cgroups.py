@@ -92,7 +92,7 @@ def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: P
         tmp_path / "nodes",
         lambda _: NEEDED,
         lambda *what: told.append((what[0].pod_uid, *what[1:])),
-        Owners(tree.proc),
+        Owners(tree.proc, tree.root),
     )
     everyone = (one, two, three)  # the third has not started yet
     watcher.look(everyone, restore=False)
@@ -116,7 +116,7 @@ def test_a_machine_without_control_groups_is_told_once(tmp_path: Path, caplog: p
         watcher.look((one,), restore=True)
     assert (watcher.watch.readable, watcher.watch.looked_at) == (False, 0)
     assert "set --cgroup-root" in watcher.watch.why
-    assert caplog.text.count("device cgroups are not watched") == 1
+    assert caplog.text.count("device cgroups are not watched, and no audit") == 1
 
 
 class Group:

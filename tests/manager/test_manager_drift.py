@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 
 from manager.allocations.record import Allocation
-from manager.audit.owners import Owners
 from manager.audit.time_drift import Drift
 from manager.cards.driver import CardProcess, DriverError, ProcessUtilization
 from manager.cards.nvml import open_driver
@@ -64,7 +63,7 @@ class World:
             ),
             allocations=lambda: [self.item],
             tell=self.tell,
-            owners=Owners(self.proc),
+            owners=Proc(self.proc.parent).owners(),
             clock=lambda: self.now,
         )
 
@@ -352,7 +351,7 @@ def test_a_pod_whose_work_nobody_charges_is_told(
     limits = region.read_limits(node.region(item, "c"))
     proc = Proc(node.directory)
     proc.add(busy.pid, group(item["metadata"]["uid"]))
-    daemon.drift._whose = Owners(proc.path)  # the measurer of overhead would write limits
+    daemon.drift._whose = proc.owners()  # the measurer of overhead would write limits
     share = lambda: json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]  # noqa: E731
     eventually(lambda: (share()["drift_cores"] or 0) > 15, "the drift")
     told = eventually(lambda: [e for e in events if e.get("reason") == "GpuTimeDrift"], "an event")

@@ -109,12 +109,13 @@ def test_a_process_on_an_instance_without_our_library_is_told_to_the_instances_p
         node.api.put("pods", item)
         node.kubelet.admit(item)
     with client_on(machine, first) as pid:
-        stand_in = Proc(node.directory).add(pid, group(pods[0]["metadata"]["uid"]))
+        proc = Proc(node.directory)
+        stand_in = proc.add(pid, group(pods[0]["metadata"]["uid"]))
         for name in ("maps", "map_files"):
             (stand_in / name).symlink_to(f"/proc/{pid}/{name}")
         assert daemon.auditor._bypass is not None
-        daemon.owners.proc = str(node.directory / "proc")
-        daemon.auditor._bypass._proc = str(node.directory / "proc")
+        daemon.owners.proc, daemon.owners.root = str(proc.path), proc.groups
+        daemon.auditor._bypass._proc = str(proc.path)
         told = eventually(
             lambda: [
                 item["involvedObject"]["name"]

@@ -211,7 +211,7 @@ def test_a_card_that_does_not_say_leaves_the_last_figure(item: Allocation, tmp_p
         processes=lambda _: held,
         usage=lambda _: read_usage(item.region),
         allocations=lambda: [item],
-        owners=Owners(proc.path),
+        owners=proc.owners(),
     )
     assert written() == 70 * MIB
     assert overhead.held("GPU-1") == held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from manager.allocations.record import Allocation
 from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
-from manager.audit.owners import Owners, Place, place_of
+from manager.audit.owners import Place
 from manager.cards.driver import CardProcess, NodeCard
 from tests.manager import manager_pods
 from tests.manager.manager_proc import Proc, group
@@ -31,31 +32,97 @@ def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
     )
 
 
+FLAT = MINE.replace("-", "")
+
+
+def placed(tmp_path: Path, uid: str, text: str, listed: str) -> tuple[Place | None, tuple[str, str] | None]:
+    """Of a process with this text in /proc that the kernel lists in the group `listed`; whose region nobody shows."""
+    item, proc = allocation(tmp_path, uid), Proc(tmp_path)
+    (proc.add(10, listed) / "cgroup").write_text(text)
+    owners = proc.owners().among([item])
+    return owners.place(10), owners.container(10)
+
+
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("uid", "text", "listed", "container"),
     [
-        (f"0::{group(MINE)}\n", Place(MINE.replace("-", ""), "0123")),
-        (f"0::{group(MINE, systemd=True)}\n", Place(MINE.replace("-", ""), "cri-containerd-0123.scope")),
-        (f"5:devices:/kubepods/pod{MINE}/x\n4:cpu:/\n0::/\n", Place(MINE.replace("-", ""), "x")),
-        (f"0::/../../pod{STATIC}/x\n", Place(STATIC, "x")),
-        (f"0::/../kubelet-kubepods-besteffort-pod{MINE.replace('-', '_')}.slice/crio-7.scope/init\n",
-         Place(MINE.replace("-", ""), "crio-7.scope")),
-        (f"0::/kubepods/pod{MINE}/x/pod{VICTIM}/y\n", Place(MINE.replace("-", ""), "x")),  # its own groups
-        (f"0::/kubepods/pod{MINE}\n", Place(MINE.replace("-", ""), "")),
-        (f"0::/user.slice/mypod{MINE}/x\n", None),
-        (f"0::/user.slice/user-1000.slice/user@1000.service/pod{VICTIM}/x\n", None),  # a user's own
-        (f"0::/../../../user.slice/user-1000.slice/user@1000.service/kubepods/pod{VICTIM}/x\n", None),
-        (f"0::/user.slice/user-1000.slice/user@1000.service/kubepods/burstable/pod{VICTIM}/x\n", None),
-        (f"0::/pod{VICTIM}/x\n", None),
-        (f"0::/../../../kubepods/burstable/pod{MINE}/x\n", Place(MINE.replace("-", ""), "x")),
-        (f"0::/../../burstable/pod{MINE}/x\n", Place(MINE.replace("-", ""), "x")),
-        (f"0::/a/kubepods/pod{MINE}/x\n", Place(MINE.replace("-", ""), "x")),
-        (f"2:cpu:/kubepods/pod{MINE}/x\n1:memory:/kubepods/pod{VICTIM}/x\n", None),
-        ("0::/system.slice/x.service\n", None),
+        (MINE, "0::{0}\n", group(MINE), "0123"),
+        (MINE, "0::{0}\n", group(MINE, systemd=True), "cri-containerd-0123.scope"),
+        (MINE, "4:cpu:/\n0::{0}\n", f"/kubepods/pod{MINE}/x", "x"),
+        (STATIC, "0::/../../pod{1}/x\n", f"/kubepods/burstable/pod{STATIC}/x", "x"),
+        (MINE, "0::/../kubelet-kubepods-besteffort-pod{2}.slice/crio-7.scope/init\n",
+         "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{2}.slice/crio-7.scope/init",
+         "crio-7.scope"),
+        (MINE, "0::{0}\n", f"/kubepods/pod{MINE}/x/pod{VICTIM}/y", "x"),  # its own groups
+        (MINE, "0::{0}\n", f"/kubepods/pod{MINE}", ""),
+        (MINE, "0::{0}/threads\n", f"/kubepods/pod{MINE}/x", "x"),  # a group of threads lists nobody
+        (MINE, "0::/../../../kubepods/burstable/pod{1}/x\n", f"/kubepods/burstable/pod{MINE}/x", "x"),
+        (MINE, "0::/../../burstable/pod{1}/x\n", f"/kubepods/burstable/pod{MINE}/x", "x"),
+        (MINE, "0::{0}\n", f"/a/kubepods/pod{MINE}/x", "x"),
     ],
 )  # fmt: skip
-def test_the_outermost_pod_of_a_control_group_counts(text: str, found: Place | None) -> None:
-    assert place_of(text) == found
+def test_a_process_is_of_the_pod_in_whose_group_the_kernel_lists_it(
+    tmp_path: Path, uid: str, text: str, listed: str, container: str
+) -> None:
+    listed = listed.format("", uid, uid.replace("-", "_"))
+    found, key = placed(tmp_path, uid, text.format(listed, uid, uid.replace("-", "_")), listed)
+    assert found == Place(uid.replace("-", ""), container)
+    assert key == (uid, "c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0::{0}",
+        "0::/../..{0}",
+        "0::/../../../../..{0}",
+        "0::/../../kubepods/pod{1}",
+        "0::/../../pod{1}/c",
+        "0::/../burstable/pod{1}/x",
+        "0::/kubepods/burstable/pod{1}/x",
+        "0::/user/a\x0b0::/kubepods/burstable/pod{1}/x",
+        "0::/user/a\u20280::/kubepods/burstable/pod{1}/x",
+        "4:memory:/kubepods/pod{1}\n1:cpu:/\n0::/user.slice/session-1.scope",
+        "4:memory:/user/alice/kubepods/pod{1}\n0::{0}",
+        "5:devices:/kubepods/pod{1}/x\n0::/",
+    ],
+)
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "/mine/kubepods/burstable/pod{1}/x",
+        "/user/alice/0/kubepods/pod{1}/x",
+        "/user.slice/user-1000.slice/user@1000.service/kubepods/burstable/pod{1}/x",
+        "/user.slice/user-1000.slice/user@1000.service/pod{1}/x",
+        "/lxc.payload.box/kubepods/pod{1}",
+        "/machine.slice/machine-box.scope/payload/kubepods/pod{1}",
+        "/user.slice/mypod{1}/x",
+        "/pod{1}/x",
+    ],
+)
+@pytest.mark.parametrize("there", [True, False], ids=["pod's group is there", "it is not"])
+def test_no_text_makes_a_users_process_a_pods(tmp_path: Path, text: str, listed: str, there: bool) -> None:
+    """Users to whom a part of the hierarchy was given name groups as they like; kubelet's lists none of theirs."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make another user's folder")
+    listed = listed.format("", VICTIM)
+    given = tmp_path / "cgroup"
+    for name in listed.strip("/").split("/"):
+        given = given / name
+        given.mkdir(parents=True)
+        os.chown(given, 1000, 1000)
+    if there:
+        Proc(tmp_path).add(9, group(VICTIM, "x"))
+        Proc(tmp_path).add(8, f"/kubepods/pod{VICTIM}")
+    assert placed(tmp_path, VICTIM, text.format(listed, VICTIM) + "\n", listed) == (None, None)
+
+
+def test_in_one_hierarchy_of_version_1_that_of_the_devices_tells(tmp_path: Path) -> None:
+    (tmp_path / "cgroup/devices").mkdir(parents=True)
+    (tmp_path / "cgroup/devices/devices.list").touch()
+    text = f"5:devices:{group(MINE)}\n4:cpu:/\n1:memory:/kubepods/pod{VICTIM}/x\n0::/\n"
+    assert placed(tmp_path, MINE, text, group(MINE)) == (Place(FLAT, "0123"), (MINE, "c"))
+    assert placed(tmp_path / "other", VICTIM, text, group(MINE)) == (None, None)
 
 
 def test_a_root_of_the_tenants_own_leads_to_nobody_else(tmp_path: Path) -> None:
@@ -64,7 +131,7 @@ def test_a_root_of_the_tenants_own_leads_to_nobody_else(tmp_path: Path) -> None:
     proc.add(10, group(MINE), region=mine.region, link=victim.region)
     proc.add(11, group(MINE), link=victim.region)  # after a chroot its table of mounts is empty
     proc.add(12, group(STATIC), link=victim.region)  # a pod without a share
-    owners = Owners(proc.path).among([mine, victim])
+    owners = proc.owners().among([mine, victim])
     assert [owners.container(pid) for pid in (10, 11, 12, 13)] == [mine.key, mine.key, None, None]
 
 
@@ -77,7 +144,7 @@ def test_in_a_pod_of_two_shares_the_mounts_tell_and_a_changed_root_its_ancestors
     proc.add(30, group(MINE, "cc"), link=one.region, parent=10)  # no share, and its parent is another container's
     for item in (one, two):
         (Path(item.region) / "usage").touch()
-    owners = Owners(proc.path)
+    owners = proc.owners()
     found = [owners.among([one, two]).container(pid) for pid in (21, 10, 20, 30)]
     assert found == [two.key, one.key, two.key, None]
     (proc.path / "20/cgroup").unlink()  # its first process has ended: the group's container is known
@@ -92,9 +159,9 @@ def test_a_slot_that_names_a_neighbours_process_is_not_believed(tmp_path: Path) 
     proc.add(10, group(MINE), namespace=7, inner=3)
     proc.add(11, namespace=7, inner=3)  # of no pod at all: the machine's own
     slot = Usage((), (ProcessUsage(0, 3, True, {}, pid_namespace=7),))
-    owners = Owners(proc.path).among([one, two, liar], {liar.key: slot})
+    owners = proc.owners().among([one, two, liar], {liar.key: slot})
     assert (owners.container(10), owners.container(11)) == (None, liar.key)
-    owners = Owners(proc.path).among([one, two, liar], {one.key: slot})
+    owners = proc.owners().among([one, two, liar], {one.key: slot})
     assert owners.container(10) == one.key
 
 
@@ -103,7 +170,7 @@ def test_a_tenant_that_calls_itself_mps_blocks_no_card(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.add(10, group(MINE), comm="nvidia-cuda-mps")
     proc.add(11, "/system.slice/mps.service", comm="nvidia-cuda-mps")
-    owners = Owners(proc.path).among([mine])
+    owners = proc.owners().among([mine])
     held = {"GPU-1": (CardProcess(10, 1),), "GPU-2": (CardProcess(11, 1),)}
     cards = [NodeCard(Card(uuid, 0, "m", 2**30), 0) for uuid in held]
     found = ForeignUse(held.get, dict, owners.has_share, proc.path).blocked(cards)
@@ -122,7 +189,7 @@ def test_no_devices_are_given_to_a_control_group_that_only_points_at_a_region(tm
     told: list[str] = []
     watcher = Watcher(
         tmp_path / "cgroup", tmp_path / "nodes", lambda _: {"/dev/nvidia7": (195, 7)}, lambda item, *_: told.append(item.pod_uid),
-        Owners(proc.path),
+        proc.owners(),
     )  # fmt: skip
     watcher.look((mine, victim), restore=True)
     assert not (folder / "devices.allow").exists() and told == []
