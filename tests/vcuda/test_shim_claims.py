@@ -138,6 +138,33 @@ def test_a_claim_with_unreadable_limits_takes_the_memory_of_no_other(tmp_path: P
     )
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_primary_context_on_a_card_with_unreadable_limits_gives_no_memory(
+    tmp_path: Path, machine: Machine, order: tuple[int, int]
+) -> None:
+    """Neither in the card's own context nor on the account of the other card, whichever context came first."""
+    share = both(tmp_path, machine)
+    cut(claim(share, "a") / "limits")
+    code = f"""
+cards()
+contexts = {{}}
+for ordinal in {order}:
+    contexts[ordinal] = C.c_void_p()
+    ok("cuDevicePrimaryCtxRetain", C.byref(contexts[ordinal]), device(ordinal))
+found = []
+for ordinal in {order} * 2:
+    ok("cuCtxSetCurrent", contexts[ordinal])
+    pitch = size()
+    pitched = call("cuMemAllocPitch_v2", C.byref(u64()), C.byref(pitch), size(MIB), size(8), 4)
+    found.append([ordinal, alloc(8 * MIB)[0], pitched])
+ok("cuDevicePrimaryCtxRelease_v2", device(1))
+ok("cuDevicePrimaryCtxRetain", C.byref(contexts[1]), device(1)); ok("cuCtxSetCurrent", contexts[1])
+answer([found, alloc(8 * MIB)[0]])
+"""
+    (found, _) = outcome(share, code)
+    assert found == [[[ordinal, *([2, 2] if ordinal else [0, 0])] for ordinal in order * 2], 2]
+
+
 def test_a_claim_that_can_not_be_counted_takes_the_memory_of_no_other(tmp_path: Path, machine: Machine) -> None:
     share = both(tmp_path, machine)
     cut(claim(share, "a") / "usage")

@@ -23,7 +23,7 @@ VC_TABLE(contexts, struct cost);
 
 /* Primary contexts: at most one per device and process. */
 static struct primary {
-    uint32_t charged;
+    uint32_t made; /* and charged, unless it is on a card that is lost */
     CUcontext context;
     struct cost cost;
 } primaries[VC__MAX_DEVICES];
@@ -305,7 +305,7 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
 {
     bool known = device >= 0 && device < VC__MAX_DEVICES;
     vc_regions_get();
-    if (!known || vc_load_acquire(&primaries[device].charged))
+    if (!known || vc_load_acquire(&primaries[device].made))
         return keeper->call(keeper->argument, context);
     struct primary *primary = &primaries[device];
     struct creation creation;
@@ -313,26 +313,25 @@ CUresult vc_primary_keep(CUdevice device, const struct vc_keeper *keeper, CUcont
     if (result != CUDA_SUCCESS)
         return result;
     result = keeper->call(keeper->argument, context);
-    if (result != CUDA_SUCCESS || !creation.charge.cards) {
+    if (result == CUDA_SUCCESS)
+        is_made(*context, device); /* also on a card that is lost, or what is done in it is taken for the only context's */
+    /* Another thread was here first: there is one context, charged once. */
+    if (result != CUDA_SUCCESS || __atomic_exchange_n(&primary->made, 1, __ATOMIC_ACQ_REL)) {
         drop(&creation);
-        return result;
-    }
-    if (__atomic_exchange_n(&primary->charged, 1, __ATOMIC_ACQ_REL)) {
-        drop(&creation); /* another thread was here first: there is one context, charged once */
         return result;
     }
     if (!hold_cost(&creation, *context)) {
         keeper->undo(keeper->argument, device);
         drop(&creation);
         *context = NULL;
-        vc_store_release(&primary->charged, 0);
+        vc_cards_forget_contexts();
+        vc_store_release(&primary->made, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (creation.measuring)
         end_measuring(&creation);
     primary->context = *context;
     primary->cost = cost_of(&creation, *context);
-    is_made(*context, device);
     return result;
 }
 
@@ -366,12 +365,12 @@ bool vc_primary_ended(CUdevice device)
     unsigned int flags;
     int active = 1;
     struct primary *primary = &primaries[device];
-    if (!vc_load_acquire(&primary->charged) || vc_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS ||
+    if (!vc_load_acquire(&primary->made) || vc_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS ||
         active)
         return false;
     struct cost cost = primary->cost;
     CUcontext context = primary->context;
-    if (!__atomic_exchange_n(&primary->charged, 0, __ATOMIC_ACQ_REL))
+    if (!__atomic_exchange_n(&primary->made, 0, __ATOMIC_ACQ_REL))
         return true;
     empty(context);
     release_cost(&cost);
@@ -384,12 +383,12 @@ static CUresult end_primary(CUdevice device, CUresult (*call)(CUdevice), bool re
     vc_regions_get();
     if (device < 0 || device >= VC__MAX_DEVICES)
         return call(device);
-    bool charged = vc_load_acquire(&primaries[device].charged);
-    CUcontext context = charged ? primaries[device].context : NULL;
-    struct vc_tracker *work = charged ? vc_work_context_ending(context) : NULL;
+    bool made = vc_load_acquire(&primaries[device].made);
+    CUcontext context = made ? primaries[device].context : NULL;
+    struct vc_tracker *work = made ? vc_work_context_ending(context) : NULL;
     CUresult result = call(device);
     bool gone = result == CUDA_SUCCESS && vc_primary_ended(device);
-    bool emptied = result == CUDA_SUCCESS && reset && charged && !gone; /* "does not release it": who retained it has it */
+    bool emptied = result == CUDA_SUCCESS && reset && made && !gone; /* "does not release it": who retained it has it */
     if (emptied)
         empty(primaries[device].context);
     vc_work_context_ended(work, context, gone || emptied);
