@@ -55,7 +55,8 @@ class Watcher:
         self._numbers = numbers
         self._tell = tell
         self._owners = owners
-        self._folders: dict[Key, Path] = {}
+        self._groups: dict[tuple[int, Path], Key] = {}  # by inode and path
+        self._folders: dict[Key, tuple[Path, ...]] = {}
         self._told: dict[Key, tuple[str, ...]] = {}
         self._conditions = Conditions(log)
         self.restored = 0
@@ -77,13 +78,12 @@ class Watcher:
         lost: dict[Key, tuple[str, ...]] = {}
         looked_at = 0
         for item in allocations:
-            folder = self._folders.get(item.key)
+            *_, folder = self._folders.get(item.key) or (None,)
             if folder is None:
                 continue
             try:
                 found = machine.lost(folder, self._numbers(item))
-            except OSError:
-                self._folders.pop(item.key, None)  # the container has ended
+            except OSError:  # the container has ended
                 continue
             except CannotTell as error:
                 self._conditions.set(f"ask {item.key}", f"{item.name}: nobody knows what it may open: {error}")
@@ -126,28 +126,33 @@ class Watcher:
         return left
 
     @property
-    def folders(self) -> Mapping[Key, Path]:
-        """The groups of running containers, as the last look found them."""
+    def folders(self) -> Mapping[Key, Sequence[Path]]:
+        """The groups of containers with processes, as the last look found them, the newest last.
+
+        The newest is the running container's; in one before it a process of an earlier start does not end.
+        """
         return self._folders
 
     # Finding.
 
     def _find(self, base: Path, allocations: Sequence[Allocation]) -> None:
-        """The folders of containers that are not known yet, or whose folder is gone."""
-        self._folders = {
-            item.key: folder
-            for item in allocations
-            if (folder := self._folders.get(item.key)) is not None and (folder / "cgroup.procs").exists()
-        }
-        unknown = [item for item in allocations if item.key not in self._folders]
-        if not unknown:
-            return
-        owners = self._owners.among(unknown)
+        """Every group in the pods' groups that is some container's: one that restarts has a new group each time, and
+        the kernel numbers groups as it makes them.
+        """
+        owners = self._owners.among(allocations)
         trees = pods.trees(base)
-        uids = {uid for item in unknown for _, uid in item.pods}
-        for folder in [folder for uid in uids for folder in pods.of_pod(trees, uid)]:
-            for container in pods.folders_in(folder):
-                keys = (owners.given(pid) for pid in pods.processes(container))
+        present = {item.key for item in allocations}
+        uids = {uid for item in allocations for _, uid in item.pods}
+        there = [path for uid in uids for folder in pods.of_pod(trees, uid) for path in pods.folders_in(folder)]
+        known, self._groups, alive = self._groups, {}, dict[Key, list[Path]]()
+        for inode, path in sorted((number, path) for path in there if (number := pods.inode(path)) is not None):
+            key = known.get((inode, path))
+            if key is None:
+                keys = (owners.given(pid) for pid in pods.processes(path))
                 key = next((key for key in keys if key is not None), None)
-                if key is not None:
-                    self._folders[key] = container
+            if key is None or key not in present:
+                continue
+            self._groups[inode, path] = key
+            if pods.populated(path):
+                alive.setdefault(key, []).append(path)
+        self._folders = {key: tuple(paths) for key, paths in alive.items()}

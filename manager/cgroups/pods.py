@@ -78,6 +78,14 @@ def populated(group: Path) -> bool:
         return group.exists()
 
 
+def inode(group: Path) -> int | None:
+    """Tells a group from one that is made anew under its name; None if it is gone."""
+    try:
+        return group.stat().st_ino
+    except OSError:
+        return None
+
+
 def processes(group: Path) -> Iterator[int]:
     """PIDs of a control group, its own first, then those of the groups that a container has made for itself."""
     with contextlib.suppress(OSError, ValueError):  # a group of threads does not say; those below it may

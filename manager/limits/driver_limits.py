@@ -123,7 +123,7 @@ class DriverLimits:
         self,
         pod: Sequence[Allocation],
         folder: Path,
-        leaves: Mapping[Key, Path] | None = None,
+        leaves: Mapping[Key, Sequence[Path]] | None = None,
         listed: Mapping[At, int] | None = None,
         *,
         lower: bool = True,
@@ -146,16 +146,16 @@ class DriverLimits:
             (item.key, uuid): stands[uuid].hard_bytes for item, uuid, _ in promised.shares_of(pod) if uuid in stands
         }
         well = wanted.keys() - failed.keys()
-        known = {(uid, group.container): group.path for group in self._standing.of(uid) if group.container}
         for item, uuid, own in promised.apart(pod):
-            leaf = {**known, **(leaves or {})}.get(item.key)
-            if leaf is None or leaf.parent != folder or uuid not in well:
-                continue
-            if not self._kernel_counts(leaf, uuid, stands[uuid].hard_bytes):
-                continue
-            now, why = self._try(uid, item.container, leaf, uuid, own, lower=lower)
-            if now is not None:  # else the pod's limit holds them together
-                held[item.key, uuid] = now.hard_bytes
+            groups = self._groups_of(item, leaves or {}) if uuid in well else ()
+            for leaf in (path for path in groups if path.parent == folder):
+                if not self._kernel_counts(leaf, uuid, stands[uuid].hard_bytes):
+                    continue
+                now, why = self._try(uid, item.container, leaf, uuid, own, lower=lower)
+                if now is None:  # the pod's limit holds them together
+                    continue
+                if leaf == groups[-1]:
+                    held[item.key, uuid] = now.hard_bytes
                 if why:
                     failed[uuid] = why
                     short |= {uuid} if now.hard_bytes < own else set()
@@ -167,6 +167,16 @@ class DriverLimits:
         self._held[uid] = {at: much for at, much in held.items() if at[1] not in doubtful}
         self._reasons[uid], self._short[uid] = {**doubtful, **failed}, short
         return failed
+
+    def _groups_of(self, item: Allocation, leaves: Mapping[Key, Sequence[Path]]) -> Sequence[Path]:
+        """A container's groups, the running one's last: of earlier starts, too, where a process does not end.
+
+        Without a look at them the newest that has a limit is believed to be its own if somebody is in it.
+        """
+        seen = leaves.get(item.key, ())
+        limited = [group.path for group in self._standing.of(item.pod_uid) if group.container == item.container]
+        before = [path for path in limited if path not in seen and pods.populated(path)]
+        return [*before, *seen]
 
     def _try(
         self, uid: str, container: str, path: Path, uuid: str, hard: int, *, lower: bool
@@ -276,7 +286,7 @@ class DriverLimits:
     def look(
         self,
         allocations: Callable[[], Sequence[Allocation]],
-        leaves: Mapping[Key, Path],
+        leaves: Mapping[Key, Sequence[Path]],
         listed: Mapping[At, int],
     ) -> None:
         """Compare what stands with what was promised, and mend it. Never raises.
@@ -300,7 +310,11 @@ class DriverLimits:
             self._publish()
 
     def _mend(
-        self, pod: Sequence[Allocation], trees: Sequence[Path], leaves: Mapping[Key, Path], listed: Mapping[At, int]
+        self,
+        pod: Sequence[Allocation],
+        trees: Sequence[Path],
+        leaves: Mapping[Key, Sequence[Path]],
+        listed: Mapping[At, int],
     ) -> None:
         uid = pod[0].pod_uid
         try:
@@ -312,16 +326,16 @@ class DriverLimits:
             self._reasons[uid] = {"": str(error)}
         self._judge(pod)
 
-    def _let_go(self, pod: Sequence[Allocation], trees: Sequence[Path], leaves: Mapping[Key, Path]) -> None:
+    def _let_go(self, pod: Sequence[Allocation], trees: Sequence[Path], leaves: Mapping[Key, Sequence[Path]]) -> None:
         """No limits are wanted any more, also not those that nobody knows since the record was lost."""
         uid, wanted = pod[0].pod_uid, promised.wanted(pod)
         if not self._off:
-            named = {item.container: leaves.get(item.key) for item in pod}
-            found = [*(("", path) for path in pods.of_pod(trees, uid)), *named.items()]
+            named = [(item.container, path) for item in pod for path in leaves.get(item.key, ())]
+            found = [*(("", path) for path in pods.of_pod(trees, uid)), *named]
             for container, path in found:
-                for uuid in wanted if path is not None else ():
+                for uuid in wanted:
                     with contextlib.suppress(CannotLimit):
-                        if path is not None and self._driver.memory_limit(uuid, path) is not None:
+                        if self._driver.memory_limit(uuid, path) is not None:
                             self._standing.mark(uid, container, path, uuid)
         for group in self._standing.of(uid):
             self._lift(group, group.cards)

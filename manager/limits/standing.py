@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from manager.cgroups import pods
 from vcuda.driver.memory_limits import CannotLimit
 
 VERSION = 1
@@ -37,7 +38,7 @@ class Group:
 
     @property
     def gone(self) -> bool:
-        return _inode(self.path) != self.inode
+        return pods.inode(self.path) != self.inode
 
 
 class Standing:
@@ -78,7 +79,7 @@ class Standing:
         """Write down that a limit is about to be set. Raises CannotLimit; then none may be."""
         group = self.at(path)
         if group is None:
-            inode = _inode(path)
+            inode = pods.inode(path)
             if inode is None:
                 raise CannotLimit(f"the control group {path} is gone")
             group = Group(pod_uid, container, path, inode)
@@ -137,10 +138,3 @@ def _decoded(document: Any) -> dict[Path, Group]:
         path = Path(row["path"])
         found[path] = Group(str(row["pod_uid"]), str(row["container"]), path, int(row["inode"]), cards)
     return found
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None

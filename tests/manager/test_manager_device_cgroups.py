@@ -20,7 +20,7 @@ import pytest
 from manager.allocations.record import Allocation
 from manager.audit.device_cgroups import Watcher
 from manager.audit.owners import Owners
-from manager.cgroups import bpf
+from manager.cgroups import bpf, pods
 from manager.cgroups.devices import CannotTell, Probed, missing
 from manager.regions.storage import Storage
 from tests.manager import manager_pods
@@ -107,6 +107,29 @@ def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: P
     (folder / "devices.list").write_text(HEALTHY)
     watcher.look(everyone, restore=False)
     assert watcher.watch.lost == {}
+
+
+def test_after_a_restart_the_new_group_is_the_containers_while_the_old_one_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, one = Tree(tmp_path), allocation(tmp_path, str(uuid.uuid4()))
+    path = f"kubepods/burstable/pod{one.pod_uid}"
+    old = tree.add(f"{path}/old", 10, one.region, HEALTHY)
+    owners = Owners(tree.proc, tree.root)
+    watchers = [Watcher(tree.root, tmp_path / "nodes", lambda _: NEEDED, lambda *_: None, owners) for _ in range(2)]
+    watchers[0].look((one,), restore=False)
+    assert watchers[0].folders == {one.key: (old,)}
+    new = tree.add(f"{path}/new", 11, one.region, DEFAULTS)
+    # The kernel numbers its groups upwards, this file system perhaps not.
+    monkeypatch.setattr(pods, "inode", {old: 1, new: 2}.get)
+    for watcher in watchers:
+        watcher.look((one,), restore=False)
+        assert watcher.folders == {one.key: (old, new)}
+        assert watcher.watch.lost == {one.key: tuple(NEEDED)}  # of the new one
+    (old / "cgroup.procs").write_text("")  # empty, and not removed
+    for watcher in watchers:
+        watcher.look((one,), restore=False)
+        assert watcher.folders == {one.key: (new,)}
 
 
 def test_a_machine_without_control_groups_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

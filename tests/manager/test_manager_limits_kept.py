@@ -78,7 +78,7 @@ class Place:
         self.set(**settings)
         self.told: list[tuple[str, str, str]] = []
         self.pods: list[Allocation] = []
-        self.leaves: dict[tuple[str, str], Path] = {}
+        self.leaves: dict[tuple[str, str], list[Path]] = {}
         self.listed: dict[tuple[tuple[str, str], str], int] = {}
         self.begin()
 
@@ -100,9 +100,15 @@ class Place:
         mine = [item(uid, name, blocks) for name, blocks in containers]
         self.pods = [other for other in self.pods if other.pod_uid != uid] + mine
         for one in mine:
-            self.leaves[one.key] = self.group(uid) / one.container
-            self.leaves[one.key].mkdir(parents=True, exist_ok=True)
+            self.leaves[one.key] = [self.group(uid) / one.container]
+            self.leaves[one.key][0].mkdir(parents=True, exist_ok=True)
         return mine
+
+    def end(self, *containers: Allocation) -> None:
+        """Nobody is in their groups any more, and the state knows them no more."""
+        for one in containers:
+            self.pods.remove(next(other for other in self.pods if other.key == one.key))
+            (self.leaves.pop(one.key)[0] / "cgroup.procs").write_text("")
 
     def group(self, uid: str) -> Path:
         return self.tree / "burstable" / f"pod{uid}"
@@ -290,6 +296,8 @@ def test_a_look_that_began_before_a_pod_was_prepared_leaves_its_limit(place: Pla
 def shared(place: Place) -> list[Allocation]:
     """A pod whose two containers share a card, with limits of its own, and of each of them."""
     mine = place.pod(ONE, ("a", {"G0": 4}), ("b", {"G0": 2}))
+    for one in mine:
+        (place.leaves[one.key][0] / "cgroup.procs").write_text("1\n")
     place.daemon.prepare(mine)
     place.look()
     assert place.blocks() == {f"G0 {ONE}": 6, f"G0 {ONE}/a": 4, f"G0 {ONE}/b": 2}
@@ -334,7 +342,7 @@ def test_limits_of_containers_follow_a_resize_after_a_restart(place: Place, lost
     after = [item(ONE, "a", {"G0": 8}), mine[1]]
     place.daemon.follow(after)
     assert place.blocks() == {f"G0 {ONE}": 10, f"G0 {ONE}/a": 8, f"G0 {ONE}/b": 2}
-    place.pods = []
+    place.end(*mine)
     place.begin()
     place.look()
     assert place.blocks() == {}
@@ -365,20 +373,49 @@ def test_a_limit_of_the_nodes_owner_on_a_group_above_is_not_taken_for_the_pods(p
 
 def test_a_container_that_restarts_gets_its_limit_on_its_new_group(place: Place) -> None:
     mine = shared(place)
-    place.leaves[mine[0].key].rmdir()
-    place.driver.limits.pop(("G0", place.leaves[mine[0].key]))
+    (ended,) = place.leaves[mine[0].key]
+    (ended / "cgroup.procs").unlink()
+    ended.rmdir()
+    place.driver.limits.pop(("G0", ended))
     place.look()
     assert place.held(mine[0]) == 6  # the pod's
-    place.leaves[mine[0].key] = place.group(ONE) / "a2"
-    place.leaves[mine[0].key].mkdir()
+    place.leaves[mine[0].key] = [place.group(ONE) / "a2"]
+    place.leaves[mine[0].key][0].mkdir()
     place.look()
     assert place.blocks() == {f"G0 {ONE}": 6, f"G0 {ONE}/a2": 4, f"G0 {ONE}/b": 2}
 
 
+def test_a_container_that_restarts_beside_a_process_that_does_not_end_has_its_limit_on_both_groups(
+    place: Place,
+) -> None:
+    mine = shared(place)
+    before, now = place.leaves[mine[0].key][0], place.group(ONE) / "a2"
+    now.mkdir()
+    (now / "cgroup.procs").write_text("2\n")
+    place.leaves[mine[0].key] = [before, now]
+    place.driver.fixed.add(now)
+    place.look()
+    assert place.held(mine[0]) == 6  # the pod's: of the new group the driver takes no limit
+    place.driver.fixed.clear()
+    place.look()
+    assert place.blocks() == {f"G0 {ONE}": 6, f"G0 {ONE}/a": 4, f"G0 {ONE}/a2": 4, f"G0 {ONE}/b": 2}
+    assert [place.held(one) for one in mine] == [4, 2]
+    place.daemon.follow([item(ONE, "a", {"G0": 3}), mine[1]])  # a resize
+    assert place.blocks() == {f"G0 {ONE}": 5, f"G0 {ONE}/a": 3, f"G0 {ONE}/a2": 3, f"G0 {ONE}/b": 2}
+
+
+def test_nothing_is_said_of_a_limit_on_a_group_that_a_restarted_container_has_left(place: Place) -> None:
+    mine = shared(place)
+    (place.leaves[mine[0].key][0] / "cgroup.procs").write_text("")  # its group is not removed yet
+    place.leaves[mine[0].key] = []  # the new one is not seen yet
+    place.daemon.prepare(mine)
+    assert [place.held(one) for one in mine] == [6, 2]
+
+
 def test_a_group_outside_the_pods_is_not_limited_as_a_containers(place: Place) -> None:
     mine = place.pod(ONE, ("a", {"G0": 4}), ("b", {"G0": 2}))
-    place.leaves[mine[0].key] = place.root / "elsewhere"
-    place.leaves[mine[0].key].mkdir()
+    place.leaves[mine[0].key] = [place.root / "elsewhere"]
+    place.leaves[mine[0].key][0].mkdir()
     place.look()
     assert place.blocks() == {f"G0 {ONE}": 6, f"G0 {ONE}/b": 2}
 
@@ -477,7 +514,7 @@ def test_less_than_what_the_driver_counts_of_a_container_waits_though_its_pod_ha
 
 def test_a_containers_limit_that_could_not_be_raised_is_what_is_said_of_it(place: Place) -> None:
     mine = shared(place)
-    place.driver.fixed.add(place.leaves[mine[0].key])
+    place.driver.fixed.add(place.leaves[mine[0].key][0])
     place.pods = [item(ONE, "a", {"G0": 8}), mine[1]]
     place.daemon.follow(place.pods)
     place.look()
@@ -581,8 +618,8 @@ def test_init_containers_and_whole_cards_have_none_of_their_own(place: Place) ->
     mine = [first, item(ONE, "a", {"G0": 2}), whole]
     place.pods = mine
     for one in mine:
-        place.leaves[one.key] = place.group(ONE) / one.container
-        place.leaves[one.key].mkdir(parents=True)
+        place.leaves[one.key] = [place.group(ONE) / one.container]
+        place.leaves[one.key][0].mkdir(parents=True)
     place.look()
     assert place.blocks() == {f"G0 {ONE}": 5}
 
