@@ -9,6 +9,7 @@ import pytest
 from tests.support import share as shares
 from tests.support.exports import CLIENT, IPC, LIMIT, across, share_of, shown
 from tests.support.share import MIB, Share
+from vcuda import region
 from vcuda.sim import Machine, SimCard
 
 
@@ -418,3 +419,61 @@ ok("cuDestroyExternalMemory", memory); show(alloc(700 * MIB)[0])
 """,
     )
     assert found == [[360, 0], [360, 2], [260, 0]]
+
+
+BESIDE = {
+    "ipc": ("begin(); give_ipc(there, 600); there.recv(1)", "result = open_ipc(here)[0]"),
+    "pooled": ("exec(POOLED.replace('300', '600'))", "result = open_pooled(here)[0]"),
+    "external": ("exporter(there, 600); there.recv(1)", "result = external(taken(here))[0]"),
+    "descriptor": ("exporter(there, 600); there.recv(1)", "result = imported(taken(here))[0]"),
+}
+
+
+@pytest.mark.parametrize("claims", [False, True])
+@pytest.mark.parametrize("way", BESIDE)
+def test_who_imports_and_pays_pays_on_the_card_where_it_lies(tmp_path: Path, way: str, claims: bool) -> None:
+    """Another container's memory on card 0, imported while a context of card 1 is current: its books and the card's agree."""
+    machine = Machine.create(tmp_path / "machine", [SimCard(), SimCard()])
+    cards = [shares.limit(machine, card, memory_bytes=LIMIT) for card in range(2)]
+    share = shares.simulated(tmp_path / "share", machine, None if claims else cards)
+    for card in range(2) if claims else ():
+        folder = share.region_directory / "claims" / str(card)
+        folder.mkdir(parents=True)
+        region.create(folder, cards[card : card + 1])
+    maker, code = BESIDE[way]
+    found = across(
+        share,
+        tmp_path,
+        LIMIT,
+        POOL + maker,
+        POOL
+        + f"""
+begin(0); begin(1)
+{code}
+other = alloc(900 * MIB)[0]
+ok("cuCtxPopCurrent_v2", C.byref(C.c_void_p()))
+answer([result, other, free(), alloc(400 * MIB)[0], alloc(300 * MIB)[0]])
+""",
+    )
+    assert found == [0, 0, 360, 2, 0]
+
+
+def test_external_memory_that_another_card_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    machine = Machine.create(tmp_path / "machine", [SimCard(), SimCard()])
+    cards = [shares.limit(machine, card, memory_bytes=LIMIT) for card in range(2)]
+    share = shares.simulated(tmp_path / "share", machine, cards)
+    found = across(
+        share,
+        tmp_path,
+        LIMIT,
+        "exporter(there, 600); there.recv(1)",
+        """
+begin(0); alloc(500 * MIB); begin(1)
+descriptor = taken(here)
+result = external(descriptor)[0]
+first = free()
+ok("cuCtxPopCurrent_v2", C.byref(C.c_void_p()))
+answer([result, first, free()])
+""",
+    )
+    assert found == [2, 960, 460]

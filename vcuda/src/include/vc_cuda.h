@@ -214,6 +214,11 @@ typedef struct {
     unsigned int reserved[16];
 } CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
 
+typedef struct {
+    unsigned long long offset, size;
+    unsigned int flags, reserved[16];
+} CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
+
 typedef struct CUgraphNodeParams_st CUgraphNodeParams;       /* passed through untouched */
 
 typedef int CUjit_option;     /* enumerations of <cuda.h> */
@@ -449,6 +454,7 @@ enum {
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
     CU_MEMORYTYPE_DEVICE = 2,
     CU_MEMORYTYPE_ARRAY = 3,
     CU_MEMORYTYPE_UNIFIED = 4,

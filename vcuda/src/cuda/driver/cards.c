@@ -74,6 +74,21 @@ int vc_card_of_device(CUdevice device)
     return card;
 }
 
+vc_cards vc_cards_of_device(CUdevice device)
+{
+    int card = vc_card_of_device(device);
+    return card >= 0 ? 1u << card : card == VC_CARD_UNKNOWN ? vc_cards_all() : VC_LOST_CARDS;
+}
+
+vc_cards vc_cards_at(CUdeviceptr pointer)
+{
+    int device;
+    if (!vc_real.cuPointerGetAttribute ||
+        vc_real.cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer) != CUDA_SUCCESS)
+        return vc_cards_all();
+    return vc_cards_of_device(device);
+}
+
 bool vc_card_is_visible(CUdevice device)
 {
     return find_card(device) != VC_CARD_NONE;

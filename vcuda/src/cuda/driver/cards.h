@@ -29,6 +29,11 @@ struct vc_region *vc_cards_region(vc_cards cards, uint32_t *within);
 /* Card of a device, by its UUID; asked of the driver once per device. Pre: vc_real is loaded. */
 int vc_card_of_device(CUdevice device);
 
+/* Where memory lies that the driver has put on a device, or at an address: none that can be had of a card that is lost or not part of the
+ * share; all, where the driver can't say. */
+vc_cards vc_cards_of_device(CUdevice device);
+vc_cards vc_cards_at(CUdeviceptr pointer);
+
 /* Whether the tenant may see this device: not if it is another one's card. A card that is lost is seen. */
 bool vc_card_is_visible(CUdevice device);
 

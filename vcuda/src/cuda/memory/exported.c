@@ -281,8 +281,7 @@ static vc_cards cards_of(CUmemGenericAllocationHandle handle, CUdevice *device)
     if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return vc_is_pinned_on_host(&properties) ? 0 : vc_cards_all();
     *device = properties.location.id;
-    int card = vc_card_of_device(*device);
-    return card < 0 ? 0 : 1u << card;
+    return vc_cards_of_device(*device);
 }
 
 /* The largest that can be mapped of it, whether a driver maps parts or only the whole; 0: nothing can. */
@@ -301,15 +300,27 @@ static uint64_t size_of(CUmemGenericAllocationHandle handle, uint64_t limit)
 }
 
 /* Which of our regions the exporter's slot is of, his tag tells; where that is met by chance, the card does (end_import). */
-static bool hold(struct vc_import *import, uint32_t tag)
+bool vc_signature_hold(const struct vc_signature *signature, struct vc_extent *extent)
 {
     struct vc_regions *regions = vc_regions_get();
-    for (uint32_t number = 0; number < regions->count && !import->held; number++) {
-        import->extent.region = &regions->all[number];
-        import->extent.cards = (1u << regions->all[number].card_count) - 1;
-        import->held = vc_shared_hold(&import->extent, tag);
+    bool held = false;
+    *extent = signature->extent;
+    for (uint32_t number = 0; number < regions->count && !held; number++) {
+        extent->region = &regions->all[number];
+        extent->cards = (1u << regions->all[number].card_count) - 1;
+        held = vc_shared_hold(extent, signature->tag);
     }
-    return import->held;
+    return held;
+}
+
+vc_cards vc_reserve_anywhere(uint64_t bytes)
+{
+    struct vc_charge charge;
+    vc_cards all = vc_cards_all(), reserved = 0;
+    VC_EACH_CARD(card, all)
+        if (vc_charge_cards(&charge, 1u << card, bytes) == CUDA_SUCCESS)
+            reserved |= 1u << card;
+    return reserved;
 }
 
 static void let_go(struct vc_import *import)
@@ -322,15 +333,11 @@ static void let_go(struct vc_import *import)
 /* Before the driver: the exporter pays, or we do. On which card it lies is not known yet, so wherever there is room. */
 static CUresult begin_import(const struct vc_signature *signature, struct vc_import *import)
 {
-    struct vc_charge charge;
-    vc_cards all = vc_cards_all();
-    import->extent = signature->extent;
     import->bytes = signature->extent.chunks * VC_CHUNK;
-    if (hold(import, signature->tag))
+    import->held = vc_signature_hold(signature, &import->extent);
+    if (import->held)
         return CUDA_SUCCESS;
-    VC_EACH_CARD(card, all)
-        if (vc_charge_cards(&charge, 1u << card, import->bytes) == CUDA_SUCCESS)
-            import->reserved |= 1u << card;
+    import->reserved = vc_reserve_anywhere(import->bytes);
     return import->reserved ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -345,6 +352,12 @@ static CUresult end_import(CUmemGenericAllocationHandle handle, struct vc_import
     uint64_t limit = UINT64_MAX;
     uint32_t within;
     import->cards = cards_of(handle, &import->device);
+    if (import->cards & VC_LOST_CARDS) {
+        undo_import(import);
+        vc_refused(import->cards, import->bytes);
+        vc_real.cuMemRelease(handle);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     VC_EACH_CARD(card, import->cards) {
         uint64_t its = vc_quota_limit(vc_card(card)->region, vc_card(card)->index);
         limit = its < limit ? its : limit;

@@ -14,6 +14,13 @@ struct vc_signature {
 /* Our object behind a descriptor, held; NULL: another process's. */
 struct vc_object *vc_exported_find(int descriptor);
 
+/* Hold what it says, on all cards of whichever of our regions knows the exporter: on which it lies, the caller finds out, and narrows that.
+ * False: none does. */
+bool vc_signature_hold(const struct vc_signature *signature, struct vc_extent *extent);
+
+/* Where there is room for what is about to be imported, reserved on each of these cards; none: nowhere. */
+vc_cards vc_reserve_anywhere(uint64_t bytes);
+
 /* False: nothing says whose it is. */
 bool vc_signature_read(int descriptor, struct vc_signature *signature);
 

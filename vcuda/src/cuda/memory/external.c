@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include "cuda/driver/owner.h"
 #include "cuda/memory/account.h"
 #include "cuda/memory/exported.h"
 
@@ -57,8 +58,7 @@ static uint64_t look_at(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, stru
     struct vc_signature signature;
     struct stat status;
     uint64_t bytes = descriptor->size;
-    int number = vc_card_of_current(NULL);
-    if (descriptor->type != VC__OPAQUE_FD || number < 0)
+    if (descriptor->type != VC__OPAQUE_FD || vc_card_of_current(NULL) < 0)
         return bytes;
     if (fstat(descriptor->handle.fd, &status) == 0 && status.st_size > 0 && (uint64_t)status.st_size > bytes)
         bytes = (uint64_t)status.st_size;
@@ -67,34 +67,80 @@ static uint64_t look_at(const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, stru
         return 0;
     if (!vc_signature_read(descriptor->handle.fd, &signature))
         return bytes;
-    external->extent = signature.extent;
-    external->extent.region = vc_card((uint32_t)number)->region;
-    external->extent.cards = 1u << vc_card((uint32_t)number)->index;
-    external->held = vc_shared_hold(&external->extent, signature.tag);
+    external->held = vc_signature_hold(&signature, &external->extent);
     uint64_t whole = signature.extent.chunks * VC_CHUNK;
     return external->held ? 0 : whole > bytes ? whole : bytes;
 }
 
-static CUresult import(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, struct external *external)
+static bool is_one_card(void)
+{
+    const struct vc_regions *regions = vc_regions_get();
+    return regions->card_count == 1 && !regions->lost;
+}
+
+/* Only an address can be asked about. What can't be mapped may lie anywhere. */
+static vc_cards cards_of(CUexternalMemory memory, uint64_t bytes)
+{
+    CUdeviceptr pointer;
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC whole = {.size = bytes};
+    if (is_one_card())
+        return 1;
+    if (vc_real.cuExternalMemoryGetMappedBuffer(&pointer, memory, &whole) != CUDA_SUCCESS)
+        return vc_cards_all();
+    vc_cards cards = vc_cards_at(pointer);
+    vc_real.cuMemFree_v2(pointer);
+    return cards;
+}
+
+/* It lies on these cards: hold it there, or pay there. False: there is no room. */
+static bool settle(struct external *external, vc_cards cards, vc_cards *reserved)
 {
     struct vc_charge charge;
-    uint64_t bytes = look_at(descriptor, external); /* the driver takes the descriptor */
-    CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
-    if (result != CUDA_SUCCESS)
-        return result;
+    uint32_t within;
+    if (external->held && vc_cards_region(cards, &within) == external->extent.region) {
+        external->extent.cards = within;
+        vc_shared_narrow(&external->extent);
+    } else if (external->held) { /* his tag was met by chance */
+        vc_shared_let(&external->extent);
+        external->held = false;
+        vc_cards_rollback(*reserved, external->bytes);
+        *reserved = 0;
+        external->bytes = external->extent.chunks * VC_CHUNK;
+    }
+    if ((cards & ~*reserved) == 0)
+        *reserved &= ~cards;
+    else if (vc_charge_cards(&charge, cards, external->bytes) != CUDA_SUCCESS)
+        return false;
+    return true;
+}
+
+static CUresult import(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *descriptor, struct external *external)
+{
+    struct vc_charge charge = {0};
+    external->bytes = vc_round_up(look_at(descriptor, external), VC_CHUNK); /* the driver takes the descriptor */
+    int current = vc_card_of_current(&charge.context);
+    charge.context = vc_context_owner(charge.context);
+    if (current == VC_CARD_UNKNOWN)
+        return vc_real.cuImportExternalMemory(memory, descriptor);
+    vc_cards reserved = vc_reserve_anywhere(external->bytes);
+    if (!reserved)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     CUexternalMemory before = *memory;
-    result = vc_real.cuImportExternalMemory(memory, descriptor);
-    external->bytes = charge.reserved;
-    if (result == CUDA_SUCCESS && charge.cards && record(external, &charge, (uint64_t)(uintptr_t)*memory)) {
-        vc_cards_commit(charge.cards, charge.reserved, VC_QUOTA_PLAIN);
-        return result;
+    CUresult result = vc_real.cuImportExternalMemory(memory, descriptor);
+    if (result == CUDA_SUCCESS) {
+        charge.cards = cards_of(*memory, descriptor->size);
+        bool fits = settle(external, charge.cards, &reserved);
+        if (fits && record(external, &charge, (uint64_t)(uintptr_t)*memory)) {
+            vc_cards_commit(charge.cards, external->bytes, VC_QUOTA_PLAIN);
+        } else {
+            if (fits)
+                vc_cards_rollback(charge.cards, external->bytes);
+            vc_real.cuDestroyExternalMemory(*memory);
+            *memory = before;
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
-    if (result == CUDA_SUCCESS && charge.cards) {
-        vc_real.cuDestroyExternalMemory(*memory);
-        *memory = before;
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    vc_charge_drop(&charge);
+    vc_cards_rollback(reserved, external->bytes);
     return result;
 }
 

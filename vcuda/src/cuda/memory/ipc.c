@@ -276,21 +276,53 @@ static enum vc_table_edit count_open(void *record, void *argument)
     return VC_TABLE_KEEP;
 }
 
+/* What was opened, as the driver says, whatever context is current. No bytes: it doesn't. */
+struct lying {
+    vc_cards cards;
+    uint64_t bytes;
+};
+
+static struct lying lying_at(CUdeviceptr pointer)
+{
+    CUdeviceptr start;
+    size_t bytes = 0;
+    if (!vc_real.cuMemGetAddressRange_v2 || vc_real.cuMemGetAddressRange_v2(&start, &bytes, pointer) != CUDA_SUCCESS)
+        bytes = 0;
+    return (struct lying){vc_cards_at(pointer), vc_round_up(bytes, VC_CHUNK)};
+}
+
+/* Whether the extent that is held is one of such memory. A record of it can be written over. */
+static bool is_of(const struct vc_extent *extent, CUdeviceptr pointer)
+{
+    struct lying lying = lying_at(pointer);
+    uint32_t within;
+    return vc_cards_region(lying.cards, &within) == extent->region && within == extent->cards &&
+           extent->chunks >= lying.bytes / VC_CHUNK;
+}
+
 /* Nobody else is known to pay for it. */
 static CUresult pay(struct opened *opened)
 {
     struct vc_charge charge;
-    CUdeviceptr start;
-    size_t bytes = 0;
-    if (vc_real.cuMemGetAddressRange_v2)
-        vc_real.cuMemGetAddressRange_v2(&start, &bytes, opened->key);
-    CUresult result = vc_charge_current(&charge, vc_round_up(bytes, VC_CHUNK));
+    struct lying lying = lying_at(opened->key);
+    CUresult result = lying.bytes ? vc_charge_cards(&charge, lying.cards, lying.bytes) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
         return result;
     opened->cards = charge.cards;
     opened->bytes = charge.reserved;
     vc_cards_commit(charge.cards, charge.reserved, VC_QUOTA_PLAIN);
     return result;
+}
+
+/* The hold is let go of where it is not one of what was opened. */
+static CUresult held_or_paid(struct opened *opened, bool held)
+{
+    if (held && is_of(&opened->extent, opened->key))
+        return CUDA_SUCCESS;
+    if (held)
+        vc_shared_let(&opened->extent);
+    opened->extent = (struct vc_extent){0};
+    return pay(opened);
 }
 
 /* Where nothing is limited it is neither paid nor held. */
@@ -319,8 +351,7 @@ static CUresult open_memory(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     }
     vc_card_of_current(&opened.context);
     opened.context = vc_context_owner(opened.context);
-    if (!held)
-        result = pay(&opened);
+    result = held_or_paid(&opened, held);
     if (result == CUDA_SUCCESS && vc_table_put(&opens, &opened))
         return result;
     if (result == CUDA_SUCCESS)
@@ -429,7 +460,7 @@ CUresult vc_hook_cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool,
     CUresult result = vc_real.cuMemPoolImportPointer(pointer, pool, data);
     if (result == CUDA_SUCCESS) {
         opened->key = *pointer;
-        result = held ? CUDA_SUCCESS : pay(opened);
+        result = held_or_paid(opened, held);
         struct vc_allocation allocation = {.key = *pointer, .owner = opened, .source = &imported, .kind = VC_MEMORY_OPAQUE};
         if (result == CUDA_SUCCESS && vc_account_record(&allocation))
             return result;
