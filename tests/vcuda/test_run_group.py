@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.groups import Group
 from tests.support.runs import Runner, wait_for
 from vcuda import sim
 from vcuda.runs import group as run_group
+from vcuda.runs import processes
 from vcuda.runs.booking import Share
 
 MIB = 2**20
@@ -91,20 +93,53 @@ def test_a_group_that_a_killed_supervisor_left_is_swept(tmp_path: Path, group: G
     assert not list(group.path.glob("vcuda-run-*"))
 
 
-def test_a_run_that_begins_leaves_the_group_of_another_in_which_nobody_is_yet(
-    tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = group.child("vcuda-run-run-first")
-    left = group.child("vcuda-run-run-left")
+@pytest.fixture
+def make(tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path | None]:
+    """Makes a run's group below `group`, of whatever ledger."""
     monkeypatch.setattr(run_group, "own", lambda: group.path)
     machine = sim.Machine.create(tmp_path / "machine", newer=True)
     for name, value in machine.environment().items():
         monkeypatch.setenv(name, value)
     library = machine.library_folder / f"libnvidia-ml.so.{machine.driver_version}"
     share = Share(uuid=machine.cards[0].uuid, minor=0, cores=10, core_limit=10, memory_bytes=2**30)
-    made = run_group.make("run-second", [share], library, {"run-first", "run-second"})
-    assert made == group.path / "vcuda-run-run-second"
-    assert first.path.is_dir() and not left.path.exists()
+    return lambda name: run_group.make(name, [share], library)
+
+
+def test_a_run_that_begins_leaves_the_group_of_another_in_which_nobody_is_yet(
+    group: Group, make: Callable[[str], Path | None]
+) -> None:
+    left = group.child("vcuda-run-run-left")
+    first = make("run-first")  # of a ledger that the second one does not know
+    assert first == group.path / "vcuda-run-run-first" and not left.path.exists()
+    assert make("run-second") == group.path / "vcuda-run-run-second"
+    assert first.is_dir()
+
+
+def test_a_group_that_a_sweep_removed_before_it_was_locked_is_made_again(
+    group: Group, make: Callable[[str], Path | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Path] = []
+    mkdir = Path.mkdir
+
+    def and_sweep(path: Path, *arguments: object, **named: object) -> None:
+        mkdir(path, *arguments, **named)  # type: ignore[arg-type]
+        if path.parent == group.path and len(swept) < 2:
+            swept.append(path)
+            run_group._sweep(group.path)
+
+    monkeypatch.setattr(Path, "mkdir", and_sweep)
+    made = make("run-first")
+    assert len(swept) == 2 and made is not None and made.is_dir()
+
+
+def test_a_run_that_can_not_be_put_into_its_group_says_so_and_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid = processes.start(["echo", "it ran"], dict(os.environ), (), tmp_path / "gone")
+    os.waitpid(pid, 0)
+    shown = capfd.readouterr()
+    assert shown.out == "it ran\n"
+    assert "the driver does not" in shown.err and f"{tmp_path}/gone: No such file" in shown.err
 
 
 def test_root_whose_groups_are_read_only_runs_with_our_library_alone(tmp_path: Path, group: Group) -> None:

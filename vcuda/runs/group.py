@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pynvml
@@ -17,11 +19,12 @@ _PREFIX = "vcuda-run-"
 _SECONDS = 1.0  # until those who have ended are out of their group
 
 
-def make(name: str, shares: Sequence[Share], library: Path, runs: Collection[str]) -> Path | None:
+def make(name: str, shares: Sequence[Share], library: Path) -> Path | None:
     """The folder of a group below this process's own, limited to the shares by the NVML at `library`.
 
-    None where the driver can't, or this user may not: then our library holds the run alone. `runs`: names of those
-    that live; one that has just begun may have nobody in its group yet.
+    None where the driver can't, or this user may not: then our library holds the run alone. The group is locked as long
+    as this process lives, or one that it forks before it executes another program: nobody may be in it until then, and
+    another run, perhaps of another ledger, must not take it for one that was left.
     """
     limited = [share for share in shares if not share.whole]
     parent = own() if limited else None
@@ -37,8 +40,8 @@ def make(name: str, shares: Sequence[Share], library: Path, runs: Collection[str
         handles = [pynvml.nvmlDeviceGetHandleByUUID(share.uuid) for share in limited]
         for handle in handles:
             memory_limits.get(handle, parent)  # whether it can at all, before anything is made
-        _sweep(parent, runs)
-        group.mkdir()
+        _sweep(parent)
+        _made(group)
         for handle, share in zip(handles, limited, strict=True):
             memory_limits.put(handle, group, share.memory_bytes)
             now = memory_limits.get(handle, group)
@@ -52,12 +55,41 @@ def make(name: str, shares: Sequence[Share], library: Path, runs: Collection[str
     return group
 
 
-def _sweep(parent: Path, runs: Collection[str]) -> None:
-    """What supervisors that were killed have left; a group that has processes stays."""
+def _made(group: Path) -> None:
+    """Make it and lock it; again where a sweep came between. Raises OSError."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        group.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            descriptor = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if group.stat().st_ino == os.fstat(descriptor).st_ino:
+                    return
+            except OSError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{group} can't be locked")
+        time.sleep(0.001)
+
+
+def _sweep(parent: Path) -> None:
+    """What supervisors that were killed have left; a group that has processes, or is about to, stays."""
     for left in parent.glob(f"{_PREFIX}*"):
-        if left.name.removeprefix(_PREFIX) not in runs:
-            with contextlib.suppress(OSError):
-                left.rmdir()
+        with contextlib.suppress(OSError), _opened(left) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.rmdir()
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def own() -> Path | None:
@@ -71,9 +103,8 @@ def own() -> Path | None:
 
 
 def join(group: Path) -> None:
-    """Put this process, and so those that it starts, into the group. Where that is not allowed it stays where it is."""
-    with contextlib.suppress(OSError):
-        (group / "cgroup.procs").write_text("0")
+    """Put this process, and so those that it starts, into the group. Raises OSError; then it stays where it is."""
+    (group / "cgroup.procs").write_text("0")
 
 
 def remove(group: Path) -> None:

@@ -49,7 +49,7 @@ def start(
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if control_group is not None:
-                group.join(control_group)
+                _join(control_group)
             os.execvpe(command[0], list(command), dict(environment))
         except OSError as error:
             os.write(writing, str(error.errno).encode())
@@ -64,6 +64,19 @@ def start(
         status = 127 if reason in (errno.ENOENT, errno.ENOTDIR) else 126
         raise CommandError(status, f"can't execute {command[0]!r:.200}: {os.strerror(reason)}")
     return pid
+
+
+def _join(control_group: Path) -> None:
+    """Says so on standard error where it can't be: the run goes on."""
+    try:
+        group.join(control_group)
+    except OSError as error:
+        text = (
+            "vcuda: our library alone holds this run's memory, the driver does not: its process can't be put into "
+            f"the control group {control_group}: {error.strerror}\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
 
 
 def reap() -> tuple[dict[int, int], bool]:

@@ -92,8 +92,7 @@ def run(
     visible = ",".join(share.uuid for share in entry.shares)
     if environment.get("CUDA_VISIBLE_DEVICES", visible) != visible:
         say(f"CUDA_VISIBLE_DEVICES is replaced by the share's card: {visible}; --device chooses another one")
-    living = {booking.name for booking in ledger.bookings()}
-    limited = group.make(entry.name, entry.shares, found.nvml, living)
+    limited = group.make(entry.name, entry.shares, found.nvml)
 
     def finish() -> None:
         ledger.remove(entry.name, entry.folder)
