@@ -89,7 +89,7 @@ def common_mounts(driver: DriverDir, settings: Settings) -> list[api.Mount]:
 def in_the_way(paths: Iterable[str]) -> str | None:
     """Of the paths of a container's volumes one that hides what we mount, or None: kubelet mounts them after ours."""
     for path in paths:
-        clean = posixpath.normpath(path)
+        clean = posixpath.normpath("/" + path.lstrip("/"))  # runtimes take each from the root
         folder, _, name = clean.rpartition("/")
         file = folder in LOADER_FOLDERS and name in (*SHIMS, *driver_dir.LOADER_COMPANIONS)
         if file or clean == PRELOAD_LIST or f"{clean}/".startswith(_OURS):

@@ -25,7 +25,7 @@ from manager.proto import dra_pb2 as api
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import ended, name_of, uid_of
 from vcuda.spec import errors
-from vcuda.spec.claims import AllocatedClaim, parse_claim, shares_of
+from vcuda.spec.claims import AllocatedClaim, RequestShares, parse_claim, shares_of
 from vcuda.spec.devices import device_name
 from vcuda.spec.errors import SpecError
 from vcuda.spec.inventory import Card
@@ -61,14 +61,17 @@ class Preparer:
         self._claims, self._view, self._pods, self._presence, self._metrics = claims, view, pods, presence, metrics
         self._absent_since: dict[str, float] = {}  # by claim UID
 
-    def prepare(self, namespace: str, name: str, uid: str) -> list[api.Device]:
-        """What kubelet is to give the containers that name the claim."""
+    def prepare(self, namespace: str, name: str, uid: str, until: float) -> list[api.Device]:
+        """What kubelet is to give the containers that name the claim.
+
+        `until`: when its call's time for reading is over (monotonic): a stalled API server must not cost the answer.
+        """
         reason, began = "", time.monotonic()
         try:
-            found = self._read(namespace, name, uid)
+            found = self._read(namespace, name, uid, until)
             began = time.monotonic()
             claim = parse_claim(found, self._names)
-            return self._prepare(claim)
+            return self._prepare(claim, until)
         except SpecError as error:
             reason = str(error.reason)
             raise Refusal.of(error) from error
@@ -126,13 +129,44 @@ class Preparer:
         here = seen.present - seen.ended
         watched = _users(self._pods() or ())
         for uid, (item, *_) in groups.items():
-            now = watched.get((item.namespace, item.pod_name), ())
-            users = tuple(dict.fromkeys(user for user in (*item.pods, *now) if user[1] in here))
+            now = [user for user in watched.get((item.namespace, item.pod_name), ()) if user[1] in here]
+            if not {*now} <= {*item.pods}:
+                try:
+                    now = now if self._is_named(uid, item) else []
+                except KubeError as error:
+                    log.debug("who uses %s can't be told while its claim can't be read: %s", item.name, error)
+                    continue
+            users = tuple(dict.fromkeys([*(user for user in item.pods if user[1] in here), *now]))
             if users:
                 self._absent_since.pop(uid, None)
                 self._note(uid, users)
             elif started - self._absent_since.setdefault(uid, started) >= ABSENT_GRACE_S:
                 self._end(uid, item, here)
+
+    def _is_named(self, uid: str, item: Allocation) -> bool:
+        """Whether the claim's name still means it: another one of the same name has other users. Raises KubeError."""
+        found = self._kube.claim(item.namespace, item.pod_name, READ_TIMEOUT_S) if self._kube is not None else None
+        return found is not None and uid_of(found) == uid
+
+    def _release_namesakes(self, claim: AllocatedClaim) -> None:
+        """Let go of claims that had this one's name before it and that no pod here can be using any more.
+
+        Raises Refusal.
+        """
+        named = (claim.namespace, claim.name)
+        old = by_pod(
+            item
+            for item in self._view.allocations
+            if item.claim is not None and (item.namespace, item.pod_name) == named and item.pod_uid != claim.uid
+        )
+        seen = self._presence() if old else None
+        if seen is None or not seen.certain:
+            return
+        here, watched = seen.present - seen.ended, {*_users(self._pods() or ()).get(named, ())} - {*claim.pods}
+        for uid, (item, *_) in old.items():
+            if not any(user in here for _, user in (*item.pods, *watched)):
+                log.warning("%s is let go: its claim was made again, and none of its pods is here", item.name)
+                self._claims.release(uid)
 
     def _note(self, uid: str, users: tuple[tuple[str, str], ...]) -> None:
         try:
@@ -166,15 +200,21 @@ class Preparer:
         if _UID.fullmatch(uid) is None:
             raise Refusal(Reason.CLAIM_CHANGED, f"{uid!r:.80} is no UID of a claim")
 
-    def _read(self, namespace: str, name: str, uid: str) -> Mapping[str, Any]:
+    def _read(self, namespace: str, name: str, uid: str, until: float) -> Mapping[str, Any]:
         self._check(uid)
-        what = f"claim {namespace}/{name}"
+        what = f"claim {namespace:.64}/{name:.64}"
         if self._kube is None:
             raise Refusal(
                 Reason.CLAIM_UNREADABLE, f"{what} can't be read: no API server is configured; set --kubeconfig"
             )
+        left = until - time.monotonic()
+        if left <= 0:
+            raise Refusal(
+                Reason.CLAIM_UNREADABLE,
+                f"{what} was not read: the call's other claims have taken all its time; kubelet tries again by itself",
+            )
         try:
-            found = self._kube.claim(namespace, name, READ_TIMEOUT_S)
+            found = self._kube.claim(namespace, name, min(READ_TIMEOUT_S, left))
         except KubeError as error:
             raise Refusal(
                 Reason.CLAIM_UNREADABLE, f"{what} can't be read: {error}; kubelet tries again by itself"
@@ -189,20 +229,21 @@ class Preparer:
             )
         return found
 
-    def _prepare(self, claim: AllocatedClaim) -> list[api.Device]:
+    def _prepare(self, claim: AllocatedClaim, until: float) -> list[api.Device]:
         if not claim.results:
             raise Refusal(
                 errors.Reason.INVALID_CLAIM, f"its allocation has no device of {self._names.driver}; recreate the pod"
             )
-        self._check_pods(claim)
-        pool = self._settings().node_name
-        items = {item.container: item for item in self._claims.book(claim, shares_of(claim, pool, self._cards(claim)))}
+        self._check_pods(claim, until)
+        requests = shares_of(claim, self._settings().node_name, self._cards(claim))
+        self._check_held(claim, requests)
+        self._release_namesakes(claim)
+        items = {item.container: item for item in self._claims.book(claim, requests)}
         return _devices(claim, items, self._claims.specs.device_id)
 
     def _cards(self, claim: AllocatedClaim) -> dict[str, Card]:
         """By their devices' names, those that claims get, and those that this one has from before."""
-        settings, asked = self._settings(), {item.device for item in claim.results}
-        has = {share.uuid for item in self._view.allocations if item.pod_uid == claim.uid for share in item.shares}
+        settings, asked, has = self._settings(), {item.device for item in claim.results}, self._has(claim)
         found: dict[str, Card] = {}
         for item in self._inventory.snapshot.cards:
             name = device_name(item.card.uuid)
@@ -216,12 +257,43 @@ class Preparer:
                 )
         return found
 
-    def _check_pods(self, claim: AllocatedClaim) -> None:
-        """What a container has besides must not hide the claim's region, nor be hidden by it. Raises Refusal."""
+    def _has(self, claim: AllocatedClaim) -> set[str]:
+        """UUIDs of the cards that it has from before."""
+        return {share.uuid for item in self._view.allocations if item.pod_uid == claim.uid for share in item.shares}
+
+    def _check_held(self, claim: AllocatedClaim, requests: Sequence[RequestShares]) -> None:
+        """A card serves one protocol: such are not offered, but a scheduler may know older slices. Raises Refusal."""
+        new = {share.uuid for one in requests for share in one.shares} - self._has(claim)
+        for item in self._view.allocations:
+            if item.claim is None and (held := new & {share.uuid for share in item.shares}):
+                raise Refusal(
+                    errors.Reason.CARD_NOT_ALLOWED,
+                    f"{item.name} still has a share of card {min(held)} from the device plugin; delete the claim's "
+                    "pod, so that the claim is allocated anew, or wait until the other one has ended",
+                )
+
+    def _users_of(self, claim: AllocatedClaim, until: float) -> list[Pod]:
+        """The pods that a claim is reserved for, as far as they are on this node. Raises Refusal."""
         users = {uid for _, uid in claim.pods}
-        for pod in self._pods() or ():
-            if uid_of(pod) not in users:
-                continue
+        if not users:
+            raise Refusal(
+                Reason.CLAIM_CHANGED, "it is reserved for no pod (status.reservedFor); kubelet tries again by itself"
+            )
+        found = [pod for pod in self._pods() or () if uid_of(pod) in users]
+        if len(found) == len(users) or self._kube is None:
+            return found
+        try:  # the watch may lag behind kubelet's, or be broken
+            pods = self._kube.pods(max(0.1, min(READ_TIMEOUT_S, until - time.monotonic())))
+        except KubeError as error:
+            raise Refusal(
+                Reason.CLAIM_UNREADABLE,
+                f"the volumes of the pods that it is reserved for can't be read: {error}; kubelet tries again",
+            ) from error
+        return [pod for pod in pods if uid_of(pod) in users]
+
+    def _check_pods(self, claim: AllocatedClaim, until: float) -> None:
+        """What a container has besides must not hide the claim's region, nor be hidden by it. Raises Refusal."""
+        for pod in self._users_of(claim, until):
             spec, called = pod.get("spec") or {}, claims_of(pod).get(claim.name)
             for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
                 resources = container.get("resources") or {}

@@ -34,15 +34,17 @@ THREADS = 8 + _MOST_STREAMS
 _STREAM_CHECK_S = 1.0
 _REPEAT_S = 10.0  # kubelet takes a device of which it has not heard for 30 s as one of unknown health
 _LONGEST_MESSAGE = 1024
+# Of kubelet's 45 s for a call: until then a claim of it is begun, which then takes seconds at most.
+BUDGET_S = 20.0
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
 
 
 class PreparerLike(Protocol):
-    """What is used of `manager.dra.claims.Preparer`. Both raise Refusal."""
+    """What is used of `manager.dra.claims.Preparer`. Both raise Refusal. `until`: by the monotonic clock."""
 
-    def prepare(self, namespace: str, name: str, uid: str) -> list[dra_pb2.Device]: ...
+    def prepare(self, namespace: str, name: str, uid: str, until: float) -> list[dra_pb2.Device]: ...
     def unprepare(self, uid: str) -> None: ...
 
 
@@ -57,8 +59,10 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):  # type: ignore[misc]  # genera
         self, request: dra_pb2.NodePrepareResourcesRequest, context: grpc.ServicerContext
     ) -> dra_pb2.NodePrepareResourcesResponse:
         answer = dra_pb2.NodePrepareResourcesResponse()
+        left = context.time_remaining()
+        until = time.monotonic() + (BUDGET_S if left is None else min(BUDGET_S, left / 2))
         for claim in request.claims:
-            call = functools.partial(self._preparer.prepare, claim.namespace, claim.name, claim.uid)
+            call = functools.partial(self._preparer.prepare, claim.namespace, claim.name, claim.uid, until)
             devices, error = self._answer(claim, "prepared", call)
             answer.claims[claim.uid].CopyFrom(dra_pb2.NodePrepareResourceResponse(devices=devices or (), error=error))
         return answer

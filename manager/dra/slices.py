@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,8 @@ class Slices:
     ) -> None:
         self._settings, self._names, self._inventory, self._view, self._kube = settings, names, inventory, view, kube
         self._lock = threading.Lock()
-        self._known: dict[str, Slice] = {}
+        self._told: dict[str, Slice] = {}  # by the informer
+        self._written: dict[str, tuple[Slice, float]] = {}  # the API server's answers, and when they came (monotonic)
         self._listed = False
         self._generation = 0
         self._accepted: dict[str, tuple[str, str]] = {}  # by name: what we wrote, and the version that it became
@@ -86,23 +88,36 @@ class Slices:
     def _seen(self, item: Slice) -> str:
         name = str(item["metadata"]["name"])
         with self._lock:
-            if _version(item) >= _version(self._known.get(name, {})):
-                self._known[name] = item
+            self._told[name] = item
         self._wake.set()
         return name
 
     def _lost(self, item: Slice) -> None:
         name = str(item["metadata"]["name"])
         with self._lock:
-            if uid_of(self._known.get(name, {})) == uid_of(item):
-                del self._known[name]
+            if uid_of(self._told.get(name, {})) == uid_of(item):
+                del self._told[name]
+            if name in self._written and uid_of(self._written[name][0]) == uid_of(item):
+                del self._written[name]
         self._wake.set()
 
-    def _all(self, names: Collection[str], _began: float) -> None:
+    def _all(self, names: Collection[str], began: float) -> None:
+        """What a list says replaces what was known, whatever its versions: after a restore of etcd they are lower."""
         with self._lock:
-            self._known = {name: item for name, item in self._known.items() if name in names}
+            self._told = {name: item for name, item in self._told.items() if name in names}
+            self._written = {name: one for name, one in self._written.items() if one[1] > began}
             self._listed = True
         self._wake.set()
+
+    def _known(self) -> dict[str, Slice]:
+        """By name what is there now: an answer to a write is newer than what the watch still tells after it."""
+        with self._lock:
+            newer = {
+                name: item
+                for name, (item, _) in self._written.items()
+                if _version(item) > _version(self._told.get(name, {}))
+            }
+            return {**self._told, **newer}
 
     # What is to be there.
 
@@ -120,6 +135,8 @@ class Slices:
             self._wake.set()
             if error.status not in _CONFLICTS:
                 raise
+            with self._lock:
+                self._written.clear()
         except KubeError:
             self._wake.set()
             raise
@@ -127,8 +144,7 @@ class Slices:
     def _publish(self) -> None:
         """Write what differs. Raises KubeError."""
         offered = self._devices()
-        with self._lock:
-            known = dict(self._known)
+        known = self._known()
         self._generation = max([self._generation, *(_generation(item) for item in known.values())])
         owner = self._owner()
         wanted = devices.slices(self._names, self._kube.node, owner, offered, self._generation)
@@ -142,7 +158,8 @@ class Slices:
         for name in known.keys() - by_name.keys():
             self._kube.client.call("DELETE", path(KIND, "", name), timeout=_TIMEOUT_S)
             with self._lock:
-                self._known.pop(name, None)
+                self._told.pop(name, None)
+                self._written.pop(name, None)
         log.info("%d devices in %d slices, generation %d", len(offered), len(wanted), self._generation)
 
     def _devices(self) -> list[dict[str, Any]]:
@@ -197,8 +214,7 @@ class Slices:
             answer = self._kube.client.call("PUT", path(KIND, "", name), item, timeout=_TIMEOUT_S)
         self.writes += 1
         with self._lock:
-            if _version(answer) >= _version(self._known.get(name, {})):
-                self._known[name] = answer
+            self._written[name] = answer, time.monotonic()
         self._accepted[name] = _essence(item), _version_text(answer)
         self._look_for_dropped(item, answer)
 

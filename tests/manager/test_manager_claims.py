@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from localcluster.apiserver.faults import Fault, Request
 from manager.allocations import accounting
+from manager.container.response import in_the_way
 from manager.errors import StartError
 from tests.manager.manager_claims import ClaimNode, claim, claim_node, config, result
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -267,6 +269,67 @@ def test_a_volume_over_its_limits(claims: ClaimNode) -> None:
     del driver
 
 
+@pytest.mark.parametrize("path", ["//etc//vcuda", "etc/vcuda", "///etc/./vcuda/", "etc/x/../ld.so.preload"])
+def test_a_volume_in_the_way_however_its_path_is_written(path: str) -> None:
+    """Runtimes take each from the root; the API server stores what it was given."""
+    assert in_the_way(["/data", path]) == path
+
+
+def test_a_volume_in_the_way_of_a_pod_that_the_watch_does_not_know(
+    claims: ClaimNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = claims.start()
+    assert claims.node.api is not None and claims.node.daemon is not None
+    user = pod("p", container("c", 0) | {"volumeMounts": [{"name": "v", "mountPath": "/etc/vcuda"}]}, uid="uid-p")
+    user["spec"]["containers"][0]["resources"] = {}
+    claims.node.api.put("pods", user)
+    monkeypatch.setattr(claims.node.daemon._preparer, "_pods", lambda: None)
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    assert "MountInTheWay" in error_of(claims, item)
+    note = claims.node.api.hook
+    claims.node.api.hook = lambda request: Fault(500) if request.path.endswith("/pods") else note(request)
+    assert "ClaimUnreadable" in error_of(claims, item)
+    claims.node.api.hook = note
+    user["spec"]["containers"][0].pop("volumeMounts")
+    claims.node.api.put("pods", user)
+    assert driver.prepare(item)[uid_of(item)].devices
+
+
+def test_a_claim_that_is_reserved_for_no_pod(claims: ClaimNode) -> None:
+    claims.start()
+    item = claim("train", result(claims.cards[0]), pods=())
+    claims.put(item)
+    assert "reserved for no pod" in error_of(claims, item)
+
+
+def test_reads_that_stall_leave_every_claim_an_answer(claims: ClaimNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take its time-out, all together no more than the call's time."""
+    monkeypatch.setattr("manager.dra.claims.READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("manager.dra.server.BUDGET_S", 0.5, raising=False)
+    driver = claims.start()
+    items = [claim(f"c{number}", result(claims.cards[0], cores=2)) for number in range(12)]
+    claims.put(*items)
+    api = claims.node.api
+    assert api is not None
+    note, asked = api.hook, []
+
+    def stall(request: Request) -> Fault | None:
+        if "/resourceclaims/" in request.path:
+            asked.append(request.path)
+            return Fault(late_s=2.0)
+        return note(request)
+
+    api.hook = stall
+    answers = driver.prepare(*items)
+    assert len(answers) == 12 and all("ClaimUnreadable" in answer.error for answer in answers.values())
+    assert 1 <= len({*asked}) <= 4, asked
+    api.hook = note
+    monkeypatch.setattr("manager.dra.server.BUDGET_S", 20.0, raising=False)
+    monkeypatch.setattr("manager.dra.claims.READ_TIMEOUT_S", 5.0)
+    assert driver.prepare(items[-1])[uid_of(items[-1])].devices
+
+
 def test_a_container_with_a_share_of_the_device_plugin_besides(claims: ClaimNode) -> None:
     """Its region would be mounted over the place of the claim's. Another container of the pod may have one."""
     driver = claims.start()
@@ -371,6 +434,42 @@ def test_what_kubelet_forgets_to_unprepare_is_collected(claims: ClaimNode, monke
     eventually(lambda: claims.left() == [], "the claim is let go")
 
 
+@pytest.mark.parametrize("asked", ["asked for", "not asked for"])
+def test_a_forgotten_claim_is_let_go_though_another_has_its_name_now(
+    claims: ClaimNode, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Pods that use the new one are no users of the old one, by whose booking it would be refused."""
+    if asked == "not asked for":
+        monkeypatch.setattr("manager.dra.claims.ABSENT_GRACE_S", 0.0)
+    api = claims.node.api
+    assert api is not None
+    first, second = (pod(name, container("c", 0), uid=f"uid-{name}") for name in ("first", "second"))
+    for user in (first, second):
+        user["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": "shared"}]}
+        user["spec"]["containers"][0]["resources"] = {}
+    api.put("pods", first)
+    driver = claims.start()
+    old, new = (claim("shared", result(claims.cards[0], cores=60), pods=(name,)) for name in ("first", "second"))
+    claims.put(old)
+    assert driver.prepare(old)[uid_of(old)].devices
+    if asked == "asked for":
+        claims.put(new)
+        api.put("pods", second)
+        assert "InsufficientCores" in error_of(claims, new), "its pod is here: its container may run"
+    api.delete(first)
+    api.remove("resourceclaims", "default/shared")
+    claims.put(new)
+    api.put("pods", second)
+    daemon = claims.node.daemon
+    assert daemon is not None
+    eventually(lambda: [one["metadata"]["name"] for one in daemon._known_pods() or ()] == ["second"], "the watch")
+    if asked == "asked for":
+        assert driver.prepare(new)[uid_of(new)].devices
+        assert booked(claims)[0] == (60, 10) and not claims.region(old).exists()
+    else:
+        eventually(lambda: claims.left() == [], "the old claim is let go")
+
+
 def test_a_lost_state_is_rebuilt_from_the_claims_of_living_pods(claims: ClaimNode) -> None:
     """A container runs on: its region must stay as it is, and what it has must not be given to another claim."""
     assert claims.node.api is not None
@@ -471,6 +570,9 @@ def test_a_card_that_containers_still_have_from_the_device_plugin_is_not_offered
     held = json.loads(node.get("/usage")[1])["containers"][0]["cards"][0]["uuid"]
     offered = {device["attributes"]["uuid"]["string"] for device in slice_["spec"]["devices"]}
     assert offered == {first, second} - {held}
+    claims.put(late := claim("late", result(held)))
+    said = error_of(claims, late)
+    assert "CardNotAllowed" in said and "device plugin" in said, "its scheduler knew older slices"
     node.kubelet.remove(item)
     node.api.delete(item)
     eventually(lambda: len(claims.slices()[0]["spec"]["devices"]) == 2, "the card once its container has ended")

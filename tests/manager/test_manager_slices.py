@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from localcluster.apiserver.faults import Fault, Request
+from localcluster.apiserver.store import copied
 from manager.proto import drahealth_pb2
 from tests.manager.manager_claims import ClaimNode, claim_node
 from tests.manager.manager_pods import NAMES, eventually
@@ -124,6 +125,31 @@ def test_a_slice_that_somebody_edits_is_put_right(claims: ClaimNode) -> None:
     assert claims.node.api is not None
     item["spec"]["devices"] = item["spec"]["devices"][:1]
     claims.node.api.put("resourceslices", item)
+    eventually(lambda: len(claims.slices()[0]["spec"]["devices"]) == 8, "the devices")
+
+
+def test_a_restored_store_is_put_right_though_its_versions_are_lower(claims: ClaimNode) -> None:
+    """etcd from a backup: the slice and its version are those of then."""
+    claims.start()
+    (item,) = settled(claims)
+    api = claims.node.api
+    assert api is not None
+    for number in range(8):
+        api.put("resourceslices", {**item, "metadata": {**item["metadata"], "labels": {"n": str(number)}}})
+    daemon = claims.node.daemon
+    assert daemon is not None and daemon.slices is not None
+    newest = claims.slices()[0]["metadata"]["resourceVersion"]
+    slices = daemon.slices
+    eventually(lambda: slices.informer._version == newest, "the watch")
+    store = api.store("resourceslices")
+    with store._clock.changed:
+        (key,) = store._objects
+        old = copied(store._objects[key])
+        old["spec"]["devices"], old["metadata"]["resourceVersion"] = [], "4"
+        store._clock.version, store._forgotten = 5, 5
+        store._history.clear()
+        store._objects[key] = old
+    api.break_watches("resourceslices")
     eventually(lambda: len(claims.slices()[0]["spec"]["devices"]) == 8, "the devices")
 
 
