@@ -334,6 +334,7 @@ class Daemon:
                 self._reread,
                 self._room.look,
                 cards.look,
+                self.limits.count,
                 audits.look,
                 self._look_at_limits,
                 self._look_slices,

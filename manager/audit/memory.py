@@ -17,6 +17,7 @@ from manager.audit.owners import Key, Owners
 from manager.audit.shim_bypass import BypassWatch
 from manager.cards.driver import CardProcess
 from vcuda.region import Usage
+from vcuda.spec.units import BLOCK_BYTES
 
 # A reading of the driver and one of the ledger are not of the same moment: only what stays is told.
 LASTING_AUDITS = 2
@@ -30,7 +31,8 @@ class Finding:
 
     `others`: bytes of processes of no container with a share, by card UUID. Cards that do not say are in neither.
     `without_shim`: how many processes use the card past our library, by container and card UUID. `listed`: bytes that
-    the driver lists for a container's processes, less the managed memory of its ledger, by container and card UUID.
+    the driver lists for a container's processes, less the managed memory that it may have, by its ledger; by container
+    and card UUID.
     """
 
     beyond: Mapping[tuple[Key, str], int] = field(default_factory=dict)
@@ -71,9 +73,11 @@ def compare(
         own = (share.uuid for share in item.shares if share.uuid in held)
         for uuid in (*own, *elsewhere.get(item.key, ())):
             beyond[item.key, uuid] = max(0, by_driver.get((item.key, uuid), 0) - ledger.get(uuid, 0))
+        # Managed memory need not be on the card. The ledger, which the tenant writes, is believed as far as it may go.
+        may = {share.uuid: max(share.memory_blocks, item.oversell_blocks) * BLOCK_BYTES for share in item.shares}
         for card in usage.cards if usage is not None else ():
             if (item.key, card.uuid) in listed:
-                listed[item.key, card.uuid] -= card.managed_bytes
+                listed[item.key, card.uuid] -= min(card.managed_bytes, may.get(card.uuid, 0))
     return Finding(beyond, others, listed=listed)
 
 

@@ -33,7 +33,7 @@ Key = tuple[str, str]
 At = tuple[Key, str]  # container, card UUID
 # The driver counts a group if it shows at least half of what it lists for its processes; small figures prove nothing.
 _TELLING_BYTES = 64 << 20
-_DOUBTS = 2
+DOUBTS = 12  # in a row: memory that comes and goes at random seems uncounted at one telling look of five at most
 _OFF = "--driver-limits=off"
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class DriverLimits:
         self._reasons: dict[str, dict[str, str]] = {}  # by pod and card ("": all), why the driver does not hold it
         self._short: dict[str, set[str]] = {}  # by pod, the cards on which the driver gives it less than its share
         self._doubts: dict[tuple[str, str], int] = {}  # by pod and card
+        self._counted: dict[tuple[str, str], int] = {}  # by pod and card, bytes before the driver's list was read
         self._told: dict[str, tuple[str, str]] = {}  # by pod
         self._off = False
         self._why = ""
@@ -105,6 +106,8 @@ class DriverLimits:
         if why := no_version_2(root):
             raise CannotLimit(why)
         found = pods.of_pod(trees, uid)
+        if len(found) > 1:  # its processes are in one of them, as a rule
+            found = [path for path in found if pods.populated(path)] or found
         if not found:
             for uuid in promised.wanted(pod):
                 self._driver.memory_limit(uuid, root)  # where the driver can't, that is the better reason
@@ -227,19 +230,26 @@ class DriverLimits:
     def _doubt(
         self, pod: Sequence[Allocation], stands: Mapping[str, MemoryLimit], listed: Mapping[At, int] | None
     ) -> dict[str, str]:
-        """By card, why a limit counts nobody: the driver's own list of processes says so, no tenant's ledger."""
+        """By card, why a limit holds not all of a pod: the driver's own list of processes says so.
+
+        The list is older than `stands` and younger than `count`: what neither shows of it may have come and gone
+        between them, though not at every look. A look at which next to nothing is listed proves nothing.
+        """
         found = {}
         for uuid, now in stands.items():
             about = pod[0].pod_uid, uuid
             if listed is not None:
                 used = sum(listed.get((item.key, uuid), 0) for item in pod)
-                doubtful = used > max(_TELLING_BYTES, 2 * now.used_bytes)
-                self._doubts[about] = self._doubts.get(about, 0) + 1 if doubtful else 0
-            if self._doubts.get(about, 0) >= _DOUBTS:
+                counted = max(now.used_bytes, self._counted.pop(about, 0))
+                over = used > now.hard_bytes + _TELLING_BYTES and used > counted + _TELLING_BYTES
+                if over or used > max(_TELLING_BYTES, 2 * counted):
+                    self._doubts[about] = self._doubts.get(about, 0) + 1
+                elif max(used, counted) > _TELLING_BYTES:
+                    self._doubts[about] = 0
+            if self._doubts.get(about, 0) >= DOUBTS:
                 found[uuid] = (
-                    "the driver counts next to nothing of a pod whose processes it lists with memory: they are in "
-                    "another control group for it (neither dmem nor misc is handed down), or held it before there was "
-                    "a limit"
+                    "the driver counts less of a pod than it lists for its processes: they are in another control "
+                    "group for it (neither dmem nor misc is handed down), or held it before there was a limit"
                 )
         return found
 
@@ -282,6 +292,16 @@ class DriverLimits:
             raise _refusal(min(failed.values()))
 
     # Again and again.
+
+    def count(self) -> None:
+        """Before the driver is asked for its list of processes: what it counts of each pod. Never raises."""
+        with self._lock:
+            self._counted.clear()
+            for group in [group for uid in self._standing.pods for group in self._standing.of(uid)]:
+                for uuid in group.cards if not group.container else ():
+                    with contextlib.suppress(CannotLimit):
+                        if (now := self._driver.memory_limit(uuid, group.path)) is not None:
+                            self._counted[group.pod_uid, uuid] = now.used_bytes
 
     def look(
         self,

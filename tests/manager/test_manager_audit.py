@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.manager.manager_support import Node
 from vcuda.region import CardUsage, ProcessUsage, Usage
 from vcuda.sim import Machine
 from vcuda.spec.placement import CardShare
+from vcuda.spec.units import BLOCK_BYTES
 
 MIB = 2**20
 CARD = "GPU-1"
@@ -71,6 +73,21 @@ def test_a_card_of_another_container_counts_and_one_that_does_not_say_is_left_ou
     owners = proc.owners().among([item])
     unreadable = compare([item], {}, {CARD: [CardProcess(10, MIB)]}, owners)  # damaged, perhaps on purpose
     assert unreadable.beyond == {(item.key, CARD): MIB}
+
+
+@pytest.mark.parametrize(("oversell", "left"), [(0, 6), (8, 2)], ids=["its share", "oversold"])
+def test_a_ledgers_managed_memory_is_believed_as_far_as_the_share_goes(
+    tmp_path: Path, oversell: int, left: int
+) -> None:
+    item = replace(allocation(tmp_path, UIDS[0]), oversell_blocks=oversell)
+    assert item.shares[0].memory_blocks == 4
+    (tmp_path / "p").mkdir()
+    proc = Proc(tmp_path / "p")
+    proc.add(10, group(item.pod_uid))
+    liar = {item.key: Usage((CardUsage(uuid=CARD, managed_bytes=100 << 30),), ())}
+    held = {CARD: [CardProcess(10, 10 * BLOCK_BYTES)]}
+    found = compare([item], liar, held, proc.owners().among([item]))
+    assert found.listed == {(item.key, CARD): left * BLOCK_BYTES}
 
 
 def test_what_lasts_is_told_once(tmp_path: Path) -> None:

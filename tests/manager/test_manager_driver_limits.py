@@ -376,8 +376,8 @@ def test_a_limit_that_counts_nobody_is_none_and_told_once(
     monkeypatch.setattr(daemon.auditor, "_processes", lambda _: listed)
     eventually(lambda: place.shares()["c"]["driver_limit_bytes"] is None, "the doubt")
     looks(place)
-    assert caplog.text.count("the shim does: the driver counts next to nothing of a pod") == 1
-    assert "the driver counts next to nothing of a pod" in json.loads(place.node.get("/usage")[1])["driver_limits"]
+    assert caplog.text.count("the shim does: the driver counts less of a pod than it lists") == 1
+    assert "the driver counts less of a pod than it lists" in json.loads(place.node.get("/usage")[1])["driver_limits"]
 
 
 def test_what_a_tenant_writes_into_its_ledger_changes_nothing_that_is_said_of_the_driver(
