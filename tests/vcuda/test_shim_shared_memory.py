@@ -9,7 +9,7 @@ import pytest
 from tests.support import share as shares
 from tests.support.exports import CLIENT, IPC, LIMIT, across, share_of, shown
 from tests.support.share import MIB, Share
-from vcuda import region
+from vcuda import _native, region
 from vcuda.sim import Machine, SimCard
 
 
@@ -477,3 +477,51 @@ answer([result, first, free()])
 """,
     )
     assert found == [2, 960, 460]
+
+
+def test_a_record_that_names_less_than_was_opened_lets_nobody_off(share: Share) -> None:
+    """A tenant writes over the extents in the table of names: who opens the memory pays for it himself, and it is charged when its owner is gone."""
+    names = _native.ffi.offsetof("struct vc_usage", "names")
+    found = shown(
+        share,
+        IPC
+        + f"""
+child, here = export(None, MAKER)
+handle = here.recv(64, socket.MSG_PEEK)
+with open({str(share.region_directory / "usage")!r}, "r+b") as usage:
+    for at in range({names}, {names} + {_native.lib.VC_MAX_NAMES} * 16, 16):
+        usage.seek(at)
+        owner, place = struct.unpack("QQ", usage.read(16))
+        if owner:
+            usage.seek(at + 8)
+            usage.write(struct.pack("Q", (place >> 30) << 30 | 1))
+begin()
+result, pointer = open_ipc(here); show(result)
+here.send(b"g"); here.recv(1); here.send(b"g"); here.recv(1); show(alloc(700 * MIB)[0])
+ok("cuIpcCloseMemHandle", pointer); show(alloc(700 * MIB)[0])
+""",
+    )
+    assert found == [[296, 0], [596, 2], [196, 0]]
+
+
+@pytest.mark.parametrize("way", ["ipc", "external", "descriptor"])
+def test_what_a_dead_owner_pays_for_is_counted_on_the_card_where_it_lies(tmp_path: Path, way: str) -> None:
+    """His memory on card 0 was imported while a context of card 1 was current."""
+    machine = Machine.create(tmp_path / "machine", [SimCard(), SimCard()])
+    cards = [shares.limit(machine, card, memory_bytes=LIMIT) for card in range(2)]
+    share = shares.simulated(tmp_path / "share", machine, cards)
+    maker, code = BESIDE[way]
+    found = share.run(
+        CLIENT
+        + IPC
+        + f"""
+child, here = export(None, {maker!r})
+begin(0); begin(1)
+{code}
+killed(child)
+other = alloc(900 * MIB)[0]
+ok("cuCtxPopCurrent_v2", C.byref(C.c_void_p()))
+answer([result, other, free(), alloc(400 * MIB)[0], alloc(300 * MIB)[0]])
+"""
+    )
+    assert found == [0, 0, 360, 2, 0]
