@@ -109,16 +109,7 @@ def _driver(root: HostRoot, settings: Settings) -> Iterator[Check]:
     for item in probe.cards:
         card = item.card
         yield Check(f"card {card.minor}", Verdict.OK, f"{card.uuid}  {card.model}")
-    if alone:
-        verdict = Verdict.FAIL if settings.require_driver_limits else Verdict.WARN
-        yield Check("driver's limits", verdict, f"the shim alone holds the memory of pods: {alone}")
-    else:
-        kernel = (settings.cgroup_root / "dmem.capacity").exists()
-        yield Check(
-            "driver's limits",
-            Verdict.OK,
-            "one was set and taken away; " + ("the kernel counts (dmem)" if kernel else "the driver counts (no dmem)"),
-        )
+    yield _limits(settings, len(probe.cards), alone)
     try:
         wanted = device_nodes.numbers(root, probe.cards)
     except NodeProblem as problem:
@@ -126,6 +117,20 @@ def _driver(root: HostRoot, settings: Settings) -> Iterator[Check]:
         return
     for path, (major, minor) in wanted.items():
         yield _node(root, path, major, minor)
+
+
+def _limits(settings: Settings, cards: int, alone: Mapping[str, str]) -> Check:
+    """`alone`: why a card's memory is held by the shim alone, by UUID."""
+    what, verdict = "driver's limits", Verdict.FAIL if settings.require_driver_limits else Verdict.WARN
+    kernel = (settings.cgroup_root / "dmem.capacity").exists()
+    well = "one was set and taken away; " + ("the kernel counts (dmem)" if kernel else "the driver counts (no dmem)")
+    if not alone:
+        return Check(what, Verdict.OK, well)
+    reasons = "; ".join(sorted(set(alone.values())))
+    if len(alone) < cards:
+        which = ", ".join(alone)
+        return Check(what, verdict, f"{well}; but the shim alone holds the memory of pods on {which}: {reasons}")
+    return Check(what, verdict, f"the shim alone holds the memory of pods: {reasons}")
 
 
 def _node(root: HostRoot, path: str, major: int, minor: int) -> Check:

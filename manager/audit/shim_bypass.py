@@ -73,7 +73,8 @@ class BypassWatch:
                 item = by_key[at[0]]
                 message = (
                     f"container {item.container}: process {pid} ({self._name(pid)}) uses card {at[1]} without our "
-                    "library, so nothing limits it; it found the driver by another way, see docs/clients.md"
+                    "library, so nothing but a limit of the driver's own, where there is one, limits it; it found the "
+                    "driver by another way, see docs/clients.md"
                 )
                 log.warning("%s: %s", item.name, message)
                 self._tell(item, "DriverWithoutShim", message)

@@ -61,6 +61,7 @@ class DriverLimits:
         self._doubts: dict[tuple[str, str], int] = {}  # by pod and card
         self._counted: dict[tuple[str, str], int] = {}  # by pod and card, bytes before the driver's list was read
         self._told: dict[str, tuple[str, str]] = {}  # by pod
+        self._refused: set[str] = set()  # pods of which a container was not let start
         self._off = False
         self._why = ""
         self._conditions = Conditions(log)
@@ -97,8 +98,11 @@ class DriverLimits:
                     self._held.pop(pod[0].pod_uid, None)
                     failed = self._reasons[pod[0].pod_uid] = {"": str(error)}
                 self._publish()
-        if failed and settings.require_driver_limits:
-            raise _refusal(min(failed.values()))
+        with self._lock:
+            self._refused.discard(pod[0].pod_uid)
+            if failed and settings.require_driver_limits:
+                self._refused.add(pod[0].pod_uid)
+                raise _refusal(min(failed.values()))
 
     def _folder(self, pod: Sequence[Allocation], trees: Sequence[Path]) -> Path:
         """The pod's group in kubelet's trees. Raises CannotLimit, _NoGroup."""
@@ -344,7 +348,7 @@ class DriverLimits:
         except CannotLimit as error:
             self._held.pop(uid, None)
             self._reasons[uid] = {"": str(error)}
-        self._judge(pod)
+        self._judge(pod, runs=any(leaves.get(item.key) for item in pod))
 
     def _let_go(self, pod: Sequence[Allocation], trees: Sequence[Path], leaves: Mapping[Key, Sequence[Path]]) -> None:
         """No limits are wanted any more, also not those that nobody knows since the record was lost."""
@@ -377,6 +381,7 @@ class DriverLimits:
             if uid not in present:
                 for kept in (self._reasons, self._held, self._short, self._told):
                     kept.pop(uid, None)
+                self._refused.discard(uid)
                 for about in [about for about in self._doubts if about[0] == uid]:
                     del self._doubts[about]
 
@@ -393,15 +398,19 @@ class DriverLimits:
 
     # Telling.
 
-    def _judge(self, pod: Sequence[Allocation]) -> None:
-        """An event where a pod gets less than its share, or where it runs on without a limit that is required."""
+    def _judge(self, pod: Sequence[Allocation], *, runs: bool) -> None:
+        """An event where a pod gets less than its share, or where it runs on without a limit that is required.
+
+        One whose start was refused has been told so.
+        """
         uid = pod[0].pod_uid
         reasons = self._reasons.get(uid, {})
         if short := self._short.get(uid):
             self._say(pod[0], "DriverLimitShort", reasons[min(short)])
-        elif reasons and self._settings().require_driver_limits:
+        elif reasons and self._settings().require_driver_limits and (runs or uid not in self._refused):
             why = min(reasons.values())
-            self._say(pod[0], "DriverLimitLost", f"the driver does not hold its memory, the shim alone does: {why}")
+            how = " as it should" if self._held.get(uid) else ", the shim alone does"
+            self._say(pod[0], "DriverLimitLost", f"the driver does not hold its memory{how}: {why}")
         else:
             self._told.pop(uid, None)
 

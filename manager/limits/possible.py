@@ -39,20 +39,26 @@ def impossible(settings: Settings, driver: Limiter, cards: Sequence[NodeCard]) -
     return ""
 
 
-def tried(settings: Settings, driver: Limiter, cards: Sequence[NodeCard]) -> str:
-    """The same, and why not after a limit was set on each card for a group made for it, which is removed again.
+def tried(settings: Settings, driver: Limiter, cards: Sequence[NodeCard]) -> dict[str, str]:
+    """Why not, by card, also after a limit was set on it for a group made for it, which is removed again.
 
-    The group is made beside those of pods: what is handed down to them is handed down to it.
+    Empty: all can have limits. A reason that is no card's, where there are no cards, is at "".
     """
-    if why := impossible(settings, driver, cards):
+    if why := impossible(settings, driver, ()):
+        return dict.fromkeys((item.card.uuid for item in cards), why) or {"": why}
+    return {item.card.uuid: why for item in cards if (why := _tried(settings, driver, item))}
+
+
+def _tried(settings: Settings, driver: Limiter, item: NodeCard) -> str:
+    """The group is made beside those of pods: what is handed down to them is handed down to it."""
+    if why := impossible(settings, driver, (item,)):
         return why
     above = next(iter(pods.trees(settings.cgroup_root)), settings.cgroup_root)
     group = above / f"vcuda-doctor-{os.getpid()}"
     try:
         group.mkdir()
-        for item in cards:
-            set_and_read(driver, item.card.uuid, group, BLOCK_BYTES)
-            driver.limit_memory(item.card.uuid, group, None)
+        set_and_read(driver, item.card.uuid, group, BLOCK_BYTES)
+        driver.limit_memory(item.card.uuid, group, None)
     except CannotLimit as error:
         return str(error)
     except OSError as error:

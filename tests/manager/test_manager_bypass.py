@@ -110,7 +110,12 @@ def test_a_process_that_the_driver_lists_without_our_library_is_told_once_when_i
     pid = scene.start(None)
     assert [scene.look(pid)[scene.at] for _ in range(4)] == [0, 1, 1, 1]
     ((pod, message),) = scene.told
-    assert pod == "pod" and f"process {pid} (" in message and CARD in message and "nothing limits it" in message
+    assert (
+        pod == "pod"
+        and f"process {pid} (" in message
+        and CARD in message
+        and "nothing but a limit of the driver's own, where there is one, limits it" in message
+    )
     assert scene.look()[scene.at] == 0  # gone from the card
 
 

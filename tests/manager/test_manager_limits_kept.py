@@ -15,6 +15,7 @@ import pytest
 from manager.allocations.record import Allocation
 from manager.cgroups import pods
 from manager.config.settings import Settings
+from manager.doctor import Verdict, _limits
 from manager.errors import Refusal
 from manager.limits import possible
 from manager.limits.driver_limits import DOUBTS, DriverLimits
@@ -696,10 +697,44 @@ def cards(*uuids: str) -> Iterable[SimpleNamespace]:
 
 def test_the_doctor_tries_what_really_limits_and_leaves_nothing(place: Place) -> None:
     before = sorted(place.root.rglob("*"))
-    assert possible.tried(place.settings, place.driver, cards("G0", "G1")) == ""  # type: ignore[arg-type]
+    assert possible.tried(place.settings, place.driver, cards("G0", "G1")) == {}  # type: ignore[arg-type]
     place.driver.refuses = "the driver counts no memory of control groups here"
     assert possible.impossible(place.settings, place.driver, cards("G0")) == ""  # type: ignore[arg-type]
-    assert possible.tried(place.settings, place.driver, cards("G0")) == place.driver.refuses  # type: ignore[arg-type]
+    assert possible.tried(place.settings, place.driver, cards("G0")) == {"G0": place.driver.refuses}  # type: ignore[arg-type]
     place.driver.limit_memory = lambda *_: None  # type: ignore[method-assign]
-    assert "the driver says that there is none" in possible.tried(place.settings, place.driver, cards("G0"))  # type: ignore[arg-type]
+    assert "the driver says that there is none" in possible.tried(place.settings, place.driver, cards("G0"))["G0"]  # type: ignore[arg-type]
     assert sorted(place.root.rglob("*")) == before
+
+
+def test_the_doctor_names_the_cards_that_can_have_no_limit_beside_one_that_can(place: Place) -> None:
+    place.driver.lost.add("G1")
+    found = possible.tried(place.settings, place.driver, cards("G0", "G1"))  # type: ignore[arg-type]
+    assert found == {"G1": "the driver does not show the card G1"}
+    check = _limits(place.settings, 2, found)
+    assert check.verdict is Verdict.WARN and check.details.startswith("one was set and taken away; ")
+    assert "but the shim alone holds the memory of pods on G1: the driver does not show" in check.details
+    assert _limits(replace(place.settings, require_driver_limits=True), 2, found).verdict is Verdict.FAIL
+    assert _limits(place.settings, 1, found).details.startswith("the shim alone holds the memory of pods: ")
+
+
+def test_a_pod_whose_start_was_refused_has_lost_no_limit(make: Callable[..., Place]) -> None:
+    place = make(require_driver_limits=True)
+    place.pods = [item(ONE, "a", {"G0": 4})]
+    with pytest.raises(Refusal):
+        place.daemon.prepare(place.pods)
+    place.look()
+    assert place.told == []
+    place.leaves[place.pods[0].key] = [place.root / "somewhere"]  # another container of it runs
+    place.look()
+    assert [reason for _, reason, _ in place.told] == ["DriverLimitLost"]
+
+
+def test_a_limit_above_the_share_is_not_called_none(make: Callable[..., Place]) -> None:
+    place = make(require_driver_limits=True)
+    place.daemon.prepare(place.pod(ONE, ("a", {"G0": 4})))
+    place.driver.fixed.add(place.group(ONE))
+    place.pods = [item(ONE, "a", {"G0": 2})]
+    place.look()
+    ((_, reason, message),) = place.told
+    assert reason == "DriverLimitLost" and "does not hold its memory as it should: " in message
+    assert "the shim alone" not in message and f"goes on holding the pod to {4 * BLOCK_BYTES} bytes" in message
