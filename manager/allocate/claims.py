@@ -138,14 +138,14 @@ class Claims:
             if not item.whole and least < settings.smallest_memory:
                 raise Refusal(
                     Reason.SHARE_TOO_SMALL,
-                    f"request {item.container!r} has {least} blocks of 256 MiB, this node gives no share below "
+                    f"request {item.container!r:.60} has {least} blocks of 256 MiB, this node gives no share below "
                     f"{settings.smallest_memory}, because a CUDA context needs as much; ask for more, or lower "
                     "--smallest-memory",
                 )
             if settings.oversell_limit and item.oversell_blocks > settings.oversell_limit * least:
                 raise Refusal(
                     Reason.OVERSELL_FORBIDDEN,
-                    f"oversell gives request {item.container!r} {item.oversell_blocks} blocks in all, this node at "
+                    f"oversell gives request {item.container!r:.60} {item.oversell_blocks} blocks in all, this node at "
                     f"most {settings.oversell_limit * least} for {least}; ask for fewer, or raise --oversell-limit",
                 )
         for item, cards in with_cards:
@@ -169,10 +169,11 @@ class Claims:
             if cores > free_cores or blocks > free_blocks:
                 short = errors.Reason.INSUFFICIENT_CORES if cores > free_cores else errors.Reason.INSUFFICIENT_MEMORY
                 holders = sorted({item.name for item in self._book.index.on_cards({uuid}) if item.pod_uid != claim.uid})
+                beside = f" beside {', '.join(holders[:5])}" if holders else ""
                 raise Refusal(
                     short,
                     f"its allocation gives it {cores} cores and {blocks} blocks of card {uuid}, which has {free_cores} "
-                    f"and {free_blocks} beside {', '.join(holders[:5])}; delete the pod, so that it is allocated anew",
+                    f"and {free_blocks}{beside}; delete the pod, so that it is allocated anew",
                 )
 
     def _write(
@@ -188,7 +189,7 @@ class Claims:
                 self._book.index[item.key] = item
             if gone or any(before.get(item.key) != item for item in put):
                 self._book.save(put, [item.key for item in gone])
-        except Refusal:
+        except BaseException:
             self._put_back(put, before)
             for item in made:
                 self._book.regions.remove(item)
@@ -243,8 +244,13 @@ class Claims:
         """
         self._book.called()
         with self._book.locked():
-            self.specs.remove(uid)
             gone = [item for item in self._book.index.of_pod(uid) if item.claim is not None]
+            try:
+                self.specs.remove(uid)
+            except Refusal as refusal:
+                if gone:
+                    raise
+                log.warning("%s", refusal.message)  # it names regions that are not there
             if not gone:
                 return ()
             self._book.save([], [item.key for item in gone])

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import stat
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -28,8 +30,18 @@ from vcuda.spec.names import Names
 _CLASS = "claim"
 _NOT_BY_CDI = "LD_LIBRARY_PATH"
 _UNFINISHED_S = 60.0
+_LONGEST = 2**24  # bytes of a file that is read; none of ours comes near it
 
 log = logging.getLogger(__name__)
+
+
+def _content(path: Path) -> bytes | None:
+    """None where no file can be read: the folder is everybody's, and what is no regular file could block us."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            return file.read(_LONGEST + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError:
+        return None
 
 
 class ClaimSpecs:
@@ -57,9 +69,9 @@ class ClaimSpecs:
         """
         path, text = self._path(items[0][0].pod_uid), json.dumps(self._specification(items, driver, settings)) + "\n"
         try:
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
+            if _content(path) != text.encode():
                 put(path, text)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise Refusal(
                 Reason.CDI_UNAVAILABLE,
                 f"the claim's CDI specification {path} can't be written: {error}; make room in {path.parent} "
@@ -121,7 +133,7 @@ class ClaimSpecs:
     def _is_ours(self, path: Path) -> bool:
         """Whether it mounts regions of this daemon: another one, with other folders, may serve claims here, too."""
         try:
-            written = json.loads(path.read_text(encoding="utf-8"))
+            written = json.loads(_content(path) or b"")
             mounts = [mount for device in written["devices"] for mount in device["containerEdits"]["mounts"]]
             return any(Path(mount["hostPath"]).is_relative_to(self._regions) for mount in mounts)
         except (OSError, ValueError, KeyError, TypeError):

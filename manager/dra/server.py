@@ -115,15 +115,22 @@ class Health(drahealth_pb2_grpc.DRAResourceHealthServicer):  # type: ignore[misc
     def __init__(self, feed: SnapshotFeed, node: str) -> None:
         self._feed, self._node = feed, node
         self._streams = threading.Semaphore(_MOST_STREAMS)
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Let the streams that are there end within a second: a server waits for them when it stops."""
+        ended, self._ended = self._ended, threading.Event()
+        ended.set()
 
     def NodeWatchResources(
         self, request: drahealth_pb2.NodeWatchResourcesRequest, context: grpc.ServicerContext
     ) -> Iterator[drahealth_pb2.NodeWatchResourcesResponse]:
         if not self._streams.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST_STREAMS} watch already")
+        ended = self._ended
         try:
             version, told = 0, float("-inf")
-            while context.is_active() and not self._feed.closed:
+            while context.is_active() and not self._feed.closed and not ended.is_set():
                 newest, snapshot = self._feed.newer_than(version, _STREAM_CHECK_S)
                 if snapshot is not None and (newest > version or time.monotonic() - told >= _REPEAT_S):
                     version, told = newest, time.monotonic()

@@ -129,6 +129,7 @@ class Sockets:
                 if path.stat().st_ino == inode:
                     path.unlink()
         self._inodes.clear()
+        self._health.end()
         stopping = [made.stop(grace=GRACE_S) for made in reversed(self._servers)]
         for event in stopping:
             event.wait(GRACE_S + 0.5)

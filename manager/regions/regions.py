@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol, cast
@@ -20,6 +21,8 @@ from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 FOLDER = "regions"
 CONTAINER_PATH = "/etc/vcuda"
 CLAIMS_PATH = f"{CONTAINER_PATH}/claims"
+
+_LONGEST_NAME = 255  # bytes (NAME_MAX of Linux)
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +96,8 @@ class Regions:
     def path_for(self, pod_uid: str, container: str) -> Path:
         """Raises Refusal for names that are no single path component (they come from outside)."""
         for name in (pod_uid, container):
-            if not name or "/" in name or name in (".", ".."):
-                raise Refusal(Reason.REGION_UNAVAILABLE, f"{name!r:.80} can't name a region's folder")
+            if not name or "/" in name or "\0" in name or name in (".", "..") or len(os.fsencode(name)) > _LONGEST_NAME:
+                raise Refusal(Reason.REGION_UNAVAILABLE, f"{name!r:.60} can't name a region's folder")
         return self.base / pod_uid / container
 
     def limits(self, allocation: Allocation, shared: Collection[str] = ()) -> tuple[region.CardLimit, ...]:
@@ -128,8 +131,10 @@ class Regions:
             limits = self.limits(allocation, shared)
             region.create(directory, limits)
             selinux.label((directory, directory / "limits", directory / "usage"))
-        except (OSError, region.RegionError) as error:
+        except Exception as error:  # whatever it is, nothing is left
             self._drop(directory)
+            if not isinstance(error, (OSError, region.RegionError)):
+                raise
             raise Refusal(
                 Reason.REGION_UNAVAILABLE,
                 f"cannot make the region of {allocation.name}: {error}; make room below {self.base} or make it "

@@ -110,6 +110,8 @@ class Claims:
             self._forget(old)
             old = None
         if not seen.ours:
+            if old is not None:  # of another DeviceClass: ours while it has our devices
+                self._forget(old)
             self._others.add(seen.key)
         else:
             self._others.discard(seen.key)

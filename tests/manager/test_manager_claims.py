@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,7 +177,8 @@ def test_capacity_that_no_card_has(claims: ClaimNode) -> None:
     claims.start()
     item = claim("huge", result(claims.cards[0], cores=30, memory="100Gi"))
     claims.put(item)
-    assert "InsufficientMemory" in error_of(claims, item)
+    said = error_of(claims, item)
+    assert "InsufficientMemory" in said and "and 32; delete" in said, "nobody is beside it"
 
 
 def test_a_card_that_this_node_does_not_have(claims: ClaimNode) -> None:
@@ -216,6 +219,66 @@ def test_no_room_for_what_must_be_written(claims: ClaimNode, monkeypatch: pytest
             assert "StateUnwritable" in error_of(claims, item)
     assert driver.prepare(item)[uid_of(item)].devices
     assert booked(claims)[0] == (30, 10)
+
+
+@pytest.mark.parametrize("what", ["no text", "a pipe", "a link"])
+def test_something_else_in_place_of_the_runtimes_file(claims: ClaimNode, what: str) -> None:
+    """A power cut, or another driver: it is written anew, and nothing waits for it."""
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    driver.prepare(item)
+    text, path = claims.spec(item), next(claims.cdi.glob(f"*{uid_of(item)}.json"))
+    path.unlink()
+    if what == "no text":
+        path.write_bytes(b"\xff\xfe")
+    elif what == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(claims.node.directory / "elsewhere")
+    answer = driver.prepare(item)[uid_of(item)]
+    assert answer.devices and not answer.error
+    assert claims.spec(item) == text and path.is_file() and not path.is_symlink()
+
+
+def test_a_folder_in_place_of_the_runtimes_file(claims: ClaimNode) -> None:
+    """Nothing is booked for the claim: kubelet must be able to forget it."""
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    path = claims.cdi / f"tencent.com-claim-{uid_of(item)}.json"
+    path.mkdir(parents=True)
+    assert "CdiUnavailable" in error_of(claims, item)
+    assert not driver.unprepare(item)[uid_of(item)].error
+    path.rmdir()
+
+
+def test_a_defect_while_a_region_is_made_leaves_nothing(claims: ClaimNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = claims.start()
+    item = claim("two", result(claims.cards[0], "one", 10), result(claims.cards[0], "other", 10))
+    claims.put(item)
+    make = region.create
+
+    def fail(directory: Path, *arguments: Any) -> None:
+        if directory.name == "other":
+            raise OverflowError("int too big to convert")
+        make(directory, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("manager.regions.regions.region.create", fail)
+        assert "int too big" in error_of(claims, item)
+        assert not any((claims.node.directory / "vm/regions").iterdir())
+    assert driver.prepare(item)[uid_of(item)].devices
+
+
+@pytest.mark.parametrize("request_name", ["a\0b", "..", "r" * 300])
+def test_a_name_that_is_no_folders(claims: ClaimNode, request_name: str) -> None:
+    claims.start()
+    item = claim("odd", result(claims.cards[0], "good", 10), result(claims.cards[0], request_name, 10))
+    claims.put(item)
+    said = error_of(claims, item)
+    assert "defect" not in said and len(said) < 300
+    assert not (claims.node.directory / "vm/regions" / uid_of(item)).exists()
 
 
 def _full(*_: Any) -> None:

@@ -108,6 +108,16 @@ def test_a_lost_card_is_told_by_taint_and_by_health(claims: ClaimNode) -> None:
     eventually(lambda: taints(claims) == [(5, "unhealthy", "NoExecute")], "the taint")
 
 
+def test_streams_of_health_do_not_keep_the_daemon(claims: ClaimNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelet holds its stream all the time: a server that waits for it would be away for its whole grace."""
+    monkeypatch.setattr("manager.dra.sockets.GRACE_S", 60.0)
+    stream = claims.start().health()
+    next(stream)
+    began = time.monotonic()
+    claims.node.stop()
+    assert time.monotonic() - began < 40
+
+
 def test_what_kubelet_takes_away_at_its_start_comes_again(claims: ClaimNode) -> None:
     claims.start()
     (item,) = settled(claims)

@@ -128,6 +128,20 @@ def test_a_claim_that_kube_scheduler_took_back_is_decided_anew(engine: Engine) -
     assert chosen(asks(engine, user("p", "c"), ("a",))) == "a"
 
 
+def test_a_claim_of_another_class_that_lost_our_devices_holds_nothing(engine: Engine) -> None:
+    """While it has them it is booked; after that nothing in it says that it ever was ours."""
+    thing = claim("c")
+    thing["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "another"
+    engine.see_claim(allocated(thing, ("a", "GPU-a-0", 30, 10)))
+    assert free(engine, "a") == [70, 100]
+    engine.see_claim(thing)
+    assert free(engine, "a") == [100, 100]
+    engine.see_claim(allocated(thing, ("a", "GPU-a-1", 30, 10)))
+    assert free(engine, "a") == [100, 70]
+    engine.lose_claim("default", "c")
+    assert free(engine, "a") == [100, 100]
+
+
 def test_another_word_of_the_claim_before_it_is_allocated_changes_nothing(engine: Engine) -> None:
     thing = claim("c")
     engine.see_claim(thing)

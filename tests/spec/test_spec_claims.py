@@ -124,6 +124,7 @@ def test_an_alternative_has_its_requests_region_and_its_own_configuration() -> N
         ({"coreLimit": 20}, "below the 30 cores of request 'gpu'"),
         ({"priority": "urgent"}, "low, normal, high"),
         ({"oversell": "much"}, "an amount of memory"),
+        ({"oversell": "9999999999E"}, "no card has more"),
         ({"oversell": "512Mi"}, "fewer than the 4"),
         ({"apiVersion": "v1"}, "write apiVersion: vcuda.tencent.com/v1"),
         ({"kind": "GpuConfig"}, "kind: ShareConfig"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 from hypothesis import given, strategies
 
+from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.request import ContainerRequest, Kind, Priority
 from vcuda.spec.share_templates import ShareTemplate
@@ -51,6 +53,14 @@ def test_whole_cards_are_asked_for_without_amounts_and_apart() -> None:
 )  # fmt: skip
 def test_other_names_are_none_of_ours(name: str) -> None:
     assert ShareTemplate.named(name) is None
+
+
+@pytest.mark.parametrize("more", [{"memory_blocks": 10**9}, {"oversell_blocks": 10**9}])
+def test_amounts_that_no_name_says_are_refused(more: dict[str, int]) -> None:
+    """The pod would wait for a template that nobody ever makes."""
+    asked = dataclasses.replace(ContainerRequest("main", Kind.APP, 0, 30, 10, 30), **more)
+    with pytest.raises(InvalidRequest, match=r"main.*1000000000"):
+        ShareTemplate.of(asked, Priority.NORMAL)
 
 
 _PRIORITY = strategies.sampled_from(Priority)

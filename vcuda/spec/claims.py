@@ -21,6 +21,8 @@ CORES, MEMORY = "cores", "memory"  # capacities of a device
 CONFIG_KIND = "ShareConfig"
 MOST_REQUESTS = 32  # of a claim (api/resource/v1, DeviceRequestsMaxSize)
 _CONFIG_FIELDS = ("coreLimit", "priority", "oversell")
+_MOST_BYTES = 2**63 - 1  # what Kubernetes' quantities say, and a region's 64 bits hold
+_LONGEST_LABEL, _LONGEST_POOL = 63, 253  # characters (api/resource/v1)
 _DEFAULT_NAMES = Names()
 
 
@@ -190,7 +192,10 @@ def _oversell(value: object) -> bool | int | None:
     found = parse_quantity(value)
     if found is None or found[0] <= 0:
         raise _bad_config(f'oversell is {value!r:.60}; it must be true, false or an amount of memory such as "4Gi"')
-    return max(1, found[0] // found[1])
+    size = max(1, found[0] // found[1])
+    if size > _MOST_BYTES:
+        raise _bad_config(f"oversell is {value!r:.60}; no card has more than 2^63 - 1 bytes")
+    return size
 
 
 def _configs(entries: object, what: str, names: Names) -> list[tuple[frozenset[str], ShareConfig]]:
@@ -243,6 +248,11 @@ def _result(item: Mapping[str, Any]) -> Result:
     request = alternative.partition("/")[0]
     if not (request and pool and device):
         raise _bad_claim("a result of its allocation lacks request, pool or device")
+    if max(len(request), len(device)) > _LONGEST_LABEL or len(pool) > _LONGEST_POOL:
+        raise _bad_claim(
+            f"request {request!r:.60}, pool {pool!r:.60} or device {device!r:.60} of its allocation has a longer name "
+            "than Kubernetes allows"
+        )
     if item.get("adminAccess"):
         raise _bad_claim(f"request {request!r} asks for adminAccess, which this driver does not give; drop it")
     consumed = _object(item.get("consumedCapacity"), "consumedCapacity")

@@ -13,6 +13,7 @@ from typing import Any
 
 from vcuda.spec.claims import CONFIG_KIND, CORES, GROUP_VERSION, MEMORY
 from vcuda.spec.devices import quantity
+from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import Names
 from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, ContainerRequest, Priority
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
@@ -44,11 +45,19 @@ class ShareTemplate:
 
     @classmethod
     def of(cls, asked: ContainerRequest, priority: Priority) -> ShareTemplate:
-        """What a container's request becomes."""
+        """What a container's request becomes. Raises InvalidRequest for amounts that no name says."""
         if asked.whole:
-            return cls(cards=asked.card_count, priority=priority)
-        limit = asked.core_limit if asked.core_limit > asked.cores else 0
-        return cls(asked.cores, asked.memory_blocks, 1, limit, asked.oversell_blocks, priority)
+            found = cls(cards=asked.card_count, priority=priority)
+        else:
+            limit = asked.core_limit if asked.core_limit > asked.cores else 0
+            found = cls(asked.cores, asked.memory_blocks, 1, limit, asked.oversell_blocks, priority)
+        if cls.named(found.name) != found:
+            raise InvalidRequest(
+                Reason.INVALID_CLAIM,
+                f"container {asked.name!r:.60}: no claim can say {asked.cores} cores, {asked.memory_blocks} blocks of "
+                f"256 MiB and {asked.oversell_blocks} with oversell; ask for what a card has",
+            )
+        return found
 
     @classmethod
     def named(cls, name: str) -> ShareTemplate | None:
