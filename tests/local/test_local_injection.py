@@ -50,7 +50,7 @@ class Owner:
     def __init__(self, key: tuple[str, str], first: int) -> None:
         self.key, self.first = key, first
 
-    def container(self, pid: int) -> tuple[str, str] | None:
+    def container(self, pid: int, uuid: str = "") -> tuple[str, str] | None:  # noqa: ARG002
         return self.key if pid == self.first else None
 
 

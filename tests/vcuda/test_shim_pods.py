@@ -124,6 +124,7 @@ def test_pods_that_share_a_claim_share_its_limit_and_see_each_others_deaths(tmp_
         (pod.region_directory / "claims").mkdir(parents=True)
         (pod.region_directory / "claims/shared").symlink_to(claim)
     holder = in_a_pod(pods[0], "begin(); answer([os.getpid(), alloc(300 * MIB)[0]]); sys.stdin.read()")
+    assert holder.stdout and json.loads(holder.stdout.readline()) == [1, 0]
     taker = in_a_pod(
         pods[1],
         """
@@ -139,8 +140,7 @@ answer(info()[0] // MIB)
 """,
     )
     try:
-        assert holder.stdout and taker.stdout and taker.stdin
-        assert json.loads(holder.stdout.readline()) == [1, 0]
+        assert taker.stdout and taker.stdin
         left = (LIMIT - 2 * CONTEXT) // MIB - 300
         for _ in range(3):  # asking what is free frees what the dead had, and only that
             assert json.loads(taker.stdout.readline()) == [1, 2, left]

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "cuda/driver/capture_mode.h"
+
 struct departure {
     struct departure *next;
     CUevent event;      /* NULL: none could be made */
@@ -24,21 +26,6 @@ static void forget(void)
 }
 VC_AT_FORK(forget);
 
-/* Calls that a capture of another thread would forbid. */
-static int relax(void)
-{
-    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (vc_real.cuThreadExchangeStreamCaptureMode)
-        vc_real.cuThreadExchangeStreamCaptureMode(&mode);
-    return mode;
-}
-
-static void restore(int mode)
-{
-    if (vc_real.cuThreadExchangeStreamCaptureMode)
-        vc_real.cuThreadExchangeStreamCaptureMode(&mode);
-}
-
 /* An event at the end of what is in the stream, in the stream's context. */
 static CUevent mark(CUstream stream, CUcontext context)
 {
@@ -50,14 +37,14 @@ static CUevent mark(CUstream stream, CUcontext context)
     if (foreign && (!vc_real.cuCtxPushCurrent_v2 || !vc_real.cuCtxPopCurrent_v2 ||
                     vc_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS))
         return NULL;
-    int mode = relax();
+    int mode = vc_capture_relax();
     if (vc_real.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
         event = NULL;
     } else if (vc_real.cuEventRecord(event, stream) != CUDA_SUCCESS) {
         vc_real.cuEventDestroy_v2(event);
         event = NULL;
     }
-    restore(mode);
+    vc_capture_restore(mode);
     if (foreign)
         vc_real.cuCtxPopCurrent_v2(&now);
     return event;
@@ -109,11 +96,11 @@ static void put_back(struct departure *one, bool in_front)
 
 static bool is_reached(const struct departure *one)
 {
-    int mode = relax();
+    int mode = vc_capture_relax();
     bool reached = one->event && vc_real.cuEventQuery(one->event) == CUDA_SUCCESS;
     if (reached)
         vc_real.cuEventDestroy_v2(one->event);
-    restore(mode);
+    vc_capture_restore(mode);
     return reached;
 }
 

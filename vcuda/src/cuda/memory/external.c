@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include "cuda/driver/capture_mode.h"
 #include "cuda/driver/owner.h"
 #include "cuda/memory/account.h"
 #include "cuda/memory/exported.h"
@@ -85,10 +86,13 @@ static vc_cards cards_of(CUexternalMemory memory, uint64_t bytes)
     CUDA_EXTERNAL_MEMORY_BUFFER_DESC whole = {.size = bytes};
     if (is_one_card())
         return 1;
-    if (vc_real.cuExternalMemoryGetMappedBuffer(&pointer, memory, &whole) != CUDA_SUCCESS)
-        return vc_cards_all();
-    vc_cards cards = vc_cards_at(pointer);
-    vc_real.cuMemFree_v2(pointer);
+    int mode = vc_capture_relax();
+    vc_cards cards = vc_cards_all();
+    if (vc_real.cuExternalMemoryGetMappedBuffer(&pointer, memory, &whole) == CUDA_SUCCESS) {
+        cards = vc_cards_at(pointer);
+        vc_real.cuMemFree_v2(pointer);
+    }
+    vc_capture_restore(mode);
     return cards;
 }
 
