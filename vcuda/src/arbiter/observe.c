@@ -55,6 +55,8 @@ static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
     int64_t credit = seen->credit_ns;
     if (credit < -VC_CHARGE_LIMIT_NS)
         credit = -VC_CHARGE_LIMIT_NS;
+    if (credit > VC_BUCKET_NS) /* no bucket holds more, whatever a tenant writes */
+        credit = VC_BUCKET_NS;
     uint64_t elapsed = now_ns > seen->credit_updated_ns ? now_ns - seen->credit_updated_ns : 0;
     elapsed = vc_earlier(elapsed, CHARGE_BOUND_NS);
     credit += (int64_t)(elapsed * rate / VC_PPM);
