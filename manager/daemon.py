@@ -14,7 +14,6 @@ import vcuda
 from manager.allocate import rebuild
 from manager.allocate.allocator import Allocator
 from manager.allocate.book import Book
-from manager.allocate.claims import Claims
 from manager.allocate.find_pod import RECORDS_TIMEOUT_S, PodFinder
 from manager.allocate.resizer import Resizer
 from manager.allocations.accounting import as_pods, static_pods
@@ -39,12 +38,8 @@ from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.config.values import DEVICE_PLUGIN, DRA
 from manager.container.cdi import CdiKeeper
-from manager.container.claim_specs import ClaimSpecs
 from manager.container.driver_dir import DriverDirKeeper
-from manager.dra.claims import Preparer
-from manager.dra.server import DraPlugin, Health
-from manager.dra.slices import Slices
-from manager.dra.sockets import Sockets
+from manager.dra.node import NoClaims, NodeClaims
 from manager.errors import Refusal, StartError
 from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
@@ -203,55 +198,33 @@ class Daemon:
         )
 
     def _make_plugins(self, stack: contextlib.ExitStack) -> None:
-        self._device_lists, self._snapshots = SnapshotFeed(), SnapshotFeed()
+        self._device_lists = SnapshotFeed()
         plugins = [Plugin(name, self.allocator, self._device_lists, self.api_writer, self.metrics) for name in SOCKETS]
         directory = self.settings.device_plugin_path
         self.registrar = Registrar(directory, self._names, plugins, self._device_lists, self._kubelet_restarted)
         stack.callback(self.registrar.stop)
         stack.callback(self._device_lists.close)
-        stack.callback(self._snapshots.close)
 
     def _make_claims(self, stack: contextlib.ExitStack, kube: Kube | None) -> None:
-        settings = self.settings
-        self.claims = Claims(
-            settings=self._settings,
-            inventory=self.inventory,
-            book=self.book,
-            driver_dir=self.driver_dir,
-            specs=ClaimSpecs(settings.cdi_root, self._names, self._root, self._regions.base),
-            limits=self.limits,
-        )
-        self._preparer: Preparer | None = None
-        self.sockets: Sockets | None = None
-        self.slices: Slices | None = None
-        if DRA not in settings.protocols:
+        self.claims = NoClaims()
+        if DRA not in self.settings.protocols:
             return
         if kube is None:
             raise StartError("--protocols=dra needs the API server, which has the claims: set --kubeconfig")
-        self._preparer = preparer = Preparer(
+        self.claims = NodeClaims(
             settings=self._settings,
             names=self._names,
+            root=self._root,
             inventory=self.inventory,
+            book=self.book,
+            driver_dir=self.driver_dir,
+            limits=self.limits,
             kube=kube,
-            claims=self.claims,
-            view=self.book,
             pods=self._known_pods,
             presence=lambda: self.pod_finder.presence(self.book.index.static_pods, timeout=5.0),
             metrics=self.metrics,
         )
-        health = Health(self._snapshots, settings.node_name)
-        self.sockets = Sockets(
-            settings.plugins_path,
-            settings.plugins_registry_path,
-            self._names.driver,
-            DraPlugin(preparer),
-            health,
-        )
-        stack.callback(self.sockets.stop)
-        self.slices = Slices(
-            settings=self._settings, names=self._names, inventory=self.inventory, view=self.book, kube=kube
-        )
-        stack.callback(self.slices.stop)
+        stack.callback(self.claims.stop)
 
     def _make_audits(self, stack: contextlib.ExitStack) -> None:
         tell = self._consequences.tell
@@ -325,7 +298,7 @@ class Daemon:
             api_writer=self.api_writer,
             kube=kube,
             pods=self._known_pods,
-            preparer=self._preparer,
+            claims=self.claims,
         )
         self._housekeeping = Housekeeper(
             self._settings,
@@ -337,7 +310,7 @@ class Daemon:
                 self.limits.count,
                 audits.look,
                 self._look_at_limits,
-                self._look_slices,
+                self.claims.look,
                 lambda: self._resizer.look(self._known_pods() or ()),
             ],
             collection.collect,
@@ -388,9 +361,7 @@ class Daemon:
             self._stack.callback(self._web.stop)
             if DEVICE_PLUGIN in self.settings.protocols:
                 self.registrar.start()
-            if self.sockets is not None and self.slices is not None:
-                self.sockets.start()
-                self.slices.start()
+            self.claims.start()
             self._housekeeping.start()
             self.overhead.start()
             self.drift.start()
@@ -425,16 +396,13 @@ class Daemon:
         restored = rebuild.complete(known, entries, pods or (), self._names, base, cards, self._share_cut)
         if own_view and pods is not None:
             restored = rebuild.with_static(restored, pods)
-        if self._preparer is not None:
-            known_uids = {uid for uid, _ in restored}
-            restored.update({item.key: item for item in self._preparer.lost(known_uids, self._regions.base)})
+        restored.update({item.key: item for item in self.claims.restore({uid for uid, _ in restored})})
         try:
             # A region of whom nobody knows may be a running container's while the pods can't be told.
             self.book.restore(restored, orphans=pods is not None)
         except Refusal as refusal:
             raise StartError(refusal.message) from None
-        if DRA in self.settings.protocols:
-            self.claims.restore()
+        self.claims.restored()
         if restored:
             log.info("%d containers hold shares", len(restored))
 
@@ -463,18 +431,13 @@ class Daemon:
         self.driver_dir.refresh(snapshot.driver_version)
         self.cdi.refresh(snapshot, self.settings)
         self._device_lists.show(protocols.plugins_part(self.settings, snapshot))
-        self._snapshots.show(snapshot)
-        self._look_slices()
+        self.claims.cards_changed(snapshot)
         self.metrics.describe(vcuda.__version__, snapshot.driver_version, self.settings.node_name)
         healthy = sum(item.card.healthy for item in snapshot.cards)
         version = snapshot.driver_version or "none"
         log.info("%d cards, %d healthy, driver %s", len(snapshot.cards), healthy, version)
         self._node_object.describe()
         self._housekeeping.wake()
-
-    def _look_slices(self) -> None:
-        if self.slices is not None:
-            self.slices.look()
 
     def _kubelet_restarted(self) -> None:
         self.pod_finder.kubelet_restarted()
@@ -511,7 +474,6 @@ class Daemon:
         parts = (
             self._housekeeping,
             *((self.registrar,) if DEVICE_PLUGIN in self.settings.protocols else ()),
-            *((self.sockets, self.slices, self.slices.informer) if self.sockets and self.slices else ()),
             self.inventory,
             self.api_writer,
             self.overhead,
@@ -519,7 +481,7 @@ class Daemon:
             self._web,
         )
         watch = [self._pods.informer.worker] if self._pods is not None else []
-        return [*(part.worker for part in parts), *watch]
+        return [*(part.worker for part in parts), *self.claims.workers, *watch]
 
     def unhealthy(self) -> list[str]:
         """Reasons for which a restart may help."""
@@ -550,14 +512,14 @@ class Daemon:
     def _registered(self) -> bool:
         """With kubelet, by all protocols that this node offers."""
         by_plugin = DEVICE_PLUGIN not in self.settings.protocols or self.registrar.registered
-        return by_plugin and (self.sockets is None or self.sockets.registered)
+        return by_plugin and self.claims.registered
 
     def _counts(self) -> Counts:
         failures = {worker.name: worker.failures for worker in self.workers}
         return Counts(
             registered=self._registered,
-            registrations=self.registrar.registrations + (self.sockets.registrations if self.sockets else 0),
-            slice_writes=self.slices.writes if self.slices else 0,
+            registrations=self.registrar.registrations + self.claims.registrations,
+            slice_writes=self.claims.slice_writes,
             restored_devices=self.cgroups.restored,
             failures=failures,
             xids=self.inventory.xid_counts,

@@ -24,7 +24,7 @@ from manager.cards.inventory import Inventory
 from manager.config.settings import Settings
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
-from manager.dra.claims import Preparer
+from manager.dra.node import NoClaims
 from manager.errors import Refusal
 from manager.kube.api import Kube, Pod
 from manager.kube.writer import ApiWriter
@@ -106,15 +106,14 @@ class Collection:
     api_writer: ApiWriter
     kube: Kube | None
     pods: Callable[[], Sequence[Pod] | None]  # the node's, by the watch
-    preparer: Preparer | None
+    claims: NoClaims
 
     def collect(self) -> None:
         try:
             self.allocator.collect()
         except Refusal as refusal:
             log.warning("looking for pods that are gone: %s", refusal)
-        if self.preparer is not None:
-            self.preparer.collect()
+        self.claims.collect()
         for pod in self.pods() or ():
             self.allocator.reconcile(pod)
         self._recycle()

@@ -49,7 +49,7 @@ class Preparer:
         settings: Callable[[], Settings],
         names: Names,
         inventory: Inventory,
-        kube: Kube | None,
+        kube: Kube,
         claims: Claims,
         view: AllocationView,
         pods: Callable[[], Sequence[Pod] | None],
@@ -92,7 +92,7 @@ class Preparer:
         `known`: UIDs; `regions`: their folder. What can't be told is logged, left out.
         """
         there = {folder.name for folder in regions.iterdir()} - set(known) if regions.is_dir() else set()
-        if not there or self._kube is None:
+        if not there:
             return []
         found: dict[tuple[str, str], Allocation] = {}
         try:
@@ -145,7 +145,7 @@ class Preparer:
 
     def _is_named(self, uid: str, item: Allocation) -> bool:
         """Whether the claim's name still means it: another one of the same name has other users. Raises KubeError."""
-        found = self._kube.claim(item.namespace, item.pod_name, READ_TIMEOUT_S) if self._kube is not None else None
+        found = self._kube.claim(item.namespace, item.pod_name, READ_TIMEOUT_S)
         return found is not None and uid_of(found) == uid
 
     def _release_namesakes(self, claim: AllocatedClaim) -> None:
@@ -176,8 +176,6 @@ class Preparer:
 
     def _end(self, uid: str, item: Allocation, here: Collection[str]) -> None:
         """Let go of a claim none of whose pods is here any more, unless the API server says that others have it."""
-        if self._kube is None:
-            return
         try:
             found = self._kube.claim(item.namespace, item.pod_name, READ_TIMEOUT_S)
             pods = parse_claim(found, self._names).pods if found is not None and uid_of(found) == uid else ()
@@ -203,10 +201,6 @@ class Preparer:
     def _read(self, namespace: str, name: str, uid: str, until: float) -> Mapping[str, Any]:
         self._check(uid)
         what = f"claim {namespace:.64}/{name:.64}"
-        if self._kube is None:
-            raise Refusal(
-                Reason.CLAIM_UNREADABLE, f"{what} can't be read: no API server is configured; set --kubeconfig"
-            )
         left = until - time.monotonic()
         if left <= 0:
             raise Refusal(
@@ -280,7 +274,7 @@ class Preparer:
                 Reason.CLAIM_CHANGED, "it is reserved for no pod (status.reservedFor); kubelet tries again by itself"
             )
         found = [pod for pod in self._pods() or () if uid_of(pod) in users]
-        if len(found) == len(users) or self._kube is None:
+        if len(found) == len(users):
             return found
         try:  # the watch may lag behind kubelet's, or be broken
             pods = self._kube.pods(max(0.1, min(READ_TIMEOUT_S, until - time.monotonic())))

@@ -13,6 +13,7 @@ import pytest
 from localcluster.apiserver.faults import Fault, Request
 from manager.allocations import accounting
 from manager.container.response import in_the_way
+from manager.dra.node import NodeClaims
 from manager.errors import StartError
 from tests.manager.manager_claims import ClaimNode, claim, claim_node, config, result
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -346,7 +347,8 @@ def test_a_volume_in_the_way_of_a_pod_that_the_watch_does_not_know(
     user = pod("p", container("c", 0) | {"volumeMounts": [{"name": "v", "mountPath": "/etc/vcuda"}]}, uid="uid-p")
     user["spec"]["containers"][0]["resources"] = {}
     claims.node.api.put("pods", user)
-    monkeypatch.setattr(claims.node.daemon._preparer, "_pods", lambda: None)
+    assert isinstance(claims.node.daemon.claims, NodeClaims)
+    monkeypatch.setattr(claims.node.daemon.claims.preparer, "_pods", lambda: None)
     item = claim("train", result(claims.cards[0]))
     claims.put(item)
     assert "MountInTheWay" in error_of(claims, item)

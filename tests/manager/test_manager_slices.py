@@ -10,6 +10,7 @@ import pytest
 
 from localcluster.apiserver.faults import Fault, Request
 from localcluster.apiserver.store import copied
+from manager.dra.node import NodeClaims
 from manager.proto import drahealth_pb2
 from tests.manager.manager_claims import ClaimNode, claim_node
 from tests.manager.manager_pods import NAMES, eventually
@@ -27,16 +28,16 @@ def claims(make_machine: Callable[..., Machine], make_node: Callable[..., Node])
 
 
 def writes(claims: ClaimNode) -> int:
-    assert claims.node.daemon is not None and claims.node.daemon.slices is not None
-    return claims.node.daemon.slices.writes
+    assert claims.node.daemon is not None and isinstance(claims.node.daemon.claims, NodeClaims)
+    return claims.node.daemon.claims.slices.writes
 
 
 def settled(claims: ClaimNode) -> list[dict[str, Any]]:
     """The slices once several looks have found nothing to do."""
     eventually(claims.slices, "slices")
     daemon = claims.node.daemon
-    assert daemon is not None and daemon.slices is not None
-    slices, last = daemon.slices, -1
+    assert daemon is not None and isinstance(daemon.claims, NodeClaims)
+    slices, last = daemon.claims.slices, -1
     while last != writes(claims):
         last = writes(claims)
         for _ in range(3):
@@ -147,9 +148,9 @@ def test_a_restored_store_is_put_right_though_its_versions_are_lower(claims: Cla
     for number in range(8):
         api.put("resourceslices", {**item, "metadata": {**item["metadata"], "labels": {"n": str(number)}}})
     daemon = claims.node.daemon
-    assert daemon is not None and daemon.slices is not None
+    assert daemon is not None and isinstance(daemon.claims, NodeClaims)
     newest = claims.slices()[0]["metadata"]["resourceVersion"]
-    slices = daemon.slices
+    slices = daemon.claims.slices
     eventually(lambda: slices.informer._version == newest, "the watch")
     store = api.store("resourceslices")
     with store._clock.changed:
