@@ -87,6 +87,6 @@ class Kube:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         self.client.call("DELETE", path("pods", namespace, name), body, timeout=timeout)
 
-    def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
-        """`about`: kind, namespace, name, uid of the object; `kind`: Normal or Warning."""
-        events.post(self.client, {"component": COMPONENT, "host": self.node}, about, kind, reason, message, timeout)
+    def event(self, said: events.Said, correlator: events.Correlator, timeout: float) -> None:
+        """Make an event, or raise its count."""
+        correlator.send(self.client, {"component": COMPONENT, "host": self.node}, said, timeout)

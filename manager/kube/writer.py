@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from manager.kube.api import Kube
 from manager.process.logs import Conditions
 from vcuda.kube.errors import BadName, KubeError
+from vcuda.kube.events import BETWEEN_REPEATS_S, Correlator
 from vcuda.kube.worker import Worker
 
 TIMEOUT_S = 5.0
 _KEPT = 2048
-_KEPT_EVENTS = 8  # of one reason about one object: a tenant may cause as many as it likes
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _BETWEEN_FAILURES_S = 0.5
 # Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
@@ -40,9 +40,10 @@ class _Message:
     send: Callable[[Kube], None]
     pause: float
     at: float = float("-inf")
+    failed: bool = False
 
     def postpone(self, now: float) -> None:
-        self.at, self.pause = now + self.pause, min(self.pause * 2, _LONGEST_PAUSE_S)
+        self.at, self.pause, self.failed = now + self.pause, min(self.pause * 2, _LONGEST_PAUSE_S), True
 
 
 def _is_event(name: str) -> bool:
@@ -59,6 +60,7 @@ class ApiWriter:
     def __init__(self, kube: Kube | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
         self._clock = clock
+        self._correlator = Correlator(clock)
         self._pending: OrderedDict[str, _Message] = OrderedDict()
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -85,12 +87,12 @@ class ApiWriter:
         self._wake.put(None)
         self.worker.join(0.5)
 
-    def _put(self, name: str, send: Callable[[Kube], None]) -> None:
+    def _put(self, name: str, send: Callable[[Kube], None], at: float = float("-inf")) -> None:
         if self._kube is None:
             return
         with self._lock:
             # At once, also after failures: kubelet may have started, and our node be there now.
-            self._pending[name] = _Message(send, _FIRST_NODE_PAUSE_S if name == _NODE else _FIRST_PAUSE_S)
+            self._pending[name] = _Message(send, _FIRST_NODE_PAUSE_S if name == _NODE else _FIRST_PAUSE_S, at)
             while len(self._pending) > _KEPT:
                 events = (key for key in self._pending if _is_event(key))
                 del self._pending[next(events, next(iter(self._pending)))]
@@ -105,12 +107,15 @@ class ApiWriter:
         self._put(_NODE, lambda kube: kube.patch_node(annotations, said, TIMEOUT_S))
 
     def event(self, about: Mapping[str, str], kind: str, reason: str, message: str) -> None:
-        """Left out where so many of that reason about that object still wait to be sent."""
-        same = f"event {about.get('uid')} {reason} "
-        with self._lock:
-            waiting = sum(key.startswith(same) for key in self._pending)
-        if waiting < _KEPT_EVENTS:
-            self._put(f"{same}{message}", lambda kube: kube.event(about, kind, reason, message, TIMEOUT_S))
+        """Said again it raises the count of the event that is there, ten seconds after it was written last."""
+        if self._kube is None:
+            return
+        said = self._correlator.note(about, kind, reason, message)
+        self._put(
+            f"event {said.key}",
+            lambda kube: kube.event(said, self._correlator, TIMEOUT_S),
+            said.sent_at + BETWEEN_REPEATS_S,
+        )
 
     def pod_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         """A warning on a pod."""
@@ -193,7 +198,7 @@ class ApiWriter:
         with self._lock:
             if self._pending.get(name) is message:
                 del self._pending[name]
-            failing = any(other.at > float("-inf") for key, other in self._pending.items() if key != _NODE)
+            failing = any(other.failed for key, other in self._pending.items() if key != _NODE)
         if not failing:
             self._conditions.clear("api", "the API server answers again")
         return True

@@ -24,6 +24,7 @@ from scheduler_ext.sync.election import Election, Place
 from vcuda import addresses
 from vcuda.kube.access import Access
 from vcuda.kube.errors import KubeError
+from vcuda.kube.events import Correlator
 from vcuda.kube.worker import Worker
 from vcuda.spec.names import Names
 
@@ -155,6 +156,7 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("sweeper").inc,
             pause=min(_LONGEST_SWEEP, settings.assume_seconds / 4, settings.gang_seconds / 4),
         )  # fmt: skip
+        self._correlator = Correlator()
         self._teller = Worker(
             "events",
             self._tell,
@@ -209,7 +211,7 @@ class _Replica:
 
     def _tell(self) -> None:
         self._engine.compare()
-        events.send(self._api, self._engine)
+        events.send(self._api, self._engine, self._correlator)
 
     def _answer(self) -> None:
         if self._standby_reason() is None:

@@ -26,6 +26,7 @@ class Notice(NamedTuple):
     uid: str
     reason: str
     message: str
+    times: int = 1  # that it was said
 
 
 class Notices:
@@ -42,8 +43,8 @@ class Notices:
     def put(self, notice: Notice) -> None:
         # Of a node several things may be said at once: each is of another pod.
         key = notice.uid, notice.reason, notice.message if notice.kind == "Node" else ""
-        self._waiting.pop(key, None)
-        self._waiting[key] = notice
+        before = self._waiting.pop(key, None)
+        self._waiting[key] = notice._replace(times=notice.times + (before.times if before else 0))
         if len(self._waiting) > _MOST:
             [(most, _)] = collections.Counter(one.namespace for one in self._waiting.values()).most_common(1)
             del self._waiting[next(key for key, one in self._waiting.items() if one.namespace == most)]

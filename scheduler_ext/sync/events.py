@@ -6,20 +6,21 @@ import logging
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.sync.api import ApiServer
-from vcuda.kube import events
 from vcuda.kube.errors import KubeError
+from vcuda.kube.events import Correlator
 
 _SOURCE = {"component": "gpu-scheduler-extender"}
 _log = logging.getLogger(__name__)
 
 
-def send(api: ApiServer, engine: Engine) -> None:
+def send(api: ApiServer, engine: Engine, correlator: Correlator) -> None:
     """Some of those that wait, once: what does not arrive is in the log, and no decision waits for it."""
     for notice in engine.notices():
         about = {"kind": notice.kind, "name": notice.name, "uid": notice.uid}
         if notice.namespace:
             about["namespace"] = notice.namespace
         try:
-            events.post(api.client, _SOURCE, about, "Warning", notice.reason, notice.message)
+            said = correlator.note(about, "Warning", notice.reason, notice.message, notice.times)
+            correlator.send(api.client, _SOURCE, said)
         except KubeError as error:
             _log.warning("the event %s on %s %s was not taken: %s", notice.reason, notice.kind, notice.name, error)

@@ -15,6 +15,7 @@ from manager.kube.api import Kube
 from manager.kube.writer import ApiWriter
 from tests.manager.manager_pods import eventually
 from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
+from vcuda.kube.events import Correlator, Said
 
 # What is sent.
 
@@ -38,8 +39,8 @@ class Answers:
     def patch_pod(self, namespace: str, name: str, uid: str, annotations: Any, timeout: float) -> None:
         self._answer(f"annotate {name} {annotations}")
 
-    def event(self, about: Any, kind: str, reason: str, message: str, timeout: float) -> None:
-        self._answer(f"event {message}")
+    def event(self, said: Said, correlator: Correlator, timeout: float) -> None:
+        self._answer(f"event {said.message}")
 
     def evict(self, namespace: str, name: str, uid: str, timeout: float) -> None:
         self._answer(f"evict {name}")
@@ -99,9 +100,9 @@ def test_a_message_that_always_fails_blocks_no_other(failure: Exception) -> None
     api = Broken()
     with sending(api) as api_writer:
         api_writer.annotate_pod("default", "p", "u", {})
-        for number in range(3):
-            api_writer.pod_event("default", "q", "v", "Reason", f"{number}")
-        eventually(lambda: {"event 0", "event 1", "event 2"} <= set(api.calls), "the other messages")
+        for word in "abc":
+            api_writer.pod_event("default", "q", "v", "Reason", word)
+        eventually(lambda: {"event a", "event b", "event c"} <= set(api.calls), "the other messages")
         eventually(lambda: api.calls.count("annotate") >= 3, "further tries")
 
 
@@ -139,12 +140,37 @@ def test_of_more_messages_than_are_kept_the_oldest_are_given_up(monkeypatch: pyt
     monkeypatch.setattr(outbox_module, "_KEPT", 3)
     api = Answers()
     api_writer = ApiWriter(cast(Kube, api))
-    for number in range(5):
-        api_writer.event({"uid": "u"}, "Warning", "Xid", f"{number}")
+    for word in "abcde":
+        api_writer.event({"uid": "u"}, "Warning", "Xid", word)
     api_writer.start()
     assert api_writer.wait_empty(10)
     api_writer.stop()
-    assert api.calls == ["event 2", "event 3", "event 4"]
+    assert api.calls == ["event c", "event d", "event e"]
+
+
+def test_an_event_that_repeats_waits_its_turn_and_then_says_how_often() -> None:
+    class Counting(Answers):
+        def event(self, said: Said, correlator: Correlator, timeout: float) -> None:
+            self.calls.append(f"{said.message} x{said.count}")
+            said.sent_at = correlator.clock()
+
+    now, api = [100.0], Counting()
+    writer = ApiWriter(cast(Kube, api), lambda: now[0])
+
+    def refused(times: int) -> None:
+        for number in range(times):
+            writer.pod_event("default", "p", "u", "MemoryRefused", f"refused {number} MiB")
+        while (entry := writer._next()) is not None:
+            writer._send(cast(Kube, api), *entry)
+
+    refused(3)
+    refused(4)
+    now[0] = 109.9
+    refused(5)
+    assert api.calls == ["refused 2 MiB x3"] and not writer.failing
+    now[0] = 110.0
+    refused(0)
+    assert api.calls[1:] == ["refused 4 MiB x12"]
 
 
 def test_without_an_api_server_nothing_is_kept() -> None:
@@ -163,7 +189,7 @@ def test_what_tenants_cause_neither_delays_nor_pushes_out_what_pods_were_given(m
     writer.annotate_pod("default", "p", "uid-p", {"a": "1"})
     writer.describe_node({"cards": "1"}, {})
     for number in range(100):
-        writer.pod_event("default", "hog", "uid-hog", "DriverWithoutShim", f"process {number}")
+        writer.pod_event("default", "hog", "uid-hog", "DriverWithoutShim", f"process of {number}x")
         writer.pod_event("default", "hog", "uid-hog", f"Reason{number}", "another")
     names = list(writer._pending)
     assert len(names) == 20 and {"node", "pod uid-p"} <= set(names)

@@ -13,6 +13,7 @@ from manager.kube.writer import ApiWriter
 from tests.manager.manager_pods import eventually
 from tests.manager.manager_support import Node
 from vcuda.kube.errors import ApiError
+from vcuda.kube.events import Correlator, Said
 from vcuda.sim import Machine
 
 
@@ -33,8 +34,8 @@ class Api:
         self.node.append(annotations)
         self.labels = labels
 
-    def event(self, about: Mapping[str, str], kind: str, reason: str, message: str, timeout: float) -> None:
-        self.events.append(reason)
+    def event(self, said: Said, correlator: Correlator, timeout: float) -> None:
+        self.events.append(said.reason)
 
 
 @pytest.fixture

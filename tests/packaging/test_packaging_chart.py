@@ -229,6 +229,7 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
         ("pods", "patch"),
         ("nodes", "patch"),
         ("events", "create"),
+        ("events", "patch"),
         ("tokenreviews", "create"),
         ("subjectaccessreviews", "create"),
     }
@@ -236,7 +237,7 @@ def test_roles_are_exactly_what_the_programs_use() -> None:
     assert right in {("nodes/proxy", "get"), ("nodes/pods", "get")}  # by the version of the cluster
     assert rules(found["ClusterRole", "vcuda-gpu-scheduler-extender"]) == {
         ("pods", "get"), ("pods", "list"), ("pods", "watch"), ("nodes", "list"), ("nodes", "watch"), ("pods/binding", "create"),
-        ("events", "create"), ("pods/status", "patch"), ("tokenreviews", "create"), ("subjectaccessreviews", "create"),
+        ("events", "create"), ("events", "patch"), ("pods/status", "patch"), ("tokenreviews", "create"), ("subjectaccessreviews", "create"),
     }  # fmt: skip
     assert rules(found["Role", "gpu-scheduler-extender"]) == {
         ("leases", "get"), ("leases", "update"), ("leases", "create"), ("pods", "patch"),
