@@ -18,12 +18,12 @@ from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.filter import Filter
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.intake import Intake
-from scheduler_ext.engine.preemption import Preemption
+from scheduler_ext.engine.preemption import Preemption, Way
 from scheduler_ext.engine.resizes import Resizes, Unanswered
 from scheduler_ext.engine.simulation import Simulation
 from scheduler_ext.engine.templates import Templates, Unused, Wanted
-from scheduler_ext.planning import evidence, overview
-from scheduler_ext.planning.evidence import Evidence
+from scheduler_ext.planning import evidence, overview, pieces, snapshot
+from scheduler_ext.planning.evidence import CandidateCopy, Evidence
 from scheduler_ext.planning.overview import NodeDetail, NodeLine, Overview
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.extender_v1 import Verdict, Victims
@@ -40,6 +40,7 @@ from vcuda.spec.request import Policy
 
 MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 _COMPARED_AT_ONCE = 64  # nodes for which the lock is held
+_JUDGED_AT_ONCE = 32  # nodes
 _BETWEEN = 0.001  # seconds
 
 
@@ -54,7 +55,7 @@ class Engine:
         self._gangs = GangPlaces(cache, chooser)
         self._filter = Filter(cache, chooser, self._gangs)
         self._bindings = Bindings(cache, chooser, self._filter)
-        self._preemption = Preemption(cache, chooser, self._gangs)
+        self._preemption = Preemption(cache, self._gangs)
         self._simulation = Simulation(cache, chooser)
         self._comparison = Comparison(cache)
         self._resizes = Resizes(cache)
@@ -113,9 +114,17 @@ class Engine:
             search = self._preemption.begin(asked, pod, proposed)
         if search is None:
             return {}
-        ways = self._preemption.search(search)
+        pieces.copied(self._lock, self.cache.cluster, lambda: search.nodes, search.take, search.last)
+        ways = list(self._preemption.search(search).items())
+        agreed: dict[str, Way] = {}
+        for start in range(0, len(ways), _JUDGED_AT_ONCE):
+            with self._lock:
+                agreed |= self._preemption.within_quotas(search, ways[start : start + _JUDGED_AT_ONCE])
+            time.sleep(_BETWEEN)
+        answer, plans = self._preemption.answer(search, agreed)
         with self._lock:
-            return self._preemption.agree(search, ways)
+            self._preemption.remember(search, plans)
+        return answer
 
     def simulate(
         self, pod: Mapping[str, Any], names: Sequence[str], nodes: Mapping[str, Mapping[str, Any]]
@@ -373,17 +382,9 @@ class Engine:
             return self.cache.pods.get(uid) is not None
 
     def snapshot(self) -> Snapshot:
-        """A copy of nodes, bookings, quotas and typical pods, to plan on."""
+        """A copy of nodes, bookings, quotas and typical pods as of one moment, to plan on. No request waits for it."""
         cache = self.cache
-        with self._lock:
-            records = [replace(one) for uid in cache.pods.uids() if (one := cache.pods.get(uid)) is not None]
-            return Snapshot(
-                cache.cluster.described(),
-                list(cache.cluster.models),
-                records,
-                cache.quotas.copy(),
-                cache.typical(),
-            )
+        return snapshot.take(self._lock, cache.cluster, cache.pods, cache.quotas, cache.typical)
 
     def remember(self) -> None:
         """Take down how full the cluster is, for the history of the last hour."""
@@ -434,11 +435,21 @@ class Engine:
                 uid = record.uid if record is not None else None
             decisions = cache.decisions.of(uid=uid, namespace=namespace, name=name)
             uid = decisions[0].uid if decisions else uid
-            found = evidence.gather(cache.cluster, cache.pods, cache.typical(), decisions, uid or "")
-            gang = cache.gangs.of(uid or "")
-            return replace(
-                found,
+            record = cache.pods.get(uid or "")
+            gang, typical = cache.gangs.of(uid or ""), cache.typical()
+            found = Evidence(
+                decisions,
+                replace(record) if record is not None else None,
+                None,
                 gang=None if gang is None else gang.status(cache.pods, cache.clock()),
-                waits_for=self._preemption.waits_for(found.record),
-                difference=self._comparison.of(found.record),
+                waits_for=self._preemption.waits_for(record),
+                difference=self._comparison.of(record),
             )
+        last = decisions[0] if decisions else None
+        if record is not None or last is None or last.shape is None or last.offered is None:
+            return found
+        with self._lock:
+            nodes = evidence.offered_now(cache.cluster, last)
+        copy = CandidateCopy(cache.cluster, cache.pods, last.shape, nodes)
+        pieces.copied(self._lock, cache.cluster, lambda: copy.nodes, copy.take, lambda: None)
+        return replace(found, candidates=copy.made(typical))

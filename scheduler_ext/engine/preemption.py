@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
-from scheduler_ext.engine.choose import Chooser
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.planning import victims
-from scheduler_ext.planning.evidence import CandidateNodes, Holder, candidates_for
+from scheduler_ext.planning.evidence import CandidateCopy, CandidateNodes, Holder
 from scheduler_ext.planning.victims import Proposal, Set
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.protocol.reasons import FITS
@@ -20,22 +19,67 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.decisions import unpacked
 from scheduler_ext.state.pods import Kept, Record, State
-from scheduler_ext.state.shape import placement_of
+from scheduler_ext.state.shape import Shape, placement_of
 from vcuda.spec import placement, request
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
 
 
-@dataclass(frozen=True)
 class Search:
-    """What a preempt request asks, on a copy of the state, so that the search for victims holds no lock."""
+    """What a preempt request asks, and a copy of the state in the making, so that the search for victims holds no lock.
 
-    asked: PodRequest
-    priority: int
-    proposed: Mapping[str, Victims]
-    nodes: list[str]
-    candidates: CandidateNodes
-    proposals: list[Proposal]
+    The caller of `take` and `last` holds the engine's lock.
+    """
+
+    def __init__(
+        self, cache: SchedulerCache, asked: PodRequest, priority: int, shape: Shape, proposed: Mapping[str, Victims]
+    ) -> None:
+        self.asked, self.priority, self.proposed = asked, priority, proposed
+        self.nodes = [node for node in proposed if node in cache.cluster.index]
+        self._cache = cache
+        self._copy = CandidateCopy(cache.cluster, cache.pods, shape, self.nodes)
+        self._typical = cache.typical()
+        self._known: dict[str, dict[str, tuple[Usage, int]]] = {}  # by node and UID: of proposed pods; with priority
+
+    def take(self, node: str) -> None:
+        """Copy a node."""
+        self._copy.take(node)
+        found = ((uid, self._cache.pods.get(uid)) for uid in self.proposed[node].uids)
+        self._known[node] = {
+            uid: (one.usage, one.priority) for uid, one in found if one is not None and one.node == node
+        }
+
+    def last(self) -> None:
+        """Leave out what is kept for the pod itself and for nominated pods of lower priority, which it may pass."""
+        for record in self._cache.pods.nominated():
+            if record.uid == self.asked.uid or record.priority < self.priority:
+                self._copy.without(record)
+
+    def candidates(self) -> CandidateNodes:
+        """Without nodes where kube-scheduler proposes a pod without a share that is as important as the preemptor."""
+        closed = {
+            node
+            for node, ones in self._known.items()
+            if any(not _has_share(usage) and priority >= self.priority for usage, priority in ones.values())
+        }
+        return self._copy.made(self._typical, closed)
+
+    def shares(self, node: str) -> frozenset[str]:
+        """The proposed pods that hold a share there."""
+        return frozenset(uid for uid, (usage, _) in self._known[node].items() if _has_share(usage))
+
+    def proposal(self, node: str) -> Proposal:
+        shares = self.shares(node)
+        usages = [usage for uid, (usage, _) in self._known[node].items() if uid not in shares]
+        others = sum(uid not in shares for uid in self.proposed[node].uids)
+        return Proposal(shares, others, sum(one.cpu_milli for one in usages), sum(one.memory_bytes for one in usages))
+
+    def priority_of(self, node: str, uid: str) -> int:
+        return self._known[node][uid][1] if uid in self._known[node] else 0
+
+
+def _has_share(usage: Usage) -> bool:
+    return bool(usage.cards) or usage.unplaced
 
 
 @dataclass(frozen=True)
@@ -50,22 +94,14 @@ class Way:
 class Preemption:
     """Answers preempt, and keeps what it frees for whom it was freed."""
 
-    def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces) -> None:
-        self._cache, self._chooser, self._gangs = cache, chooser, gangs
+    def __init__(self, cache: SchedulerCache, gangs: GangPlaces) -> None:
+        self._cache, self._gangs = cache, gangs
 
     def begin(self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]) -> Search | None:
-        """What to search on; None if evicting would be in vain."""
-        priority = objects.priority(pod)
+        """What to search on, once it is copied; None if evicting would be in vain."""
         if not self._helps_gang(asked, pod):
             return None
-        nodes = [
-            node
-            for node, ones in proposed.items()
-            if node in self._cache.cluster.index and self._may_go(ones, priority)
-        ]
-        candidates = self._candidates(asked, pod, nodes)
-        proposals = [self._proposal(node, proposed[node]) for node in nodes]
-        return Search(asked, priority, proposed, nodes, candidates, proposals)
+        return Search(self._cache, asked, objects.priority(pod), self._cache.asked(pod)[1], proposed)
 
     def _helps_gang(self, asked: PodRequest, pod: Mapping[str, Any]) -> bool:
         """Evicting for one member of a gang is in vain while others have no place either."""
@@ -74,65 +110,43 @@ class Preemption:
             return True
         return self._gangs.could_complete(asked, self._cache.asked(pod)[1], unpacked(last[0].offered))
 
-    def _may_go(self, ones: Victims, priority: int) -> bool:
-        """Whether no proposed pod without a share is as important as the preemptor."""
-        records = (self._cache.pods.get(uid) for uid in ones.uids)
-        return all(
-            record is None or record.usage.cards or record.usage.unplaced or record.priority < priority
-            for record in records
-        )
-
-    def _candidates(self, asked: PodRequest, pod: Mapping[str, Any], nodes: list[str]) -> CandidateNodes:
-        rows = np.array([self._cache.cluster.index[node] for node in nodes], np.int64)
-        aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
-        found = candidates_for(
-            self._cache.cluster, self._cache.pods, self._cache.typical(), self._cache.asked(pod)[1], rows
-        )
-        for record in aside:
-            self._cache.pods.put(record)
-        return found
-
-    def _share(self, node: str, uid: str) -> Record | None:
-        """The record of a pod that holds a share of that node's cards."""
-        record = self._cache.pods.get(uid)
-        known = record is not None and record.node == node
-        return record if known and record and (record.usage.cards or record.usage.unplaced) else None
-
-    def _proposal(self, node: str, ones: Victims) -> Proposal:
-        shares = frozenset(uid for uid in ones.uids if self._share(node, uid))
-        records = [self._cache.pods.get(uid) for uid in ones.uids if uid not in shares]
-        usages = [record.usage for record in records if record is not None]
-        return Proposal(
-            shares,
-            len(records),
-            sum(one.cpu_milli for one in usages),
-            sum(one.memory_bytes for one in usages),
-        )
-
     def search(self, search: Search) -> dict[str, Way]:
         """Per node whom to evict. Takes long, and reads nothing but the copy: call it without the lock."""
-        found = victims.choose(search.candidates, search.priority, search.proposals)
+        candidates = search.candidates()
+        found = victims.choose(candidates, search.priority, [search.proposal(node) for node in candidates.nodes])
         ways = {}
-        for position, (node, choice) in enumerate(zip(search.nodes, found, strict=True)):
+        for position, (node, choice) in enumerate(zip(candidates.nodes, found, strict=True)):
             if choice is not None:
                 gone, leaving = choice
-                record = self._record(search.asked, search.candidates, position, (*gone, *leaving), search.priority)
+                record = self._record(search.asked, candidates, position, (*gone, *leaving), search.priority)
                 ways[node] = Way(gone, leaving, record)
         return ways
 
-    def agree(self, search: Search, ways: Mapping[str, Way]) -> dict[str, Victims]:
-        """The answer for what was found; remembered, so that what it frees is kept for the pod."""
-        asked, proposed = search.asked, search.proposed
+    def within_quotas(self, search: Search, ways: Iterable[tuple[str, Way]]) -> dict[str, Way]:
+        """Those that no quota would close afterwards."""
+        cache, asked = self._cache, search.asked
+        return {
+            node: way
+            for node, way in ways
+            if not cache.quotas.over(
+                asked.namespace,
+                cache.pods,
+                {asked.uid, *(one.uid for one in (*way.gone, *way.leaving))},
+                node,
+                way.record.usage.cards,
+            )
+        }
+
+    def answer(self, search: Search, ways: Mapping[str, Way]) -> tuple[dict[str, Victims], dict[str, Kept]]:
+        """The answer for what was found, and what to remember of it. Reads nothing but the copy."""
+        proposed = search.proposed
         answer: dict[str, Victims] = {}
         plans: dict[str, Kept] = {}
         for node, way in ways.items():
             gone, leaving, record = way.gone, way.leaving, way.record
-            without = {asked.uid, *(one.uid for one in (*gone, *leaving))}
-            if self._cache.quotas.over(asked.namespace, self._cache.pods, without, node, record.usage.cards):
-                continue
-            others = [uid for uid in proposed[node].uids if not self._share(node, uid)]
+            shares = search.shares(node)
             ranked = [(one.priority, one.uid) for one in gone]
-            ranked += [(self._priority(uid), uid) for uid in others]
+            ranked += [(search.priority_of(node, uid), uid) for uid in proposed[node].uids if uid not in shares]
             # kube-scheduler takes an answer without victims for a mistake; those who leave anyway lose nothing.
             ranked = ranked or [(one.priority, one.uid) for one in leaving]
             if not ranked:
@@ -141,13 +155,12 @@ class Preemption:
             uids = tuple(uid for _, uid in sorted(ranked, key=lambda one: -one[0]))
             answer[node] = Victims(uids, min(proposed[node].violations, len(uids)))
             plans[node] = Kept(record, tuple(dict.fromkeys((*uids, *(one.uid for one in leaving)))))
-        self._cache.nominations.remember(asked.uid, plans)
-        self._cache.metrics.preemptions.labels("possible" if answer else "impossible").inc()
-        return answer
+        return answer, plans
 
-    def _priority(self, uid: str) -> int:
-        record = self._cache.pods.get(uid)
-        return record.priority if record is not None else 0
+    def remember(self, search: Search, plans: Mapping[str, Kept]) -> None:
+        """What was answered, so that what it frees is kept for the pod."""
+        self._cache.nominations.remember(search.asked.uid, plans)
+        self._cache.metrics.preemptions.labels("possible" if plans else "impossible").inc()
 
     def _record(
         self, asked: PodRequest, candidates: CandidateNodes, position: int, gone: tuple[Holder, ...], priority: int
@@ -194,7 +207,10 @@ class Preemption:
             return None
         if node not in self._cache.cluster.index:
             return None
-        candidates = self._candidates(asked, pod, [node])
+        search = Search(self._cache, asked, objects.priority(pod), self._cache.asked(pod)[1], {node: Victims((), 0)})
+        search.take(node)
+        search.last()
+        candidates = search.candidates()
         gone = tuple(one for one in candidates.holders[0] if one.leaving)
         if candidates.codes(np.array([0]), freed=[gone])[0] != FITS:
             return None

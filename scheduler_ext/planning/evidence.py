@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -154,17 +154,72 @@ class Evidence:
     difference: str | None = None
 
 
-def gather(cluster: Cluster, pods: PodCache, typical: Typical, decisions: list[Decision], uid: str) -> Evidence:
-    """Copy what matters. The caller holds the engine's lock."""
-    record = pods.get(uid)
-    last = decisions[0] if decisions else None
-    if record is not None or last is None or last.shape is None or last.offered is None:
-        return Evidence(decisions, replace(record) if record else None, None)
-    rows = unpacked(last.offered)
-    # A row may have got another node since.
-    rows = rows[cluster.born[rows] <= last.clock]
-    rows = rows[[bool(cluster.names[row]) for row in rows.tolist()]] if len(rows) else rows
-    return Evidence(decisions, None, candidates_for(cluster, pods, typical, last.shape, rows))
+class _Part(NamedTuple):
+    """One node of CandidateNodes."""
+
+    problem: int
+    view: View
+    allowed: Bools | None
+    cards: tuple[Card, ...]
+    holders: list[Holder]
+
+
+class CandidateCopy:
+    """CandidateNodes in the making, node by node. The caller of `take` holds the engine's lock."""
+
+    def __init__(self, cluster: Cluster, pods: PodCache, shape: Shape, nodes: list[str]) -> None:
+        self.nodes = nodes
+        self._cluster, self._pods, self._shape = cluster, pods, shape
+        self._parts: dict[str, _Part] = {}
+
+    def take(self, node: str) -> None:
+        """Copy a node as it is now, in place of an older copy; none is left of one that is gone."""
+        cluster, row = self._cluster, self._cluster.index.get(node)
+        if row is None:
+            self._parts.pop(node, None)
+            return
+        booked = [(self._pods.get(held), usage) for held, usage in cluster.bookings(node).items()]
+        holders = [_holder(one, usage) for one, usage in booked if one is not None and (usage.cards or usage.unplaced)]
+        rows = np.array([row])
+        view = cluster.view(rows)._replace(free_cores=cluster.free_cores[rows], free_blocks=cluster.free_blocks[rows])
+        allowed = allowed_cards(self._shape, cluster, rows)
+        self._parts[node] = _Part(int(cluster.code[row]), view, allowed, cluster.cards[row], holders)
+
+    def without(self, record: Record) -> None:
+        """Copy what is as if a pod were not there."""
+        part = self._parts.get(record.node)
+        if part is None or all(one.uid != record.uid for one in part.holders):
+            return
+        columns = {card.uuid: column for column, card in enumerate(part.cards)}
+        for uuid, (cores, blocks) in record.usage.cards.items():
+            if uuid in columns:
+                part.view.free_cores[0, columns[uuid]] += cores
+                part.view.free_blocks[0, columns[uuid]] += blocks
+        part.view.free_cpu[0] += record.usage.cpu_milli
+        part.view.free_memory[0] += record.usage.memory_bytes
+        part.holders[:] = [one for one in part.holders if one.uid != record.uid]
+
+    def made(self, typical: Typical, leave_out: Container[str] = ()) -> CandidateNodes:
+        """Of the nodes that are still there. Needs no lock, and comes last."""
+        nodes = [node for node in self.nodes if node in self._parts and node not in leave_out]
+        parts = [self._parts[node] for node in nodes]
+        cards = [part.cards for part in parts]
+        width = max((part.view.usable.shape[1] for part in parts), default=0)
+        views = zip(*(part.view for part in parts), strict=True) if parts else self._cluster.view(np.zeros(0, np.int64))
+        view = View._make(np.concatenate([_padded(one, width) for one in field]) if parts else field for field in views)
+        allowed = None
+        if parts and parts[0].allowed is not None:
+            allowed = np.concatenate([_padded(part.allowed, width) for part in parts])
+        columns = [{card.uuid: column for column, card in enumerate(ones)} for ones in cards]
+        problem = np.array([part.problem for part in parts], np.int64)
+        holders = [part.holders for part in parts]
+        return CandidateNodes(self._shape, typical, nodes, problem, view, allowed, cards, columns, holders)
+
+
+def _padded(array: Any, width: int) -> Any:
+    """One node's row, per card, as wide as the others: a node with more cards than all before may have come."""
+    more = [(0, 0)] + [(0, width - size) for size in array.shape[1:]]
+    return np.pad(array, more) if any(after for _, after in more) else array
 
 
 def _holder(record: Record, usage: Usage) -> Holder:
@@ -172,17 +227,11 @@ def _holder(record: Record, usage: Usage) -> Holder:
     return Holder(record.uid, name, usage, record.priority, record.state is State.CONFIRMED, record.leaving)
 
 
-def candidates_for(cluster: Cluster, pods: PodCache, typical: Typical, shape: Shape, rows: Ints) -> CandidateNodes:
-    """Copy some rows of the cluster, with who holds what there. The caller holds the engine's lock."""
-    nodes = [cluster.names[row] for row in rows.tolist()]
-    holders = []
-    for node in nodes:
-        booked = [(pods.get(held), usage) for held, usage in cluster.bookings(node).items()]
-        holders.append(
-            [_holder(one, usage) for one, usage in booked if one is not None and (usage.cards or usage.unplaced)]
-        )
-    view = cluster.view(rows)._replace(free_cores=cluster.free_cores[rows], free_blocks=cluster.free_blocks[rows])
-    cards = [cluster.cards[row] for row in rows.tolist()]
-    columns = [{card.uuid: column for column, card in enumerate(ones)} for ones in cards]
-    problem, allowed = cluster.code[rows], allowed_cards(shape, cluster, rows)
-    return CandidateNodes(shape, typical, nodes, problem, view, allowed, cards, columns, holders)
+def offered_now(cluster: Cluster, decision: Decision) -> list[str]:
+    """The nodes that kube-scheduler offered then and that are still there. The caller holds the engine's lock."""
+    if decision.offered is None:
+        return []
+    rows = unpacked(decision.offered)
+    # A row may have got another node since.
+    rows = rows[cluster.born[rows] <= decision.clock]
+    return [name for row in rows.tolist() if (name := cluster.names[row])]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from scheduler_ext.planning import pieces
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.typical_pods import Typical
@@ -13,7 +16,11 @@ from vcuda.spec.errors import Reason
 
 
 class Snapshot(NamedTuple):
-    """Nodes, card models by number, copies of all records, quotas, and the typical pods of the moment."""
+    """Nodes, card models by number, all records, quotas, and the typical pods of the moment.
+
+    Records are the engine's own: what one holds never changes in it, only how far its pod is. 100,000 copies would be
+    work for the garbage collector, which holds up everybody.
+    """
 
     nodes: list[Described]
     models: list[str]
@@ -36,3 +43,26 @@ class Snapshot(NamedTuple):
         for record in self.records:
             pods.put(record)
         return cluster, pods, quotas
+
+
+def take(
+    lock: AbstractContextManager[object],
+    cluster: Cluster,
+    records: PodCache,
+    quotas: Quotas,
+    typical: Callable[[], Typical],
+) -> Snapshot:
+    """What is so in one moment; the lock is held for a few nodes at a time."""
+    nodes: dict[str, tuple[Described | None, list[Record]]] = {}
+
+    def copy(name: str) -> None:
+        there = [one for uid in cluster.bookings(name) if (one := records.get(uid)) is not None]
+        nodes[name] = cluster.described(name), there
+
+    def last() -> tuple[list[str], Quotas, Typical]:
+        return list(cluster.models), quotas.copy(), typical()
+
+    rest = pieces.copied(lock, cluster, cluster.nodes, copy, last, others=True)
+    known = [node for node, _ in nodes.values() if node is not None]
+    models, its_quotas, its_typical = rest
+    return Snapshot(known, models, [one for _, ones in nodes.values() for one in ones], its_quotas, its_typical)

@@ -80,6 +80,7 @@ class Cluster:
         self._capacity_cpu: list[tuple[int, int]] = []
         self._problem: list[int] = []
         self._model_ids: dict[str, int] = {}
+        self._followers: list[set[str]] = []
         self._allocate(64, 8)
 
     def _allocate(self, rows: int, columns: int) -> None:
@@ -150,6 +151,20 @@ class Cluster:
     def _touch(self, row: int) -> None:
         self.clock += 1
         self.changed[row] = self.clock
+        self._tell(self.names[row])
+
+    def _tell(self, node: str) -> None:
+        for changed in self._followers:
+            changed.add(node)
+
+    def follow(self) -> set[str]:
+        """A set into which come all nodes that change, until `unfollow`; also such as are only booked on."""
+        changed: set[str] = set()
+        self._followers.append(changed)
+        return changed
+
+    def unfollow(self, changed: set[str]) -> None:
+        self._followers = [one for one in self._followers if one is not changed]
 
     def set_node(
         self,
@@ -243,6 +258,8 @@ class Cluster:
             self.clock += 1
             self.free_cpu[rows[moved]], self.free_memory[rows[moved]] = free_cpu[moved], free_memory[moved]
             self.changed[rows[moved]] = self.clock
+            for row in rows[moved].tolist() if self._followers else ():
+                self._tell(self.names[row])
 
     def book(self, uid: str, node: str, usage: Usage) -> None:
         """Book a pod on a node (which need not be known yet).
@@ -253,7 +270,9 @@ class Cluster:
         bookings = self._bookings.setdefault(node, {})
         bookings[uid] = usage
         row = self.index.get(node)
-        if row is not None:
+        if row is None:
+            self._tell(node)
+        else:
             self._apply(row, usage, -1)
             if usage.unplaced:
                 self._settle(row)
@@ -269,7 +288,9 @@ class Cluster:
         if not bookings:
             del self._bookings[node]
         row = self.index.get(node)
-        if row is not None:
+        if row is None:
+            self._tell(node)
+        else:
             self._apply(row, usage, 1)
             if usage.unplaced:
                 self._settle(row)
@@ -298,16 +319,24 @@ class Cluster:
         """What a node's manager says of its unhealthy cards, each reason once; "" if it says nothing."""
         return "; ".join(dict.fromkeys(card.why for card in self.cards[row] if card.why))[:_LONGEST_WHY]
 
-    def described(self) -> list[Described]:
-        """Every node as `set_node` took it."""
-        return [
-            Described(name, self.cards[row], *self._capacity_cpu[row], self._problem[row])
-            for name, row in self.index.items()
-        ]
+    def described(self, name: str) -> Described | None:
+        """A node as `set_node` took it; None if it is not known."""
+        row = self.index.get(name)
+        if row is None:
+            return None
+        return Described(name, self.cards[row], *self._capacity_cpu[row], self._problem[row])
+
+    def nodes(self) -> list[str]:
+        """All nodes that are known or booked on."""
+        return list(dict.fromkeys([*self.index, *self._bookings]))
 
     def bookings(self, node: str) -> dict[str, Usage]:
         """What is booked on a node, by UID."""
         return dict(self._bookings.get(node, {}))
+
+    def pods_on(self, node: str) -> int:
+        """How many pods have something booked on a node."""
+        return len(self._bookings.get(node, ()))
 
     def model_id(self, model: str) -> int:
         """The small integer that stands for a card model in the `model` array."""

@@ -73,13 +73,14 @@ class PodCache:
         self._pending: set[str] = set()
         self._nominated: set[str] = set()
         self._by_namespace: dict[str, dict[str, Record]] = {}
+        self._by_name: dict[tuple[str, str], Record] = {}
 
     def get(self, uid: str) -> Record | None:
         return self._records.get(uid)
 
     def named(self, namespace: str, name: str) -> Record | None:
         """The record of a pod by name."""
-        return next((one for one in self.within(namespace) if one.name == name), None)
+        return self._by_name.get((namespace, name))
 
     def within(self, namespace: str) -> list[Record]:
         """The records of a namespace."""
@@ -95,6 +96,7 @@ class PodCache:
                 self._cluster.release(old.uid, old.node)
         self._records[record.uid] = record
         self._by_namespace.setdefault(record.namespace, {})[record.uid] = record
+        self._by_name[record.namespace, record.name] = record
         if record.state is not State.CONFIRMED:
             self._pending.add(record.uid)
         self._changed(record, 1)
@@ -120,6 +122,9 @@ class PodCache:
         del self._records[record.uid]
         neighbours = self._by_namespace[record.namespace]
         del neighbours[record.uid]
+        name = record.namespace, record.name
+        if self._by_name.get(name) is record:  # not another one's, who came under its name
+            del self._by_name[name]
         if not neighbours:
             del self._by_namespace[record.namespace]
         self._pending.discard(record.uid)
