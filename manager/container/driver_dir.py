@@ -19,10 +19,9 @@ import functools
 import hashlib
 import logging
 import os
-import re
 import shutil
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,8 @@ from manager.errors import Reason, Refusal
 from manager.process import selinux
 from manager.process.logs import Conditions
 from manager.regions import regions
-from vcuda.driver import layout
+from vcuda.driver import companions, layout
+from vcuda.driver.companions import Source
 from vcuda.driver.layout import CUDA, PRELOAD, SHIMS
 from vcuda.driver.root import HostRoot
 
@@ -41,28 +41,7 @@ MANIFEST = ".complete"
 CONTAINER_PATH = "/usr/local/nvidia"
 
 LIST = "ld.so.preload"
-# What compute and video workloads load beside libcuda; OpenGL, EGL and X11 libraries belong to graphics stacks.
-_COMPANIONS = (
-    "libnvidia-ptxjitcompiler",
-    "libnvidia-nvvm",
-    "libnvidia-gpucomp",
-    "libcudadebugger",
-    "libnvidia-opencl",
-    "libnvidia-fatbinaryloader",
-    "libnvidia-compiler",
-    "libnvidia-cfg",
-    "libnvidia-allocator",
-    "libnvidia-nscq",
-    "libnvidia-encode",
-    "libnvidia-opticalflow",
-    "libnvcuvid",
-    "libnvoptix",
-    "libnvidia-rtcore",
-)
-# libcuda opens these by SONAME: mounted as files into the loader's default folders too, beside the shims.
-LOADER_COMPANIONS = ("libnvidia-ptxjitcompiler.so.1", "libnvidia-nvvm.so.4")
 PROGRAMS = ("nvidia-smi",)
-_VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +64,7 @@ class DriverDir:
     @functools.cached_property
     def loader_files(self) -> tuple[str, ...]:
         """Files of lib64 that are also mounted where the dynamic linker looks; a finished directory keeps them."""
-        names = (*SHIMS, *LOADER_COMPANIONS)
+        names = (*SHIMS, *companions.LOADER_COMPANIONS)
         return tuple(name for name in names if (self.lib64 / name).exists())
 
     @property
@@ -105,14 +84,6 @@ class DriverDir:
         return tuple(name for name in PROGRAMS if (self.directory / "bin" / name).exists())
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A driver library on the host: its own file and the name it gets in the mirror."""
-
-    path: Path
-    name: str
-
-
 def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> DriverDir:
     """The driver directory below `base` for the driver below `root` and the shims in the folder `shims`.
 
@@ -130,16 +101,16 @@ def _make(base: Path, root: HostRoot, shims: Path, loaded: str) -> DriverDir:
         if not path.is_file():
             raise DriverDirError(f"our own {path.name} is missing in {path.parent}; build it: python -m vcuda._build")
     reals = {shim: _real(root, shim, loaded) for shim in SHIMS}
-    version = _version_of(reals[CUDA].name)
-    companions = tuple(_companions(root, version, {source.path.parent for source in reals.values()}))
+    version = companions.version_of(reals[CUDA].name)
+    beside = tuple(companions.of(root, version, {source.path.parent for source in reals.values()}))
     programs = tuple(path for path in map(root.find_program, PROGRAMS) if path is not None)
-    sources = (*reals.values(), *companions)
+    sources = (*reals.values(), *beside)
     name = f"{version}-{_fingerprint(shims, sources, programs)}"
     folder = base / FOLDER
     final = folder / name
     folder.mkdir(parents=True, exist_ok=True)
     if not (final / MANIFEST).exists():
-        _build(folder, final, shims, reals, companions, programs)
+        _build(folder, final, shims, reals, beside, programs)
     _point(folder / CURRENT, name)
     return DriverDir(final, version)
 
@@ -159,35 +130,16 @@ def remove_unused(base: Path, used: Collection[Path]) -> list[Path]:
     return removed
 
 
-def _real(root: HostRoot, library: str, loaded: str) -> _Source:
+def _real(root: HostRoot, library: str, loaded: str) -> Source:
     path = root.find_library(library, loaded)
     if path is None:
         raise DriverDirError(
             f"no {library} below {root.path}; is the NVIDIA driver installed there, and --driver-root right?"
         )
-    return _Source(path, path.name)
+    return Source(path, path.name)
 
 
-def _version_of(name: str) -> str:
-    match = _VERSION.search(name)
-    return match[1] if match else "unknown"
-
-
-def _companions(root: HostRoot, version: str, beside: Collection[Path]) -> Iterator[_Source]:
-    seen = set()
-    for folder in dict.fromkeys((*sorted(beside), *root.library_folders())):
-        for library in _COMPANIONS:
-            for path in sorted(folder.glob(f"{library}.so.*")):
-                found = root.resolve(path.relative_to(root.path))
-                if found is None or not found.is_file() or path.name in seen:
-                    continue
-                if _version_of(found.name) not in (version, "unknown"):
-                    continue  # left over from another driver
-                seen.add(path.name)
-                yield _Source(found, path.name)
-
-
-def _fingerprint(shims: Path, sources: Collection[_Source], programs: Collection[Path]) -> str:
+def _fingerprint(shims: Path, sources: Collection[Source], programs: Collection[Path]) -> str:
     digest = hashlib.sha256(f"layout {LAYOUT}".encode())
     for path in layout.ours(shims):
         digest.update(path.read_bytes())
@@ -203,8 +155,8 @@ def _build(
     folder: Path,
     final: Path,
     shims: Path,
-    reals: dict[str, _Source],
-    companions: Collection[_Source],
+    reals: dict[str, Source],
+    beside: Collection[Source],
     programs: Collection[Path],
 ) -> None:
     temporary = folder / f".new-{os.getpid()}"
@@ -218,7 +170,7 @@ def _build(
     if layout.HAS_PRELOAD:
         preload = layout.lay_out_preload(temporary, shims)
         (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")
-    for companion in companions:
+    for companion in beside:
         target = lib64 / companion.path.name
         if not target.exists():
             _take(companion.path, target)

@@ -6,7 +6,6 @@ because kubelet merges both and unmodified runtimes must get no mount twice.
 
 from __future__ import annotations
 
-import platform
 import posixpath
 from collections.abc import Iterable
 
@@ -17,13 +16,12 @@ from manager.container import driver_dir
 from manager.container.driver_dir import DriverDir
 from manager.proto import deviceplugin_pb2 as api
 from manager.regions import regions
-from vcuda.driver.layout import SHIMS
+from vcuda.driver import companions
+from vcuda.driver.layout import LOADER_FOLDERS, SHIMS
 from vcuda.spec.names import Names
 from vcuda.spec.units import BLOCK_BYTES
 
 LIBRARY_PATH = f"{driver_dir.CONTAINER_PATH}/lib64"
-# Where dynamic linkers look without any configuration (Debian and its like; Red Hat and its like).
-LOADER_FOLDERS = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
 PRELOAD_LIST = "/etc/ld.so.preload"
 PERMISSIONS = "rw"
 _OURS = (f"{regions.CONTAINER_PATH}/", f"{driver_dir.CONTAINER_PATH}/")
@@ -91,7 +89,7 @@ def in_the_way(paths: Iterable[str]) -> str | None:
     for path in paths:
         clean = posixpath.normpath("/" + path.lstrip("/"))  # runtimes take each from the root
         folder, _, name = clean.rpartition("/")
-        file = folder in LOADER_FOLDERS and name in (*SHIMS, *driver_dir.LOADER_COMPANIONS)
+        file = folder in LOADER_FOLDERS and name in (*SHIMS, *companions.LOADER_COMPANIONS)
         if file or clean == PRELOAD_LIST or f"{clean}/".startswith(_OURS):
             return path
     return None

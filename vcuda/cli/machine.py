@@ -12,7 +12,9 @@ from pathlib import Path
 
 from vcuda import sim
 from vcuda.driver.layout import CUDA, NVML
+from vcuda.driver.root import HostRoot
 from vcuda.runs import ledger, run
+from vcuda.runs.container import Mount
 from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
 from vcuda.runs.run import Machine
@@ -65,6 +67,11 @@ def chosen(options: argparse.Namespace) -> Machine:
         options.ledger or simulated.directory / "ledger",
         driver=Driver((libraries / CUDA).resolve(), (libraries / NVML).resolve()),
         environment=simulated.environment(),
+        root=HostRoot(simulated.root, str(simulated.root)),
+        container=(
+            [Mount(str(each.host_path), each.container_path, each.read_only) for each in simulated.container_mounts()],
+            simulated.container_environment(),
+        ),
         elsewhere=elsewhere,
     )
 

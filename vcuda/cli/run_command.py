@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vcuda.cli import machine
-from vcuda.runs import run
+from vcuda.runs import container, engine, run
 from vcuda.runs.card_choice import RunRequest
+from vcuda.runs.errors import RunError
 from vcuda.spec import request, units
 from vcuda.spec.errors import InvalidRequest, Reason
 
@@ -30,7 +31,18 @@ exit status: that of COMMAND, 128+N if signal N ended it; 2: bad usage; 125: the
   vcuda run --core 100 -- python train.py                                            # a whole card"""
 _ENGINES = frozenset({"docker", "podman", "nerdctl", "docker-compose", "podman-compose"})
 _UNIT = re.compile("[KMGT]i?B?|B", re.IGNORECASE)
-_WITH_VALUE = ("--core", "--memory", "--oversell", "--core-limit", "--device", "--injection", "--ledger")
+_WITH_VALUE = (
+    "--core",
+    "--memory",
+    "--oversell",
+    "--core-limit",
+    "--device",
+    "--injection",
+    "--ledger",
+    "--container",
+    "--cdi",
+    "--cdi-folder",
+)
 
 
 def add_parser(commands: Commands) -> None:
@@ -41,7 +53,8 @@ def add_parser(commands: Commands) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="vcuda run --core N --memory SIZE [--oversell SIZE] [--core-limit N] [--device UUID|INDEX]... "
-        "[--injection shim|preload] [--report] [--sim[=DIR]] -- COMMAND [ARG...]",
+        "[--injection shim|preload] [--container docker|podman] [--cdi NAME] [--report] [--sim[=DIR]] "
+        "-- COMMAND [ARG...]",
     )
     parser.add_argument(
         "--core",
@@ -72,6 +85,25 @@ def add_parser(commands: Commands) -> None:
         default=run.SHIM,
         help="how the command gets our library: in place of libcuda.so.1 on LD_LIBRARY_PATH, or by LD_PRELOAD, for "
         "commands that set their own library path (default: shim)",
+    )
+    parser.add_argument(
+        "--container",
+        choices=engine.NAMES,
+        help="COMMAND is what stands behind `docker run` or `podman run`: the container gets the share, for as long as "
+        "it lives",
+    )
+    parser.add_argument(
+        "--cdi",
+        metavar="NAME",
+        help=f"any container started with --device {container.CDI_KIND}=NAME gets the share, while COMMAND or one of "
+        "them lives",
+    )
+    parser.add_argument(
+        "--cdi-folder",
+        metavar="DIR",
+        type=Path,
+        default=container.CDI_FOLDER,
+        help=f"where your engine reads CDI devices (default: {container.CDI_FOLDER})",
     )
     parser.add_argument(
         "--report", action="store_true", help="say at the end on stderr: peak memory, GPU time, time waited, refusals"
@@ -149,12 +181,13 @@ def _check_unit_is_no_command(options: argparse.Namespace) -> None:
 
 def unlimited(command: list[str]) -> str:
     """Why a share would limit nothing of what a command starts; "" if it would."""
-    engine = Path(command[0]).name
-    if engine not in _ENGINES or not {"run", "create", "start", "exec", "compose", "up"} & set(command[1:]):
+    name = Path(command[0]).name
+    if name not in _ENGINES or not {"run", "create", "start", "exec", "compose", "up"} & set(command[1:]):
         return ""
     return (
-        f"{engine} gives its containers a library path and files of their own: this share limits nothing in them; "
-        "install vcuda in the image, and let the container's command be vcuda run"
+        f"{name} gives its containers a library path and files of their own: this share limits nothing in them; "
+        "write `vcuda run --container docker|podman ... --` and what follows `run`, or --cdi NAME and "
+        f"--device {container.CDI_KIND}=NAME (docs/vcuda-run.md)"
     )
 
 
@@ -165,6 +198,32 @@ def _run(options: argparse.Namespace) -> int:
         options.fail("no COMMAND; write it after --")
     wanted = wish(options.core, options.memory, options.core_limit, options.device, options.oversell)
     chosen = machine.chosen(options)
-    if why := unlimited(command):
+    contained = _contained(options, command)
+    if contained is None and (why := unlimited(command)):
         machine.say(why)
-    return run.run(wanted, command, chosen, dict(os.environ), machine.say, options.injection, reports=options.report)
+    return run.run(
+        wanted,
+        command,
+        chosen,
+        dict(os.environ),
+        machine.say,
+        options.injection,
+        reports=options.report,
+        contained=contained,
+    )
+
+
+def _contained(options: argparse.Namespace, command: list[str]) -> run.Contained | None:
+    """Raises RunError for words that would make another container than is meant."""
+    if options.container is None and options.cdi is None:
+        return None
+    if options.injection != run.SHIM:
+        raise RunError("--injection=preload is for programs of this machine; a container's shim is where it looks")
+    if options.cdi is not None:
+        container.check_device_name(options.cdi)
+    if options.container is not None:
+        if command[0] in ("run", "create", "start", options.container):
+            raise RunError(f"write only what stands behind `{options.container} run`, without {command[0]!r}")
+        if any(word.split("=")[0] == "--cidfile" for word in command):
+            raise RunError("--cidfile is what we find the container by; leave it out")
+    return run.Contained(options.container or "", options.cdi or "", options.cdi_folder)

@@ -20,6 +20,8 @@ SHIMS_FOLDER = LIB / "shim"
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 # Shim -> the alias of the real library that the shim's DT_NEEDED names.
 SHIMS = {CUDA: "libcuda-driver.so.1", NVML: "libnvidia-ml-driver.so.1"}
+# Where containers' dynamic linkers look without any configuration (Debian and its like; Red Hat and its like).
+LOADER_FOLDERS = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
 PRELOAD = "libvcuda-preload.so"
 # Its dlsym jumps by x86-64's registers (vcuda/src/preload/jump.c); on other machines the shims are all there is.
 HAS_PRELOAD = platform.machine() == "x86_64"

@@ -121,7 +121,8 @@ class _Launcher:
             return
         if progress.command_pid in ended:
             progress.status = processes.exit_status(ended[progress.command_pid])
-            progress.lingering = left
+            containers = self._task.containers
+            progress.lingering = left if containers is None else containers.live(command_runs=False)
         elif self._keeper_gone and not left:
             raise RunError("the supervisor of this run and its command were killed")
 
@@ -138,7 +139,9 @@ class _Launcher:
             for line in self._task.report():
                 self._say(line)
         if self._progress.lingering:
-            self._say("processes that the command left behind keep the share until they end; `vcuda ls` shows it")
+            contained = self._task.containers is not None
+            who = "the container keeps" if contained else "processes that the command left behind keep"
+            self._say(f"{who} the share until {'it ends' if contained else 'they end'}; `vcuda ls` shows it")
         elif self._keeper_gone:
             self._task.finish()
         else:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vcuda import region
-from vcuda.runs import booking, files, locks
+from vcuda.runs import booking, container_life, files, locks
 from vcuda.runs.booking import Booking
 from vcuda.runs.errors import RunError
 
@@ -26,6 +26,7 @@ ENTRY_PREFIX = "run-"
 UNFINISHED_PREFIX = ".new-"
 BOOKING_NAME = "booking"
 REGION_NAME = "vcuda"
+PRIVATE_NAME = "private"  # of a container's run: who may be any user in there reaches the usage through a mount alone
 LOCK_PATIENCE_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 
@@ -119,8 +120,12 @@ class Ledger:
         living = [entry.booking for entry in seen if entry is not None and entry.alive and entry.booking]
         return sorted(living, key=lambda entry: (entry.since, entry.name))
 
-    def add(self, wanted: Booking, limits: Sequence[region.CardLimit]) -> tuple[Booking, int]:
+    def add(
+        self, wanted: Booking, limits: Sequence[region.CardLimit], *, contained: bool = False
+    ) -> tuple[Booking, int]:
         """Write a booking and its region; return it named, with the descriptor that keeps it alive.
+
+        `contained`: the region is for containers, which mount it and may be any user.
 
         The caller holds the lock. All or nothing; raises RunError.
         """
@@ -131,14 +136,20 @@ class Ledger:
         try:
             with files.permissive_umask():
                 temporary.mkdir(mode=0o755)
-                (temporary / REGION_NAME).mkdir(mode=0o711)  # others see the inode, not more
+                if contained:
+                    (temporary / PRIVATE_NAME).mkdir(mode=0o700)
+                    (temporary / PRIVATE_NAME / REGION_NAME).mkdir(mode=0o755)
+                    (temporary / REGION_NAME).symlink_to(f"{PRIVATE_NAME}/{REGION_NAME}")
+                else:
+                    (temporary / REGION_NAME).mkdir(mode=0o711)  # others see the inode, not more
             (temporary / BOOKING_NAME).write_bytes(booking.encode(entry))
             (temporary / BOOKING_NAME).chmod(0o644)
             descriptor = files.open_file(str(temporary / BOOKING_NAME))
             if not locks.try_exclusive(descriptor):
                 raise RunError(f"{temporary} is in use by another program; give another --ledger")
             region.create(temporary / REGION_NAME, limits)
-            (temporary / REGION_NAME / region.USAGE_NAME).chmod(0o600)
+            if not contained:
+                (temporary / REGION_NAME / region.USAGE_NAME).chmod(0o600)
             temporary.rename(self.folder / name)
         except (OSError, region.RegionError, RunError) as error:
             if descriptor >= 0:
@@ -209,7 +220,7 @@ class Ledger:
                 stack.callback(os.close, descriptor)
                 if os.fstat(descriptor).st_uid != user_id:
                     raise files.Unsafe("its booking belongs to another user than its folder")
-                alive = not locks.is_free(descriptor) or _slot_in_use(folder)
+                alive = not locks.is_free(descriptor) or _slot_in_use(folder) or bool(container_life.living(folder))
                 raw = files.read_bounded(descriptor, booking.MOST_FILE_BYTES)
             except FileNotFoundError:
                 return None

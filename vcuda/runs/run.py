@@ -10,15 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vcuda.driver.root import HostRoot
 from vcuda.region import RegionError, read_limits, update
-from vcuda.runs import card_choice, cards, driver, group, launcher, layout, processes, report
+from vcuda.runs import card_choice, cards, container, driver, group, launcher, layout, processes, report
 from vcuda.runs.arbitration import Arbitration
 from vcuda.runs.booking import Booking
 from vcuda.runs.card_choice import RunRequest
+from vcuda.runs.container import Mount
 from vcuda.runs.context_costs import ContextCosts
 from vcuda.runs.driver import Driver
+from vcuda.runs.engine import Containers, Engine
 from vcuda.runs.errors import RunError
-from vcuda.runs.ledger import Ledger
+from vcuda.runs.ledger import PRIVATE_NAME, Ledger
 from vcuda.runs.supervisor import Task
 from vcuda.spec.inventory import Card
 from vcuda.spec.units import format_bytes
@@ -26,6 +29,18 @@ from vcuda.spec.units import format_bytes
 SHIM, PRELOAD = INJECTIONS = ("shim", "preload")  # how our library comes before the driver's
 MARK = "VCUDA_RUN"  # in the environment of a run's processes: the name of its booking
 LEDGER = "VCUDA_LEDGER"  # … and the folder that it is booked in
+
+
+@dataclass(frozen=True)
+class Contained:
+    """That the share is for containers.
+
+    Those which `engine` (docker, podman) starts with the words of the command, and any that is given the CDI device.
+    """
+
+    engine: str = ""
+    device: str = ""
+    device_folder: Path = container.CDI_FOLDER
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,8 @@ class Machine:
     ledger: Path
     driver: Driver | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    root: HostRoot = field(default_factory=lambda: HostRoot(Path("/")))  # with the cards' device nodes
+    container: tuple[Sequence[Mount], Mapping[str, str]] = ((), {})  # what this driver's clients need in a container
     elsewhere: Sequence[Path] = ()  # where libraries may lie if the ledger's file system is mounted noexec
 
     def find_driver(self, environment: Mapping[str, str]) -> Driver:
@@ -61,11 +78,12 @@ def run(
     injection: str = SHIM,
     *,
     reports: bool = False,
+    contained: Contained | None = None,
 ) -> int:
     """Book the request, run the command with `environment` under it, and return its exit status.
 
     `injection`: SHIM puts our libraries in front of LD_LIBRARY_PATH, PRELOAD one in front of LD_PRELOAD.
-    `reports`: say at the end what it used.
+    `reports`: say at the end what it used. `contained`: the share is its containers', not the command's.
 
     Raises RunError (nothing booked, nothing started) or CommandError (the command can't be executed).
     """
@@ -74,39 +92,59 @@ def run(
     found = machine.find_driver(environment)
     available = machine.cards(found)
     ledger = Ledger.open(machine.ledger, say)
-    entry, lock = book(ledger, request, command, available, machine)
+    shown = [contained.engine, "run", *command] if contained is not None and contained.engine else command
+    entry, lock = book(ledger, request, shown, available, machine, contained=contained is not None)
     folder = Path(entry.folder)
+    description: Path | None = None
+    containers: Containers | None = None
+    limited: Path | None = None
     try:
         region = ledger.region_folder(entry.name)
         tell_context_costs(ledger, entry, found, machine)
         check_room_for_context(region)
-        if injection == PRELOAD:
+        if contained is not None:
+            here = ledger.path(entry.name)
+            setup = container.set_up(entry, region.resolve(), found, machine.root, machine.container)
+            containers = Containers(here)
+            if contained.engine:
+                containers.engine = Engine(contained.engine, here / PRIVATE_NAME / "container", environment)
+                command = [contained.engine, "run", *containers.engine.arguments(), *setup.arguments(), *command]
+            if contained.device:
+                description = container.describe(contained.device, setup, here, contained.device_folder)
+        elif injection == PRELOAD:
             libraries = layout.lay_out_preload(folder, region)
         else:
             libraries = layout.lay_out(folder, region, found)
     except RunError:
         ledger.remove(entry.name, entry.folder)
         raise
-    held = processes.inheritable_copy(lock)
-    os.close(lock)
-    visible = ",".join(share.uuid for share in entry.shares)
-    if environment.get("CUDA_VISIBLE_DEVICES", visible) != visible:
-        say(f"CUDA_VISIBLE_DEVICES is replaced by the share's card: {visible}; --device chooses another one")
-    limited = group.make(entry.name, entry.shares, found.nvml)
+    if contained is None:
+        held = processes.inheritable_copy(lock)
+        os.close(lock)
+        visible = ",".join(share.uuid for share in entry.shares)
+        if environment.get("CUDA_VISIBLE_DEVICES", visible) != visible:
+            say(f"CUDA_VISIBLE_DEVICES is replaced by the share's card: {visible}; --device chooses another one")
+        limited = group.make(entry.name, entry.shares, found.nvml)
+        environment = _environment(environment, machine, libraries, entry.name, visible, injection)
+    else:
+        held = lock  # not for the engine, which leaves processes behind that last as long as the machine
 
     def finish() -> None:
+        if description is not None:
+            description.unlink(missing_ok=True)
         ledger.remove(entry.name, entry.folder)
         if limited is not None:
             group.remove(limited)
 
     task = Task(
         command=command,
-        environment=_environment(environment, machine, libraries, entry.name, visible, injection),
+        environment=environment,
         mask=(),
         held=frozenset({held, ledger.descriptor}),
         duty=Arbitration(ledger, entry.user_id, say),
         finish=finish,
         control_group=limited,
+        containers=containers,
         report=(lambda: report.lines(entry, region)) if reports else tuple,
     )
     return launcher.run(task, say)
@@ -135,7 +173,13 @@ def check_room_for_context(folder: Path) -> None:
 
 
 def book(
-    ledger: Ledger, request: RunRequest, command: Sequence[str], available: Sequence[Card], machine: Machine
+    ledger: Ledger,
+    request: RunRequest,
+    command: Sequence[str],
+    available: Sequence[Card],
+    machine: Machine,
+    *,
+    contained: bool = False,
 ) -> tuple[Booking, int]:
     """Find room and book it, in one step under the ledger's lock; return the booking and its descriptor."""
     elsewhere = layout.other_folder(machine.ledger, machine.elsewhere)
@@ -153,7 +197,7 @@ def book(
                 folder=str(elsewhere or ""),
                 shares=tuple(room.share(request) for room in chosen),
             )
-            entry, lock = ledger.add(wanted, card_choice.limits(wanted, before))
+            entry, lock = ledger.add(wanted, card_choice.limits(wanted, before), contained=contained)
             # Another program may have removed the lock's file under us: what is written decides.
             chosen_uuids = {share.uuid for share in entry.shares}
             overbooked = [

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from vcuda.runs import processes
 from vcuda.runs.arbitration import PERIOD_SECONDS, Arbitration
+from vcuda.runs.engine import Containers
 from vcuda.runs.errors import CommandError
 
 _IGNORED = (
@@ -49,6 +50,7 @@ class Task:
     finish: Callable[[], None]
     report: Callable[[], Sequence[str]] = tuple
     control_group: Path | None = None
+    containers: Containers | None = None  # those count instead of the command's descendants
 
 
 class Supervisor:
@@ -119,12 +121,15 @@ class Supervisor:
         return reading, writing
 
     def _look_after_children(self) -> bool:
-        """Reap; whether any process of the tree is left."""
+        """Reap; whether any process of the tree is left, or of a container."""
         ended, left = processes.reap()
-        if self._pid in ended and self._wait_status is None:
+        first = self._pid in ended and self._wait_status is None
+        if first:
             self._wait_status = ended[self._pid]
-            if left:
-                self._report(lingering=True)
+        if self._task.containers is not None:  # an engine leaves processes behind that last as long as the machine
+            left = self._task.containers.live(command_runs=self._wait_status is None)
+        if first and left:
+            self._report(lingering=True)
         return left
 
     def _obey(self) -> None:
