@@ -3,22 +3,29 @@
 The daemon is a process of its own on a simulated machine of 8 cards; this program is its kubelet and its API server. First many
 claims are prepared: the time of each call, less the time of reading the same claim just before, and the daemon's processor time. Then
 claims come and go while the daemon dies at random moments of their calls, between them and during its own start; after each
-restart what kubelet holds is what the state file, the regions and the runtime's files say, and no card is given out twice.
+restart what kubelet holds is what the state file, the regions and the runtime's files say, and no card is given out twice. Last the
+daemon is updated under a call every 10 ms, with the new one started before the old one is told to end, and after it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import os
 import platform
 import random
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +41,7 @@ from localcluster.kubelet.claims import ClaimDriver, PluginWatcher
 from localcluster.kubelet.plugins import PluginFailure
 from manager.allocations.state_file import StateFile
 from manager.kube.api import connect, login
+from manager.process import instance_lock
 from vcuda import region
 from vcuda.spec.devices import device_name
 from vcuda.spec.units import BLOCK_BYTES
@@ -73,6 +81,17 @@ class Times:
     cpu_ms: float
 
 
+@dataclass(frozen=True)
+class Update:
+    """Calls of kubelet's during updates of the daemon. `failed`: what each that failed was told; `gap_ms`: from the first
+    failure to the next success, at most; `longest_ms`: of a call that did not fail."""
+
+    calls: int
+    failed: list[str]
+    gap_ms: float
+    longest_ms: float
+
+
 class Node:
     """The bench's machine, with an API server and a kubelet that knows claims."""
 
@@ -106,6 +125,17 @@ class Node:
     def kill(self) -> None:
         self._bench.stop(signal.SIGKILL)
         self.watcher.forget()  # its sockets stay behind
+
+    def detach(self) -> subprocess.Popen[bytes]:
+        """The daemon that runs, which is the caller's from now on."""
+        found, self._bench.process = self._bench.process, None
+        assert found is not None
+        return found
+
+    def serves(self) -> bool:
+        """Whether the daemon that was spawned last has the node."""
+        holder = instance_lock.holder(self._bench.directory / "checkpoint")
+        return holder is not None and self._bench.process is not None and holder.pid == self._bench.process.pid
 
     def cpu_s(self) -> float:
         """The daemon's processor time so far."""
@@ -283,6 +313,92 @@ class Run:
         self.tally.leaked += [f"{path}: mounted" for path in mounts if path.startswith(f"{self._here.regions}/")]
 
 
+class _Calls:
+    """A claim every 10 ms is prepared and let go by whom kubelet would call now; calls wait for no others."""
+
+    def __init__(self, here: Node) -> None:
+        self._here, self._stop = here, threading.Event()
+        self._pool = ThreadPoolExecutor(32)
+        self.ended: list[tuple[float, float, str]] = []  # when each began and ended, and what was wrong
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._submit, self._kubelet)]
+        for thread in self._threads:
+            thread.start()
+
+    def _kubelet(self) -> None:
+        while not self._stop.wait(1.0):  # its loop; kubernetes pkg/kubelet/pluginmanager
+            self._here.watcher.look()
+
+    def _submit(self) -> None:
+        number = 0
+        while not self._stop.wait(0.01):
+            number += 1
+            self._pool.submit(self._call, self._here.claim(f"update-{number}", self._here.cards()[number % 8], 1, 1))
+
+    def _call(self, item: dict[str, Any]) -> None:
+        for what in ("prepare", "unprepare"):
+            began, problem = time.perf_counter(), ""
+            try:
+                driver = self._here.watcher.drivers.get(NAMES.driver)
+                if driver is None:
+                    raise PluginFailure(f"DRA driver {NAMES.driver} is not registered")
+                problem = getattr(driver, what)(item)[item["metadata"]["uid"]].error
+            except PluginFailure as error:
+                problem = str(error)
+            self.ended.append((began, time.perf_counter(), problem))
+            if problem:
+                return
+        self._here.forget(item)
+
+    def finish(self) -> Update:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        self._pool.shutdown()
+        failures = sorted(began for began, _, problem in self.ended if problem)
+        well = sorted(ended for _, ended, problem in self.ended if not problem)
+        gaps = [next((ended for ended in well if ended > began), math.inf) - began for began in failures]
+        return Update(
+            calls=len(self.ended),
+            failed=[problem for _, _, problem in self.ended if problem],
+            gap_ms=max(gaps, default=0.0) * 1000,
+            longest_ms=max(ended - began for began, ended, problem in self.ended if not problem) * 1000,
+        )
+
+
+def update(times: int, *, beside: bool) -> Update:
+    """The daemon is replaced so many times; `beside`: the new one stands by before the old one is told to end."""
+    with claim_node() as here:
+        here.start()
+        calls = _Calls(here)
+        for _ in range(times):
+            time.sleep(1.0)
+            old = here.detach()
+            if not beside:
+                old.send_signal(signal.SIGTERM)
+                old.wait(20)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            here.spawn(f"--query-port={port}")
+            until(functools.partial(_ready, port), "a new daemon that is ready")
+            if beside:
+                old.send_signal(signal.SIGTERM)
+                old.wait(20)
+            until(here.serves, "the new daemon's turn")
+        time.sleep(1.0)
+        found = calls.finish()
+        here.kill()
+        return found
+
+
+def _ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def run(cycles: int, seed: int, kill_every: int) -> Tally:
     """Claims that come and go, in a temporary folder of their own."""
     with claim_node() as here:
@@ -299,6 +415,7 @@ def main() -> int:
     parser.add_argument("--claims", type=int, default=200, help="claims that are prepared (default 200)")
     parser.add_argument("--cycles", type=int, default=100, help="claims that come and go (default 100)")
     parser.add_argument("--kill-every", type=int, default=3, help="kill in one of so many cycles (default 3)")
+    parser.add_argument("--updates", type=int, default=5, help="updates of the daemon, of each kind (default 5)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     times, tally = measure(options.claims), run(options.cycles, options.seed, options.kill_every)
@@ -311,6 +428,11 @@ def main() -> int:
         table.add_row(name.replace("_", " "), f"{value:.2f}" if isinstance(value, float) else str(value))
     for name, value in asdict(tally).items():
         table.add_row(name.replace("_", " "), str(len(value) if isinstance(value, list) else value))
+    for beside in (True, False):
+        changed = update(options.updates, beside=beside)
+        order = "new before old" if beside else "old before new"
+        told = f"{changed.calls} calls, {len(changed.failed)} failed, gap {changed.gap_ms:.0f} ms, longest {changed.longest_ms:.0f} ms"
+        table.add_row(f"updates, {order}", told)
     console.print(table)
     for name in ("doubled", "lost", "leaked", "refused"):
         for line in getattr(tally, name)[:20]:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -56,21 +55,23 @@ from manager.observe.node_object import NodeObject
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
 from manager.plugin.server import Plugin
-from manager.process import instance_lock, logs, sdnotify
+from manager.process import logs, sdnotify
 from manager.process.room import Room
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
+from manager.standby import Standby
 from vcuda import addresses
 from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
 from vcuda.kube.access import Access
 from vcuda.kube.config import Login
 from vcuda.kube.worker import Worker
-from vcuda.spec.names import Names
 
 # A probe of the driver that takes longer than this beyond its interval is stuck; so is a list that kubelet does not
 # take.
 STUCK_S = 30.0
+# How often one who stands by looks whether the node is free: calls of kubelet's may wait for it.
+TAKE_EVERY_S = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -90,19 +91,23 @@ class Daemon:
         open_driver: Callable[[HostRoot], Driver] = nvml.open_driver,
         reread: Callable[[], Settings] | None = None,
         look: http.Doctor = http.no_doctor,
+        standby: Standby | None = None,
     ) -> None:
-        """`reread` parses the settings anew; it may raise StartError. `look`: what the page /doctor shows."""
+        """`reread` parses the settings anew; it may raise StartError. `look`: what the page /doctor shows.
+
+        `standby`: has the node, and is the daemon's from here on; without, StartError where another daemon has it.
+        """
         self._look = look
         self._reloader = Reloader(settings, reread or (lambda: settings))
         self._settings = self._reloader.current
         protocols.check(settings)
-        self._names = Names(settings.resource_domain)
-        root = self._root = HostRoot(settings.driver_root, settings.driver_root_on_host)
-        log.info("driver root %s is %s to the container runtime", root.path, root.on_host)
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(http.listen(settings.query_addr, settings.query_port))
-            self.port = int(listener.getsockname()[1])
-            stack.enter_context(instance_lock.acquire(settings.checkpoint_path))
+            self._standby = standby or Standby(settings, open_driver)
+            stack.callback(self._standby.close)
+            if standby is None and not self._standby.take():
+                raise StartError(f"{self._standby.waits}; stop it, or give this one its own --checkpoint-path")
+            self._names, self._root, self.port = self._standby.names, self._standby.root, self._standby.port
+            log.info("driver root %s is %s to the container runtime", self._root.path, self._root.on_host)
             login = api.login(settings.kubeconfig, environment)
             kube = api.connect(login, settings.node_name)
             if settings.query_auth == "kubernetes" and kube is None:
@@ -113,13 +118,13 @@ class Daemon:
             self.api_writer = ApiWriter(kube)
             self._consequences = Consequences(self._settings, self._allocations, self.api_writer)
             stack.callback(self.api_writer.stop)
-            self._make_cards(stack, open_driver, shims)
+            self._make_cards(stack, self._standby.driver, shims)
             self._make_allocator(stack, kube, login, make_arbiter)
             self._make_plugins(stack)
             self._make_claims(stack, kube)
             self._make_audits(stack)
             self._make_housekeeping(stack, kube)
-            self._make_pages(kube, listener)
+            self._make_pages(kube)
             self._stack = stack.pop_all()
 
     @property
@@ -223,6 +228,7 @@ class Daemon:
             pods=self._known_pods,
             presence=lambda: self.pod_finder.presence(self.book.index.static_pods, timeout=5.0),
             metrics=self.metrics,
+            front=self._standby.front,
         )
         stack.callback(self.claims.stop)
 
@@ -324,7 +330,7 @@ class Daemon:
     def _look_at_limits(self) -> None:
         self.limits.look(lambda: as_pods(self.allocator.allocations), self.cgroups.folders, self.auditor.finding.listed)
 
-    def _make_pages(self, kube: Kube | None, listener: socket.socket) -> None:
+    def _make_pages(self, kube: Kube | None) -> None:
         reporter = Reporter(
             settings=self._settings,
             inventory=self.inventory,
@@ -337,7 +343,7 @@ class Daemon:
         )
         self.metrics.watch(reporter.report)
         self.metrics.count(self._counts)
-        pages = http.Pages(
+        self._pages = http.Pages(
             self.metrics.exposition,
             reporter.report,
             self.unhealthy,
@@ -345,8 +351,8 @@ class Daemon:
             vcuda.__version__,
             self._look,
         )
-        guard = Access(kube.client).refusal if kube and self.settings.query_auth == "kubernetes" else None
-        self._web = http.WebServer(pages, listener, guard)
+        self._guard = Access(kube.client).refusal if kube and self.settings.query_auth == "kubernetes" else None
+        self._web = self._standby.web
 
     # Life.
 
@@ -357,6 +363,7 @@ class Daemon:
             self.inventory.probe()
             self.inventory.start()
             self._restore()
+            self._web.show(self._pages, self._guard)
             self._web.start()
             self._stack.callback(self._web.stop)
             if DEVICE_PLUGIN in self.settings.protocols:
@@ -535,19 +542,33 @@ def notify_address(environment: Mapping[str, str]) -> str | None:
 def run(
     settings: Settings,
     environment: Mapping[str, str],
-    next_signal: Callable[[], int],
+    next_signal: Callable[[float | None], int | None],
     reread: Callable[[], Settings],
     look: http.Doctor,
 ) -> None:
-    """Start, serve until `next_signal` gives another one than SIGHUP, stop. Raises StartError."""
+    """Start, serve until `next_signal` gives another one than SIGHUP, stop. Raises StartError.
+
+    `next_signal`: waits for the time given, in seconds, or as long as it takes; None: there was none.
+    """
     from vcuda.arbiter import Arbiter
 
-    daemon = Daemon(settings, environment, Arbiter, reread=reread, look=look)
-    daemon.start()
+    protocols.check(settings)
     address = notify_address(environment)
-    sdnotify.notify(address, f"READY=1\nMAINPID={os.getpid()}")
+    standby = Standby(settings, nvml.open_driver)
+    with contextlib.ExitStack() as stack:
+        stack.callback(standby.close)
+        if not standby.take():
+            standby.wait()
+            sdnotify.notify(address, f"READY=1\nMAINPID={os.getpid()}\nSTATUS=standing by")
+            while not standby.take():
+                if next_signal(TAKE_EVERY_S) not in (None, signal.SIGHUP):
+                    return
+        stack.pop_all()  # the daemon's from here on
+    daemon = Daemon(settings, environment, Arbiter, reread=reread, look=look, standby=standby)
+    daemon.start()
+    sdnotify.notify(address, f"READY=1\nMAINPID={os.getpid()}\nSTATUS=")
     try:
-        while next_signal() == signal.SIGHUP:
+        while next_signal(None) == signal.SIGHUP:
             daemon.hangup()
     finally:
         sdnotify.notify(address, "STOPPING=1")

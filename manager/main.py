@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -84,8 +85,8 @@ def _is_bare(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     return not (arguments or ours or "KUBERNETES_SERVICE_HOST" in environment or "NODE_NAME" in environment)
 
 
-def _signals(*numbers: int) -> Callable[[], int]:
-    """Waits for the next of these.
+def _signals(*numbers: int) -> Callable[[float | None], int | None]:
+    """Waits for the next of these, at most the seconds that are given; None: none came.
 
     Python's handlers run in the main thread, which nobody wakes when another thread takes the signal: a pipe does.
     """
@@ -94,7 +95,11 @@ def _signals(*numbers: int) -> Callable[[], int]:
     signal.set_wakeup_fd(writing)
     for number in numbers:
         signal.signal(number, lambda *_: None)
-    return lambda: os.read(reading, 1)[0]
+
+    def next_signal(timeout_s: float | None) -> int | None:
+        return os.read(reading, 1)[0] if select.select([reading], [], [], timeout_s)[0] else None
+
+    return next_signal
 
 
 def _raise_files() -> None:
@@ -108,8 +113,9 @@ def _raise_files() -> None:
 
 def _doctor_of_the_daemon(wanted: Settings) -> int:
     """With the flags and variables of the daemon that runs here, where there is one that can be read."""
-    pid = instance_lock.holder(wanted.checkpoint_path)
-    if pid is not None:
+    holder = instance_lock.holder(wanted.checkpoint_path)
+    if holder is not None:
+        pid = holder.pid
         with contextlib.suppress(OSError, StartError, StopIteration):
             words = _words(pid, "cmdline")
             begin = next(i for i, word in enumerate(words) if word == "manager.main" or word.endswith("/gpu-manager"))

@@ -35,7 +35,12 @@ class ClaimDriver:
         if not chosen:
             raise PluginFailure(f"none of services supported by the plugin ({offered}) are supported by the kubelet")
         self.service = chosen[0]
+        self.connected = False
         self._channel = grpc.insecure_channel(f"unix:{endpoint}")
+        self._channel.subscribe(self._state_changed, try_to_connect=True)
+
+    def _state_changed(self, state: grpc.ChannelConnectivity) -> None:
+        self.connected = state is grpc.ChannelConnectivity.READY
 
     def close(self) -> None:
         self._channel.close()
@@ -85,47 +90,62 @@ def _named(claim: JsonObject) -> dra_pb2.Claim:
 
 
 class PluginWatcher:
-    """Looks into the folder of registration sockets when told to, as kubelet does at every change of it."""
+    """Looks into the folder of registration sockets when told to, as kubelet does at every change of it.
+
+    A driver may have several instances, each with its sockets: the one that registered last is called, of those
+    that are connected if any is (kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go).
+    """
 
     def __init__(self, registry: Path, services: Sequence[str] = tuple(_PACKAGES)) -> None:
         self._registry, self._services = registry, services
-        self._seen: dict[Path, int] = {}
-        self.drivers: dict[str, ClaimDriver] = {}
+        # By socket, in the order of registration; None: of another kind, or refused.
+        self._seen: dict[Path, tuple[int, ClaimDriver | None]] = {}
+
+    @property
+    def drivers(self) -> dict[str, ClaimDriver]:
+        """The instance of each driver that is called now, by the driver's name."""
+        found: dict[str, ClaimDriver] = {}
+        for _, driver in [*self._seen.values()]:
+            if driver is not None and (driver.connected or not getattr(found.get(driver.name), "connected", False)):
+                found[driver.name] = driver
+        return found
 
     def look(self) -> None:
-        """Register who is new, forget who has gone."""
+        """Forget who has gone, then register who is new."""
         found = {path: path.stat().st_ino for path in self._registry.glob("*.sock")} if self._registry.is_dir() else {}
-        for path in [path for path, inode in self._seen.items() if found.get(path) != inode]:
-            del self._seen[path]
-            for name in [name for name, driver in self.drivers.items() if path.name == f"{name}-reg.sock"]:
-                self.drivers.pop(name).close()
+        for path in [path for path, (inode, _) in self._seen.items() if found.get(path) != inode]:
+            _, driver = self._seen.pop(path)
+            if driver is not None:
+                driver.close()
         for path in [path for path in found if path not in self._seen]:
-            if self._register(path):
-                self._seen[path] = found[path]
+            self._register(path, found[path])
 
-    def _register(self, path: Path) -> bool:
+    def _register(self, path: Path, inode: int) -> None:
         with grpc.insecure_channel(f"unix:{path}") as channel:
             stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
             try:
                 info = stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=5)
                 if info.type != "DRAPlugin":
-                    return True
-                problem = ""
+                    self._seen[path] = inode, None
+                    return
+                problem, driver = "", None
                 try:
-                    self.drivers[info.name] = ClaimDriver(
-                        info.name, info.endpoint, list(info.supported_versions), self._services
-                    )
+                    if any(one is not None and one.endpoint == info.endpoint for _, one in self._seen.values()):
+                        raise PluginFailure(f"endpoint {info.endpoint} already registered for DRA driver {info.name}")
+                    driver = ClaimDriver(info.name, info.endpoint, list(info.supported_versions), self._services)
                 except PluginFailure as error:
                     problem = str(error)
+                self._seen[path] = inode, driver
                 status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not problem, error=problem)
                 stub.NotifyRegistrationStatus(status, timeout=5)
-            except grpc.RpcError:
-                return False  # a socket of somebody who has been killed, or does not serve yet
-        return True
+            except grpc.RpcError:  # a socket of somebody who has been killed, or does not serve yet: the next look
+                _, driver = self._seen.pop(path, (0, None))
+                if driver is not None:
+                    driver.close()
 
     def forget(self) -> None:
         """All drivers, as if none had ever been seen."""
-        for driver in self.drivers.values():
-            driver.close()
-        self.drivers.clear()
+        for _, driver in self._seen.values():
+            if driver is not None:
+                driver.close()
         self._seen.clear()

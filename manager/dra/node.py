@@ -9,15 +9,13 @@ from manager.allocate.book import Book
 from manager.allocate.claims import Claims
 from manager.allocate.find_pod import Presence
 from manager.allocations.record import Allocation
-from manager.cards.feed import SnapshotFeed
 from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
 from manager.container.claim_specs import ClaimSpecs
 from manager.container.driver_dir import DriverDirKeeper
 from manager.dra.claims import Preparer
-from manager.dra.server import DraPlugin, Health
+from manager.dra.front import Front
 from manager.dra.slices import Slices
-from manager.dra.sockets import Sockets
 from manager.kube.api import Kube, Pod
 from manager.limits.driver_limits import DriverLimits
 from manager.observe.metrics import Metrics
@@ -87,6 +85,7 @@ class NodeClaims(NoClaims):
         pods: Callable[[], Sequence[Pod] | None],
         presence: Callable[[], Presence | None],
         metrics: Metrics,
+        front: Front,
     ) -> None:
         """`pods`: the node's, by the watch; `presence`: which of them kubelet and the API server know now."""
         now = settings()
@@ -110,19 +109,16 @@ class NodeClaims(NoClaims):
             presence=presence,
             metrics=metrics,
         )
-        self._snapshots = SnapshotFeed()
-        health = Health(self._snapshots, now.node_name)
-        plugin = DraPlugin(self.preparer)
-        self.sockets = Sockets(now.plugins_path, now.plugins_registry_path, names.driver, plugin, health)
+        self._front = front
         self.slices = Slices(settings=settings, names=names, inventory=inventory, view=book, kube=kube)
 
     @property
     def registered(self) -> bool:
-        return self.sockets.registered
+        return self._front.sockets.registered
 
     @property
     def registrations(self) -> int:
-        return self.sockets.registrations
+        return self._front.sockets.registrations
 
     @property
     def slice_writes(self) -> int:
@@ -130,7 +126,7 @@ class NodeClaims(NoClaims):
 
     @property
     def workers(self) -> Sequence[Worker]:
-        return self.sockets.worker, self.slices.worker, self.slices.informer.worker
+        return self._front.sockets.worker, self.slices.worker, self.slices.informer.worker
 
     def restore(self, known: Collection[str]) -> list[Allocation]:
         return self.preparer.lost(known, self._regions)
@@ -139,11 +135,11 @@ class NodeClaims(NoClaims):
         self._claims.restore()
 
     def start(self) -> None:
-        self.sockets.start()
+        self._front.own(self.preparer)
         self.slices.start()
 
     def cards_changed(self, snapshot: Snapshot) -> None:
-        self._snapshots.show(snapshot)
+        self._front.snapshots.show(snapshot)
         self.look()
 
     def look(self) -> None:
@@ -154,5 +150,4 @@ class NodeClaims(NoClaims):
 
     def stop(self) -> None:
         self.slices.stop()
-        self.sockets.stop()
-        self._snapshots.close()
+        self._front.stop()

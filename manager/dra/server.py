@@ -14,6 +14,7 @@ import grpc
 
 from manager.cards.feed import SnapshotFeed
 from manager.cards.inventory import Snapshot
+from manager.dra.relay import Relay
 from manager.errors import Refusal
 from manager.process.logs import Conditions
 from manager.proto import (
@@ -28,6 +29,7 @@ from vcuda.spec.devices import device_name
 
 # As kubelet names them; the paths of the calls have the packages' full names.
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+_V1 = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _V1BETA1 = "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
 _MOST_STREAMS = 4
 THREADS = 8 + _MOST_STREAMS
@@ -51,18 +53,34 @@ class PreparerLike(Protocol):
 class DraPlugin(dra_pb2_grpc.DRAPluginServicer):  # type: ignore[misc]  # generated, untyped
     """Every claim that kubelet names gets an answer of its own, whatever becomes of the others."""
 
-    def __init__(self, preparer: PreparerLike) -> None:
-        self._preparer = preparer
+    def __init__(self, relay: Relay) -> None:
+        """Before `begin` calls are the relay's."""
+        self._relay = relay
+        self._preparer: PreparerLike | None = None
         self._conditions = Conditions(log)
+
+    def begin(self, preparer: PreparerLike) -> None:
+        """Answer by this daemon's own book from now on."""
+        self._preparer = preparer
+        self._relay.end()
+
+    @property
+    def _book(self) -> PreparerLike:
+        assert self._preparer is not None, "the relay gives all answers before `begin`"
+        return self._preparer
 
     def NodePrepareResources(
         self, request: dra_pb2.NodePrepareResourcesRequest, context: grpc.ServicerContext
     ) -> dra_pb2.NodePrepareResourcesResponse:
+        kind = dra_pb2.NodePrepareResourcesResponse
+        given = self._relay.ask(f"/{_V1}/NodePrepareResources", request, kind, context, BUDGET_S)
+        if given is not None:
+            return given
         answer = dra_pb2.NodePrepareResourcesResponse()
         left = context.time_remaining()
         until = time.monotonic() + (BUDGET_S if left is None else min(BUDGET_S, left / 2))
         for claim in request.claims:
-            call = functools.partial(self._preparer.prepare, claim.namespace, claim.name, claim.uid, until)
+            call = functools.partial(self._book.prepare, claim.namespace, claim.name, claim.uid, until)
             devices, error = self._answer(claim, "prepared", call)
             answer.claims[claim.uid].CopyFrom(dra_pb2.NodePrepareResourceResponse(devices=devices or (), error=error))
         return answer
@@ -70,9 +88,13 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):  # type: ignore[misc]  # genera
     def NodeUnprepareResources(
         self, request: dra_pb2.NodeUnprepareResourcesRequest, context: grpc.ServicerContext
     ) -> dra_pb2.NodeUnprepareResourcesResponse:
+        kind = dra_pb2.NodeUnprepareResourcesResponse
+        given = self._relay.ask(f"/{_V1}/NodeUnprepareResources", request, kind, context, BUDGET_S)
+        if given is not None:
+            return given
         answer = dra_pb2.NodeUnprepareResourcesResponse()
         for claim in request.claims:
-            _, error = self._answer(claim, "unprepared", functools.partial(self._preparer.unprepare, claim.uid))
+            _, error = self._answer(claim, "unprepared", functools.partial(self._book.unprepare, claim.uid))
             answer.claims[claim.uid].CopyFrom(dra_pb2.NodeUnprepareResourceResponse(error=error))
         return answer
 

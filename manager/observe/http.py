@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -126,16 +126,22 @@ def listen(address: str, port: int) -> socket.socket:
         ) from None
 
 
+class PagesLike(Protocol):
+    """What is used of `Pages`."""
+
+    def page(self, path: str) -> Shown: ...
+
+
 class WebServer:
     """Serves on an already listening socket, in a thread of its own."""
 
-    def __init__(self, pages: Pages, listener: socket.socket, guard: Guard | None = None) -> None:
-        self._pages = pages
+    def __init__(self, pages: PagesLike, listener: socket.socket, guard: Guard | None = None) -> None:
+        self._pages, self._guard = pages, guard
         self._listener = listener
-        self._guard = guard
         self._open: dict[asyncio.Task[None], None] = {}
         self._waiting: dict[asyncio.Task[None], None] = {}  # for the head of a request, the oldest first
         self._pages_asked = 0
+        self._started = False
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="http")
         # Of their own: a driver that is stuck under a page must not make the probes fail.
         self._probe_workers = ThreadPoolExecutor(2, thread_name_prefix="probe")
@@ -144,7 +150,13 @@ class WebServer:
         self.worker = Worker("http", lambda: asyncio.run(self._serve()))
 
     def start(self) -> None:
-        self.worker.start()
+        if not self._started:
+            self._started = True
+            self.worker.start()
+
+    def show(self, pages: PagesLike, guard: Guard | None) -> None:
+        """These instead, from the next request on."""
+        self._guard, self._pages = guard, pages
 
     def stop(self) -> None:
         self.worker.stop()

@@ -5,53 +5,57 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from manager.errors import StartError
 
-# How long an earlier daemon, which was told to stop, may take to end.
-WAIT_S = 5.0
+
+class Holder(NamedTuple):
+    """Who holds a lock. `instance`: the name that the daemon gave itself, "" from one of an earlier version."""
+
+    pid: int
+    instance: str
 
 
-def acquire(directory: Path) -> TextIO:
-    """Hold the lock of `directory` until the returned file is closed. Raises StartError."""
-    path = directory / "lock"
+def attempt(directory: Path, instance: str) -> TextIO | None:
+    """Hold the lock of `directory` until the returned file is closed; None if another daemon has it.
+
+    Raises StartError.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")  # whose number stands there is not lost while we wait
+        file = path_in(directory).open("a+")  # who stands there is not lost while we wait
     except OSError as error:
         raise StartError(
             f"cannot write to {directory} ({error.strerror}); make it writable or point --checkpoint-path elsewhere"
         ) from None
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise StartError(
-                    f"another gpu-manager holds {path}; stop it, or give this one its own --checkpoint-path"
-                ) from None
-            time.sleep(0.1)
-        else:
-            with contextlib.suppress(OSError):  # a full disk: then nobody learns who we are
-                file.truncate(0)
-                file.write(f"{os.getpid()}\n")
-                file.flush()
-            return file
-
-
-def holder(directory: Path) -> int | None:
-    """The process that holds the lock of `directory`, by its number where it runs; None: nobody, or unreadable."""
     try:
-        with (directory / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    with contextlib.suppress(OSError):  # a full disk: then nobody learns who we are
+        file.truncate(0)
+        file.write(f"{os.getpid()} {instance}\n")
+        file.flush()
+    return file
+
+
+def path_in(directory: Path) -> Path:
+    """The lock's file."""
+    return directory / "lock"
+
+
+def holder(directory: Path) -> Holder | None:
+    """Who holds the lock of `directory`; None: nobody, or unreadable."""
+    try:
+        with path_in(directory).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return int(file.read())
+                pid, _, instance = file.read().strip().partition(" ")
+                return Holder(int(pid), instance)
     except (OSError, ValueError):
         pass
     return None

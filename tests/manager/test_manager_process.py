@@ -224,7 +224,7 @@ def run(settings, environment, next_signal, reread, look):
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         time.sleep(30)
     threading.Thread(target=taken, daemon=True).start()
-    print([next_signal(), next_signal()], flush=True)
+    print([next_signal(None), next_signal(None)], flush=True)
 
 daemon.run = run
 sys.argv = ["gpu-manager", "--v=1"]

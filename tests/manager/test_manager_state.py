@@ -217,10 +217,9 @@ def test_a_restarted_kubelet_with_an_empty_list_frees_nothing(node: Node, monkey
     eventually(lambda: not node.region(item, "c").exists(), "a pod that stays away goes at last")
 
 
-def test_two_daemons_never_share_a_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_daemons_never_share_a_node(node: Node) -> None:
     node.start(wait=200)
     first = node.daemon
-    monkeypatch.setattr("manager.process.instance_lock.WAIT_S", 0.0)
     with pytest.raises(StartError, match="another gpu-manager holds"):
         node.start()
     node.daemon = first

@@ -515,6 +515,21 @@ def test_claims_have_a_class_rights_and_the_extender_s_ear() -> None:
     assert entry["ignorable"] and "managedResources" not in entry and "bindVerb" not in entry
 
 
+@pytest.mark.parametrize(
+    ("values", "rolling"),
+    [
+        ({}, {"maxUnavailable": 1}),
+        (CLAIMS, {"maxSurge": 1, "maxUnavailable": 0}),
+        ({**CLAIMS, "manager": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 3}}}}, {"maxUnavailable": 3}),
+    ],
+)
+def test_with_claims_the_new_daemon_stands_by_before_the_old_one_ends(
+    values: dict[str, Any], rolling: dict[str, int]
+) -> None:
+    """Kubernetes before 1.22 knows no maxSurge; those have no claims either."""
+    assert objects(values)["DaemonSet", "gpu-manager"]["spec"]["updateStrategy"]["rollingUpdate"] == rolling
+
+
 def test_a_daemon_that_serves_claims_has_kubelets_folders_and_the_cards_that_are_for_them() -> None:
     pod = container(objects(CLAIMS)["DaemonSet", "gpu-manager"])
     assert {"--protocols=device-plugin,dra", "--dra-cards=GPU-1,GPU-2", "--cdi-root=/var/run/cdi"} <= set(pod["args"])

@@ -1,0 +1,138 @@
+"""A new daemon starts while the old one serves, and follows it: no call of kubelet's fails, one at a time has the book."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks import claims as bench
+from localcluster.kubelet.claims import ClaimDriver
+from manager.cards import nvml
+from manager.config.reader import parse
+from manager.daemon import Daemon
+from manager.standby import Standby
+from tests.manager.manager_claims import ClaimNode, claim, claim_node, result
+from tests.manager.manager_pods import NAMES, eventually
+from tests.manager.manager_support import Node
+from vcuda.sim import Machine
+
+
+@pytest.fixture
+def claims(machine: Machine, make_node: Callable[..., Node]) -> Iterator[ClaimNode]:
+    with claim_node(make_node(machine.root, with_api=True)) as found:
+        yield found
+
+
+@pytest.fixture
+def second(claims: ClaimNode) -> Iterator[Standby]:
+    """Stands by for the daemon of `claims`."""
+    claims.start()
+    parsed = parse(claims.node.arguments(*claims.arguments()), {})
+    assert parsed is not None
+    made = Standby(parsed.settings, nvml.open_driver)
+    assert not made.take()
+    made.wait()
+    yield made
+    made.close()
+
+
+def newest(claims: ClaimNode, than: ClaimDriver) -> ClaimDriver:
+    """The instance that kubelet calls when it is another one."""
+    return eventually(lambda: found if (found := claims.driver()) is not than else None, "another instance")  # type: ignore[no-any-return]
+
+
+def ask(standby: Standby, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{standby.port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def prepared(driver: ClaimDriver, item: dict[str, Any]) -> bool:
+    answer = driver.prepare(item)[item["metadata"]["uid"]]
+    return bool(answer.devices) and not answer.error
+
+
+def follow(claims: ClaimNode, standby: Standby) -> Daemon:
+    """What `run` does when the node is free."""
+    assert standby.take()
+    parsed = parse(claims.node.arguments(*claims.arguments()), {})
+    assert parsed is not None
+    claims.node.daemon = Daemon(
+        parsed.settings, {}, lambda: claims.node.arbiter, shims=claims.node.shims, standby=standby
+    )
+    claims.node.daemon.start()
+    return claims.node.daemon
+
+
+def test_no_call_of_kubelets_fails_while_the_daemon_is_updated() -> None:
+    """A short version of the benchmark's updates; `python -m benchmarks.claims` counts more of them."""
+    found = bench.update(2, beside=True)
+    assert found.calls > 50 and not found.failed, found.failed[:5]
+
+
+def test_one_that_stands_by_passes_calls_on_and_has_no_book(claims: ClaimNode, second: Standby) -> None:
+    first = claims.node.daemon
+    assert first is not None
+    driver = newest(claims, claims.driver())
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    assert prepared(driver, item)
+    assert [one.pod_name for one in first.allocator.allocations] == ["train"]
+    assert not driver.unprepare(item)[item["metadata"]["uid"]].error
+    assert first.allocator.allocations == () and claims.left() == []
+
+
+def test_readiness_of_one_that_stands_by_is_that_kubelet_knows_it(claims: ClaimNode, second: Standby) -> None:
+    assert ask(second, "/healthz")[0] == 200
+    assert ask(second, "/readyz") == (503, "not registered with kubelet\n")
+    newest(claims, claims.driver())
+    status, text = ask(second, "/readyz")
+    assert status == 200 and "another gpu-manager holds" in text
+    status, text = ask(second, "/metrics")
+    assert status == 503 and "ask that one" in text, "its cards must not be counted twice"
+
+
+def test_a_call_waits_for_the_book_and_the_first_ones_leaving_takes_nothing_along(
+    claims: ClaimNode, second: Standby
+) -> None:
+    old = claims.driver()
+    before, after = claim("before", result(claims.cards[0])), claim("after", result(claims.cards[1]))
+    claims.put(before, after)
+    assert prepared(old, before)
+    driver = newest(claims, old)
+    claims.node.stop()
+    answers: list[bool] = []
+    call = threading.Thread(target=lambda: answers.append(prepared(driver, after)))
+    call.start()
+    call.join(0.3)
+    assert call.is_alive(), "nobody has the book"
+    daemon = follow(claims, second)
+    call.join(20)
+    assert answers == [True]
+    assert {one.pod_name for one in daemon.allocator.allocations} == {"before", "after"}
+    claims.watcher.look()
+    assert claims.watcher.drivers[NAMES.driver] is driver, "kubelet has it from before"
+    assert prepared(driver, before)
+
+
+def test_sockets_that_a_kill_has_left_go_and_those_of_the_living_stay(claims: ClaimNode, second: Standby) -> None:
+    left = (
+        claims.node.directory / "plugins" / NAMES.driver / "dra-0123abcd.sock",
+        claims.registry / f"{NAMES.driver}-reg.sock",
+    )
+    for path in left:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    newest(claims, claims.driver())
+    claims.node.stop()
+    claims.node.start(*claims.arguments(f"--checkpoint-path={claims.node.directory}/other"))
+    eventually(lambda: not any(path.exists() for path in left), "the end of dead sockets")
+    assert second.front.sockets._intact()
