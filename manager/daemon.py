@@ -530,7 +530,8 @@ class Daemon:
             restored_devices=self.cgroups.restored,
             failures=failures,
             xids=self.inventory.xid_counts,
-            api_failing=self.api_writer.failing,
+            api_failing=self.api_writer.failing or (self._pods is not None and self._pods.informer.cut),
+            folders_without_room=len(self._room.problems),
         )
 
 

@@ -216,11 +216,15 @@ class StateFile:
     def _written(self, path: Path, data: bytes, *, durable: bool = False) -> Path:
         """A file beside `path`, to take its place. Raises OSError."""
         temporary = self._temporary(path)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)  # a daemon that ends at every start would leave one each time
+            raise
         return temporary
 
     def _current_inodes(self) -> tuple[int, int]:

@@ -5,6 +5,7 @@ NVML answers from one process-wide library; a lock keeps a sample from running i
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 import threading
@@ -69,6 +70,11 @@ def _optional(function: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
+def _address(handle: Any) -> int | None:
+    """What two handles of one card have in common."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
 class NvmlDriver:
     """An initialised NVML. `path` None: wherever the dynamic linker finds the library."""
 
@@ -79,6 +85,7 @@ class NvmlDriver:
         self._lock = threading.Lock()
         self._events: Any = None
         self._watched: tuple[str, ...] = ()
+        self._watched_uuids: dict[int | None, str] = {}  # by the handle that an event names
         self._links: dict[tuple[str, ...], dict[str, tuple[tuple[str, int], ...]]] = {}
         self._handles: dict[str, Any] = {}  # of the physical cards
         self._instances: dict[str, Any] = {}  # of MIG instances
@@ -214,6 +221,7 @@ class NvmlDriver:
         if watched == self._watched:
             return
         self._watched = watched
+        self._watched_uuids = {_address(handle): uuid for uuid, handle in handles.items()}
         if self._events is not None:
             _optional(pynvml.nvmlEventSetFree, self._events)
             self._events = None
@@ -241,7 +249,8 @@ class NvmlDriver:
             return None
         try:
             data = pynvml.nvmlEventSetWait_v2(events, max(1, int(timeout_s * 1000)))
-            uuid = str(pynvml.nvmlDeviceGetUUID(data.device))
+            # Not asked: a card that is off the bus (Xid 79) no longer tells its UUID.
+            uuid = self._watched_uuids.get(_address(data.device)) or str(pynvml.nvmlDeviceGetUUID(data.device))
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_TIMEOUT:
                 return None

@@ -118,7 +118,7 @@ class Counts:
     """What parts of the daemon have counted so far. `failures`: of its threads, by name.
 
     `xids`: errors that the driver reported, by card UUID, number and whether it is ignored as the application's.
-    `api_failing`: the API server takes no messages now.
+    `api_failing`: the API server takes no messages now. `folders_without_room`: those that can't take a further share.
     """
 
     registered: bool
@@ -127,6 +127,7 @@ class Counts:
     failures: Mapping[str, int]
     xids: Mapping[tuple[str, int, bool], int]
     api_failing: bool
+    folders_without_room: int
     slice_writes: int = 0
 
 
@@ -170,8 +171,13 @@ class _CountsCollector(Collector):
             xids.add_metric((uuid, str(xid), str(ignored).lower()), number)
         yield xids
         yield GaugeMetricFamily(
+            "vcuda_manager_folders_without_room",
+            "Folders that take no further share: full, or not writable",
+            value=counts.folders_without_room,
+        )
+        yield GaugeMetricFamily(
             "vcuda_manager_api_failing",
-            "Whether messages wait that the API server did not take",
+            "Whether the API server does not answer, or did not take messages that wait",
             value=counts.api_failing,
         )
 

@@ -36,7 +36,7 @@ def example() -> Metrics:
     shown.watch(report)
     shown.count(
         lambda: Counts(
-            registered=True, registrations=1, restored_devices=0, failures={"x": 0}, api_failing=False,
+            registered=True, registrations=1, restored_devices=0, failures={"x": 0}, api_failing=False, folders_without_room=0,
             xids={("GPU-0", 79, False): 1},
         )
     )  # fmt: skip

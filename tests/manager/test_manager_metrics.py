@@ -25,7 +25,13 @@ def test_scrapes_at_the_same_moment_count_each_registration_once() -> None:
     def counts() -> Counts:
         both.wait()
         return Counts(
-            registered=True, registrations=3, restored_devices=5, failures={"x": 2}, xids={}, api_failing=False
+            registered=True,
+            registrations=3,
+            restored_devices=5,
+            failures={"x": 2},
+            xids={},
+            api_failing=False,
+            folders_without_room=0,
         )
 
     shown = Metrics()

@@ -15,7 +15,7 @@ from manager.cards.driver import DriverError, NullDriver
 from manager.cards.nvml import NvmlDriver
 from tests.support.ldcache import ELF
 from vcuda.driver.root import HostRoot
-from vcuda.sim import Machine, SimCard
+from vcuda.sim import CardLost, Machine, SimCard
 
 GIB = 2**30
 Opened = Callable[..., NvmlDriver]
@@ -208,3 +208,19 @@ def test_what_the_driver_keeps_for_itself_is_not_sold(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", keeping)
     after = {item.card.uuid: item.card.memory_bytes for item in driver.probe().cards}
     assert after == {uuid: size - GIB // 2 for uuid, size in before.items()} and after
+
+
+def test_the_xid_of_a_lost_card_is_told_though_the_card_no_longer_tells_its_uuid(
+    make_machine: Callable[..., Machine],
+) -> None:
+    machine = make_machine(SimCard(), SimCard())
+    driver = nvml.open_driver(HostRoot(machine.root))
+    assert isinstance(driver, NvmlDriver)
+    try:
+        uuids = [item.card.uuid for item in driver.probe().cards]
+        machine.inject(CardLost(1))
+        event = driver.wait_xid(5.0)
+        assert event is not None
+        assert (event.uuid, event.xid) == (uuids[1], 79)
+    finally:
+        driver.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -84,6 +85,18 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
             assert len(file.load()) == 1
     save_state(file, [])
     assert file.load() == {}
+
+
+def test_a_first_write_that_fails_leaves_nothing_beside(tmp_path: Path) -> None:
+    """A daemon that can't write its state ends and is begun again, for hours: each start must not leave a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # what a full disk does, to this process
+    try:
+        with pytest.raises(StateError, match="File too large"):
+            save_state(StateFile(tmp_path), [an_allocation()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_changes_are_appended_and_fold_into_a_snapshot(tmp_path: Path) -> None:

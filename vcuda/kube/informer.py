@@ -57,6 +57,7 @@ class Informer:
         self._version = ""
         self._stream: Stream | None = None
         self._heard = time.monotonic()
+        self.cut = False  # the last try failed: nothing is heard until one succeeds
         self.worker = Worker(
             handlers.kind,
             self.once,
@@ -86,8 +87,9 @@ class Informer:
             if not self._version:
                 self._list()
             self._follow()
-        except ApiError as error:
-            if error.status != _GONE:
+        except KubeError as error:
+            if not isinstance(error, ApiError) or error.status != _GONE:
+                self.cut = True
                 raise
             _log.info("%s: the watch is too old, listing again", self.kind)
             self._version = ""
@@ -99,7 +101,7 @@ class Informer:
         for items, version in self._client.pages(self.kind, how.namespace, how.selector):  # noqa: B007 - the last one counts
             keys.update(self._take(how.seen, item) or "" for item in items)
         how.listed(keys, began)
-        self._version, self._heard = version, time.monotonic()
+        self._version, self._heard, self.cut = version, time.monotonic(), False
         _log.info("%s: listed %d at version %s", self.kind, len(keys), version)
 
     def _follow(self) -> None:
@@ -112,6 +114,7 @@ class Informer:
             seconds=_WATCH_SECONDS,
             silence=self._silence,
         )
+        self.cut = False
         try:
             for line in self._stream.lines():
                 if self.worker.stopped:
