@@ -1,4 +1,4 @@
-"""The command line of the local deployment: demo, up, apply, get, logs, delete.
+"""The command line of the local deployment: start a playground, look at it, break it.
 
 Errors are one message, never a traceback.
 """
@@ -6,15 +6,18 @@ Errors are one message, never a traceback.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import signal
 import sys
 import threading
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 
 from localcluster import api as apis
+from localcluster import breaks
 from localcluster.apiserver.server import ServerFailure
 from localcluster.apiserver.table import pod_state
 from localcluster.cluster import Cluster, ClusterFailure, ClusterOptions
@@ -22,6 +25,7 @@ from localcluster.daemon import DaemonFailure
 from localcluster.demo import checks, run, scenario
 from localcluster.runner.config import Isolation
 from localcluster.runner.runtime import RuntimeFailure
+from localcluster.supervision import NAMESPACE
 from vcuda import sim
 from vcuda.spec import units
 from vcuda.spec.errors import SpecError
@@ -46,12 +50,19 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser(
         "up", help="start and keep running until Ctrl-C; kubectl works with the printed kubeconfig"
     )
+    up.add_argument(
+        "--disk", default="64MiB", help="size of the node's own file system, to be filled (default 64MiB; needs root)"
+    )
     up.add_argument("--port", type=int, default=0, help="port of the API server (default: a free one)")
     for command in (demo, up):
         _cluster_arguments(command)
     for name, text in (
         ("apply", "create the pods of YAML files"), ("get", "list the pods"), ("logs", "print a pod's log"),
         ("delete", "delete pods"),
+        ("nodes", "list the nodes and what they offer"), ("events", "list the events"),
+        ("metrics", "print a daemon's metrics"),
+        ("break", "break something, and say what one should see; without a name, list what can be broken"),
+        ("mend", "take a break back"),
     ):  # fmt: skip
         command = commands.add_parser(name, help=text)
         command.add_argument(
@@ -60,13 +71,23 @@ def _parser() -> argparse.ArgumentParser:
             default=os.environ.get("KUBECONFIG"),
             help="as `up` prints it (default: $KUBECONFIG)",
         )
+        if name in ("get", "logs", "delete"):
+            command.add_argument("-n", "--namespace", default="default")
         if name == "apply":
             command.add_argument("file", type=Path, nargs="+")
         elif name == "logs":
             command.add_argument("pod")
             command.add_argument("-c", "--container", default="")
+            command.add_argument("-p", "--previous", action="store_true", help="of the run before")
         elif name == "delete":
             command.add_argument("pod", nargs="+")
+        elif name == "metrics":
+            command.add_argument("program", choices=("manager", "extender"))
+            command.add_argument("prefix", nargs="?", default="", help="of the series' names")
+        elif name == "break":
+            command.add_argument("name", nargs="?")
+        elif name == "mend":
+            command.add_argument("name")
     return parser
 
 
@@ -92,6 +113,7 @@ def _options(arguments: argparse.Namespace) -> ClusterOptions:
         cards=arguments.cards, card_bytes=units.parse_bytes(arguments.card_memory, "--card-memory"),
         isolation=arguments.isolation, pid_namespace=arguments.pid_namespace, working_directory=directory,
         port=getattr(arguments, "port", 0), nvidia_smi=arguments.nvidia_smi,
+        disk_bytes=units.parse_bytes(arguments.disk, "--disk") if hasattr(arguments, "disk") else None,
     )  # fmt: skip
 
 
@@ -106,15 +128,18 @@ def _up(arguments: argparse.Namespace) -> int:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with Cluster(_options(arguments), print) as cluster:
+    with Cluster(_options(arguments), functools.partial(print, flush=True)) as cluster:
+        cluster.supervise()
         print(f"ready. In another shell:\n  export KUBECONFIG={cluster.kubeconfig}")
         print("  kubectl get nodes        # or: python -m localcluster apply examples/20-vcuda.yaml")
         print(
-            f"manager: {cluster.manager_url}/metrics, logs: {cluster.directory}/*.log. Ctrl-C ends everything.",
+            f"manager: {cluster.manager_url}/metrics, extender: {cluster.extender_url}, "
+            f"logs: {cluster.directory}/*.log.\n"
+            "`python -m localcluster break` lists what can be broken. Ctrl-C ends everything.",
             flush=True,
         )
-        while not ended.wait(1.0):
-            cluster.check()
+        while not ended.wait(0.2):
+            cluster.supervise()
     return 0
 
 
@@ -135,23 +160,86 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 
 def _get(arguments: argparse.Namespace) -> int:
-    for pod in _client(arguments).call("GET", _PODS)["items"]:
+    for pod in _client(arguments).call("GET", _pods(arguments))["items"]:
         message = checks.refusal_of(pod) or pod["status"].get("message", "")
         name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
-        print(f"{name:<24} {pod_state(pod):<28} {node:<12} {message}".rstrip())
+        restarts = sum(one.get("restartCount", 0) for one in pod["status"].get("containerStatuses", []))
+        told = f"restarts: {restarts} {message}" if restarts else message
+        print(f"{name:<24} {pod_state(pod):<28} {node:<12} {told}".rstrip())
     return 0
 
 
+def _pods(arguments: argparse.Namespace) -> str:
+    return f"/api/v1/namespaces/{arguments.namespace}/pods"
+
+
 def _logs(arguments: argparse.Namespace) -> int:
-    query = f"?container={arguments.container}" if arguments.container else ""
-    print(_client(arguments).text("GET", f"{_PODS}/{arguments.pod}/log{query}"), end="")
+    asked = {"container": arguments.container, "previous": "true" if arguments.previous else ""}
+    query = urllib.parse.urlencode({name: value for name, value in asked.items() if value})
+    print(_client(arguments).text("GET", f"{_pods(arguments)}/{arguments.pod}/log?{query}"), end="")
+    return 0
+
+
+def _nodes(arguments: argparse.Namespace) -> int:
+    for node in _client(arguments).call("GET", "/api/v1/nodes")["items"]:
+        capacity, offered = (node["status"].get(field, {}) for field in ("capacity", "allocatable"))
+        ours = [name for name in capacity if "/" in name]
+        told = ", ".join(f"{name.partition('/')[2]} {offered.get(name, '0')} of {capacity[name]}" for name in ours)
+        print(f"{node['metadata']['name']:<12} {told or 'no cards'}")
+    return 0
+
+
+def _events(arguments: argparse.Namespace) -> int:
+    found = _client(arguments).call("GET", "/api/v1/events")["items"]
+    for event in sorted(found, key=lambda event: str(event.get("lastTimestamp") or "")):
+        about = f"{event['involvedObject']['kind'].lower()}/{event['involvedObject']['name']}"
+        print(f"{event.get('type', ''):<8} {event['reason']:<18} {about} {event['message']}")
+    return 0
+
+
+def _metrics(arguments: argparse.Namespace) -> int:
+    api, wanted = _client(arguments), breaks.MANAGER if arguments.program == "manager" else breaks.EXTENDER
+    namespace = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    for pod in api.call("GET", namespace)["items"]:
+        (container,) = pod["spec"]["containers"]
+        if container["name"] == wanted:
+            where = f"{pod['metadata']['name']}:{container['ports'][0]['containerPort']}"
+            for line in api.text("GET", f"{namespace}/{where}/proxy/metrics").splitlines():
+                if line.startswith(arguments.prefix or ("vcuda_", "container_")):
+                    print(line)
+            return 0
+    raise ClusterFailure(f"{wanted} does not run")
+
+
+def _break(arguments: argparse.Namespace) -> int:
+    api = _client(arguments)
+    if arguments.name is None:
+        broken = api.call("GET", breaks.PATH)["broken"]
+        for name, one in breaks.BREAKS.items():
+            print(f"{'broken' if name in broken else '':<6} {name:<14} {one.what}")
+        print("`break NAME` breaks it and says what to see, `mend NAME` takes it back.")
+        return 0
+    api.call("POST", f"{breaks.PATH}/{arguments.name}")
+    found = breaks.BREAKS[arguments.name]
+    print(f"{found.what}.")
+    for sign in found.signs:
+        print(f"  look:  python -m localcluster {sign.command}\n  until: {sign.shows}")
+    if found.alert:
+        print(f"  alert: {found.alert} (docs/troubleshooting.md#{found.alert.lower()})")
+    print(f"  back:  python -m localcluster mend {arguments.name}" if found.mend else "  back:  by itself")
+    return 0
+
+
+def _mend(arguments: argparse.Namespace) -> int:
+    _client(arguments).call("DELETE", f"{breaks.PATH}/{arguments.name}")
+    print(f"{arguments.name} is mended")
     return 0
 
 
 def _delete(arguments: argparse.Namespace) -> int:
     api = _client(arguments)
     for name in arguments.pod:
-        api.call("DELETE", f"{_PODS}/{name}")
+        api.call("DELETE", f"{_pods(arguments)}/{name}")
         print(f"pod/{name} deleted")
     return 0
 
@@ -162,7 +250,11 @@ def main(words: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO if arguments.verbose else logging.ERROR, format="%(asctime)s %(name)s: %(message)s"
     )
-    commands = {"demo": _demo, "up": _up, "apply": _apply, "get": _get, "logs": _logs, "delete": _delete}
+    commands = {
+        "demo": _demo, "up": _up, "apply": _apply, "get": _get, "logs": _logs, "delete": _delete,
+        "events": _events, "nodes": _nodes,
+        "metrics": _metrics, "break": _break, "mend": _mend,
+    }  # fmt: skip
     signal.signal(signal.SIGTERM, _interrupted)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, _interrupted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -9,20 +10,23 @@ import shutil
 import socket
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from localcluster import api as apis
-from localcluster import certificates
+from localcluster import breaks, certificates
+from localcluster.apiserver.faults import Fault, Hook, Request
 from localcluster.apiserver.server import Server
 from localcluster.daemon import Daemon
-from localcluster.kubelet.kubelet import Kubelet, Settings
+from localcluster.kubelet.kubelet import Kubelet, PodName, Settings
 from localcluster.runner import linux, probe
 from localcluster.runner.config import Isolation
 from localcluster.runner.runtime import Runtime
 from localcluster.scheduler import Scheduler
+from localcluster.supervision import NAMESPACE, Supervised
 from vcuda import sim
 from vcuda.spec import names, units
 
@@ -37,7 +41,10 @@ class ClusterFailure(Exception):
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a user may choose. `card_bytes` is the memory of each simulated card."""
+    """What a user may choose. `card_bytes` is the memory of each simulated card.
+
+    `disk_bytes` is the size of a small file system for what the node keeps, where the machine lets us mount one.
+    """
 
     cards: int = 2
     card_bytes: int = 8 * 2**30
@@ -48,6 +55,7 @@ class ClusterOptions:
     working_directory: Path = _REPOSITORY / "examples"
     port: int = 0
     nvidia_smi: Path | None = None
+    disk_bytes: int | None = None
 
 
 def free_port() -> int:
@@ -94,7 +102,13 @@ class Cluster:
         self.directory.chmod(0o755)  # what containers mount lies below; secrets have their own modes
         self._token = secrets.token_urlsafe(24)
         self._stops: list[Callable[[], None]] = []
+        self.node_directory = self.directory / "node"  # what gpu-manager and pods write
+        self.disk_bytes: int | None = None
+        self.programs: dict[str, Supervised] = {}
+        self._mirrored: dict[PodName, Supervised] = {}
+        self.faults: dict[str, Hook] = {}
         self.machine: sim.Machine
+        self.server: Server
         self.api: apis.Api
         self.runtime: Runtime
         self.kubelet: Kubelet
@@ -133,17 +147,19 @@ class Cluster:
         self._report(finding.describe())
         cards = [sim.SimCard(model=options.card_model, memory_bytes=options.card_bytes) for _ in range(options.cards)]
         self.machine = sim.Machine.create(self.directory / "machine", cards, nvidia_smi=options.nvidia_smi)
-        server = Server(
+        self._make_disk()
+        server = self.server = Server(
             self.directory,
             port=options.port,
             certificate=certificates.make(self.directory),
             kubelet_token=self._token,
         )
+        server.hook = self._fault
         server.start()
         self._stops.append(server.stop)
         self.api = apis.Api(server.kubeconfig)
         self.runtime = Runtime(
-            self.directory / "pods", finding.isolation, pid_namespace=options.pid_namespace,
+            self.node_directory / "pods", finding.isolation, pid_namespace=options.pid_namespace,
             device_directory=f"{sim.machine.CONTAINER_DIRECTORY}/root/dev",
         )  # fmt: skip
         self._stops.append(self.runtime.close)
@@ -158,7 +174,7 @@ class Cluster:
             working_directory=options.working_directory,
             labels={names.NODE_SELECTOR_LABEL: names.NODE_SELECTOR_VALUE},
         )
-        self.kubelet = Kubelet(self._kubelet_settings, self.api, self.runtime)
+        self.kubelet = Kubelet(self._kubelet_settings, self.api, self.runtime, self._mirrored)
         self.kubelet.start()
         self._stops.append(self._stop_kubelet)
         self._start_daemons(token_file)
@@ -196,8 +212,8 @@ class Cluster:
             "--kubelet-url", self.kubelet.url,
             "--kubelet-token-file", str(token_file),
             "--driver-root", str(self.machine.root),
-            "--virtual-manager-path", str(self.directory / "vm"),
-            "--checkpoint-path", str(self.directory / "checkpoint"),
+            "--virtual-manager-path", str(self.node_directory / "vm"),
+            "--checkpoint-path", str(self.node_directory / "checkpoint"),
             "--sample-period", "0.2",  # the demonstration's table is compared with what is true now
             "--query-addr", "127.0.0.1", "--query-port", str(port),
         ]  # fmt: skip
@@ -223,8 +239,31 @@ class Cluster:
         port = self.kubelet.port
         self.kubelet.stop()
         settings = Settings(**{**self._kubelet_settings.__dict__, "http_port": port})
-        self.kubelet = Kubelet(settings, self.api, self.runtime)
+        self.kubelet = Kubelet(settings, self.api, self.runtime, self._mirrored)
         self.kubelet.start()
+
+    def _make_disk(self) -> None:
+        self.node_directory.mkdir()
+        size = self.options.disk_bytes
+        if size is not None:
+            with contextlib.suppress(PermissionError):
+                linux.mount("tmpfs", str(self.node_directory), "tmpfs", 0, f"size={size},mode=755")
+                self.disk_bytes = size
+
+    def _fault(self, request: Request) -> Fault | None:
+        return next(filter(None, (hook(request) for hook in list(self.faults.values()))), None)
+
+    def supervise(self) -> None:
+        """Start daemons again that have ended, as their controllers do. To be called often, by the starting thread."""
+        if not self.programs:
+            node = self.options.node_name
+            for daemon, port in ((self.manager, "metrics"), (self.extender, "http")):
+                number = urllib.parse.urlsplit(self.manager_url if daemon is self.manager else self.extender_url).port
+                made = Supervised(daemon, self.api, node, (port, number or 0), self._report)
+                self.programs[daemon.name] = self._mirrored[(NAMESPACE, made.name)] = made
+            self.server.control = breaks.Desk(self).answer
+        for program in self.programs.values():
+            program.step()
 
     def check(self) -> None:
         """Raises DaemonFailure if one of our programs has died."""

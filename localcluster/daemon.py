@@ -22,9 +22,10 @@ class DaemonFailure(Exception):
 
 
 class Daemon:
-    """`python -m MODULE ARGUMENTS`, its output in `log`.
+    """`python -m MODULE ARGUMENTS`, its output in `log`, that of the run before in `previous_log`.
 
-    May be started again after it ended; ends with the thread that starts it.
+    May be started again after it ended; ends with the thread that starts it. `ended` is the status of its last run,
+    as of subprocess, or None while it runs; `started_at` is in seconds since the epoch.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class Daemon:
         self.name = name
         self.log = log
         self._command = [sys.executable, "-m", "localcluster.launch", module, *arguments]
-        self._environment = {**os.environ, **environment}
+        self.previous_log = log.with_name(f"{log.stem}.previous{log.suffix}")
+        self.environment = {**os.environ, **environment}
+        self.started_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
-        self._log_start = 0
 
     @property
     def pid(self) -> int:
@@ -45,21 +47,23 @@ class Daemon:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ended(self) -> int | None:
+        return self._process.poll() if self._process is not None else None
+
     def start(self) -> None:
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as output:
+        if self._process is not None and self.log.exists():
+            self.log.replace(self.previous_log)
+        self.started_at = time.time()
+        with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True, env=self._environment,
+                start_new_session=True, env=self.environment,
             )  # fmt: skip
 
     def output(self) -> str:
         """What it wrote since its last start."""
-        if not self.log.exists():
-            return ""
-        with self.log.open("rb") as file:
-            file.seek(self._log_start)
-            return file.read().decode(errors="replace")
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def tail(self) -> str:
         return (

@@ -10,7 +10,7 @@ import select
 import ssl
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,8 @@ def _since(query: Mapping[str, str]) -> int | None:
 class Server:
     """The API server as the other parts see it: a URL and a kubeconfig. With `certificate` it speaks TLS.
 
-    `hook` sees every request first, and what it answers is what happens. `kubelet_token` is what the server shows
+    `hook` sees every request first, and what it answers is what happens. `control` answers paths
+    that no API server has. `kubelet_token` is what the server shows
     kubelet to read logs.
     """
 
@@ -76,6 +77,7 @@ class Server:
         self.token = token or secrets.token_urlsafe(24)
         self._kubelet_token = kubelet_token
         self.hook: Hook = lambda _: None
+        self.control: Callable[[Request], JsonObject | None] = lambda _: None
         self.operations = Operations(history)
         self._directory = directory
         self._certificate: Certificate | None = None
@@ -149,6 +151,9 @@ class Server:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
                 raise errors.ApiError(401, "Unauthorized", "the bearer token is missing or wrong; use the kubeconfig's")
+            own = self.control(request)
+            if own is not None:
+                return _json(own)
             document = resources.discovery(request.path) if request.method == "GET" else None
             if document is not None:
                 return _json(document)
@@ -177,7 +182,9 @@ class Server:
         selector = selectors.compile_selectors(query.get("labelSelector", ""), query.get("fieldSelector", ""))
         store = self.operations.stores[target.resource]
         if request.watches:
-            return self._events(store.watch(_since(query), target.namespace, selector), target, as_table)
+            bookmarks = query.get("allowWatchBookmarks") == "true" and not as_table
+            found = store.watch(_since(query), target.namespace, selector, bookmarks=bookmarks)
+            return self._events(found, target, as_table)
         with self.operations.lock:
             items, version = store.list(target.namespace, selector), str(store.version)
         if as_table:
@@ -195,7 +202,10 @@ class Server:
     def _events(found: Iterator[JsonObject | None], target: Target, as_table: bool) -> Iterator[JsonObject | None]:
         try:
             for event in found:
-                if as_table and event is not None:
+                if event is not None and event["type"] == "BOOKMARK":
+                    kind = {"kind": target.resource.kind, "apiVersion": target.resource.api_version}
+                    yield {**event, "object": {**kind, **event["object"]}}
+                elif as_table and event is not None:
                     yield {**event, "object": table.render([event["object"]], "", target.resource)}
                 else:
                     yield event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -48,6 +49,10 @@ class Change:
         if is_now:
             return "ADDED"
         return "DELETED" if was else None
+
+
+# The real server's come about every minute; here what is stale should be seen sooner.
+_BOOKMARK_SECONDS = 5.0
 
 
 class Clock:
@@ -156,12 +161,18 @@ class Store:
             self._clock.changed.notify_all()
 
     def watch(
-        self, since: int | None, namespace: str | None, selector: Selector, idle_s: float = 0.5
+        self,
+        since: int | None,
+        namespace: str | None,
+        selector: Selector,
+        idle_s: float = 0.5,
+        *,
+        bookmarks: bool = False,
     ) -> Iterator[JsonObject | None]:
         """Events after version `since`; None begins with every present object.
 
-        Gives None whenever nothing happened for `idle_s`, so that the caller may end it. Raises ApiError 410 when too
-        old.
+        Gives None whenever nothing happened for `idle_s`, so that the caller may end it, and with `bookmarks` now and
+        then the version alone. Raises ApiError 410 when too old.
         """
 
         def selected(item: JsonObject) -> bool:
@@ -173,6 +184,7 @@ class Store:
             since = self.version if since is None else since
         for item in present:
             yield {"type": "ADDED", "object": item}
+        marked = time.monotonic()
         while True:
             with self._clock.changed:
                 news = self._after(since)
@@ -183,6 +195,9 @@ class Store:
                     return
             if not news:
                 yield None
+                if bookmarks and time.monotonic() - marked > _BOOKMARK_SECONDS:
+                    marked = time.monotonic()
+                    yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(since)}}}
             for change in news:
                 since = change.version
                 event = change.as_seen_through(selected)

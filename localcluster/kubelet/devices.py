@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import random
 import threading
 import zlib
@@ -18,6 +19,7 @@ from vcuda.spec import units
 
 JsonObject = dict[str, Any]
 _NO_NUMA = "-1"
+_log = logging.getLogger(__name__)
 
 
 class AdmissionFailure(Exception):
@@ -98,7 +100,7 @@ class DeviceManager:
             if self._endpoints.get(endpoint.resource) is not endpoint:
                 return
             self._devices[endpoint.resource] = {device.id: device for device in devices}
-            self.save()
+            self._try_save()
         self._on_change()
 
     def _stopped(self, endpoint: Endpoint) -> None:
@@ -169,7 +171,11 @@ class DeviceManager:
             raise AdmissionFailure("UnexpectedAdmissionError", message) from error
         with self._lock:
             self.records.setdefault((uid, name), {})[resource] = Held(devices, response.SerializeToString())
-            self.save()
+            try:
+                self.save()
+            except OSError as error:
+                message = f"the allocation can't be written: {error}"
+                raise AdmissionFailure("UnexpectedAdmissionError", message) from error
 
     def _choose(self, endpoint: Endpoint, pod: JsonObject, resource: str, count: int) -> list[str]:
         """What the pod's init containers hold, but not the sidecars, is used again before anything new."""
@@ -215,7 +221,7 @@ class DeviceManager:
             for key in gone:
                 del self.records[key]
             if gone:
-                self.save()
+                self._try_save()
 
     def pre_start(self, uid: str, container: str) -> None:
         """PreStartContainer for each resource that wants it. Raises PluginFailure."""
@@ -245,6 +251,13 @@ class DeviceManager:
         return options
 
     # --- checkpoint ---
+    def _try_save(self) -> None:
+        """What is in memory holds; a full disk costs no more than what a restart would have read."""
+        try:
+            self.save()
+        except OSError as error:
+            _log.error("the checkpoint is old until the next change: %s", error)
+
     def save(self) -> None:
         """Write the checkpoint in kubelet's v2 format, atomically.
 

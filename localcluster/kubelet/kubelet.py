@@ -8,9 +8,10 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from localcluster import api as apis
 from localcluster.kubelet import containers
@@ -25,6 +26,8 @@ from localcluster.runner.runtime import Runtime
 JsonObject = dict[str, Any]
 _HEARTBEAT_SECONDS = 10.0
 _NODE_CHANGED = "node"
+MIRROR = "kubernetes.io/config.mirror"
+PodName = tuple[str, str]  # namespace, name
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,12 @@ class Settings:
     http_port: int = 0
 
 
+class Mirrored(Protocol):
+    """Something that others run and a pod with the annotation MIRROR shows, as of static pods."""
+
+    def log(self, previous: bool) -> Path: ...
+
+
 def finished(pod: JsonObject) -> bool:
     """Whether the pod has reached a phase that it never leaves."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -49,10 +58,13 @@ def finished(pod: JsonObject) -> bool:
 class Kubelet:
     """One run of kubelet. To restart it, `stop` it and make a new one on the same runtime: containers go on."""
 
-    def __init__(self, settings: Settings, api: apis.Api, runtime: Runtime) -> None:
+    def __init__(
+        self, settings: Settings, api: apis.Api, runtime: Runtime, mirrored: Mapping[PodName, Mirrored] | None = None
+    ) -> None:
         self._settings = settings
         self._api = api
         self._runtime = runtime
+        self._mirrored = mirrored if mirrored is not None else {}
         self._lock = threading.Lock()
         self._pods: dict[str, JsonObject] = {}
         self._workers: dict[str, PodWorker] = {}
@@ -111,6 +123,10 @@ class Kubelet:
             ]  # fmt: skip
 
     def _read_log(self, namespace: str, name: str, container: str, previous: bool) -> str | None:
+        mirrored = self._mirrored.get((namespace, name))
+        if mirrored is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return mirrored.log(previous).read_text(encoding="utf-8", errors="replace")
         for pod in self.pods():
             if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
                 found = [c for c in self._runtime.containers(pod["metadata"]["uid"]) if c.name == container]
@@ -179,20 +195,27 @@ class Kubelet:
                 kind, payload = _NODE_CHANGED, None
             if self._stopping.is_set():
                 return
-            if kind == "list":
-                self._reconcile(payload)
-            elif kind in ("ADDED", "MODIFIED"):
-                self._update(payload)
-            elif kind == "DELETED":
-                self._remove(payload["metadata"]["uid"])
-            elif kind == "over":
-                self._release()
-            else:
+            if kind == _NODE_CHANGED:
                 heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
-                try:
-                    self._write_node()
-                except apis.ApiFailure as error:
-                    _log.warning("the node's status was not written: %s", error)
+            try:
+                self._handle(kind, payload)
+            except apis.ApiFailure as error:
+                _log.warning("the node's status was not written: %s", error)
+            except OSError as error:
+                _log.error("%s is not done: %s", kind, error)
+
+    def _handle(self, kind: str, payload: Any) -> None:
+        """One entry of the queue. Raises ApiFailure, and OSError for a full disk."""
+        if kind == "list":
+            self._reconcile(payload)
+        elif kind in ("ADDED", "MODIFIED"):
+            self._update(payload)
+        elif kind == "DELETED":
+            self._remove(payload["metadata"]["uid"])
+        elif kind == "over":
+            self._release()
+        else:
+            self._write_node()
 
     def _reconcile(self, pods: list[JsonObject]) -> None:
         present = {pod["metadata"]["uid"] for pod in pods}
@@ -217,6 +240,8 @@ class Kubelet:
         self._runtime.remove(uid)
 
     def _update(self, pod: JsonObject) -> None:
+        if MIRROR in (pod["metadata"].get("annotations") or {}):
+            return
         uid = pod["metadata"]["uid"]
         known = uid in self._pods
         with self._lock:

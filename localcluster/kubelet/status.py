@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from localcluster.runner.config import ContainerState
-from localcluster.runner.runtime import Container
 
 JsonObject = dict[str, Any]
+# The real kubelet begins with 10 s and ends at 300 s; a demonstration should not have to wait for that.
+_BACKOFF_FIRST_SECONDS, _BACKOFF_MAX_SECONDS = 1.0, 30.0
+_BACKOFF_RESET_SECONDS = 60.0
 
 
 def timestamp(seconds: float) -> str:
@@ -35,12 +38,31 @@ def _terminated(state: ContainerState) -> JsonObject:
     return result
 
 
+class Attempt(Protocol):
+    """One run of a container: of the runtime, or of a daemon that is shown as one."""
+
+    attempt: int
+
+    @property
+    def id(self) -> str: ...
+
+    def state(self) -> ContainerState: ...
+
+
+Run = TypeVar("Run", bound=Attempt)
+
+
+def backoff(failures: int) -> float:
+    """Seconds before the next start after so many failures in a row."""
+    return min(_BACKOFF_MAX_SECONDS, _BACKOFF_FIRST_SECONDS * float(1 << min(10, max(0, failures - 1))))
+
+
 @dataclass
-class ContainerRecord:
+class ContainerRecord(Generic[Run]):
     """What kubelet knows of one container of a pod: its latest attempt, and why there is none or no next one yet."""
 
     spec: JsonObject
-    container: Container | None = None
+    container: Run | None = None
     waiting_reason: str = ""
     waiting_message: str = ""
     last: ContainerState | None = None
@@ -57,6 +79,17 @@ class ContainerRecord:
 
     def state(self) -> ContainerState | None:
         return None if self.container is None else self.container.state()
+
+    def crashed(self, state: ContainerState) -> float:
+        """Its attempt is over and another one is due: keep its end, and wait. Returns the seconds."""
+        self.last = state
+        ran = state.finished_at - state.started_at if state.started_at else 0.0
+        self.failures = 0 if ran > _BACKOFF_RESET_SECONDS else self.failures + 1
+        delay = backoff(self.failures)
+        self.retry_at = time.monotonic() + delay
+        self.waiting_reason = "CrashLoopBackOff"
+        self.waiting_message = f"back-off {delay:.0f}s restarting failed container={self.name}"
+        return delay
 
     def status(self, default_reason: str) -> JsonObject:
         """One entry of containerStatuses."""
@@ -82,7 +115,7 @@ class ContainerRecord:
         return result
 
 
-def phase_of(records: list[ContainerRecord], initialized: bool, restart_policy: str) -> str:
+def phase_of(records: list[ContainerRecord[Run]], initialized: bool, restart_policy: str) -> str:
     """The pod's phase by its app containers, as kubelet's getPhase decides it."""
     states = [record.state() for record in records]
     if not initialized or any(state is None or state.phase == "created" for state in states):
@@ -96,8 +129,8 @@ def phase_of(records: list[ContainerRecord], initialized: bool, restart_policy: 
 
 
 def pod_status(
-    pod: JsonObject, apps: list[ContainerRecord], inits: list[ContainerRecord], *, initialized: bool, phase: str,
-    started_at: float, now: float,
+    pod: JsonObject, apps: list[ContainerRecord[Run]], inits: list[ContainerRecord[Run]], *, initialized: bool,
+    phase: str, started_at: float, now: float,
 ) -> JsonObject:  # fmt: skip
     """The whole status to write; conditions that are not kubelet's own are kept, with their times."""
     default = "ContainerCreating" if initialized else "PodInitializing"

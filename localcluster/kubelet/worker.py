@@ -14,13 +14,11 @@ from localcluster.kubelet import containers, status
 from localcluster.kubelet.devices import DeviceManager, is_sidecar
 from localcluster.kubelet.plugins import PluginFailure
 from localcluster.kubelet.status import ContainerRecord
-from localcluster.runner.runtime import Runtime, RuntimeFailure
+from localcluster.runner.runtime import Container, Runtime, RuntimeFailure
 
 JsonObject = dict[str, Any]
 _POLL_SECONDS = 0.1
-# The real kubelet begins with 10 s and ends at 300 s; a demonstration should not have to wait for that.
-_BACKOFF_FIRST_SECONDS, _BACKOFF_MAX_SECONDS = 1.0, 30.0
-_BACKOFF_RESET_SECONDS = 60.0
+_DELETE_AGAIN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +43,7 @@ class PodWorker:
         self._policy: str = pod["spec"].get("restartPolicy", "Always")
         runtime = services.runtime
 
-        def record(spec: JsonObject) -> ContainerRecord:
+        def record(spec: JsonObject) -> ContainerRecord[Container]:
             found = runtime.latest(self.uid, spec["name"])  # left by the kubelet before a restart
             return ContainerRecord(spec, found)
 
@@ -127,7 +125,7 @@ class PodWorker:
             return False
         return True
 
-    def _advance(self, record: ContainerRecord, policy: str | None = None) -> None:
+    def _advance(self, record: ContainerRecord[Container], policy: str | None = None) -> None:
         """Start the container if it has not run yet, or again if it ended and its policy says so."""
         policy = policy or self._policy
         state = record.state()
@@ -136,24 +134,18 @@ class PodWorker:
         if state is not None and not record.waiting_reason:
             if policy == "Never" or (policy == "OnFailure" and state.exit_code == 0):
                 return
-            record.last = state
-            ran = state.finished_at - state.started_at if state.started_at else 0.0
-            record.failures = 0 if ran > _BACKOFF_RESET_SECONDS else record.failures + 1
-            delay = _backoff(record.failures)
-            record.retry_at = time.monotonic() + delay
-            record.waiting_reason = "CrashLoopBackOff"
-            record.waiting_message = f"back-off {delay:.0f}s restarting failed container={record.name}"
+            record.crashed(state)
         if time.monotonic() >= record.retry_at:
             self._start(record)
 
-    def _start(self, record: ContainerRecord) -> None:
+    def _start(self, record: ContainerRecord[Container]) -> None:
         services = self._services
         attempt = record.attempts
         try:
             options = services.devices.run_options(self.uid, record.name)
             directory = services.runtime.directory_of(self.uid, record.name, attempt)
             config = containers.configure(self.pod, record.spec, options, services.defaults, directory)
-        except (PluginFailure, containers.ConfigFailure) as error:
+        except (PluginFailure, containers.ConfigFailure, OSError) as error:  # OSError: no room for a volume
             self._hold(record, "CreateContainerConfigError", str(error))
             return
         record.waiting_reason = record.waiting_message = ""
@@ -167,15 +159,15 @@ class PodWorker:
             return
         self._event("Normal", "Started", f"Started container {record.name}")
 
-    def _hold(self, record: ContainerRecord, reason: str, message: str) -> None:
+    def _hold(self, record: ContainerRecord[Container], reason: str, message: str) -> None:
         if record.waiting_message != message:
             self._event("Warning", "Failed", f"Error: {message}")
         record.failures += 1
-        record.retry_at = time.monotonic() + _backoff(record.failures)
+        record.retry_at = time.monotonic() + status.backoff(record.failures)
         record.waiting_reason, record.waiting_message = reason, message
 
     # --- end ---
-    def _stop_all(self, records: list[ContainerRecord], grace_seconds: float) -> None:
+    def _stop_all(self, records: list[ContainerRecord[Container]], grace_seconds: float) -> None:
         running = [r.container for r in records if r.container is not None and not r.container.state().over]
         stoppers = [
             threading.Thread(target=self._services.runtime.stop, args=(container, grace_seconds), daemon=True)
@@ -198,7 +190,7 @@ class PodWorker:
             self._wake.clear()
             if self._abandoned:
                 return  # the next kubelet finds it without containers
-            self._wake.wait(_BACKOFF_FIRST_SECONDS)
+            self._wake.wait(_DELETE_AGAIN_SECONDS)
 
     def _delete(self) -> bool:
         """Whether the object is gone, or another pod has its name by now."""
@@ -232,8 +224,3 @@ class PodWorker:
         except apis.ApiFailure as error:
             if error.code != 404:
                 _log.warning("status of pod %s was not written: %s", self.pod["metadata"]["name"], error)
-
-
-def _backoff(failures: int) -> float:
-    """Seconds before the next start after so many failures in a row."""
-    return min(_BACKOFF_MAX_SECONDS, _BACKOFF_FIRST_SECONDS * float(1 << min(10, max(0, failures - 1))))

@@ -104,16 +104,19 @@ class Runtime:
             if not self.isolation.real_mounts:
                 effective = path_rewrite.host_paths(effective, self._device_directory)
             (directory / "config.json").write_text(effective.dump(), encoding="utf-8")
+            monitor_log = (directory / "monitor.log").open("wb")
         except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)  # the same attempt is made again
             raise RuntimeFailure(f"container {name}: its directory can't be prepared: {error}") from error
-        process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _BOOT, str(_PACKAGE_ROOT), str(directory / "config.json")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=(directory / "monitor.log").open("wb"),
-            start_new_session=True,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
-        )
+        with monitor_log:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-c", _BOOT, str(_PACKAGE_ROOT), str(directory / "config.json")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=monitor_log,
+                start_new_session=True,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+            )
         container = Container(effective, pod_uid, name, attempt, process)
         with self._lock:
             self._containers[(pod_uid, name, attempt)] = container

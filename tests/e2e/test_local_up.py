@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,13 +60,33 @@ def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(
     assert not [pid for pid in below if Path(f"/proc/{pid}/exe").exists()]
 
 
-def test_a_program_of_it_that_dies_ends_it_and_is_named(up: tuple[subprocess.Popen[str], Path]) -> None:
+def test_a_program_of_it_that_dies_is_begun_again_and_its_last_words_stay(
+    up: tuple[subprocess.Popen[str], Path],
+) -> None:
     process, kubeconfig = up
-    manager = next(
-        pid for pid in descendants(process.pid) if b"manager.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    os.kill(manager, signal.SIGKILL)
-    status, errors = end(process)
-    assert status == 1
-    assert errors.startswith("localcluster: gpu-manager ended with status -9; its last lines:\n")
+
+    def manager() -> int:
+        found = [pid for pid in descendants(process.pid) if b"manager.main" in words(pid)]
+        return found[0] if found else 0
+
+    def words(pid: int) -> bytes:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b""
+
+    def local(*arguments: str) -> str:
+        command = [sys.executable, "-m", "localcluster", *arguments, "--kubeconfig", str(kubeconfig)]
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60).stdout
+
+    first = manager()
+    os.kill(first, signal.SIGKILL)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("gpu-manager ended by signal 9 and starts again in 1 s; what it wrote:")
+    deadline = time.monotonic() + 60
+    while manager() in (0, first) or "restarts: 1" not in local("get", "-n", "vcuda-system"):
+        assert time.monotonic() < deadline, local("get", "-n", "vcuda-system")
+        time.sleep(0.2)
+    assert "registered with kubelet" in local("logs", "-n", "vcuda-system", "gpu-manager-local", "--previous")
+    process.send_signal(signal.SIGTERM)
+    assert end(process) == (0, "")
     assert not kubeconfig.parent.exists()

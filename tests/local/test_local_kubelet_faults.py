@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import threading
 import urllib.error
@@ -298,3 +299,31 @@ def test_a_node_that_the_server_does_not_take_is_the_end_of_the_start(node: Node
     # It serves already; what is left running would disturb who forks after it.
     for part in (refused._registration, refused._pod_resources, refused._http):
         part.stop()
+
+
+def test_a_full_disk_refuses_pods_and_ends_no_thread_of_kubelets(
+    node: Node, make_pod: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that kubelet writes fails for a while; what came meanwhile is carried on when there is room again."""
+    node.plugin(CORE, 100)
+    node.run(make_pod("before", core=10))
+    node.wait_for(lambda: states(node, "before").get("running"), "before runs")
+    real = Path.write_text
+
+    def full(path: Path, *words: Any, **named: Any) -> int:
+        if path.is_relative_to(node.settings.working_directory):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(path, *words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        node.run(make_pod("refused", core=10))
+        node.wait_for(lambda: node.pod("refused")["status"].get("phase") == "Failed", "the refusal")
+        assert "the allocation can't be written: [Errno 28]" in node.pod("refused")["status"]["message"]
+        node.run(make_pod("waits"))
+        told = waiting(node, "waits", "CreateContainerError")
+        assert "its directory can't be prepared: [Errno 28] No space left" in told
+        node.api.call("DELETE", f"{PODS}/before?gracePeriodSeconds=0")
+    node.wait_for(lambda: states(node, "waits").get("running"), "the pod that waited runs")
+    node.run(make_pod("after", core=100))
+    node.wait_for(lambda: states(node, "after").get("running"), "a new pod runs, with what the first one had")

@@ -1,0 +1,113 @@
+"""Each entry of the break list in a running playground: what it promises is seen by the command that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localcluster import breaks
+from localcluster.cluster import Cluster, ClusterOptions
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SECONDS = 90.0
+
+
+class Playground:
+    """A cluster whose daemons are supervised by the thread that starts it, as `up` does it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._ready, self._end = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="playground")
+        self._thread.start()
+        assert self._ready.wait(SECONDS), self.told
+
+    def _run(self) -> None:
+        with Cluster(ClusterOptions(cards=2, disk_bytes=32 * 2**20), self.told.append) as self.cluster:
+            self.cluster.supervise()
+            self._ready.set()
+            while not self._end.wait(0.1):
+                self.cluster.supervise()
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def run(self, words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
+        return subprocess.run(
+            [sys.executable, "-m", "localcluster", *words.split()], cwd=REPOSITORY, env=environment,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def sees(self, sign: breaks.Sign) -> bool:
+        return re.search(sign.shows, self.run(sign.command).stdout) is not None
+
+    def wait_for(self, sign: breaks.Sign, *, seen: bool = True) -> None:
+        deadline = time.monotonic() + SECONDS
+        while self.sees(sign) is not seen:
+            if time.monotonic() > deadline:
+                logs = f"{self.cluster.manager.tail()}\n{self.cluster.extender.tail()}\n{self.told}"
+                raise AssertionError(f"{sign} is not {seen}: {self.run(sign.command)}\n{logs}")
+            time.sleep(0.3)
+
+
+@pytest.fixture(scope="module")
+def playground() -> Iterator[Playground]:
+    made = Playground()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", breaks.BREAKS)
+def test_what_a_break_promises_is_seen_and_was_not_seen_before(playground: Playground, name: str) -> None:
+    found = breaks.BREAKS[name]
+    if name == "disk" and playground.cluster.disk_bytes is None:
+        pytest.skip("mounting a small disk for the node needs root")
+    before = [playground.sees(sign) for sign in found.signs]
+    done = playground.run(f"break {name}")
+    assert done.returncode == 0, done
+    assert all(sign.command in done.stdout for sign in found.signs)
+    for sign in found.signs:
+        playground.wait_for(sign)
+    # A count of restarts may be left of an earlier break; what others show first is not there before.
+    assert not before[0] or name.startswith("kill-"), found.signs[0]
+    if found.mend is not None:
+        assert playground.run("mend " + name).returncode == 0
+        # It works again: a pod gets a share, and a gauge goes back.
+        for sign in found.signs:
+            if re.fullmatch("nodes|metrics .*(?<!_total)", sign.command):
+                playground.wait_for(sign, seen=False)
+
+
+def test_a_break_is_told_by_name_and_twice_is_refused(playground: Playground) -> None:
+    assert "card-lost" in playground.run("break").stdout
+    unknown = playground.run("break no-such")
+    assert unknown.returncode == 1
+    assert "nothing is called no-such" in unknown.stderr
+    assert playground.run("break forged").returncode == 0
+    again = playground.run("break forged")
+    assert again.returncode == 1
+    assert "forged is broken already; `mend forged` takes it back" in again.stderr
+    assert playground.run("mend forged").returncode == 0
+
+
+def test_a_deleted_pod_of_a_daemon_is_made_anew_with_the_daemon(playground: Playground) -> None:
+    before = playground.cluster.manager.pid
+    name = "gpu-manager-local"
+    assert playground.run(f"delete -n vcuda-system {name}").returncode == 0
+    deadline = time.monotonic() + SECONDS
+    while playground.cluster.manager.pid == before or "Running" not in playground.run("get -n vcuda-system").stdout:
+        assert time.monotonic() < deadline, playground.run("get -n vcuda-system")
+        time.sleep(0.2)
+    assert "restarts" not in next(
+        line for line in playground.run("get -n vcuda-system").stdout.splitlines() if name in line
+    )
