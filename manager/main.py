@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import vcuda
-from manager import daemon, doctor
-from manager.config import reader
-from manager.config.settings import ENV_PREFIX, Settings
-from manager.errors import StartError
-from manager.process import instance_lock, logs
-from vcuda.settings import describe
+from vcuda.extras import needed
+
+with needed("gpu-manager", "node"):
+    from manager import daemon, doctor
+    from manager.config import reader
+    from manager.config.settings import ENV_PREFIX, Settings
+    from manager.errors import StartError
+    from manager.process import instance_lock, logs
+    from vcuda.settings import describe
 
 _FILES = 16384
 # mallopt(3): without a limit glibc keeps up to eight heaps per core, one for every thread that ever parsed a list of

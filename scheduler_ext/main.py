@@ -6,6 +6,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from vcuda.extras import needed
+
 
 def _ended(*_: object) -> None:
     sys.exit(0)
@@ -16,7 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Before everything is imported, which takes a second on a busy node. A container's first process would not even
     # notice the signal without a handler.
     before = signal.signal(signal.SIGTERM, _ended)
-    from scheduler_ext.commands import line
+    with needed("gpu-scheduler-extender", "extender"):
+        from scheduler_ext.commands import line
 
     if not line.serves(words := list(sys.argv[1:] if arguments is None else arguments)):
         signal.signal(signal.SIGTERM, before)

@@ -1,6 +1,6 @@
 """The files of the image, in two layers: this machine's Python with the libraries that the product requires, and the product.
 
-What `pip install .` would put into an image of the same distribution. The C library comes along, so that nothing below is needed.
+What `pip install '.[node,extender]'` would put into an image of the same distribution. The C library comes along, so that nothing below is needed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("vcuda", "manager", "scheduler_ext")
 DISTRIBUTION = "vcuda-gpu-manager"
+EXTRAS = ("node", "extender")
 PYTHON = "/opt/python"
 COMMANDS = {"gpu-manager": "manager.main", "gpu-scheduler-extender": "scheduler_ext.main"}
 _NOT_NEEDED = shutil.ignore_patterns(
@@ -42,13 +46,13 @@ def runtime(root: Path) -> None:
     shutil.copy(Path(sys.executable).resolve(), program)
     site = site_packages(root)
     site.mkdir()
-    for distribution in _needed(DISTRIBUTION, set()):
-        _copy(distribution, site)
-    _libraries(root, [program, *home.rglob("*.so*")])
+    for distribution in needed(importlib.metadata.requires(DISTRIBUTION) or (), EXTRAS):
+        copy(distribution, site)
+    _libraries(root, [program, *home.rglob("*.so*"), ROOT / "vcuda/_native.abi3.so"])
 
 
 def product(root: Path) -> None:
-    """Fill the empty folder `root` with our packages as they are in this checkout, and the two commands. Raises OSError."""
+    """Fill the empty folder `root` with our packages as they are in this checkout, and the commands. Raises OSError."""
     site = site_packages(root)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__", "src"))
@@ -58,23 +62,29 @@ def product(root: Path) -> None:
         script = commands / name
         script.write_text(f"#!{PYTHON}/bin/{_version()}\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
         script.chmod(0o755)
+    (commands / "python3").symlink_to(f"{PYTHON}/bin/{_version()}")  # for the chart's test
 
 
-def _needed(name: str, seen: set[str]) -> list[importlib.metadata.Distribution]:
-    """What `name` requires, with what that requires, without extras; not `name` itself."""
-    found = []
-    for requirement in importlib.metadata.requires(name) or ():
-        required = re.match(r"[A-Za-z0-9._-]+", requirement)
-        if required is None or ";" in requirement:
+def needed(requirements: Collection[str], extras: Collection[str] = ()) -> Iterator[importlib.metadata.Distribution]:
+    """What is installed here of these requirements, as metadata writes them, and of what those require."""
+    seen: set[tuple[str, str]] = set()
+    names: set[str] = set()
+    waiting = [(line, extra) for line in requirements for extra in ("", *extras)]
+    while waiting:
+        line, extra = waiting.pop()
+        requirement = Requirement(line)
+        if (line, extra) in seen or (requirement.marker and not requirement.marker.evaluate({"extra": extra})):
             continue
-        key = re.sub(r"[-_.]+", "-", required[0]).lower()
-        if key not in seen:
-            seen.add(key)
-            found += [importlib.metadata.distribution(key), *_needed(key, seen)]
-    return found
+        seen.add((line, extra))
+        distribution = importlib.metadata.distribution(requirement.name)
+        if requirement.name not in names:
+            names.add(requirement.name)
+            yield distribution
+        waiting += [(more, chosen) for more in distribution.requires or () for chosen in ("", *requirement.extras)]
 
 
-def _copy(distribution: importlib.metadata.Distribution, site: Path) -> None:
+def copy(distribution: importlib.metadata.Distribution, site: Path) -> None:
+    """Copy its files into the folder `site`, without its tests. Raises OSError."""
     for file in distribution.files or ():
         if ".." in file.parts or "__pycache__" in file.parts or "tests" in file.parts:
             continue

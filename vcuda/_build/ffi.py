@@ -15,7 +15,11 @@ from vcuda._build import gcc, native  # setup.py puts the project on the path
 
 ROOT = native.ROOT
 STAMP = ".native.inputs"
-FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing")
+FLAGS = (
+    *("-std=c11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing"),
+    *("-include", str(ROOT / native.GLIBC_HEADER)),
+)
+LINK = (*native.OLD_LIBC, "-lm")
 # The region's ABI, then what Python may call; both are read by ffi.cdef verbatim.
 CDEF_FILES = tuple(f"vcuda/abi/{name}.abi" for name in ("region", "native", "scheduler", "host"))
 
@@ -36,7 +40,7 @@ def make_builder() -> cffi.FFI:
         sources=core_sources(),
         include_dirs=[str(ROOT / folder) for folder in native.INCLUDES],
         extra_compile_args=list(FLAGS),
-        libraries=["pthread", "m"],
+        extra_link_args=list(LINK),
     )
     return builder
 
@@ -84,7 +88,7 @@ def build_in_place(package: Path) -> list[str]:
         sources = [generated, *(ROOT / source for source in core_sources())]
         with gcc.Objects(Path(folder)) as objects:
             compiled = [str(each.result()) for each in objects.begin(sources, flags, what)]
-        gcc.run([*gcc.compiler(), "-shared", "-o", str(made), *compiled, "-lpthread", "-lm"], what)
+        gcc.run([*gcc.compiler(), "-shared", "-o", str(made), *compiled, *LINK], what)
         made.replace(output)  # a running process may have the old file mapped
     stamp(package)
     return ["native"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -74,7 +73,7 @@ class Library:
         return sorted(found | {Path(__file__)})
 
 
-# What is loaded into tenants asks for old symbol versions only; in old images these two hold some of them.
+# What is loaded into tenants and what a wheel brings ask for old symbol versions only; an old glibc has some of them in these two.
 GLIBC_HEADER = "vcuda/src/include/vc_glibc.h"
 OLD_LIBC = ("-Wl,--no-as-needed", "-l:libdl.so.2", "-l:libpthread.so.0")
 
@@ -167,7 +166,8 @@ LIBRARIES: tuple[Library, ...] = (
         SIM_INCLUDES,
         "libcuda.so.1",
         # As NVIDIA's libcuda: its calls to its own functions never leave it. (NVML's do, there and here.)
-        link=("-Wl,-Bsymbolic", "-lpthread", "-lm"),
+        link=("-Wl,-Bsymbolic", *OLD_LIBC),
+        prelude=GLIBC_HEADER,
         links=(("libcuda.so.1", f"libcuda.so.{SIM_DRIVER_VERSION}"), ("libcuda.so", "libcuda.so.1")),
     ),
     Library(
@@ -176,7 +176,8 @@ LIBRARIES: tuple[Library, ...] = (
         ("vcuda/sim/src/core", "vcuda/sim/src/nvml"),
         SIM_INCLUDES,
         "libnvidia-ml.so.1",
-        link=("-lpthread", "-lm"),
+        link=OLD_LIBC,
+        prelude=GLIBC_HEADER,
         links=(
             ("libnvidia-ml.so.1", f"libnvidia-ml.so.{SIM_DRIVER_VERSION}"),
             ("libnvidia-ml.so", "libnvidia-ml.so.1"),
@@ -188,7 +189,8 @@ LIBRARIES: tuple[Library, ...] = (
         ("vcuda/sim/src/core", "vcuda/sim/src/cuda", "vcuda/sim/src/newer"),
         SIM_INCLUDES,
         "libcuda.so.1",
-        link=("-Wl,-Bsymbolic", "-lpthread", "-lm"),
+        link=("-Wl,-Bsymbolic", *OLD_LIBC),
+        prelude=GLIBC_HEADER,
         shipped=False,
     ),
     Library(
@@ -197,13 +199,12 @@ LIBRARIES: tuple[Library, ...] = (
         ("vcuda/sim/src/core", "vcuda/sim/src/nvml", "vcuda/sim/src/nvml_newer"),
         SIM_INCLUDES,
         "libnvidia-ml.so.1",
-        link=("-lpthread", "-lm"),
+        link=OLD_LIBC,
+        prelude=GLIBC_HEADER,
         shipped=False,
     ),
     # For programs built where no driver is: `gcc program.c -L .../stubs -lcuda`. Never loaded.
-    Library(
-        "cuda-stub", "stubs/libcuda.so", (), (), "libcuda.so.1", needs=("sim-cuda",), stub_names="cu[A-Z]"
-    ),
+    Library("cuda-stub", "stubs/libcuda.so", (), (), "libcuda.so.1", needs=("sim-cuda",), stub_names="cu[A-Z]"),
     Library(
         "nvml-stub",
         "stubs/libnvidia-ml.so",
@@ -316,9 +317,7 @@ def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
     All cores compile. Raises BuildError with the compiler's words, KeyError for an unknown name.
     """
     if not (ROOT / NATIVE_FOLDERS[0]).is_dir():
-        raise gcc.BuildError(
-            f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it"
-        )
+        raise gcc.BuildError(f"{ROOT} holds no sources: this is an installed copy, whose libraries came with it")
     known = {library.name: library for library in LIBRARIES}
     chosen = [known[name] for name in (known if names is None else with_needs(names, known))]
     ordered = [library for library in chosen if not library.machines or gcc.machine() in library.machines]
@@ -342,11 +341,20 @@ def build(out: Path, names: Sequence[str] | None = None) -> list[str]:
 
 
 def install(built: Path, target: Path) -> None:
-    """Copy what belongs into an installation from `built` to `target`: no links (a wheel has none), no stamps."""
+    """Copy what belongs into an installation from `built` to `target`: no links (a wheel has none), no stamps, nothing for debuggers.
+
+    The build ID stays, by which the same build's library in a checkout explains a core file. Raises BuildError, OSError.
+    """
     for library in LIBRARIES:
         if library.shipped and (built / library.output).exists():
             (target / library.output).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(built / library.output, target / library.output)
+            strip(built / library.output, target / library.output)
+
+
+def strip(library: Path, target: Path) -> None:
+    """Write the library to `target` without what only debuggers read. Raises BuildError."""
+    command = [os.environ.get("STRIP", "strip"), "--strip-debug", "-o", str(target), str(library)]
+    gcc.run(command, f"cannot strip {library}")
 
 
 def with_needs(names: Iterable[str], known: dict[str, Library]) -> list[str]:

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import vcuda
-from vcuda.kube import config
-from vcuda.kube.errors import ApiError, KubeError, NoConfiguration
-from vcuda.kubectl import doctor, explain, nodes, resize, top
-from vcuda.kubectl.cluster import Cluster
-from vcuda.kubectl.errors import PluginError
-from vcuda.spec.names import DEFAULT_DOMAIN, Names
+from vcuda.extras import needed
+
+with needed("kubectl vcuda", "kubectl"):
+    from vcuda.kube import config
+    from vcuda.kube.errors import ApiError, KubeError, NoConfiguration
+    from vcuda.kubectl import doctor, explain, nodes, resize, top
+    from vcuda.kubectl.cluster import Cluster
+    from vcuda.kubectl.errors import PluginError
+    from vcuda.spec.names import DEFAULT_DOMAIN, Names
 
 SYSTEM_NAMESPACE = "vcuda-system"
 COMMANDS = {

@@ -1,4 +1,5 @@
-/* Included before every source of what is loaded into tenants: their images' C library may be older than the one we are built with.
+/* Included before every source of what is loaded into tenants and of what a wheel brings: the C library of an image, or of the
+ * machine where the wheel is installed, may be older than the one we are built with.
  *
  * A library may ask for no symbol version that is younger than what an image has, or it can't be loaded there. Functions that later versions
  * of glibc moved from libdl and libpthread into libc keep their old version there, and are asked for by it (the two libraries are
@@ -8,6 +9,7 @@
 #define VC_GLIBC_H
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -30,11 +32,17 @@ VC_OLD(dlclose);
 VC_OLD(dlerror);
 VC_FIRST(pthread_condattr_setclock, "GLIBC_2.3.3");
 VC_OLD(pthread_create);
+VC_OLD(pthread_detach);
 VC_OLD(pthread_getcpuclockid);
 VC_OLD(pthread_getspecific);
 VC_OLD(pthread_join);
 VC_OLD(pthread_key_create);
+VC_FIRST(pthread_mutex_consistent, "GLIBC_2.12");
 VC_OLD(pthread_mutex_trylock);
+VC_OLD(pthread_mutexattr_destroy);
+VC_OLD(pthread_mutexattr_init);
+VC_OLD(pthread_mutexattr_setpshared);
+VC_FIRST(pthread_mutexattr_setrobust, "GLIBC_2.12");
 VC_OLD(pthread_once);
 VC_OLD(pthread_setspecific);
 VC_OLD(pthread_sigmask);
@@ -51,6 +59,11 @@ static inline int vc_fstat(int descriptor, struct stat *status)
     return (int)syscall(SYS_fstat, descriptor, status);
 }
 
+static inline int vc_memfd_create(const char *name, unsigned flags)
+{
+    return (int)syscall(SYS_memfd_create, name, flags);
+}
+
 static inline ssize_t vc_getrandom(void *buffer, size_t bytes, unsigned flags)
 {
     return syscall(SYS_getrandom, buffer, bytes, flags);
@@ -60,6 +73,7 @@ static inline ssize_t vc_getrandom(void *buffer, size_t bytes, unsigned flags)
 #define fstat(descriptor, status) vc_fstat(descriptor, status)
 #define stat(path, status) vc_fstatat(AT_FDCWD, path, status, 0)
 #define lstat(path, status) vc_fstatat(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW)
+#define memfd_create(name, flags) vc_memfd_create(name, flags)
 #define getrandom(buffer, bytes, flags) vc_getrandom(buffer, bytes, flags)
 #endif
 
