@@ -122,3 +122,7 @@ def test_the_network_policy_is_accepted(system: System, installed: Chart) -> Non
     chosen = {"networkPolicy": {"enabled": True, "schedulerCIDRs": ["10.0.0.0/24"]}}
     text = manifests.render(chosen)["networkpolicy.yaml"]
     assert system.lab.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text).count("networkpolicy") == 2
+
+
+def test_the_chart_s_own_test_places_a_share_and_sees_its_limit(installed: Chart) -> None:
+    assert installed.test() == "a share with 256 MiB\n"

@@ -82,7 +82,7 @@ class Chart:
         )  # fmt: skip
         system.lab.kubectl("apply", "-f", "-", stdin=secret)
         self._values = self._needed(crt)
-        self._text = ""
+        self._text = self._test = ""
 
     def add_next_build(self, tag: str, version: str) -> None:
         """The image `tag`: the same programs with shims of another build id."""
@@ -137,12 +137,29 @@ class Chart:
         """Give the cluster the chart's objects for these values, and wait for the pods of both programs."""
         chosen = self.values(more)
         rendered = manifests.render(chosen, NAMESPACE)
+        self._test = rendered.pop("test-share.yaml")  # Helm applies it when it is asked to test
         self._text = "\n---\n".join(rendered[name] for name in rendered if name.endswith(".yaml"))
         self.system.lab.kubectl("apply", "-f", "-", stdin=self._text)
         rollout = ("rollout", "status", "-n", NAMESPACE, "--timeout=90s")
         self.system.lab.kubectl(*rollout, "daemonset/gpu-manager", wait=100)
         self.system.lab.kubectl(*rollout, "deployment/gpu-scheduler-extender", wait=100)
         self.pod_of("gpu-manager")
+
+    def test(self) -> str:
+        """What `helm test` does: the pod of the chart's test runs to its end and is deleted. Returns what it printed."""
+        name = yaml.safe_load(self._test)["metadata"]["name"]
+        self.system.lab.kubectl("apply", "-f", "-", stdin=self._test)
+        try:
+            phase = eventually(f"{name} ends", lambda: self._ended(name))
+            told = self.system.lab.kubectl("logs", "-n", NAMESPACE, name)
+            assert phase == "Succeeded", (phase, told)
+            return told
+        finally:
+            self.system.lab.kubectl("delete", "pod", "-n", NAMESPACE, name, "--wait=false")
+
+    def _ended(self, name: str) -> str:
+        phase = self.system.lab.kubectl("get", "pod", "-n", NAMESPACE, name, "-o", "jsonpath={.status.phase}").strip()
+        return phase if phase in ("Succeeded", "Failed") else ""
 
     def uninstall(self) -> None:
         """What `helm uninstall` deletes; pods with a share are nobody's business here."""

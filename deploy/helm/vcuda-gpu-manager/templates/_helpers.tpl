@@ -1,5 +1,27 @@
+{{- define "vcuda.partOf" -}}
+{{ .Values.nameOverride | default .Chart.Name }}
+{{- end }}
+
+{{- /* The name of an object in the release's namespace: that of the program, which `kubectl exec ds/gpu-manager` and the docs use. */ -}}
+{{- define "vcuda.named" -}}
+{{ with .root.Values.fullnameOverride }}{{ . }}-{{ end }}{{ .name }}
+{{- end }}
+
+{{- /* In front of the name of an object of the whole cluster. */ -}}
+{{- define "vcuda.clusterPrefix" -}}
+{{ .Values.fullnameOverride | default .Release.Name }}
+{{- end }}
+
+{{- define "vcuda.managerAccount" -}}
+{{ .Values.manager.serviceAccount.name | default (include "vcuda.named" (dict "root" . "name" "gpu-manager")) }}
+{{- end }}
+
+{{- define "vcuda.extenderAccount" -}}
+{{ .Values.extender.serviceAccount.name | default (include "vcuda.named" (dict "root" . "name" "gpu-scheduler-extender")) }}
+{{- end }}
+
 {{- define "vcuda.labels" -}}
-app.kubernetes.io/part-of: vcuda-gpu-manager
+app.kubernetes.io/part-of: {{ include "vcuda.partOf" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -16,7 +38,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 
 {{- define "vcuda.extenderHost" -}}
-{{ .Values.scheduler.extenderHost | default .Values.extender.service.clusterIP | default (printf "gpu-scheduler-extender.%s.svc" .Release.Namespace) }}
+{{ .Values.scheduler.extenderHost | default .Values.extender.service.clusterIP | default (printf "%s.%s.svc" (include "vcuda.named" (dict "root" . "name" "gpu-scheduler-extender")) .Release.Namespace) }}
 {{- end }}
 
 {{- define "vcuda.scheme" -}}
@@ -26,7 +48,16 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- define "vcuda.quotas" -}}
 {{- $quotas := .Values.extender.quotas -}}
 {{- if and $quotas.entries $quotas.configMap }}{{ fail "extender.quotas: give entries or the name of a configMap, not both" }}{{ end -}}
-{{- $quotas.configMap | default (ternary "gpu-quotas" "" (gt (len $quotas.entries) 0)) -}}
+{{- $quotas.configMap | default (ternary (include "vcuda.named" (dict "root" . "name" "gpu-quotas")) "" (gt (len $quotas.entries) 0)) -}}
+{{- end }}
+
+{{- /* Nothing, or the end of the rendering: what the program would refuse when it starts is refused here. */ -}}
+{{- define "vcuda.known" -}}
+{{- $known := index (fromJson (.root.Files.Get "settings.json")) .value -}}
+{{- range .flags }}
+{{- $name := first (splitList "=" (trimPrefix "--" .)) -}}
+{{- if not (and (hasPrefix "--" .) (has $name $known)) }}{{ fail (printf "%s: %q is no flag of the program, written --name=value; --help and docs/names.md list them" $.value .) }}{{ end -}}
+{{- end -}}
 {{- end }}
 
 {{- define "vcuda.managerConfig" -}}
@@ -50,6 +81,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
   "device-plugin-path" "pod-resources-socket" "kubelet-url" "kubelet-ca-file" "kubelet-verify" "query-addr" "query-port" "query-auth" "cgroup-root" "config" -}}
 {{- range $name, $value := $manager.config }}
 {{- if or (hasKey $file $name) (has $name $arguments) }}{{ fail (printf "manager.config.%s: the chart has a value of its own for this setting" $name) }}{{ end -}}
+{{- if not (has $name (index (fromJson ($.Files.Get "settings.json")) "manager.config")) }}{{ fail (printf "manager.config.%s: gpu-manager has no such setting; docs/manager.md lists them" $name) }}{{ end -}}
 {{- $_ := set $file $name $value }}
 {{- end -}}
 {{- toYaml $file }}
