@@ -1,229 +1,213 @@
-"""Claims (DRA): their cards, what is booked for them, and which node a waiting pod's claims get.
+"""Which node the claims (DRA) of a waiting pod get.
 
 kube-scheduler alone allocates claims, and takes the first card of a node that fits. Which node that is matters for
 packing, which of its cards hardly does (docs/extender.md, "Claims"); so the filter lets one node through, the one whose
 first card is the best, and books what kube-scheduler will take there until the claim's status says what it took. What
 is booked is only our knowledge: where it is wrong, or we are away, a claim still gets no more than a card has.
 
-A book of its own: a node may serve both protocols, and a card belongs to one. Not locked: the engine's lock covers it.
+kube-scheduler binds these pods, too, so a refusal by this filter is all that holds one back. In a namespace with a
+quota only what fits by our book passes; of a gang no pod passes before all exist and have a place.
+
+Not locked: the engine's lock covers it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
+from scheduler_ext.engine.claim_book import ClaimBook
+from scheduler_ext.planning.evidence import ClaimStatus
 from scheduler_ext.protocol.extender_v1 import Verdict
-from scheduler_ext.scoring import scores
+from scheduler_ext.protocol.reasons import FITS, AnyReason, ExtenderReason
+from scheduler_ext.scoring import placing, scores
 from scheduler_ext.scoring.scores import Scores
-from scheduler_ext.scoring.typical_pods import Workload
+from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state import claims, objects
-from scheduler_ext.state.claims import Given, Key, SeenClaim, SeenSlice, Wish
-from scheduler_ext.state.cluster import Cluster, Ints, Usage
-from scheduler_ext.state.decisions import Decision
+from scheduler_ext.state.claims import SeenClaim, Wish
+from scheduler_ext.state.cluster import Ints
+from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.shape import Shape
+from vcuda.kube.objects import ended
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest, Reason
-from vcuda.spec.inventory import MOST_CARDS, Card
+from vcuda.spec.gang import Gang
+from vcuda.spec.request import PodRequest, Policy
 from vcuda.spec.units import CORES_PER_CARD
 
 _MOST_STEPS = 64  # of all claims of a pod; each costs a step of placing on every node
+_EXPLAINED = 256  # nodes that are looked at for why there is no room
 
 
 @dataclass(frozen=True, slots=True)
-class _Assumed:
-    """Where kube-scheduler is expected to allocate a claim, and for which pod."""
+class _User:
+    """A pod with claims. `claims`: by name, those that have been made; `unmade`: there will be more."""
 
-    node: str
-    pod_uid: str
-    since: float
+    uid: str
+    namespace: str
+    name: str
+    claims: tuple[str, ...]
+    unmade: bool
+    gang: Gang | None
+    policy: Policy
+    cpu_milli: int
+    memory_bytes: int
+
+
+class _Choice(NamedTuple):
+    """`row`: the best one; else which quota closed those that fit, or "", and why others do not: of some nodes."""
+
+    row: int | None
+    quota: str = ""
+    counts: Mapping[AnyReason, int] = {}
 
 
 class Claims:
-    """What the engine knows of claims."""
+    """Answers filter for pods with claims, and says how far their claims are."""
 
-    def __init__(self, cache: SchedulerCache) -> None:
-        self._cache = cache
-        self.cluster = Cluster()
+    def __init__(self, cache: SchedulerCache, book: ClaimBook) -> None:
+        self._cache, self._book = cache, book
+        self.cluster = book.cluster
         self._scores, self._workload = Scores(allowed=scores.first_fitting), Workload()
-        self._slices: dict[str, SeenSlice] = {}
-        self._devices: dict[str, dict[str, Card]] = {}  # by node and name
-        self._claims: dict[Key, SeenClaim] = {}
-        self._others: set[Key] = set()  # claims that are none of ours
-        self._there: dict[str, dict[str, SeenClaim]] = {}  # allocated claims by node and UID
-        self._assumed: dict[str, _Assumed] = {}  # by the claim's UID
-        self._counted: set[str] = set()  # claims that have counted as demand
+        self._users: dict[str, _User] = {}  # by UID
+        self._gangs: dict[tuple[str, str], dict[str, _User]] = {}  # by namespace and name, then UID
+        self._counted: set[str] = set()  # pods that have counted as demand
 
-    # --- what the watches show ---
+    # --- the pods that have claims ---
 
-    def see_slice(self, data: Mapping[str, Any]) -> str:
-        seen, name = claims.slice_of(data, self._cache.names), str(data["metadata"]["name"])
-        old = self._slices.pop(name, None)
-        if seen is not None:
-            self._slices[name] = seen
-        if seen != old:
-            for node in {one.node for one in (seen, old) if one is not None}:
-                self._read_pool(node)
-        return name
-
-    def lose_slice(self, name: str) -> None:
-        old = self._slices.pop(name, None)
-        if old is not None:
-            self._read_pool(old.node)
-
-    def keep_slices(self, names: Collection[str]) -> None:
-        for name in self._slices.keys() - set(names):
-            self.lose_slice(name)
-
-    def _read_pool(self, node: str) -> None:
-        """The slices of the newest generation are the pool, once all are there; until then what was known stays."""
-        there = [one for one in self._slices.values() if one.node == node]
-        newest = max((one.generation for one in there), default=0)
-        current = [one for one in there if one.generation == newest]
-        if there and len(current) < current[0].slices:
+    def see_pod(self, uid: str, pod: Mapping[str, Any]) -> None:
+        """Follow a pod as the watch shows it; _User is what of it matters here."""
+        spec = pod.get("spec")
+        if not isinstance(spec, Mapping) or not spec.get("resourceClaims"):
             return
-        devices = {name: card for one in current for name, card in one.cards.items()}
-        if not devices:
-            self._devices.pop(node, None)
-            self.cluster.remove_node(node)
-        elif len({card.uuid for card in devices.values()}) != len(devices) or len(devices) > MOST_CARDS:
-            self._devices.pop(node, None)
-            self.cluster.set_node(node, (), 0, 0, Reason.INVALID_INVENTORY)
-        else:
-            self._devices[node] = devices
-            self.cluster.set_node(node, tuple(devices.values()), 0, 0)
-        for claim in list(self._there.get(node, {}).values()):
-            self._book(claim)
-
-    def see_claim(self, data: Mapping[str, Any]) -> str:
-        """Returns its namespace and name as one key."""
-        seen = claims.claim_of(data, self._cache.names)
-        if not (seen.uid and seen.name):
-            raise ValueError("a claim without a UID or a name")
-        old = self._claims.get(seen.key)
-        if old is not None and old.uid != seen.uid:
-            self._forget(old)
-            old = None
-        if not seen.ours:
-            if old is not None:  # of another DeviceClass: ours while it has our devices
-                self._forget(old)
-            self._others.add(seen.key)
-        else:
-            self._others.discard(seen.key)
-            self._claims[seen.key] = seen
-            if old is None or old.given != seen.given:
-                if old is not None:
-                    self._unbook(old)
-                self._book(seen)
-        return "/".join(seen.key)
-
-    def lose_claim(self, namespace: str, name: str) -> None:
-        self._others.discard((namespace, name))
-        old = self._claims.get((namespace, name))
-        if old is not None:
-            self._forget(old)
-
-    def keep_claims(self, keys: Collection[str]) -> None:
-        for key in [*self._claims, *self._others]:
-            if "/".join(key) not in keys:
-                self.lose_claim(*key)
-
-    def _forget(self, claim: SeenClaim) -> None:
-        self._unbook(claim)
-        self._give_up(claim.uid)
-        self._counted.discard(claim.uid)
-        del self._claims[claim.key]
-
-    def _unbook(self, claim: SeenClaim) -> None:
-        """Take back what an allocated claim holds."""
-        for node in {one.node for one in claim.given or ()}:
-            self.cluster.release(claim.uid, node)
-            there = self._there.get(node, {})
-            if there.pop(claim.uid, None) is not None and not there:
-                del self._there[node]
-
-    def _give_up(self, uid: str) -> None:
-        """Take back what was assumed for a claim."""
-        assumed = self._assumed.pop(uid, None)
-        if assumed is not None:
-            self.cluster.release(uid, assumed.node)
-
-    def _book(self, claim: SeenClaim) -> None:
-        """Book what a claim was given, in place of what was assumed for it; of an open one that stays."""
-        if claim.given is None:
+        if ended(pod):
+            self.lose_pod(uid)
             return
-        self._give_up(claim.uid)
-        use: dict[str, dict[str, tuple[int, int]]] = {}
-        for one in claim.given:
-            self._there.setdefault(one.node, {})[claim.uid] = claim
-            card = self._devices.get(one.node, {}).get(one.device)
-            if card is not None:
-                _add(use.setdefault(one.node, {}), card, one)
-        for node, its in use.items():
-            self.cluster.book(claim.uid, node, Usage(its))
+        try:
+            user = self._user(pod)
+        except InvalidRequest:  # filter says so
+            return
+        self._forget(uid)
+        self._users[uid] = user
+        if not objects.place(pod):
+            self._cache.waiting.show_claims(pod, user.claims)
+        if user.gang is not None and user.gang.size > 1:
+            self._gangs.setdefault((user.namespace, user.gang.name), {})[uid] = user
 
-    # --- deciding ---
+    def _user(self, pod: Mapping[str, Any]) -> _User:
+        """Raises InvalidRequest for annotations that are malformed."""
+        metadata, asked = pod["metadata"], self._asked(pod)
+        made = tuple(claims.names_of_claims(pod))
+        cpu, memory = objects.pod_requests(pod)
+        uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
+        return _User(
+            uid, namespace, name, made, claims.unmade(pod), asked.gang, asked.policy or self._cache.policy, cpu, memory
+        )
+
+    def _asked(self, pod: Mapping[str, Any]) -> PodRequest:
+        """What the annotations of a pod with claims say: those of pods with a share."""
+        names = self._cache.names
+        one = {"name": "claims", "resources": {"limits": {names.core: CORES_PER_CARD}}}
+        return request.parse_pod({"metadata": pod["metadata"], "spec": {"containers": [one]}}, names)
+
+    def lose_pod(self, uid: str) -> None:
+        self._forget(uid)
+        self._counted.discard(uid)
+        self._book.lose_pod(uid)
+
+    def _forget(self, uid: str) -> None:
+        old = self._users.pop(uid, None)
+        if old is not None and old.gang is not None:
+            members = self._gangs.get((old.namespace, old.gang.name), {})
+            members.pop(uid, None)
+            if not members:
+                self._gangs.pop((old.namespace, old.gang.name), None)
+
+    def keep_pods(self, uids: Collection[str]) -> None:
+        for uid in self._users.keys() - set(uids):
+            self.lose_pod(uid)
 
     def unseen(self, pod: Mapping[str, Any]) -> bool:
         """Whether kube-scheduler knows a claim of the pod that our watch has not shown."""
         namespace = str(pod["metadata"].get("namespace") or "")
-        return any(
-            (namespace, name) not in self._claims and (namespace, name) not in self._others
-            for name in claims.names_of_claims(pod)
-        )
+        return any(not self._book.seen(namespace, name) for name in claims.names_of_claims(pod))
+
+    # --- deciding ---
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
         """See Engine.filter_claims."""
         metadata = pod["metadata"]
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
-        mine = {one.uid: one for each in claims.names_of_claims(pod) if (one := self._claims.get((namespace, each)))}
-        waiting = [one for one in mine.values() if one.given is None]
         decision = partial(
             Decision, uid, namespace, name, self._cache.wall_clock(), self._cache.cluster.clock, len(names)
         )
+
+        def refused(reason: AnyReason, message: str) -> Verdict:
+            self._cache.decisions.add(decision(refusal=(reason, message)))
+            return Verdict(refusal=(reason, message))
+
         try:
-            for claim in waiting:
-                if claim.problem is not None:
-                    raise InvalidRequest(claim.problem.reason, f"claim {claim.name}: {claim.problem.message}")
-            shape = self._shape(pod, [wish for claim in waiting for wish in claim.wishes])
+            user = self._user(pod)
+            waiting = self._waiting(user)
+            shape = self._shape(user, waiting)
         except InvalidRequest as error:
-            self._cache.decisions.add(decision(refusal=(error.reason, error.message)))
-            return Verdict(refusal=(error.reason, error.message))
+            return refused(error.reason, error.message)
         if not shape.steps:
             return None
-        if waiting[0].uid not in self._counted:
-            self._counted.add(waiting[0].uid)
+        if uid not in self._counted:
+            self._counted.add(uid)
             self._workload.observe(shape)
-        for claim in waiting:
-            self._give_up(claim.uid)
         rows = np.fromiter((self.cluster.index.get(one, -1) for one in names), np.int64, len(names))
         self._follow(names, rows)
-        table = self._scores.table(shape, self.cluster, self._workload.typical(self.cluster, self._cache.clock()))
-        row = scores.cheapest(table, self.cluster, rows)
-        if row is None:
-            return None  # kube-scheduler found room: what is booked here may be older than what it knows
-        node = self.cluster.names[row]
-        self._assume(uid, row, waiting)
+        others = self._others_of_gang(user)
+        if isinstance(others, str):
+            return refused(ExtenderReason.GANG_INCOMPLETE, others)
+        choice = self._take(user, waiting, rows, reserved=False)
+        if choice.row is None:
+            if choice.quota:
+                return refused(ExtenderReason.QUOTA_EXCEEDED, choice.quota)
+            if not others and not self._book.quotas.of(namespace):
+                # kube-scheduler found room: what is booked here may be older than what it knows.
+                self._cache.decisions.add(decision(counts=choice.counts))
+                return None
+            reason = next(iter(choice.counts), ExtenderReason.UNKNOWN_NODE)
+            why = "its gang" if others else "its namespace's quota"
+            return refused(reason, f"no card has room as far as claims are known here, and {why} leaves no guess")
+        lacking = self._reserve(others, rows)
+        if lacking:
+            for claim in waiting:
+                self._book.give_up(claim.uid)
+            gang = user.gang.name if user.gang is not None else ""
+            size = len(others) + 1
+            message = f"gang {namespace}/{gang} needs {size} places at once, {size - lacking} are there now"
+            return refused(ExtenderReason.GANG_DOES_NOT_FIT, message)
+        node = self.cluster.names[choice.row]
         self._cache.decisions.add(decision(node=node))
         return Verdict(node)
 
-    def _shape(self, pod: Mapping[str, Any], wishes: Sequence[Wish]) -> Shape:
-        """The class of a pod with claims, whose annotation may choose a policy."""
+    def _waiting(self, user: _User) -> list[SeenClaim]:
+        """A pod's claims that are not allocated. Raises InvalidRequest if no card can ever give one."""
+        found = {one.uid: one for name in user.claims if (one := self._book.claim(user.namespace, name)) is not None}
+        waiting = [one for one in found.values() if one.given is None]
+        for claim in waiting:
+            if claim.problem is not None:
+                raise InvalidRequest(claim.problem.reason, f"claim {claim.name}: {claim.problem.message}")
+        return waiting
+
+    def _shape(self, user: _User, waiting: Iterable[SeenClaim]) -> Shape:
+        """The class of a pod with claims, whose annotation may choose a policy. Raises InvalidRequest."""
+        wishes: list[Wish] = [wish for claim in waiting for wish in claim.wishes]
         if len(wishes) > _MOST_STEPS:
             raise InvalidRequest(
                 Reason.INVALID_POD, f"its claims ask for {len(wishes)} shares; a pod may have {_MOST_STEPS}"
             )
-        names = self._cache.names
-        one = {"name": "claims", "resources": {"limits": {names.core: CORES_PER_CARD}}}
-        asked = request.parse_pod({"metadata": pod["metadata"], "spec": {"containers": [one]}}, names)
-        policy = asked.policy or self._cache.policy
-        cpu, memory = objects.pod_requests(pod)
-        return Shape(tuple(wish.step for wish in wishes), policy, cpu_milli=cpu, memory_bytes=memory)
+        steps = tuple(wish.step for wish in wishes)
+        return Shape(steps, user.policy, cpu_milli=user.cpu_milli, memory_bytes=user.memory_bytes)
 
     def _follow(self, names: Sequence[str], rows: Ints) -> None:
         """The nodes' free cpu and memory are counted in the other book, which sees all pods."""
@@ -232,41 +216,99 @@ class Claims:
         main = self._cache.cluster
         self.cluster.take_over(rows[both], main.free_cpu[there[both]], main.free_memory[there[both]])
 
-    def _assume(self, pod_uid: str, row: int, waiting: Sequence[SeenClaim]) -> None:
-        """Book the cards that kube-scheduler takes: the first that fit, in the order of the slices."""
-        node, cards, now = self.cluster.names[row], self.cluster.cards[row], self._cache.clock()
+    def _take(self, user: _User, waiting: Sequence[SeenClaim], rows: Ints, *, reserved: bool) -> _Choice:
+        """Choose a node for claims of a pod among some rows, and assume them there. Raises InvalidRequest."""
+        shape = self._shape(user, waiting)
         for claim in waiting:
-            use: dict[str, tuple[int, int]] = {}
-            for wish in claim.wishes:
-                fits = (
-                    self.cluster.usable[row]
-                    & (self.cluster.free_cores[row] >= wish.step.cores)
-                    & (self.cluster.free_blocks[row] >= wish.blocks(self.cluster.total_blocks[row]))
-                )
-                for column in np.flatnonzero(fits)[: wish.step.cards].tolist():
-                    _add(use, cards[column], Given(node, "", wish.step.cores, wish.blocks(cards[column].memory_blocks)))
-                # Of a claim with several requests each sees what those before it have taken.
-                self.cluster.book(claim.uid, node, Usage(dict(use)))
-            self._assumed[claim.uid] = _Assumed(node, pod_uid, now)
+            self._book.give_up(claim.uid)
+        rows = rows[rows >= 0]
+        if not len(rows):
+            return _Choice(None)
+        closed, quota = np.zeros(len(rows), np.bool_), ""
+        table = self._scores.table(shape, self.cluster, self.typical())
+        if self._book.quotas.of(user.namespace):
+            closed, quota = self._book.quotas.closed(user.namespace, self._book.pods, table, rows)
+        row = scores.cheapest(table, self.cluster, rows[~closed])
+        if row is None:
+            return _Choice(None, quota, {} if quota else self._counts(shape, rows[:_EXPLAINED]))
+        for claim in waiting:
+            self._book.assume(claim, user.uid, row, reserved=reserved)
+        return _Choice(row)
 
-    def lose_pod(self, uid: str) -> None:
-        for claim in [key for key, one in self._assumed.items() if one.pod_uid == uid]:
-            self._give_up(claim)
+    def _counts(self, shape: Shape, rows: Ints) -> dict[AnyReason, int]:
+        """How many nodes have which reason. The scores know only the first card that fits, so not why none does."""
+        plan = placing.plan(shape, self.cluster.view(rows), None, self.typical())
+        problem = self.cluster.code[rows]
+        return counted(np.where(problem == FITS, plan.code, problem))
 
-    def expire(self) -> None:
-        """What kube-scheduler did not allocate after all."""
-        limit = self._cache.clock() - self._cache.expiry_seconds
-        for claim in [key for key, one in self._assumed.items() if one.since < limit]:
-            self._give_up(claim)
+    # --- gangs ---
 
-    def figures(self) -> dict[str, float]:
-        given = sum(1 for one in self._claims.values() if one.given is not None)
-        return {"claims_allocated": given, "claims_assumed": len(self._assumed)}
+    def _others_of_gang(self, user: _User) -> list[_User] | str:
+        """Who else must have a place before this pod may pass; or why it may not pass yet."""
+        gang = user.gang
+        if gang is None or gang.size == 1:
+            return []
+        members = {user.uid: user} | {
+            uid: one for uid, one in self._gangs.get((user.namespace, gang.name), {}).items() if uid != user.uid
+        }
+        if any(self._has_all(one) for one in members.values()):
+            return []  # all had a place once
+        called = f"gang {user.namespace}/{gang.name}"
+        size = max(one.gang.size for one in members.values() if one.gang is not None)
+        if len(members) < size:
+            return f"{called} has {len(members)} of its {size} pods with claims; none passes before all exist"
+        unmade = [one for one in members.values() if one.unmade or not self._all_seen(one)]
+        if unmade:
+            return f"{called}: the claims of pod {unmade[0].name} have not been made yet; none passes before all are"
+        return [one for one in members.values() if one.uid != user.uid][: size - 1]
 
+    def _all_seen(self, user: _User) -> bool:
+        return all(self._book.seen(user.namespace, name) for name in user.claims)
 
-def _add(use: dict[str, tuple[int, int]], card: Card, given: Given) -> None:
-    cores, blocks = use.get(card.uuid, (0, 0))
-    use[card.uuid] = (
-        cores + (CORES_PER_CARD if given.cores is None else given.cores),
-        blocks + (card.memory_blocks if given.blocks is None else given.blocks),
-    )
+    def _has_all(self, user: _User) -> bool:
+        """Whether all claims of a pod are allocated."""
+        ours = [self._book.claim(user.namespace, name) for name in user.claims]
+        return not user.unmade and any(ours) and all(one is None or one.given is not None for one in ours)
+
+    def _reserve(self, others: Sequence[_User], rows: Ints) -> int:
+        """Places for the others of a gang, or none new. Returns how many could not be had."""
+        made: list[SeenClaim] = []
+        with self._scores.one_budget():
+            for at, one in enumerate(others):
+                try:
+                    open_ = [claim for claim in self._waiting(one) if self._book.assumed(claim) is None]
+                    found = not open_ or self._take(one, open_, rows, reserved=True).row is not None
+                except InvalidRequest:
+                    found = False
+                if not found:
+                    for claim in made:
+                        self._book.give_up(claim.uid)
+                    return len(others) - at
+                made += open_
+        return 0
+
+    # --- what can be asked about it ---
+
+    def typical(self) -> Typical:
+        """What pods with claims are expected to ask."""
+        return self._workload.typical(self.cluster, self._cache.clock())
+
+    def status(self, uid: str) -> list[ClaimStatus]:
+        """How far a pod's claims are, in its order; none for a pod without."""
+        user = self._users.get(uid)
+        return [] if user is None else [self._status(user, name) for name in user.claims]
+
+    def _status(self, user: _User, name: str) -> ClaimStatus:
+        claim = self._book.claim(user.namespace, name)
+        if claim is None:
+            state = "foreign" if self._book.seen(user.namespace, name) else "missing"
+            return ClaimStatus(name, state, None, {}, "")
+        records = list(self._book.records(claim))
+        node = records[0].node if records else next((one.node for one in claim.given or ()), None)
+        cards = {uuid: amounts for record in records for uuid, amounts in record.usage.cards.items()}
+        state = "waiting" if not records else "assumed"
+        if claim.given is not None:
+            state = "allocated"
+        elif claim.problem is not None:
+            state = "impossible"
+        return ClaimStatus(name, state, node, cards, "" if claim.problem is None else str(claim.problem))

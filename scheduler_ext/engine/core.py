@@ -13,6 +13,7 @@ from scheduler_ext.engine import simulation
 from scheduler_ext.engine.bindings import AlreadyBound, Bindings, Refused, Write
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
+from scheduler_ext.engine.claim_book import ClaimBook
 from scheduler_ext.engine.claims import Claims
 from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.filter import Filter
@@ -59,7 +60,8 @@ class Engine:
         self._simulation = Simulation(cache, chooser)
         self._comparison = Comparison(cache)
         self._resizes = Resizes(cache)
-        self._claims, self._templates = Claims(cache), Templates(cache)
+        self._claim_book = ClaimBook(cache)
+        self._claims, self._templates = Claims(cache, self._claim_book), Templates(cache)
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
         self.metrics.watch_figures(self.figures)
 
@@ -219,30 +221,30 @@ class Engine:
     def see_slice(self, data: Mapping[str, Any]) -> str:
         """Take in a ResourceSlice. Returns its name."""
         with self._lock:
-            return self._claims.see_slice(data)
+            return self._claim_book.see_slice(data)
 
     def lose_slice(self, name: str) -> None:
         with self._lock:
-            self._claims.lose_slice(name)
+            self._claim_book.lose_slice(name)
 
     def keep_slices(self, names: Collection[str]) -> None:
         """A complete list was seen: forget all others."""
         with self._lock:
-            self._claims.keep_slices(names)
+            self._claim_book.keep_slices(names)
 
     def see_claim(self, data: Mapping[str, Any]) -> str:
         """Take in a ResourceClaim. Returns NAMESPACE/NAME."""
         with self._lock:
-            return self._claims.see_claim(data)
+            return self._claim_book.see_claim(data)
 
     def lose_claim(self, namespace: str, name: str) -> None:
         with self._lock:
-            self._claims.lose_claim(namespace, name)
+            self._claim_book.lose_claim(namespace, name)
 
     def keep_claims(self, keys: Collection[str]) -> None:
         """A complete list was seen: forget all others."""
         with self._lock:
-            self._claims.keep_claims(keys)
+            self._claim_book.keep_claims(keys)
 
     def see_template(self, data: Mapping[str, Any]) -> str:
         """Take in a ResourceClaimTemplate. Returns NAMESPACE/NAME."""
@@ -274,6 +276,7 @@ class Engine:
         wishes = self._intake.wishes(pod)
         with self._lock:
             uid, waiting = self._intake.see_pod(pod, wishes)
+            self._claims.see_pod(uid, pod)
             self._templates.see_pod(uid, pod)
         # A heavy one is scored when kube-scheduler asks: an owner who edits it faster must not hold up this watch.
         if waiting is not None and len(waiting.steps) <= MOST_LIGHT:
@@ -308,6 +311,7 @@ class Engine:
         """
         with self._lock:
             self._intake.keep_pods(uids, listed_since)
+            self._claims.keep_pods(uids)
             self._templates.keep_pods(uids)
 
     def expire(self) -> int:
@@ -316,7 +320,7 @@ class Engine:
         Returns how many.
         """
         with self._lock:
-            self._claims.expire()
+            self._claim_book.expire()
             return self._intake.expire()
 
     # --- what people are told ---
@@ -363,13 +367,15 @@ class Engine:
     def figures(self) -> dict[str, float]:
         """Gauges for the metrics."""
         with self._lock:
-            return stats.gauges(self.cache.cluster, self.cache.pods) | self._claims.figures()
+            return stats.gauges(self.cache.cluster, self.cache.pods) | self._claim_book.figures()
 
     def use(self) -> tuple[float, float]:
         """The parts of all usable cards that are allocated, and that are free but of no use to typical pods."""
         with self._lock:
             view, typical = self.cache.cluster.whole(), self.cache.typical()
-        return stats.use(view, typical)
+            claimed, its_typical = self._claims.cluster.whole(), self._claims.typical()
+        own, its = stats.use(view, typical), stats.use(claimed, its_typical)
+        return stats.together(own, int(view.usable.sum()), its, int(claimed.usable.sum()))
 
     def overbooked(self) -> list[str]:
         """Cards on which more is booked than there is; empty unless somebody placed pods past us."""
@@ -392,7 +398,7 @@ class Engine:
         if self.not_ready() is None:
             allocated, fragmented = self.use()
             with self._lock:
-                count = cache.waiting.without_place(cache.pods)
+                count = cache.waiting.without_place(cache.pods, self._claim_book.expected())
                 cache.history.add(Look(cache.wall_clock() // 10**9, allocated, fragmented, count))
 
     def overview(self) -> Overview:
@@ -400,13 +406,14 @@ class Engine:
         cache = self.cache
         allocated, fragmented = self.use()
         with self._lock:
+            expected = self._claim_book.expected()
             names, quotas, history = list(cache.cluster.index), cache.quotas.standing(cache.pods), cache.history.all()
-            waiting = overview.waiting(cache.pods, cache.waiting, cache.decisions.latest())
-            count = cache.waiting.without_place(cache.pods)
+            waiting = overview.waiting(cache.pods, cache.waiting, cache.decisions.latest(), expected)
+            count = cache.waiting.without_place(cache.pods, expected)
         nodes: list[NodeLine] = []
         for start in range(0, len(names), overview.AT_ONCE):
             with self._lock:
-                nodes += overview.lines(cache.cluster, names[start : start + overview.AT_ONCE])
+                nodes += overview.lines(cache.cluster, self._claims.cluster, names[start : start + overview.AT_ONCE])
             time.sleep(_BETWEEN)
         nodes.sort()
         return Overview(
@@ -424,7 +431,8 @@ class Engine:
     def node_detail(self, name: str) -> NodeDetail | None:
         """A node with its pods' names; None if it is not known."""
         with self._lock:
-            return overview.detail(self.cache.cluster, self.cache.pods, name)
+            book = self._claim_book
+            return overview.detail(self.cache.cluster, self.cache.pods, book.cluster, book.pods, name)
 
     def evidence(self, *, uid: str | None = None, namespace: str = "", name: str = "") -> Evidence:
         """A copy of what explains a pod, found by its UID, or else by its name."""
@@ -444,6 +452,7 @@ class Engine:
                 gang=None if gang is None else gang.status(cache.pods, cache.clock()),
                 waits_for=self._preemption.waits_for(record),
                 difference=self._comparison.of(record),
+                claims=tuple(self._claims.status(uid or "")),
             )
         last = decisions[0] if decisions else None
         if record is not None or last is None or last.shape is None or last.offered is None:

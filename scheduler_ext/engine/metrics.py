@@ -28,6 +28,8 @@ class _Figures(Collector):
                 "overbooked_cards",
                 "Cards on which more is booked than there is: pods were placed past the extender",
             ),
+            ("claim_cards", "Usable cards that nodes offer for claims (--claims)"),
+            ("claim_free_cores", "Cores (1/100 card) of those that no claim has, nor is expected to get"),
             ("claims_allocated", "Claims of our class that hold cards (--claims)"),
             ("claims_assumed", "Claims whose pods have a node, and that kube-scheduler has not allocated yet"),
         ):

@@ -24,6 +24,27 @@ _CHUNK = 256
 _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
 
 
+class ClaimStatus(NamedTuple):
+    """One claim of a pod, for people. `state`: missing, foreign, impossible, waiting, assumed or allocated."""
+
+    name: str
+    state: str
+    node: str | None
+    cards: dict[str, tuple[int, int]]
+    problem: str
+
+    def __str__(self) -> str:
+        said = {
+            "missing": "has not been made yet",
+            "foreign": "is of another driver",
+            "impossible": self.problem,
+            "waiting": "has no place yet",
+            "assumed": f"is expected to be allocated on node {self.node}",
+            "allocated": f"is allocated on node {self.node}",
+        }
+        return f"claim {self.name} {said[self.state]}"
+
+
 class Holder(NamedTuple):
     """A pod with a share of a node's cards.
 
@@ -143,7 +164,7 @@ class Evidence:
     """What is known about a pod. `record` is a copy; `candidates` is there if the pod waits and may fit one day.
 
     `waits_for`: of a nominated pod, who was evicted for it and is still there (NAMESPACE/NAME).
-    `difference`: what the manager of its node reports otherwise.
+    `difference`: what the manager of its node reports otherwise. `claims`: of a pod that has any.
     """
 
     decisions: list[Decision]
@@ -152,6 +173,7 @@ class Evidence:
     gang: GangStatus | None = None
     waits_for: tuple[str, ...] = ()
     difference: str | None = None
+    claims: tuple[ClaimStatus, ...] = ()
 
 
 class _Part(NamedTuple):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from scheduler_ext.planning import remedies
-from scheduler_ext.planning.evidence import CandidateNodes, Evidence
+from scheduler_ext.planning.evidence import CandidateNodes, ClaimStatus, Evidence
 from scheduler_ext.planning.remedies import Remedy
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.state.cluster import Ints
@@ -62,15 +63,31 @@ def _remedy(one: Remedy) -> dict[str, Any]:
     return data
 
 
+def _claim(one: ClaimStatus) -> dict[str, Any]:
+    return {"name": one.name, "state": one.state, "node": one.node, "cards": _cards(one.cards)} | (
+        {"problem": one.problem} if one.problem else {}
+    )
+
+
+def _cards(use: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
+    return {uuid: {"cores": cores, "memory_blocks": blocks} for uuid, (cores, blocks) in use.items()}
+
+
 def _waiting(evidence: Evidence) -> dict[str, Any]:
     last, candidates = evidence.decisions[0], evidence.candidates
     if last.refusal is not None:
         return {"state": "refused", "summary": f"{last.refusal[0]}: {last.refusal[1]}"}
+    if last.node is not None and any(one.state == "assumed" for one in evidence.claims):
+        return {"state": "assumed", "summary": f"is expected on node {last.node}, which kube-scheduler decides"}
     if last.node is not None:
         return {
             "state": "released",
             "summary": f"node {last.node} was chosen, but the pod was not bound in time, has ended or was deleted",
         }
+    if evidence.claims and last.counts is not None:
+        why = ", ".join(f"{reason} on {count}" for reason, count in last.counts.items())
+        summary = f"no card is known to be free for its claims ({why}); all nodes were left to kube-scheduler"
+        return {"state": "waiting", "summary": summary}
     if candidates is None or not candidates.nodes or last.asked is None:
         return {"state": "waiting", "summary": "kube-scheduler offered no node that is known here"}
     codes = candidates.codes(np.arange(len(candidates.nodes)))
@@ -112,9 +129,7 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
     record, decisions = evidence.record, evidence.decisions
     if record is not None:
         identity = (record.uid, record.namespace, record.name)
-        cards = {
-            uuid: {"cores": cores, "memory_blocks": blocks} for uuid, (cores, blocks) in record.usage.cards.items()
-        }
+        cards = _cards(record.usage.cards)
         if evidence.waits_for:
             summary = f"cards of node {record.node} are kept for it until the end of {', '.join(evidence.waits_for)}"
         elif record.state is State.NOMINATED:
@@ -138,6 +153,9 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
         found["gang"] = asdict(evidence.gang)
         if record is None or record.state is not State.CONFIRMED:
             found["summary"] += f"; {evidence.gang}"
+    if evidence.claims:
+        found["claims"] = [_claim(one) for one in evidence.claims]
+        found["summary"] += f"; {'; '.join(map(str, evidence.claims))}"
     if evidence.waits_for:
         found["waits_for"] = list(evidence.waits_for)
     pod = dict(zip(("uid", "namespace", "name"), identity, strict=True))

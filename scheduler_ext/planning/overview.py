@@ -6,11 +6,11 @@ Nothing here is exact at one moment: parts are copied one after the other, so th
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from scheduler_ext.protocol.reasons import FITS, ROW_CODES, ExtenderReason
+from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, ExtenderReason
 from scheduler_ext.scoring.quotas import Standing
 from scheduler_ext.state.cluster import Cluster
 from scheduler_ext.state.decisions import Decision
@@ -18,6 +18,7 @@ from scheduler_ext.state.gangs import PLACE
 from scheduler_ext.state.history import Look
 from scheduler_ext.state.pods import PodCache, State
 from scheduler_ext.state.waiting import WaitingPod
+from vcuda.spec.errors import Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.units import BLOCK_BYTES
 
@@ -26,6 +27,8 @@ AT_ONCE = 64  # nodes for which the lock is held, or that are encoded before oth
 _MOST_WAITING = 200
 _LONGEST = 400  # characters of what is said of a pod
 _NOT_ASKED = "kube-scheduler has not asked about it: its own filters exclude every node, or it has not come to it yet"
+
+_CARDLESS = (CODE_OF[Reason.NO_CARDS], CODE_OF[ExtenderReason.NO_INVENTORY])
 
 Uses = list[Mapping[str, tuple[int, int]]]  # by pod: UUID → (cores, blocks)
 
@@ -64,20 +67,42 @@ class Overview(NamedTuple):
     history: list[Look]
 
 
-def lines(cluster: Cluster, names: Iterable[str]) -> Iterator[NodeLine]:
-    """Copies of some nodes, of those that are still there. The caller holds the engine's lock."""
+def lines(cluster: Cluster, claimed: Cluster, names: Iterable[str]) -> Iterator[NodeLine]:
+    """Copies of some nodes, of those that are still there, with their cards for claims (`claimed`) behind the others.
+
+    The caller holds the engine's lock.
+    """
     for name in names:
         row = cluster.index.get(name)
         if row is not None:
-            uses = [usage.cards for usage in cluster.bookings(name).values() if usage.cards]
-            yield NodeLine(name, int(cluster.code[row]), cluster.cards[row], uses)
+            booked = (*cluster.bookings(name).values(), *claimed.bookings(name).values())
+            uses = [usage.cards for usage in booked if usage.cards]
+            yield NodeLine(name, _problem(cluster, claimed, name), _cards(cluster, claimed, name), uses)
 
 
-def waiting(pods: PodCache, shown: Iterable[WaitingPod], last: Mapping[str, Decision]) -> list[Waiting]:
-    """The first pods without a node that have no place either. The caller holds the engine's lock."""
+def _cards(cluster: Cluster, claimed: Cluster, name: str) -> tuple[Card, ...]:
+    row = claimed.index.get(name)
+    return cluster.cards[cluster.index[name]] + (claimed.cards[row] if row is not None else ())
+
+
+def _problem(cluster: Cluster, claimed: Cluster, name: str) -> int:
+    """A node all of whose cards are for claims has no problem."""
+    own, row = int(cluster.code[cluster.index[name]]), claimed.index.get(name)
+    return int(claimed.code[row]) if row is not None and own in _CARDLESS else own
+
+
+def waiting(
+    pods: PodCache, shown: Iterable[WaitingPod], last: Mapping[str, Decision], expected: Container[str]
+) -> list[Waiting]:
+    """The first pods without a node that have no place either, nor are `expected` anywhere (by UID).
+
+    The caller holds the engine's lock.
+    """
     rows: list[Waiting] = []
     for pod in shown:
         record = pods.get(pod.uid)
+        if record is None and pod.uid in expected:
+            continue
         if record is None or record.state is State.NOMINATED:
             rows.append(Waiting(pod, last.get(pod.uid), record.node if record is not None else None))
             if len(rows) == _MOST_WAITING:
@@ -174,8 +199,8 @@ class NodeDetail(NamedTuple):
     shares: dict[str, list[HeldShare]]
 
 
-def detail(cluster: Cluster, pods: PodCache, name: str) -> NodeDetail | None:
-    """A copy of one node with its pods; None if it is not known. The caller holds the engine's lock."""
+def detail(cluster: Cluster, pods: PodCache, claimed: Cluster, claims: PodCache, name: str) -> NodeDetail | None:
+    """A copy of one node with its pods and claims; None if it is not known. The caller holds the engine's lock."""
     row = cluster.index.get(name)
     if row is None:
         return None
@@ -187,7 +212,14 @@ def detail(cluster: Cluster, pods: PodCache, name: str) -> NodeDetail | None:
         state = "reserved" if uid.startswith(PLACE) else record.state.value
         for uuid, (cores, blocks) in usage.cards.items():
             shares[uuid].append(HeldShare(record.namespace, record.name, cores, blocks, state, record.leaving))
-    return NodeDetail(name, int(cluster.code[row]), cluster.cards[row], dict(shares))
+    for uid, usage in claimed.bookings(name).items():
+        record = claims.get(uid)
+        if record is None:
+            continue
+        for uuid, (cores, blocks) in usage.cards.items():
+            called = f"claim {record.name}"
+            shares[uuid].append(HeldShare(record.namespace, called, cores, blocks, record.state.value, False))
+    return NodeDetail(name, _problem(cluster, claimed, name), _cards(cluster, claimed, name), dict(shares))
 
 
 def encode_detail(node: NodeDetail) -> dict[str, Any]:

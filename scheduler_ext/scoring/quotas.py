@@ -98,22 +98,38 @@ def parse(config_map: Mapping[str, Any] | None) -> dict[str, list[Quota]]:
 
 
 class Quotas:
-    """The quotas in force, with running sums of what is booked against each.
+    """The quotas in force, with running sums of what one book has booked against each.
 
-    Not locked: the engine's lock covers it.
+    What another book has, of cards that are given otherwise, counts too (`beside`). Not locked: the engine's lock
+    covers it.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._beside: tuple[Quotas, PodCache] | None = None
+        self._fixed: dict[tuple[str, int], Ints] = {}  # of a copy: what the other book had
         self._quotas: dict[str, list[Quota]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
         self._sums: dict[
             tuple[str, int], Ints
         ] = {}  # by namespace and position; those not in it are counted when asked
 
+    def beside(self, cluster: Cluster) -> Quotas:
+        """The same quotas for another book, whose cluster this is; `pair` makes each count what the other has."""
+        other = Quotas(cluster)
+        other._labels = self._labels
+        return other
+
+    def pair(self, pods: PodCache, other: Quotas, its_pods: PodCache) -> None:
+        self._beside, other._beside = (other, its_pods), (self, pods)
+
     def set(self, quotas: dict[str, list[Quota]]) -> None:
-        self._quotas = quotas
-        self._sums.clear()
+        for one in self._all():
+            one._quotas = quotas
+            one._sums.clear()
+
+    def _all(self) -> list[Quotas]:
+        return [self] if self._beside is None else [self, self._beside[0]]
 
     def recount(self) -> None:
         """A node's cards have changed, so that a quota on some models may cover other bookings."""
@@ -126,12 +142,18 @@ class Quotas:
     def set_labels(self, node: str, labels: Mapping[str, str]) -> None:
         if self._labels.get(node) != labels:
             self._labels[node] = labels
-            self._sums.clear()
+            for one in self._all():
+                one._sums.clear()
 
     def copy(self, cluster: Cluster | None = None) -> Quotas:
         """One that later changes do not reach, for a cluster of its own."""
         other = Quotas(cluster or self._cluster)
-        other._quotas, other._labels = self._quotas, dict(self._labels)
+        other._quotas, other._labels, other._fixed = self._quotas, dict(self._labels), dict(self._fixed)
+        if self._beside is not None:
+            book, its_pods = self._beside
+            for namespace, quotas in self._quotas.items():
+                for position, quota in enumerate(quotas):
+                    other._fixed[namespace, position] = book._used(quota, position, its_pods).copy()
         return other
 
     def elsewhere(
@@ -141,12 +163,13 @@ class Quotas:
         other = Quotas(cluster)
         other._quotas, other._labels = self._quotas, labels
         for position, quota in enumerate(self._quotas.get(namespace, ())):
-            other._sums[namespace, position] = self._used(quota, position, pods).copy()
+            other._sums[namespace, position] = self._held(quota, position, pods).copy()
         return other
 
     def forget_node(self, node: str) -> None:
         self._labels.pop(node, None)
-        self._sums.clear()
+        for one in self._all():
+            one._sums.clear()
 
     def count(self, record: Record, sign: int) -> None:
         """A record was booked (1) or released (-1)."""
@@ -181,12 +204,21 @@ class Quotas:
             )
         return self._sums[key]
 
+    def _held(self, quota: Quota, position: int, pods: PodCache) -> Ints:
+        """What is booked against a quota in both books."""
+        own = self._used(quota, position, pods)
+        if self._beside is not None:
+            book, its_pods = self._beside
+            return own + book._used(quota, position, its_pods)
+        fixed = self._fixed.get((quota.namespace, position))
+        return own if fixed is None else own + fixed
+
     def standing(self, pods: PodCache) -> list[Standing]:
         """Every quota with what is held against it now."""
         found = []
         for namespace, quotas in sorted(self._quotas.items()):
             for position, quota in enumerate(quotas):
-                cores, blocks, cards = self._used(quota, position, pods).tolist()
+                cores, blocks, cards = self._held(quota, position, pods).tolist()
                 found.append(Standing(namespace, quota.scope, quota.limits, (cores, blocks, cards)))
         return found
 
@@ -202,7 +234,7 @@ class Quotas:
         for position, quota in enumerate(self._quotas.get(namespace, ())):
             if quota.nodes and not self._covers(quota, node):
                 continue
-            used, own = self._used(quota, position, pods), self._amounts(quota, node, cards)
+            used, own = self._held(quota, position, pods), self._amounts(quota, node, cards)
             for uid in without:
                 gone = pods.get(uid)
                 if gone is not None and gone.namespace == namespace:
@@ -233,7 +265,7 @@ class Quotas:
                     :, None
                 ]
             wanted = np.where(counts, amounts, 0).sum(axis=2)
-            used = self._used(quota, position, pods)
+            used = self._held(quota, position, pods)
             for index, limit in enumerate(quota.limits):
                 if limit is None:
                     continue

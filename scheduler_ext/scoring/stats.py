@@ -36,6 +36,12 @@ def use(view: View, typical: Typical) -> tuple[float, float]:
     return 1.0 - free / cards, float(placing.fragmentation(view, typical).sum()) / cards
 
 
+def together(one: tuple[float, float], cards: int, other: tuple[float, float], its_cards: int) -> tuple[float, float]:
+    """The use of two books as one, each by how many usable cards it has."""
+    both = max(cards + its_cards, 1)
+    return (one[0] * cards + other[0] * its_cards) / both, (one[1] * cards + other[1] * its_cards) / both
+
+
 def overbooked(cluster: Cluster, pods: PodCache) -> list[str]:
     """Cards on which more is booked than there is; empty unless somebody placed pods past us.
 

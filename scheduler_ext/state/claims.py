@@ -182,6 +182,14 @@ def names_of_claims(pod: Mapping[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
+def unmade(pod: Mapping[str, Any]) -> bool:
+    """Whether a claim that a pod asks for by a template is still to be made; one whose status has no name never is."""
+    statuses = _list(_mapping(pod.get("status")).get("resourceClaimStatuses"))
+    known = {_mapping(one).get("name") for one in statuses}
+    listed = map(_mapping, _list(_mapping(pod.get("spec")).get("resourceClaims")))
+    return any(one.get("resourceClaimName") is None and one.get("name") not in known for one in listed)
+
+
 def names_of_templates(pod: Mapping[str, Any]) -> list[str]:
     """The ResourceClaimTemplates that a pod names."""
     listed = map(_mapping, _list(_mapping(pod.get("spec")).get("resourceClaims")))

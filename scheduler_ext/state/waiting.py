@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,16 @@ class WaitingPods:
 
     def show(self, pod: Mapping[str, Any], asked: PodRequest | InvalidRequest) -> None:
         """The API server shows it without a node."""
+        if isinstance(asked, InvalidRequest):
+            self._show(pod, "", str(asked)[:_LONGEST])
+        else:
+            self._show(pod, _asks(asked), "")
+
+    def show_claims(self, pod: Mapping[str, Any], names: Sequence[str]) -> None:
+        """The API server shows it without a node, and with these claims."""
+        self._show(pod, f"claims {', '.join(names)}"[:_LONGEST] if names else "claims that are not made yet", "")
+
+    def _show(self, pod: Mapping[str, Any], asks: str, impossible: str) -> None:
         metadata = pod["metadata"]
         uid = str(metadata["uid"])
         if uid not in self._pods and len(self._pods) >= _MOST:
@@ -47,8 +57,8 @@ class WaitingPods:
             str(metadata.get("namespace") or "default"),
             str(metadata.get("name") or ""),
             str(metadata.get("creationTimestamp") or "")[:_LONGEST_TIME],
-            "" if isinstance(asked, InvalidRequest) else _asks(asked),
-            str(asked)[:_LONGEST] if isinstance(asked, InvalidRequest) else "",
+            asks,
+            impossible,
         )
 
     def drop(self, uid: str) -> None:
@@ -64,10 +74,10 @@ class WaitingPods:
         """Those that have been seen first come first."""
         return iter(self._pods.values())
 
-    def without_place(self, pods: PodCache) -> int:
-        """How many have no booking either; what a preemption frees for a pod is not his yet."""
-        placed = (one for one in pods.pending() if one.state is not State.NOMINATED)
-        return len(self._pods) - sum(one.uid in self._pods for one in placed)
+    def without_place(self, pods: PodCache, expected: Collection[str]) -> int:
+        """How many have no booking either, nor are `expected` anywhere; what a preemption frees is nobody's yet."""
+        placed = {one.uid for one in pods.pending() if one.state is not State.NOMINATED}.union(expected)
+        return len(self._pods) - sum(uid in self._pods for uid in placed)
 
 
 def _asks(asked: PodRequest) -> str:

@@ -1,0 +1,235 @@
+"""The book of claims (DRA): the cards that nodes offer for them, what each was given and what it is expected to get.
+
+A book of its own: a node may serve both protocols, and a card belongs to one. A namespace's quotas count both books.
+Not locked: the engine's lock covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scheduler_ext.engine.cache import SchedulerCache
+from scheduler_ext.state import claims
+from scheduler_ext.state.claims import Given, Key, SeenClaim, SeenSlice
+from scheduler_ext.state.cluster import Cluster, Usage
+from scheduler_ext.state.pods import PodCache, Record, State
+from vcuda.spec.errors import Reason
+from vcuda.spec.inventory import MOST_CARDS, Card
+from vcuda.spec.units import CORES_PER_CARD
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """For which pod a claim is expected to be allocated; `reserved`: a place in a gang, not asked for yet."""
+
+    pod_uid: str
+    since: float
+    reserved: bool
+
+
+class ClaimBook:
+    """`pods`: what is booked, by claim: CONFIRMED where it is allocated, ASSUMED where that is only expected."""
+
+    def __init__(self, cache: SchedulerCache) -> None:
+        self._cache = cache
+        self.cluster = Cluster()
+        self.quotas = cache.quotas.beside(self.cluster)
+        self.pods = PodCache(self.cluster, changed=self.quotas.count)
+        cache.quotas.pair(cache.pods, self.quotas, self.pods)
+        self._slices: dict[str, SeenSlice] = {}
+        self._devices: dict[str, dict[str, Card]] = {}  # by node and name
+        self._claims: dict[Key, SeenClaim] = {}
+        self._others: set[Key] = set()  # claims that are none of ours
+        self._there: dict[str, dict[str, SeenClaim]] = {}  # allocated claims by node and UID
+        self._assumed: dict[str, Assumed] = {}  # by the claim's UID
+
+    # --- what the watches show ---
+
+    def see_slice(self, data: Mapping[str, Any]) -> str:
+        seen, name = claims.slice_of(data, self._cache.names), str(data["metadata"]["name"])
+        old = self._slices.pop(name, None)
+        if seen is not None:
+            self._slices[name] = seen
+        if seen != old:
+            for node in {one.node for one in (seen, old) if one is not None}:
+                self._read_pool(node)
+        return name
+
+    def lose_slice(self, name: str) -> None:
+        old = self._slices.pop(name, None)
+        if old is not None:
+            self._read_pool(old.node)
+
+    def keep_slices(self, names: Collection[str]) -> None:
+        for name in self._slices.keys() - set(names):
+            self.lose_slice(name)
+
+    def _read_pool(self, node: str) -> None:
+        """The slices of the newest generation are the pool, once all are there; until then what was known stays."""
+        there = [one for one in self._slices.values() if one.node == node]
+        newest = max((one.generation for one in there), default=0)
+        current = [one for one in there if one.generation == newest]
+        if there and len(current) < current[0].slices:
+            return
+        devices = {name: card for one in current for name, card in one.cards.items()}
+        if not devices:
+            self._devices.pop(node, None)
+            self.cluster.remove_node(node)
+        elif len({card.uuid for card in devices.values()}) != len(devices) or len(devices) > MOST_CARDS:
+            self._devices.pop(node, None)
+            self.cluster.set_node(node, (), 0, 0, Reason.INVALID_INVENTORY)
+        else:
+            self._devices[node] = devices
+            self.cluster.set_node(node, tuple(devices.values()), 0, 0)
+        self.quotas.recount()
+        for claim in list(self._there.get(node, {}).values()):
+            self._book(claim)
+
+    def see_claim(self, data: Mapping[str, Any]) -> str:
+        """Returns its namespace and name as one key."""
+        seen = claims.claim_of(data, self._cache.names)
+        if not (seen.uid and seen.name):
+            raise ValueError("a claim without a UID or a name")
+        old = self._claims.get(seen.key)
+        if old is not None and old.uid != seen.uid:
+            self._forget(old)
+            old = None
+        if not seen.ours:
+            if old is not None:  # of another DeviceClass: ours while it has our devices
+                self._forget(old)
+            self._others.add(seen.key)
+        else:
+            self._others.discard(seen.key)
+            self._claims[seen.key] = seen
+            if old is None or old.given != seen.given:
+                if old is not None:
+                    self._unbook(old)
+                self._book(seen)
+        return "/".join(seen.key)
+
+    def lose_claim(self, namespace: str, name: str) -> None:
+        self._others.discard((namespace, name))
+        old = self._claims.get((namespace, name))
+        if old is not None:
+            self._forget(old)
+
+    def keep_claims(self, keys: Collection[str]) -> None:
+        for key in [*self._claims, *self._others]:
+            if "/".join(key) not in keys:
+                self.lose_claim(*key)
+
+    def _forget(self, claim: SeenClaim) -> None:
+        self._unbook(claim)
+        self.give_up(claim.uid)
+        del self._claims[claim.key]
+
+    def _unbook(self, claim: SeenClaim) -> None:
+        """Take back what an allocated claim holds."""
+        for node in {one.node for one in claim.given or ()}:
+            self.pods.release(_booking(claim, node))
+            there = self._there.get(node, {})
+            if there.pop(claim.uid, None) is not None and not there:
+                del self._there[node]
+
+    def _book(self, claim: SeenClaim) -> None:
+        """Book what a claim was given, in place of what was assumed for it; of an open one that stays."""
+        if claim.given is None:
+            return
+        self.give_up(claim.uid)
+        use: dict[str, dict[str, tuple[int, int]]] = {}
+        for one in claim.given:
+            self._there.setdefault(one.node, {})[claim.uid] = claim
+            card = self._devices.get(one.node, {}).get(one.device)
+            if card is not None:
+                _add(use.setdefault(one.node, {}), card, one)
+        for node, its in use.items():
+            self._put(_booking(claim, node), claim, node, its, State.CONFIRMED)
+
+    def _put(self, uid: str, claim: SeenClaim, node: str, use: Mapping[str, tuple[int, int]], state: State) -> None:
+        self.pods.put(Record(uid, claim.namespace, claim.name, node, Usage(dict(use)), state, self._cache.clock()))
+
+    # --- what is expected ---
+
+    def claim(self, namespace: str, name: str) -> SeenClaim | None:
+        """One of ours."""
+        return self._claims.get((namespace, name))
+
+    def seen(self, namespace: str, name: str) -> bool:
+        """Whether the watch has shown a claim, ours or not."""
+        return (namespace, name) in self._claims or (namespace, name) in self._others
+
+    def assumed(self, claim: SeenClaim) -> Assumed | None:
+        return self._assumed.get(claim.uid)
+
+    def records(self, claim: SeenClaim) -> Iterator[Record]:
+        """What is booked for a claim, by node."""
+        nodes = {one.node for one in claim.given} if claim.given is not None else {""}
+        for node in sorted(nodes):
+            record = self.pods.get(_booking(claim, node) if claim.given is not None else claim.uid)
+            if record is not None:
+                yield record
+
+    def assume(self, claim: SeenClaim, pod_uid: str, row: int, *, reserved: bool) -> None:
+        """Book the cards that kube-scheduler takes: the first that fit, in the order of the slices."""
+        node, cards = self.cluster.names[row], self.cluster.cards[row]
+        use: dict[str, tuple[int, int]] = {}
+        for wish in claim.wishes:
+            fits = (
+                self.cluster.usable[row]
+                & (self.cluster.free_cores[row] >= wish.step.cores)
+                & (self.cluster.free_blocks[row] >= wish.blocks(self.cluster.total_blocks[row]))
+            )
+            for column in np.flatnonzero(fits)[: wish.step.cards].tolist():
+                _add(use, cards[column], Given(node, "", wish.step.cores, wish.blocks(cards[column].memory_blocks)))
+            # Of a claim with several requests each sees what those before it have taken.
+            self._put(claim.uid, claim, node, use, State.ASSUMED)
+        self._assumed[claim.uid] = Assumed(pod_uid, self._cache.clock(), reserved)
+
+    def give_up(self, uid: str) -> None:
+        """Take back what was assumed for a claim."""
+        if self._assumed.pop(uid, None) is not None:
+            self.pods.release(uid)
+
+    def lose_pod(self, uid: str) -> None:
+        """Nothing is assumed for a pod any more."""
+        for claim in [key for key, one in self._assumed.items() if one.pod_uid == uid]:
+            self.give_up(claim)
+
+    def expire(self) -> None:
+        """What kube-scheduler did not allocate after all, and places of gangs that nobody has asked for."""
+        now, cache = self._cache.clock(), self._cache
+        for claim, one in list(self._assumed.items()):
+            if one.since < now - (cache.gang_seconds if one.reserved else cache.expiry_seconds):
+                self.give_up(claim)
+
+    def expected(self) -> set[str]:
+        """The pods, by UID, for which anything is assumed."""
+        return {one.pod_uid for one in self._assumed.values()}
+
+    def figures(self) -> dict[str, float]:
+        given = sum(1 for one in self._claims.values() if one.given is not None)
+        rows = np.arange(len(self.cluster))
+        usable = self.cluster.usable[rows]
+        return {
+            "claims_allocated": given,
+            "claims_assumed": len(self._assumed),
+            "claim_cards": int(usable.sum()),
+            "claim_free_cores": int(np.where(usable, np.maximum(self.cluster.free_cores[rows], 0), 0).sum()),
+        }
+
+
+def _booking(claim: SeenClaim, node: str) -> str:
+    """What an allocated claim holds on a node is booked under this: who forges a status may name several nodes."""
+    return f"{claim.uid}@{node}"
+
+
+def _add(use: dict[str, tuple[int, int]], card: Card, given: Given) -> None:
+    cores, blocks = use.get(card.uuid, (0, 0))
+    use[card.uuid] = (
+        cores + (CORES_PER_CARD if given.cores is None else given.cores),
+        blocks + (card.memory_blocks if given.blocks is None else given.blocks),
+    )

@@ -1,0 +1,305 @@
+"""Claims and what else the extender promises: quotas, gangs, explain, metrics and the page know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler_ext.engine.core import Engine
+from scheduler_ext.planning import explain, overview
+from scheduler_ext.protocol.extender_v1 import Verdict, Victims
+from scheduler_ext.protocol.reasons import ExtenderReason
+from tests.scheduler_ext.extender_claims import allocated, ask, claim, node_slices, user
+from tests.scheduler_ext.extender_support import NAMES, cards, node, pod
+from tests.scheduler_ext.test_extender_claims import Clock, free
+from vcuda.spec.errors import Reason
+
+QUOTA = "- {namespace: default, cores: 60}"
+
+
+def engine_with(*, quotas: str = "", clock: Clock | None = None, nodes: str = "ab") -> Engine:
+    """Nodes a and b with two cards each for claims; node s has two for shares."""
+    made = Engine(NAMES, clock=clock or Clock(), gang_seconds=100)
+    for name in nodes:
+        made.see_node(node(name, None))
+        for one in node_slices(name):
+            made.see_slice(one)
+    made.see_node(node("s", cards("s")))
+    made.see_quotas({"data": {"quotas": quotas}})
+    for kind in ("nodes", "pods"):
+        made.synced(kind)
+    return made
+
+
+def refusal(verdict: Verdict | None) -> tuple[Any, str]:
+    assert verdict is not None and verdict.chosen is None and verdict.refusal is not None and not verdict.curable
+    return verdict.refusal
+
+
+def asks(engine: Engine, one: dict[str, Any], *names: str) -> Verdict | None:
+    engine.see_pod(one)
+    return engine.filter_claims(one, names or ("a", "b"))
+
+
+def told(engine: Engine, one: dict[str, Any]) -> dict[str, Any]:
+    found = explain.explanation(engine.evidence(namespace="default", name=one["metadata"]["name"]))
+    assert found is not None
+    return found
+
+
+# --- quotas ---
+
+
+def test_a_quota_counts_what_claims_hold_and_are_expected_to_get() -> None:
+    engine = engine_with(quotas=QUOTA)
+    for name in "cd":
+        engine.see_claim(claim(name))
+        assert asks(engine, user(f"p{name}", name)) is not None
+    engine.see_claim(claim("e"))
+    reason, message = refusal(asks(engine, user("pe", "e")))
+    assert reason is ExtenderReason.QUOTA_EXCEEDED
+    assert "may hold 60 cores, holds 60, and the pod would add 30" in message
+    engine.lose_claim("default", "c")
+    assert engine.filter_claims(user("pe", "e"), ("a", "b")) is not None
+
+
+def test_claims_and_shares_count_together_in_either_direction() -> None:
+    engine = engine_with(quotas=QUOTA)
+    engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))
+    verdict = engine.filter(pod("p", 30, 10), ("s",))
+    assert verdict.chosen is None and "holds 40, and the pod would add 30" in verdict.quota
+    assert engine.filter(pod("q", 20, 10), ("s",)).chosen == "s"
+    engine.see_claim(claim("d", ask(cores=10)))
+    assert refusal(asks(engine, user("pd", "d")))[0] is ExtenderReason.QUOTA_EXCEEDED
+
+
+def test_a_quota_on_models_counts_claims_on_such_cards_and_follows_new_slices() -> None:
+    quota = "- {namespace: default, models: [A100], cores: 60}"
+    engine = engine_with(quotas=quota)
+    engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))
+    assert "holds 40" in engine.filter(pod("p", 30, 10), ("s",)).quota
+    for one in node_slices("a", cards("a", model="L40S"), generation=2):
+        engine.see_slice(one)
+    assert engine.filter(pod("p", 30, 10), ("s",)).chosen == "s"
+    engine.see_claim(claim("d", ask(cores=60)))
+    verdict = asks(engine, user("pd", "d"))  # 30 + 60 would be too many on A100, so node b is closed
+    assert verdict is not None and verdict.chosen == "a"
+
+
+def test_a_quota_on_nodes_closes_those_nodes_alone() -> None:
+    engine = engine_with(quotas="- {namespace: default, nodes: {pool: small}, cores: 20}")
+    one = node("a", None)
+    one["metadata"]["labels"] = {"pool": "small"}
+    engine.see_node(one)
+    engine.see_claim(claim("c"))
+    assert refusal(asks(engine, user("p", "c"), "a"))[0] is ExtenderReason.QUOTA_EXCEEDED
+    verdict = asks(engine, user("p", "c"))
+    assert verdict is not None and verdict.chosen == "b"
+
+
+def test_where_a_quota_must_hold_kube_scheduler_is_not_left_to_guess() -> None:
+    """Without one all nodes pass where our book sees no room."""
+    for quotas in ("", QUOTA):
+        engine = engine_with(quotas=quotas)
+        engine.see_claim(
+            allocated(claim("old", ask(cores=100)), *((n, f"GPU-{n}-{i}", 90, 10) for n in "ab" for i in (0, 1)))
+        )
+        engine.lose_claim("default", "old")
+        other = allocated(claim("old"), *((n, f"GPU-{n}-{i}", 90, 10) for n in "ab" for i in (0, 1)))
+        other["metadata"]["namespace"] = "other"
+        engine.see_claim(other)
+        engine.see_claim(claim("c"))
+        verdict = asks(engine, user("p", "c"))
+        if not quotas:
+            assert verdict is None
+        else:
+            assert refusal(verdict)[0] is Reason.INSUFFICIENT_CORES
+
+
+def test_a_claim_that_several_pods_share_counts_once() -> None:
+    engine = engine_with(quotas="- {namespace: default, cores: 30}")
+    engine.see_claim(claim("c"))
+    for name in ("p", "q"):
+        assert asks(engine, user(name, "c")) is not None
+
+
+def test_the_standing_of_quotas_and_plans_count_claims() -> None:
+    engine = engine_with(quotas=QUOTA)
+    engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))
+    assert [one.held for one in engine.overview().quotas] == [(40, 10, 0)]
+    _, pods, quotas = engine.snapshot().rebuilt()
+    assert "the others hold 40" in quotas.over("default", pods, (), "s", {"GPU-s-0": (30, 1)})
+    found = engine.simulate(pod("p", 30, 10), ("s",), {})
+    assert "holds 40" in found["s"]
+
+
+# --- gangs ---
+
+
+def member(name: str, size: int = 3, claims: tuple[str, ...] | None = None) -> dict[str, Any]:
+    claims = claims if claims is not None else (f"c-{name}",)
+    return user(name, *claims, uid=name, annotations={NAMES.gang: f"train/{size}"})
+
+
+def test_no_member_of_a_gang_passes_before_all_exist_and_have_a_place() -> None:
+    engine = engine_with()
+    for name in "xy":
+        engine.see_claim(claim(f"c-{name}", ask(cores=100)))
+        engine.see_pod(member(name))
+    reason, message = refusal(asks(engine, member("x")))
+    assert reason is ExtenderReason.GANG_INCOMPLETE and "2 of its 3 pods" in message
+    engine.see_pod(member("z"))
+    reason, message = refusal(asks(engine, member("x")))
+    assert reason is ExtenderReason.GANG_INCOMPLETE and "claims of pod z" in message
+    engine.see_claim(claim("c-z", ask(cores=100)))
+    assert {asks(engine, member(name)).chosen for name in "xyz"} <= {"a", "b"}  # type: ignore[union-attr]
+    assert sorted(free(engine, "a") + free(engine, "b")) == [0, 0, 0, 100]
+
+
+def test_a_gang_that_does_not_fit_as_a_whole_holds_nothing() -> None:
+    engine = engine_with(nodes="a")
+    for name in "xyz":
+        engine.see_claim(claim(f"c-{name}", ask(cores=100)))
+        engine.see_pod(member(name))
+    reason, message = refusal(asks(engine, member("x"), "a"))
+    assert reason is ExtenderReason.GANG_DOES_NOT_FIT and "needs 3 places at once, 2 are there now" in message
+    assert free(engine, "a") == [100, 100]
+
+
+def test_the_places_of_a_gang_are_nobody_elses_until_its_deadline() -> None:
+    clock = Clock()
+    engine = engine_with(clock=clock, nodes="a", quotas="- {namespace: default, cores: 1000}")
+    for name in "xy":
+        engine.see_claim(claim(f"c-{name}", ask(cores=100)))
+        engine.see_pod(member(name, 2))
+    assert asks(engine, member("x", 2), "a") is not None
+    engine.see_claim(claim("other", ask(cores=50)))
+    assert refusal(asks(engine, user("other", "other"), "a"))[0] is Reason.INSUFFICIENT_CORES
+    clock.now += 101
+    engine.expire()
+    assert free(engine, "a") == [0, 100]  # the first one's own place waits for its allocation, as always
+    assert asks(engine, user("other", "other"), "a") is not None
+
+
+def test_a_gang_keeps_within_the_quota_as_a_whole() -> None:
+    engine = engine_with(quotas="- {namespace: default, cores: 250}")
+    for name in "xyz":
+        engine.see_claim(claim(f"c-{name}", ask(cores=100)))
+        engine.see_pod(member(name))
+    assert refusal(asks(engine, member("x")))[0] is ExtenderReason.GANG_DOES_NOT_FIT
+    assert free(engine, "a") + free(engine, "b") == [100] * 4
+
+
+def test_a_later_member_of_a_gang_that_runs_is_placed_by_itself() -> None:
+    engine = engine_with()
+    engine.see_claim(allocated(claim("c-x"), ("a", "GPU-a-0", 30, 10)))
+    engine.see_pod(member("x"))
+    engine.see_claim(claim("c-new"))
+    verdict = asks(engine, member("new"))
+    assert verdict is not None and verdict.chosen is not None
+
+
+def test_members_that_share_a_claim_take_it_once() -> None:
+    engine = engine_with()
+    engine.see_claim(claim("all", ask(cores=100)))
+    for name in "xyz":
+        engine.see_pod(member(name, claims=("all",)))
+    assert asks(engine, member("x", claims=("all",))) is not None
+    assert sorted(free(engine, "a") + free(engine, "b")) == [0, 100, 100, 100]
+
+
+def test_a_member_that_goes_or_renames_its_gang_counts_no_more() -> None:
+    engine = engine_with()
+    for name in "xyz":
+        engine.see_claim(claim(f"c-{name}"))
+        engine.see_pod(member(name))
+    engine.lose_pod("y")
+    engine.see_pod(user("z", "c-z", uid="z", annotations={NAMES.gang: "another/2"}))
+    assert "1 of its 3 pods" in refusal(asks(engine, member("x")))[1]
+    engine.keep_pods(["x"], 1e9)
+    assert engine._claims._users.keys() == {"x"} and list(engine._claims._gangs) == [("default", "train")]
+
+
+# --- explain, metrics, the page ---
+
+
+def test_explain_tells_of_a_pods_claims() -> None:
+    engine = engine_with()
+    one = user("p", "c", "late")
+    engine.see_claim(claim("c"))
+    asks(engine, one, "a")
+    found = told(engine, one)
+    assert found["state"] == "assumed" and "claim late has not been made yet" in found["summary"]
+    assert found["claims"] == [
+        {"name": "c", "state": "assumed", "node": "a", "cards": {"GPU-a-0": {"cores": 30, "memory_blocks": 10}}},
+        {"name": "late", "state": "missing", "node": None, "cards": {}},
+    ]
+    engine.see_claim(allocated(claim("c"), ("a", "GPU-a-1", 30, 10)))
+    one["spec"]["nodeName"] = "a"
+    engine.see_pod(one)
+    found = told(engine, one)
+    assert found["summary"].startswith("runs on node a; claim c is allocated on node a")
+    assert found["claims"][0]["cards"] == {"GPU-a-1": {"cores": 30, "memory_blocks": 10}}
+
+
+def test_explain_tells_what_no_card_can_give_and_what_nobody_has() -> None:
+    engine = engine_with(nodes="a")
+    engine.see_claim(claim("c", ask(cores=150)))
+    asks(engine, one := user("p", "c"), "a")
+    found = told(engine, one)
+    assert found["state"] == "refused" and found["claims"][0]["state"] == "impossible"
+    assert "150" in found["claims"][0]["problem"]
+    engine.see_claim(allocated(claim("old"), ("a", "GPU-a-0", 90, 10), ("a", "GPU-a-1", 90, 10)))
+    engine.see_claim(claim("d"))
+    asks(engine, one := user("q", "d"), "a")
+    found = told(engine, one)
+    assert found["state"] == "waiting" and "InsufficientCores on 1" in found["summary"]
+    assert "claim d has no place yet" in found["summary"]
+
+
+def test_metrics_count_the_cards_for_claims() -> None:
+    engine = engine_with()
+    engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))
+    text = engine.metrics.render().decode()
+    assert "vcuda_extender_claim_cards 4.0" in text and "vcuda_extender_claim_free_cores 360.0" in text
+    assert "vcuda_extender_cards 2.0" in text and "vcuda_extender_free_cores 200.0" in text
+
+
+def test_the_page_shows_cards_for_claims_who_has_them_and_who_waits() -> None:
+    engine = engine_with()
+    engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))
+    engine.see_claim(claim("w", ask(cores=150)))
+    asks(engine, user("waits", "w"))
+    data = overview.encode(engine.overview())
+    rows = {row[0]: row for row in data["nodes"]}
+    assert data["problems"][rows["a"][1]] == "" and rows["a"][2] == [[0, 40, 2]] and rows["a"][3] == "0|"
+    assert data["kinds"] == [(40, 10)] and data["allocated"] == pytest.approx(40 / 600, abs=1e-4)
+    (waits,) = data["waiting"]["pods"]
+    assert waits["name"] == "waits" and waits["asks"] == "claims w" and "150" in waits["why"]
+    found = engine.node_detail("a")
+    assert found is not None
+    (share,) = overview.encode_detail(found)["cards"][0]["shares"]
+    assert (share["name"], share["cores"], share["state"]) == ("claim c", 40, "confirmed")
+
+
+def test_a_pod_whose_claim_is_expected_somewhere_does_not_wait_on_the_page() -> None:
+    engine = engine_with()
+    engine.see_claim(claim("c"))
+    asks(engine, user("p", "c"))
+    assert engine.overview().waiting_count == 0 and engine.overview().waiting == []
+
+
+def test_no_claim_is_a_victim_and_a_pod_with_claims_is_proposed_as_it_was() -> None:
+    """Its end frees no card that a share may have; kube-scheduler wants its cpu."""
+    engine = engine_with()
+    engine.see_claim(allocated(claim("c"), ("s", "GPU-s-0", 100, 40)))
+    one = user("p", "c", uid="p")
+    one["spec"]["nodeName"] = "s"
+    engine.see_pod(one)
+    full = pod("full", 100, 40, uid="full", node="s")
+    engine.see_pod(full)
+    urgent = pod("urgent", 100, 40)
+    urgent["spec"]["priority"] = 10
+    answer = engine.preempt(urgent, {"s": Victims(("p",), 0)})
+    assert set(answer["s"].uids) == {"p", "full"}
