@@ -44,6 +44,7 @@ class ClusterOptions:
     """What a user may choose. `card_bytes` is the memory of each simulated card.
 
     `disk_bytes` is the size of a small file system for what the node keeps, where the machine lets us mount one.
+    `claims`: they get the cards, not containers that ask for vcuda-core.
     """
 
     cards: int = 2
@@ -54,6 +55,7 @@ class ClusterOptions:
     pid_namespace: bool = False
     working_directory: Path = _REPOSITORY / "examples"
     port: int = 0
+    claims: bool = False
     nvidia_smi: Path | None = None
     disk_bytes: int | None = None
 
@@ -173,6 +175,8 @@ class Cluster:
             token=self._token,
             working_directory=options.working_directory,
             labels={names.NODE_SELECTOR_LABEL: names.NODE_SELECTOR_VALUE},
+            plugins_registry=self.directory / "registry",
+            cdi=self.directory / "cdi",
         )
         self.kubelet = Kubelet(self._kubelet_settings, self.api, self.runtime, self._mirrored)
         self.kubelet.start()
@@ -217,6 +221,12 @@ class Cluster:
             "--sample-period", "0.2",  # the demonstration's table is compared with what is true now
             "--query-addr", "127.0.0.1", "--query-port", str(port),
         ]  # fmt: skip
+        if self.options.claims:
+            arguments += [
+                "--protocols", "dra", "--plugins-path", str(self.directory / "drivers"),
+                "--plugins-registry-path", str(self._kubelet_settings.plugins_registry),
+                "--cdi-root", str(self._kubelet_settings.cdi),
+            ]  # fmt: skip
         for name, value in self.machine.container_environment().items():
             arguments += ["--container-env", f"{name}={value}"]
         for mount in self.machine.container_mounts():
@@ -271,11 +281,15 @@ class Cluster:
         self.extender.check()
 
     def wait_resources(self, seconds: float = _READY_SECONDS) -> None:
-        """Wait until the node offers all cards' cores and memory blocks. Raises ClusterFailure."""
-        wanted = {
-            names.Names().core: self.options.cards * units.CORES_PER_CARD,
-            names.Names().memory: self.options.cards * units.blocks_on_card(self.options.card_bytes),
-        }
+        """Wait until the node offers all cards' cores and memory blocks, or the cards. Raises ClusterFailure."""
+        wanted = (
+            {}
+            if self.options.claims
+            else {
+                names.Names().core: self.options.cards * units.CORES_PER_CARD,
+                names.Names().memory: self.options.cards * units.blocks_on_card(self.options.card_bytes),
+            }
+        )
         deadline = time.monotonic() + seconds
         offered: dict[str, str] = {}
         while time.monotonic() < deadline:

@@ -124,6 +124,7 @@ def configure(
     environment = _environment(
         pod, container, {**defaults.environment, **options.environment, "HOSTNAME": pod["metadata"]["name"]}
     )
+    environment.update(options.overriding)
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     if words[:1] in (
         ["python"],

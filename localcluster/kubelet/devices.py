@@ -47,6 +47,7 @@ class RunOptions:
     mounts: dict[str, tuple[str, bool]] = field(default_factory=dict)  # container path: host path, read-only
     devices: dict[str, str] = field(default_factory=dict)  # container path: host path
     annotations: dict[str, str] = field(default_factory=dict)
+    overriding: dict[str, str] = field(default_factory=dict)  # environment of the runtime's, over the pod's own
 
 
 def limits_of(container: JsonObject) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from localcluster import api as apis
 from localcluster.kubelet import containers
+from localcluster.kubelet.claim_manager import ClaimManager
 from localcluster.kubelet.devices import AdmissionFailure, DeviceManager
 from localcluster.kubelet.http import KubeletHttp
 from localcluster.kubelet.plugins import RegistrationServer
@@ -41,6 +42,8 @@ class Settings:
     token: str
     working_directory: Path
     labels: dict[str, str]
+    plugins_registry: Path
+    cdi: Path
     http_port: int = 0
 
 
@@ -77,7 +80,8 @@ class Kubelet:
         self._http = KubeletHttp(settings.token, self.pods, self._read_log, settings.http_port)
         self.port = self._http.port
         defaults = containers.image_defaults(settings.working_directory)
-        self._services = Services(api, runtime, self.devices, defaults)
+        self.claims = ClaimManager(api, settings.plugins_registry, settings.cdi)
+        self._services = Services(api, runtime, self.devices, self.claims, defaults)
         self._watcher = threading.Thread(target=self._watch, name="kubelet watch", daemon=True)
         self._loop = threading.Thread(target=self._sync, name="kubelet sync", daemon=True)
 
@@ -90,6 +94,7 @@ class Kubelet:
         self._http.start()
         self._pod_resources.start()
         self._registration.start()
+        self.claims.start()
         self._register_node()
         self._watcher.start()
         self._loop.start()
@@ -102,6 +107,7 @@ class Kubelet:
         self._pod_resources.stop()
         self._http.stop()
         self.devices.close()
+        self.claims.stop()
         self._loop.join(timeout=10)
         with self._lock:
             workers = list(self._workers.values())

@@ -11,6 +11,7 @@ from typing import Any
 
 from localcluster import api as apis
 from localcluster.kubelet import containers, status
+from localcluster.kubelet.claim_manager import ClaimManager
 from localcluster.kubelet.devices import DeviceManager, is_sidecar
 from localcluster.kubelet.plugins import PluginFailure
 from localcluster.kubelet.status import ContainerRecord
@@ -29,6 +30,7 @@ class Services:
     api: apis.Api
     runtime: Runtime
     devices: DeviceManager
+    claims: ClaimManager
     defaults: containers.Defaults
 
 
@@ -79,6 +81,7 @@ class PodWorker:
 
     # --- life ---
     def _run(self) -> None:
+        self._prepare()
         while not self._abandoned and self._grace is None:
             initialized = self._advance_inits()
             if initialized:
@@ -95,8 +98,34 @@ class PodWorker:
             return
         if self._grace is not None:
             self._finish_deletion()
+        else:
+            self._unprepare()
         self.over = True
         self._on_over(self.uid)
+
+    def _prepare(self) -> None:
+        """Before the first container starts; a pod that is deleted meanwhile needs nothing any more."""
+        claims, ended = self._services.claims, lambda: self._grace is not None
+        self._try("FailedPrepareDynamicResources", lambda: claims.prepare(self.pod), ended)
+
+    def _unprepare(self) -> None:
+        """After the last container has ended, and before the pod's object goes."""
+        self._try("FailedUnprepareDynamicResources", lambda: self._services.claims.unprepare(self.uid), lambda: False)
+
+    def _try(self, reason: str, call: Callable[[], None], given_up: Callable[[], bool]) -> None:
+        """Again and again, with an event for each new failure."""
+        told, failures = "", 0
+        while not self._abandoned and not given_up():
+            try:
+                return call()
+            except PluginFailure as error:
+                failures += 1
+                if str(error) != told:
+                    told = str(error)
+                    self._event("Warning", reason, told)
+                self._wake.clear()
+                self._wake.wait(status.backoff(failures))
+        return None
 
     def _phase(self, initialized: bool) -> str:
         failed_init = any(
@@ -143,6 +172,7 @@ class PodWorker:
         attempt = record.attempts
         try:
             options = services.devices.run_options(self.uid, record.name)
+            services.claims.run_options(self.pod, record.spec, options)
             directory = services.runtime.directory_of(self.uid, record.name, attempt)
             config = containers.configure(self.pod, record.spec, options, services.defaults, directory)
         except (PluginFailure, containers.ConfigFailure, OSError) as error:  # OSError: no room for a volume
@@ -186,6 +216,7 @@ class PodWorker:
             record.waiting_reason = ""
         self._write(True, self._ended_phase())
         self._services.runtime.remove(self.uid)
+        self._unprepare()
         while not self._delete():
             self._wake.clear()
             if self._abandoned:

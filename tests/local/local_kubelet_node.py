@@ -165,6 +165,8 @@ def running_node(api: apis.Api, tmp_path: Path, wait_for: Callable[..., Any]) ->
         TOKEN,
         tmp_path,
         {"nvidia-device-enable": "enable"},
+        tmp_path / "registry",
+        tmp_path / "cdi",
     )
     runtime = Runtime(tmp_path / "pods", Isolation.HOST_PATHS)
     made = Node(api, settings, runtime, Kubelet(settings, api, runtime), wait_for)
