@@ -24,6 +24,7 @@ from scheduler_ext.admission import settings as webhook_settings
 from scheduler_ext.engine import metrics as extender_metrics
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state import notices
+from vcuda import logs
 from vcuda.spec import names
 from vcuda.spec.errors import Reason
 
@@ -166,6 +167,12 @@ def page() -> str:
         "Labels and units: [metrics.md](metrics.md), [extender.md](extender.md).",
         "",
         *_table(("metric", "of", "what"), metrics()),
+        "## Fields of log lines",
+        "",
+        "Both daemons write them, after the message as `name=value` (`--log-format=text`) or beside it in an object "
+        "(`json`). What a line is not of it leaves out.",
+        "",
+        *_table(("field", "what"), logs.FIELDS.items()),
         "## Events",
         "",
         "What to do about each, and about refusals: [troubleshooting.md](troubleshooting.md). A refusal is an event "

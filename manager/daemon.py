@@ -55,12 +55,12 @@ from manager.observe.node_object import NodeObject
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
 from manager.plugin.server import Plugin
-from manager.process import logs, sdnotify
+from manager.process import sdnotify
 from manager.process.room import Room
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
 from manager.standby import Standby
-from vcuda import addresses
+from vcuda import addresses, logs
 from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
 from vcuda.kube.access import Access
@@ -428,7 +428,7 @@ class Daemon:
         if settings is None:
             return
         if (settings.log_format, settings.v) != (before.log_format, before.v):
-            logs.configure(settings.log_format, settings.v)
+            logs.configure(settings.log_format, settings.log_level)
         if settings.node_labels != before.node_labels:
             self._node_object.describe()
 

@@ -31,6 +31,7 @@ from manager.kube.writer import ApiWriter
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import name_of, uid_of
 from vcuda.kube.worker import Worker
+from vcuda.logs import fields
 from vcuda.spec.names import Names
 
 # Pods come in bursts, and kubelet admits them one after another: what can wait a little waits until it is quiet.
@@ -112,7 +113,7 @@ class Collection:
         try:
             self.allocator.collect()
         except Refusal as refusal:
-            log.warning("looking for pods that are gone: %s", refusal)
+            log.warning("looking for pods that are gone: %s", refusal, extra=fields(reason=refusal.reason))
         self.claims.collect()
         for pod in self.pods() or ():
             self.allocator.reconcile(pod)
@@ -131,7 +132,10 @@ class Collection:
             return
         for pod in failed_pods.failed_admissions(pods, self.names, grace, time.time()):
             namespace, name = name_of(pod)
-            log.info("%s/%s was not admitted, and its controller makes another; deleting it", namespace, name)
+            known = fields(pod=f"{namespace}/{name}", uid=uid_of(pod))
+            log.info(
+                "%s/%s was not admitted, and its controller makes another; deleting it", namespace, name, extra=known
+            )
             self.api_writer.delete_pod(namespace, name, uid_of(pod))
 
 

@@ -22,7 +22,8 @@ with needed("gpu-manager", "node"):
     from manager.config import reader
     from manager.config.settings import ENV_PREFIX, Settings
     from manager.errors import StartError
-    from manager.process import instance_lock, logs
+    from manager.process import instance_lock
+    from vcuda import logs
     from vcuda.settings import describe
 
 _FILES = 16384
@@ -62,7 +63,7 @@ def main() -> int:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 2)
-    logs.configure(parsed.settings.log_format, parsed.settings.v)
+    logs.configure(parsed.settings.log_format, parsed.settings.log_level)
     log = logging.getLogger("manager")
     log.info("gpu-manager %s: %s", vcuda.__version__, " ".join(describe(parsed.settings)))
     for warning in parsed.warnings:

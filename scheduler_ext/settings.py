@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vcuda import logs
 from vcuda import settings as reading
 from vcuda.kube.errors import BadName
 from vcuda.kube.objects import checked
@@ -127,6 +128,7 @@ class Settings:
     )
     record_mib: int = option(256, number(1, 2**20), "size of both parts of the recording together in MiB")
     log_level: str = option("info", choice("debug", "info", "warning", "error"), "what is logged")
+    log_format: str = option("text", choice(*logs.FORMATS), logs.FORMAT_HELP)
 
     def __str__(self) -> str:
         return " ".join(reading.describe(self))

@@ -30,6 +30,7 @@ from manager.kubelet import device_ids, records
 from manager.limits.driver_limits import DriverLimits
 from manager.proto import deviceplugin_pb2 as api
 from vcuda.kube.objects import name_of, uid_of
+from vcuda.logs import fields
 from vcuda.spec import errors, placement
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import Names
@@ -185,6 +186,7 @@ class Allocator:
                 allocation.cores,
                 allocation.memory_blocks,
                 ", ".join(share.uuid for share in allocation.shares),
+                extra=fields(allocation.fields),
             )
 
     def _check_same(self, before: Allocation, container: ContainerRequest) -> None:
@@ -335,7 +337,11 @@ class Allocator:
                 f"the driver directory {allocation.mirror} that this container mounts is gone; recreate the pod",
             )
         if self._regions.ensure(allocation, self.book.neighbours(allocation).shared(allocation)):
-            log.warning("the region of %s was gone; made again before the container starts", allocation.name)
+            log.warning(
+                "the region of %s was gone; made again before the container starts",
+                allocation.name,
+                extra=fields(allocation.fields),
+            )
         self._limits.prepare(of_pod(self.book.allocations, allocation.pod_uid))
 
     def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
@@ -489,7 +495,7 @@ class Allocator:
             with self.book.lock:
                 if item.key not in self.book.index:
                     self._regions.remove(item)
-            log.info("%s is gone; its share is free", item.name)
+            log.info("%s is gone; its share is free", item.name, extra=fields(item.fields))
             time.sleep(_BETWEEN_REMOVALS_S)
         with self.book.lock:
             self.book.reshare({share.uuid for item in gone for share in item.shares})

@@ -15,6 +15,7 @@ from manager.allocations.record import Allocation
 from manager.allocations.state_file import StateError, StateFile
 from manager.errors import Reason, Refusal
 from manager.regions.regions import Neighbours, Regions
+from vcuda.logs import fields
 
 # Two other calls that take their whole time; kubelet waits for us without a limit, and what we refuse it gives up.
 LOCK_TIMEOUT_S = 4.0
@@ -66,9 +67,11 @@ class Book:
             for allocation in allocations.values():
                 try:
                     if self.regions.ensure(allocation, neighbours.shared(allocation)):
-                        log.warning("the region of %s was gone; made again", allocation.name)
+                        log.warning(
+                            "the region of %s was gone; made again", allocation.name, extra=fields(allocation.fields)
+                        )
                 except Refusal as refusal:
-                    log.warning("%s", refusal.message)
+                    log.warning("%s", refusal.message, extra=fields(allocation.fields, reason=refusal.reason))
             self.save(self.index.values())
 
     def save(self, put: Iterable[Allocation], drop: Collection[tuple[str, str]] = ()) -> None:

@@ -18,6 +18,7 @@ from manager.container.claim_specs import ClaimSpecs
 from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Reason, Refusal
 from manager.limits.driver_limits import DriverLimits
+from vcuda.logs import fields
 from vcuda.spec import errors
 from vcuda.spec.claims import AllocatedClaim, RequestShares
 from vcuda.spec.request import Kind
@@ -95,7 +96,7 @@ class Claims:
             shares = ", ".join(
                 f"{share.cores} cores, {share.memory_blocks} blocks of {share.uuid}" for share in item.shares
             )
-            log.info("%s: %s", item.name, shares)
+            log.info("%s: %s", item.name, shares, extra=fields(item.fields))
         return tuple(put)
 
     def allocations(self, claim: AllocatedClaim, requests: Sequence[RequestShares]) -> list[Allocation]:
@@ -205,7 +206,7 @@ class Claims:
             self._book.save([*before.values()], [item.key for item in put if item.key not in before])
         except Refusal as refusal:
             # It stays booked until kubelet asks again or lets it go: nobody else gets it meanwhile.
-            log.warning("%s", refusal.message)
+            log.warning("%s", refusal.message, extra=fields(put[0].fields, reason=refusal.reason))
             for item in put:
                 self._book.index[item.key] = item
             return
@@ -250,7 +251,9 @@ class Claims:
             except Refusal as refusal:
                 if gone:
                     raise
-                log.warning("%s", refusal.message)  # it names regions that are not there
+                log.warning(
+                    "%s", refusal.message, extra=fields(uid=uid, reason=refusal.reason)
+                )  # it names regions that are not there
             if not gone:
                 return ()
             self._book.save([], [item.key for item in gone])
@@ -260,7 +263,7 @@ class Claims:
                 self._book.regions.remove(item)
             self._book.reshare({share.uuid for item in gone for share in item.shares})
         for item in gone:
-            log.info("%s is unprepared; its share is free", item.name)
+            log.info("%s is unprepared; its share is free", item.name, extra=fields(item.fields))
         return tuple(gone)
 
 

@@ -20,6 +20,7 @@ from manager.container.response import in_the_way
 from manager.errors import Reason, Refusal
 from manager.kube.pods import visible_devices, volume_paths
 from manager.regions.regions import Regions
+from vcuda.logs import fields
 from vcuda.spec import errors, fit, placement
 from vcuda.spec.errors import InvalidPlacement, SpecError
 from vcuda.spec.names import Names
@@ -177,5 +178,7 @@ class Decider:
                 chosen = placement.decode(facts.placement)
                 found.append(placement.peak_use(parse_pod(facts.pod, self._names), chosen))
             except SpecError as error:
-                log.debug("pod %s reserves nothing: %s", facts.uid, error)
+                log.debug(
+                    "pod %s reserves nothing: %s", facts.uid, error, extra=fields(uid=facts.uid, reason=error.reason)
+                )
         return found

@@ -24,6 +24,7 @@ from manager.kubelet.records import Entry
 from manager.regions import regions
 from vcuda import region
 from vcuda.kube.objects import ended, name_of, uid_of, uids_by_name
+from vcuda.logs import fields
 from vcuda.spec import placement, resize
 from vcuda.spec.errors import SpecError
 from vcuda.spec.inventory import Card
@@ -78,9 +79,12 @@ def complete(
                 "pod",
                 key[1],
                 key[0],
+                extra=fields(uid=key[0], container=key[1]),
             )
             continue
-        log.warning("%s was not in the state; rebuilt from kubelet's records", allocation.name)
+        log.warning(
+            "%s was not in the state; rebuilt from kubelet's records", allocation.name, extra=fields(allocation.fields)
+        )
         found[key] = allocation
         if not sure:
             unsure.add(key)
@@ -95,13 +99,20 @@ def complete(
         )
         allocation, sure = _rebuild(key, (), held, pod, names, regions_base, cards)
         if allocation is not None and sure:
-            log.warning("%s was not in the state; rebuilt from its region", allocation.name)
+            log.warning(
+                "%s was not in the state; rebuilt from its region", allocation.name, extra=fields(allocation.fields)
+            )
             found[key] = dataclasses.replace(allocation, held={})
     order = _in_order(found, by_uid)
     fitting = _within_cards({key: found[key] for key in order}, unsure, cards, tell)
     for item in fitting.values() if cards else ():
         if gone := [share.uuid for share in item.shares if share.uuid not in cards]:
-            log.warning("%s holds a share of %s, which this node does not have now", item.name, ", ".join(gone))
+            log.warning(
+                "%s holds a share of %s, which this node does not have now",
+                item.name,
+                ", ".join(gone),
+                extra=fields(item.fields),
+            )
     return {key: fitting[key] for key in order if key in fitting}
 
 
@@ -121,7 +132,12 @@ def _possible(item: Allocation) -> bool:
         why = f"{item.region} is no region of it"
     else:
         return True
-    log.error("what the state says of %s is not believed: %s; it is rebuilt from what else knows it", item.name, why)
+    log.error(
+        "what the state says of %s is not believed: %s; it is rebuilt from what else knows it",
+        item.name,
+        why,
+        extra=fields(item.fields),
+    )
     return False
 
 
@@ -135,7 +151,7 @@ def _within_cards(
             log.error(
                 "card %s is promised to more than it has (%d cores, %d blocks): %s; it stays so until one of them "
                 "shrinks or ends",
-                uuid, cores, blocks, ", ".join(item.name for item in fitting.on_cards([uuid])),
+                uuid, cores, blocks, ", ".join(item.name for item in fitting.on_cards([uuid])), extra=fields(uuid=uuid),
             )  # fmt: skip
     for key in found:
         if key not in unsure:
@@ -151,12 +167,12 @@ def _within_cards(
                 "this node lost its records, and others have of the card by their regions what it held: it is not "
                 "booked any more; recreate the pod"
             )
-            log.error("%s: %s", item.name, text)
+            log.error("%s: %s", item.name, text, extra=fields(item.fields, reason="ShareCut"))
             tell(item, text)
         else:
             said = ", ".join(f"{share.cores} cores, {share.memory_blocks} blocks of {share.uuid}" for share in shares)
             text = f"this node lost its records; the share is rebuilt to {said}: its card has no more room"
-            log.warning("%s: %s", item.name, text)
+            log.warning("%s: %s", item.name, text, extra=fields(item.fields, reason="ShareCut"))
             tell(item, text)
             fitting[key] = dataclasses.replace(item, shares=shares, core_limit=shares[0].cores)
     return fitting

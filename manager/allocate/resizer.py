@@ -15,6 +15,7 @@ from manager.errors import Reason, Refusal
 from manager.kube.api import Pod
 from manager.kube.writer import ApiWriter
 from vcuda.kube.objects import uid_of
+from vcuda.logs import fields
 from vcuda.spec import resize
 from vcuda.spec.names import Names
 from vcuda.spec.request import Kind
@@ -128,7 +129,7 @@ class Resizer:
         if self._told.get(item.pod_uid) == (answer, reason):
             return
         self._told[item.pod_uid] = answer, reason
-        log.info("%s: %s: %s", item.name, reason, message)
+        log.info("%s: %s: %s", item.name, reason, message, extra=fields(item.fields, reason=reason))
         metadata = pod["metadata"]
         about = {
             "kind": "Pod",

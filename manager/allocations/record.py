@@ -78,6 +78,16 @@ class Allocation:
         return f"{self.namespace}/{self.pod_name}/{self.container}"
 
     @property
+    def fields(self) -> Mapping[str, str]:
+        """For log lines: `vcuda.logs.fields`."""
+        return {
+            "pod" if self.claim is None else "claim": f"{self.namespace}/{self.pod_name}",
+            "container": self.container,
+            "uid": self.pod_uid,
+            "uuid": ",".join(share.uuid for share in self.shares),
+        }
+
+    @property
     def whole(self) -> bool:
         return self.cores >= 100 if self.claim is None else self.claim.whole
 

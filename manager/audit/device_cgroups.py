@@ -19,6 +19,7 @@ from manager.cgroups import devices, pods
 from manager.cgroups.bpf import Number
 from manager.cgroups.devices import CannotTell, Devices, Unwatched
 from manager.process.logs import Conditions
+from vcuda.logs import fields
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class Watcher:
             except OSError:  # the container has ended
                 continue
             except CannotTell as error:
-                self._conditions.set(f"ask {item.key}", f"{item.name}: nobody knows what it may open: {error}")
+                self._conditions.set(
+                    f"ask {item.key}", f"{item.name}: nobody knows what it may open: {error}", item.fields
+                )
                 if item.key in self._told:
                     lost[item.key] = self._told[item.key]
                 continue
@@ -108,7 +111,7 @@ class Watcher:
                 ": its device cgroup was rewritten without them, by an update of its resources or a reload of systemd; "
                 "restart the container, or set --device-cgroup-policy=restore"
             )
-        log.warning("%s: %s", item.name, message)
+        log.warning("%s: %s", item.name, message, extra=fields(item.fields, reason=reason))
         self._tell(item, reason, message)
 
     def _restore(self, machine: Devices, item: Allocation, folder: Path, nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -118,7 +121,9 @@ class Watcher:
             machine.allow(folder, [numbers[path] for path in nodes])
             left = machine.lost(folder, numbers)
         except (OSError, CannotTell) as error:
-            self._conditions.set(f"restore {item.key}", f"{item.name}: cannot restore its devices: {error}")
+            self._conditions.set(
+                f"restore {item.key}", f"{item.name}: cannot restore its devices: {error}", item.fields
+            )
             return nodes
         self._conditions.clear(f"restore {item.key}")
         self.restored += len(nodes) - len(left)

@@ -16,6 +16,7 @@ from manager.audit.consequences import Tell
 from manager.audit.owners import Key, Owners
 from manager.audit.shim_bypass import BypassWatch
 from manager.cards.driver import CardProcess
+from vcuda.logs import fields
 from vcuda.region import Usage
 from vcuda.spec.units import BLOCK_BYTES
 
@@ -120,5 +121,7 @@ class Auditor:
                         f"container {item.container} holds {over[key, uuid] >> 20} MiB of card {uuid} beyond what its "
                         "shim has counted: it bypasses its limit, or its modules need more than --audit-tolerance"
                     )
-                    log.warning("%s: %s", item.name, message)
+                    log.warning(
+                        "%s: %s", item.name, message, extra=fields(item.fields, uuid=uuid, reason="MemoryUnaccounted")
+                    )
                     self._tell(item, "MemoryUnaccounted", message)

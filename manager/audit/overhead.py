@@ -19,6 +19,7 @@ from manager.audit.owners import Key, Owners
 from manager.cards.driver import CardProcess
 from vcuda import region
 from vcuda.kube.worker import Worker
+from vcuda.logs import fields
 from vcuda.overhead import Meter, Questions
 from vcuda.region import CardUsage, Usage
 from vcuda.spec.units import BLOCK_BYTES
@@ -179,7 +180,7 @@ class Overhead:
                 region.write_overhead(item.region, figures)
                 self._written[item.key] = figures
             except (OSError, region.RegionError) as error:
-                log.debug("the overhead of %s can't be written: %s", item.name, error)
+                log.debug("the overhead of %s can't be written: %s", item.name, error, extra=fields(item.fields))
 
     # Questions.
 

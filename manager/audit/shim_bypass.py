@@ -19,6 +19,7 @@ from manager.allocations.record import Allocation
 from manager.audit.consequences import Tell
 from manager.cards.driver import CardProcess
 from vcuda.driver import layout
+from vcuda.logs import fields
 
 # A process may be between its start and its first library: only what stays is told.
 LASTING_LOOKS = 2
@@ -76,7 +77,9 @@ class BypassWatch:
                     "library, so nothing but a limit of the driver's own, where there is one, limits it; it found the "
                     "driver by another way, see docs/clients.md"
                 )
-                log.warning("%s: %s", item.name, message)
+                log.warning(
+                    "%s: %s", item.name, message, extra=fields(item.fields, uuid=at[1], reason="DriverWithoutShim")
+                )
                 self._tell(item, "DriverWithoutShim", message)
         return counts
 

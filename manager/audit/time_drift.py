@@ -20,6 +20,7 @@ from manager.cards.inventory import Inventory
 from manager.config.settings import Settings
 from manager.regions.regions import Regions
 from vcuda.kube.worker import Worker
+from vcuda.logs import fields
 
 TURN_S = 1.0
 WINDOW_S = 10.0
@@ -182,7 +183,9 @@ class Drift:
                         f"{passed_s:.0f} s, and NVML saw "
                         f"{by_driver:.0f}: its GPU time is not what its shim counts; its limits are left as they are"
                     )
-                    log.warning("%s: %s", item.name, message)
+                    log.warning(
+                        "%s: %s", item.name, message, extra=fields(item.fields, uuid=at[1], reason="GpuTimeDrift")
+                    )
                     self._tell(item, "GpuTimeDrift", message)
 
     def _compare_with_limits(
@@ -205,7 +208,9 @@ class Drift:
                     f"{passed_s:.0f} s: nothing in it limits its GPU time any more; what becomes of its pod says "
                     "--audit-policy"
                 )
-                log.warning("%s: %s", item.name, message)
+                log.warning(
+                    "%s: %s", item.name, message, extra=fields(item.fields, uuid=uuid, reason="GpuTimeOverLimit")
+                )
                 self._tell(item, "GpuTimeOverLimit", message)
         self._times_over = times
 

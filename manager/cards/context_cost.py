@@ -14,6 +14,7 @@ from pathlib import Path
 from manager.cards.inventory import Snapshot
 from vcuda.driver import context_cost, layout
 from vcuda.driver.root import HostRoot
+from vcuda.logs import fields
 
 NAME = "context-bytes.json"
 _MOST_ATTEMPTS = 3
@@ -59,7 +60,7 @@ class ContextCosts:
             nvml = self._root.find_library(layout.NVML, self._version)
             found = self._measure(cuda, nvml, uuid) if cuda and nvml else 0
             if found:
-                log.info("a context takes %d MiB of card %s", found >> 20, uuid)
+                log.info("a context takes %d MiB of card %s", found >> 20, uuid, extra=fields(uuid=uuid))
                 self._known[uuid] = found
                 self._save()
             return uuid if found else ""  # one a time: others wait for this thread

@@ -32,6 +32,7 @@ from manager.process.logs import Conditions
 from vcuda.driver.memory_limits import MemoryLimit
 from vcuda.driver.root import HostRoot
 from vcuda.kube.worker import Worker
+from vcuda.logs import fields
 
 log = logging.getLogger(__name__)
 
@@ -177,9 +178,13 @@ class Inventory:
         counted = event.uuid, event.xid, ignored
         self._xid_counts[counted] = self._xid_counts.get(counted, 0) + 1
         if ignored:
-            log.info("card %s: Xid %d, an application's error, is ignored", event.uuid, event.xid)
+            log.info("card %s: Xid %d, an application's error, is ignored", *counted[:2], extra=fields(uuid=event.uuid))
             return
-        log.warning("card %s: Xid %d; it is unhealthy until a later probe finds it well", event.uuid, event.xid)
+        log.warning(
+            "card %s: Xid %d; it is unhealthy until a later probe finds it well",
+            *counted[:2],
+            extra=fields(uuid=event.uuid, reason="CardUnhealthy"),
+        )
         self._xids[event.uuid] = (event.xid, time.monotonic())
         self._publish(self._snapshot.driver_version)
 
@@ -290,10 +295,14 @@ class Inventory:
         """Each reason once, when it comes and when it goes."""
         for uuid, why in problems.items():
             what = f"card {uuid}" if uuid else "all cards of this node"
-            if self._conditions.set(f"health:{uuid}", f"{what} unhealthy: {why}"):
+            if self._conditions.set(
+                f"health:{uuid}", f"{what} unhealthy: {why}", {"uuid": uuid, "reason": "CardUnhealthy"}
+            ):
                 self._on_health(uuid, self._told(uuid, problems))
         for name in self._conditions.active():
             uuid = name.removeprefix("health:")
             if name.startswith("health:") and uuid not in problems:
-                self._conditions.clear(name, f"{f'card {uuid}' if uuid else 'this node'} is healthy again")
+                self._conditions.clear(
+                    name, f"{f'card {uuid}' if uuid else 'this node'} is healthy again", {"uuid": uuid}
+                )
                 self._on_health(uuid, "")

@@ -32,6 +32,7 @@ from vcuda.driver import layout, memory_limits
 from vcuda.driver import nvml as driver_nvml
 from vcuda.driver.memory_limits import CannotLimit, MemoryLimit
 from vcuda.driver.root import HostRoot
+from vcuda.logs import fields
 from vcuda.spec.inventory import NVLINK_RANK, Card
 
 LIBRARY = layout.NVML
@@ -236,7 +237,7 @@ class NvmlDriver:
                 pynvml.nvmlDeviceRegisterEvents(handle, kind, events)
                 registered += 1
             except pynvml.NVMLError as error:
-                log.info("card %s reports no Xid events: %s", uuid, error)
+                log.info("card %s reports no Xid events: %s", uuid, error, extra=fields(uuid=uuid))
         if registered:
             self._events = events
         else:

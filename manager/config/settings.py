@@ -7,11 +7,13 @@ Nothing below `main` reads the environment. A setting `query_port` is the flag `
 # ruff: noqa: RUF009  (_option only wraps dataclasses.field)
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from manager.config import values
+from vcuda import logs
 from vcuda.driver import layout
 from vcuda.settings import (
     choice,
@@ -240,12 +242,12 @@ class Settings:
         1.0, values.seconds, "seconds for which a reading of cards and regions is reused", live=True
     )
     v: int = option(0, number(0, 99), "verbosity: 4 and above logs every call", live=True)
-    log_format: str = option(
-        "text",
-        choice("text", "json"),
-        "one line of text or one JSON object per message",
-        live=True,
-    )
+    log_format: str = option("text", choice(*logs.FORMATS), logs.FORMAT_HELP, live=True)
+
+    @property
+    def log_level(self) -> int:
+        """As of `logging`."""
+        return logging.DEBUG if self.v >= 4 else logging.INFO
 
     @property
     def node_name(self) -> str:

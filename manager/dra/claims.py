@@ -24,6 +24,7 @@ from manager.observe.metrics import Metrics
 from manager.proto import dra_pb2 as api
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import ended, name_of, uid_of
+from vcuda.logs import fields
 from vcuda.spec import errors
 from vcuda.spec.claims import AllocatedClaim, RequestShares, parse_claim, shares_of
 from vcuda.spec.devices import device_name
@@ -104,7 +105,7 @@ class Preparer:
         except KubeError as error:
             log.warning("claims that the state does not know can't be read: %s", error)
         for one in found.values():
-            log.warning("%s was not in the state; rebuilt from its claim", one.name)
+            log.warning("%s was not in the state; rebuilt from its claim", one.name, extra=fields(one.fields))
         return [*found.values()]
 
     def _as_allocated(self, item: Mapping[str, Any]) -> list[Allocation]:
@@ -165,14 +166,18 @@ class Preparer:
         here, watched = seen.present - seen.ended, {*_users(self._pods() or ()).get(named, ())} - {*claim.pods}
         for uid, (item, *_) in old.items():
             if not any(user in here for _, user in (*item.pods, *watched)):
-                log.warning("%s is let go: its claim was made again, and none of its pods is here", item.name)
+                log.warning(
+                    "%s is let go: its claim was made again, and none of its pods is here",
+                    item.name,
+                    extra=fields(item.fields),
+                )
                 self._claims.release(uid)
 
     def _note(self, uid: str, users: tuple[tuple[str, str], ...]) -> None:
         try:
             self._claims.used_by(uid, users)
         except Refusal as refusal:
-            log.warning("%s", refusal.message)
+            log.warning("%s", refusal.message, extra=fields(uid=uid, reason=refusal.reason))
 
     def _end(self, uid: str, item: Allocation, here: Collection[str]) -> None:
         """Let go of a claim none of whose pods is here any more, unless the API server says that others have it."""
@@ -188,10 +193,14 @@ class Preparer:
             if any(user in here for _, user in pods):
                 self._claims.used_by(uid, pods)
             else:
-                log.warning("%s is used by no pod of this node, and kubelet has not unprepared it", item.name)
+                log.warning(
+                    "%s is used by no pod of this node, and kubelet has not unprepared it",
+                    item.name,
+                    extra=fields(item.fields),
+                )
                 self._claims.release(uid)
         except Refusal as refusal:
-            log.warning("%s", refusal.message)
+            log.warning("%s", refusal.message, extra=fields(item.fields, reason=refusal.reason))
 
     @staticmethod
     def _check(uid: str) -> None:

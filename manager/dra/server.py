@@ -25,6 +25,7 @@ from manager.proto import (
     pluginregistration_pb2,
     pluginregistration_pb2_grpc,
 )
+from vcuda.logs import fields
 from vcuda.spec.devices import device_name
 
 # As kubelet names them; the paths of the calls have the packages' full names.
@@ -100,18 +101,21 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):  # type: ignore[misc]  # genera
 
     def _answer(self, claim: dra_pb2.Claim, what: str, call: Callable[[], _T]) -> tuple[_T | None, str]:
         """What the call gave, and what went wrong; "" if nothing did."""
-        condition = f"{what} {claim.uid}"
+        condition, reason = f"{what} {claim.uid}", ""
+        known = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
         try:
             found = call()
         except Refusal as refusal:
-            error = str(refusal)
+            error, reason = str(refusal), refusal.reason
         except Exception as defect:  # of ours: it must not cost other claims their answers
-            log.exception("claim %s/%s can't be %s", claim.namespace, claim.name, what)
+            log.exception("claim %s/%s can't be %s", claim.namespace, claim.name, what, extra=fields(known))
             error = f"a defect of gpu-manager: {defect!r:.200}; its log says more"
         else:
-            self._conditions.clear(condition, f"claim {claim.namespace}/{claim.name} is {what} now")
+            self._conditions.clear(condition, f"claim {claim.namespace}/{claim.name} is {what} now", known)
             return found, ""
-        self._conditions.set(condition, f"claim {claim.namespace}/{claim.name} can't be {what}: {error}")
+        self._conditions.set(
+            condition, f"claim {claim.namespace}/{claim.name} can't be {what}: {error}", {**known, "reason": reason}
+        )
         return None, error
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:

@@ -19,6 +19,7 @@ from manager.process.logs import Conditions
 from vcuda.kube.errors import BadName, KubeError
 from vcuda.kube.events import BETWEEN_REPEATS_S, Correlator
 from vcuda.kube.worker import Worker
+from vcuda.logs import fields
 
 TIMEOUT_S = 5.0
 _KEPT = 2048
@@ -131,7 +132,9 @@ class ApiWriter:
             except KubeError as error:
                 if error.status != 429:
                     raise
-                log.warning("%s/%s is not evicted: %s", namespace, name, error)
+                log.warning(
+                    "%s/%s is not evicted: %s", namespace, name, error, extra=fields(pod=f"{namespace}/{name}", uid=uid)
+                )
 
         self._put(f"eviction {uid}", send)
 

@@ -28,6 +28,7 @@ from manager.limits.possible import Limiter, impossible, no_version_2, set_and_r
 from manager.limits.standing import Group, Standing
 from manager.process.logs import Conditions
 from vcuda.driver.memory_limits import CannotLimit, MemoryLimit
+from vcuda.logs import fields
 
 Key = tuple[str, str]
 At = tuple[Key, str]  # container, card UUID
@@ -210,7 +211,13 @@ class DriverLimits:
             enough = now.hard_bytes == hard or (now.hard_bytes > hard and not lower)
         if now is None or not enough:
             if ours is not None and ours.cards.get(uuid) == hard:
-                log.warning("pod %s: the driver's limit on card %s had become %s; it is set again", uid, uuid, now)
+                log.warning(
+                    "pod %s: the driver's limit on card %s had become %s; it is set again",
+                    uid,
+                    uuid,
+                    now,
+                    extra=fields(uid=uid, uuid=uuid),
+                )
             self._standing.mark(uid, container, path, uuid)
             now = set_and_read(self._driver, uuid, path, hard)
         self._standing.mark(uid, container, path, uuid).cards[uuid] = now.hard_bytes

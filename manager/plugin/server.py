@@ -19,6 +19,7 @@ from manager.observe.metrics import Metrics
 from manager.process.logs import Conditions
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
+from vcuda.logs import fields
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,10 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
 
     def _refuse(self, refusal: Refusal, context: grpc.ServicerContext) -> None:
         """Answer with an error, which becomes the pod's message, and put an event on the pods concerned."""
-        log.warning("refused: %s", refusal)
+        if not refusal.pods:
+            log.warning("refused: %s", refusal, extra=fields(reason=refusal.reason))
         for namespace, name, uid in refusal.pods:
+            known = fields(pod=f"{namespace}/{name}", uid=uid, reason=refusal.reason)
+            log.warning("refused: %s", refusal, extra=known)
             self._api_writer.pod_event(namespace, name, uid, refusal.reason, refusal.message)
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))

@@ -15,6 +15,7 @@ from manager.errors import Reason, Refusal
 from manager.process import selinux
 from manager.regions.storage import Storage
 from vcuda import region
+from vcuda.logs import fields
 from vcuda.spec.request import Kind
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
@@ -175,7 +176,7 @@ class Regions:
         try:
             self.change(allocation, shared)
         except Refusal as refusal:
-            log.warning("%s", refusal.message)
+            log.warning("%s", refusal.message, extra=fields(allocation.fields, reason=refusal.reason))
 
     def change(self, allocation: Allocation, shared: frozenset[str]) -> None:
         """Write a running container's limits as the allocation says them now.
@@ -209,7 +210,9 @@ class Regions:
             self._arbiter.add(allocation.region, Path(allocation.region))
         except (OSError, region.RegionError) as error:
             # The tenant falls back to its guaranteed rate without an arbiter; it is no reason to refuse it.
-            log.warning("the arbiter can't take the region of %s: %s", allocation.name, error)
+            log.warning(
+                "the arbiter can't take the region of %s: %s", allocation.name, error, extra=fields(allocation.fields)
+            )
             return
         self._managed.add(allocation.region)
 
@@ -239,7 +242,7 @@ class Regions:
         try:
             region.refuse(Path(allocation.region), True)
         except (OSError, region.RegionError) as error:
-            log.warning("memory of %s can't be refused: %s", allocation.name, error)
+            log.warning("memory of %s can't be refused: %s", allocation.name, error, extra=fields(allocation.fields))
 
     def remove(self, allocation: Allocation) -> None:
         self._forget(allocation)

@@ -16,6 +16,7 @@ from scheduler_ext.http.server import Answer, Request
 from scheduler_ext.protocol import admission_v1
 from scheduler_ext.protocol.admission_v1 import Review
 from scheduler_ext.protocol.extender_v1 import BadInput
+from vcuda.logs import fields
 
 PATH = "/admission/pods"
 TO_CLAIMS_PATH = "/admission/pods/to-claims"  # the same, for namespaces whose pods get their shares by claims
@@ -102,7 +103,10 @@ def _of_claim(body: bytes, rules: Rules) -> tuple[Review, Verdict]:
 
 def _answered(asked: Review, verdict: Verdict) -> tuple[bytes, str]:
     if verdict.refusal is not None:
-        _log.info("refused a %s of %.200r in %.80r: %s", asked.kind, asked.user, asked.namespace, verdict.refusal)
+        known = fields(reason=verdict.refusal.reason)
+        _log.info(
+            "refused a %s of %.200r in %.80r: %s", asked.kind, asked.user, asked.namespace, verdict.refusal, extra=known
+        )
         return admission_v1.refused(asked.uid, verdict.refusal.reason, verdict.refusal.message), "refused"
     for warning in verdict.warnings:
         _log.info("a pod of %.200r in %.80r: %.400r", asked.user, asked.namespace, warning)

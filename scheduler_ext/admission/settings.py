@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_ext.admission.rules import Rules
+from vcuda import logs
 from vcuda import settings as reading
 from vcuda.settings import (
     InvalidSettings,
@@ -82,6 +83,7 @@ class Settings:
     )
     default_policy: Policy | None = option(None, member_of(Policy), "placement policy of pods that say none")
     log_level: str = option("info", choice("debug", "info", "warning", "error"), "what is logged")
+    log_format: str = option("text", choice(*logs.FORMATS), logs.FORMAT_HELP)
 
     def __str__(self) -> str:
         return " ".join(reading.describe(self))

@@ -18,6 +18,7 @@ from scheduler_ext.lab.plots import NoPlot
 from scheduler_ext.lab.replay import RecordingError
 from scheduler_ext.lab.trace import TraceError
 from scheduler_ext.sync.api import ApiServer
+from vcuda import logs
 from vcuda.kube.errors import NoConfiguration
 from vcuda.settings import InvalidSettings, add_options
 
@@ -47,16 +48,16 @@ def _serve(options: argparse.Namespace) -> None:
     """The two commands that run until a signal. Raises InvalidSettings and what they raise."""
     if options.command == "webhook":
         reviewing = admission_settings.read(vars(options), os.environ)
-        _log_at(reviewing.log_level)
+        _log_as(reviewing)
         webhook.run(reviewing)
         return
     chosen = settings.read(vars(options), os.environ)
-    _log_at(chosen.log_level)
+    _log_as(chosen)
     serve.run(chosen, ApiServer.connect(chosen.kubeconfig, chosen.api_timeout_seconds))
 
 
-def _log_at(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def _log_as(chosen: settings.Settings | admission_settings.Settings) -> None:
+    logs.configure(chosen.log_format, logging.getLevelNamesMapping()[chosen.log_level.upper()])
 
 
 def serves(words: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.state.notices import BOOKING_DIFFERS, Difference, Notice
 from scheduler_ext.state.pods import Record, State
+from vcuda.logs import fields
 from vcuda.spec.bookings import Report, Use
 
 _PATIENCE = 60.0  # seconds: pods come and go in a manager's report some seconds after they do in the API server's
@@ -86,7 +87,8 @@ class Comparison:
         return one.text if one is not None and one.told else None
 
     def _tell(self, node: str, record: Record | None, text: str) -> None:
-        _log.warning("%s", text)
+        pod = {"pod": f"{record.namespace}/{record.name}", "uid": record.uid} if record else {}
+        _log.warning("%s", text, extra=fields(pod, node=node, reason=BOOKING_DIFFERS))
         if record is None:
             notice = Notice("Node", "", node, node, BOOKING_DIFFERS, text)
         else:

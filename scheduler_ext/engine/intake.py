@@ -19,6 +19,7 @@ from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
 from scheduler_ext.state.pods import Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
+from vcuda.logs import fields
 from vcuda.spec import request, resize
 from vcuda.spec.bookings import Report
 from vcuda.spec.errors import InvalidRequest
@@ -82,6 +83,7 @@ class Intake:
         _log.warning(
             "pod %s/%s: its placement annotation is not what its node gave it; what it holds stays booked",
             record.namespace, record.name,
+            extra=fields(pod=f"{record.namespace}/{record.name}", uid=record.uid, node=record.node),
         )  # fmt: skip
 
     def lose_node(self, name: str) -> None:
@@ -228,6 +230,8 @@ class Intake:
                 "not place; let kube-scheduler choose its node (no spec.nodeName)"
             )
             namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
+            known = fields(pod=f"{namespace}/{name}", uid=uid, node=node, uuid=",".join(cards), reason=CARD_OVERBOOKED)
+            _log.warning("%s", text, extra=known)
             self._cache.notices.put(Notice("Pod", namespace, name, uid, CARD_OVERBOOKED, text))
 
     def lose_pod(self, uid: str) -> None:

@@ -16,6 +16,7 @@ from scheduler_ext.state import objects
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.sync.api import ApiServer, Writer
 from vcuda.kube.errors import ApiError, KubeError
+from vcuda.logs import fields
 from vcuda.spec import request
 
 _T = TypeVar("_T")
@@ -169,7 +170,8 @@ class Binder:
 
     def _after_doubt(self, args: BindingArgs, problem: str) -> Refused | None:
         """The write may have taken effect, or somebody else bound the pod: look, never write again."""
-        _log.warning("binding %s/%s to %s: %s", args.namespace, args.name, args.node, problem)
+        known = fields(pod=f"{args.namespace}/{args.name}", uid=args.uid, node=args.node)
+        _log.warning("binding %s/%s to %s: %s", args.namespace, args.name, args.node, problem, extra=known)
         self._engine.end_bind(args.uid, State.UNCERTAIN)
         for record in self._engine.uncertain():
             if record.uid == args.uid:

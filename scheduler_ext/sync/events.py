@@ -8,6 +8,7 @@ from scheduler_ext.engine.core import Engine
 from scheduler_ext.sync.api import ApiServer
 from vcuda.kube.errors import KubeError
 from vcuda.kube.events import Correlator
+from vcuda.logs import fields
 
 _SOURCE = {"component": "gpu-scheduler-extender"}
 _log = logging.getLogger(__name__)
@@ -23,4 +24,8 @@ def send(api: ApiServer, engine: Engine, correlator: Correlator) -> None:
             said = correlator.note(about, "Warning", notice.reason, notice.message, notice.times)
             correlator.send(api.client, _SOURCE, said)
         except KubeError as error:
-            _log.warning("the event %s on %s %s was not taken: %s", notice.reason, notice.kind, notice.name, error)
+            pod = {"pod": f"{notice.namespace}/{notice.name}", "uid": notice.uid} if notice.kind == "Pod" else {}
+            known = fields(pod, node=notice.name if notice.kind == "Node" else "", reason=notice.reason)
+            _log.warning(
+                "the event %s on %s %s was not taken: %s", notice.reason, notice.kind, notice.name, error, extra=known
+            )

@@ -20,7 +20,7 @@ from manager.kubelet import device_ids
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, pod
 from tests.manager.manager_support import Node
-from vcuda import region
+from vcuda import logs, region
 
 QUIET = ("--health-check-interval=3600", "--allocation-check-period=3600")
 
@@ -105,7 +105,9 @@ def test_a_container_whose_card_is_gone_is_not_started(node: Node, allocator: Al
     assert len(allocator.allocations) == 1
 
 
-def test_a_container_whose_driver_directory_is_gone_is_not_started(node: Node, allocator: Allocator) -> None:
+def test_a_container_whose_driver_directory_is_gone_is_not_started(
+    node: Node, allocator: Allocator, caplog: pytest.LogCaptureFixture
+) -> None:
     item = admitted(node)
     (mine,) = allocator.allocations
     allocator.book.index[mine.key] = dataclasses.replace(mine, mirror=f"{node.directory}/gone")
@@ -114,6 +116,8 @@ def test_a_container_whose_driver_directory_is_gone_is_not_started(node: Node, a
         match=r"DriverUnavailable: default/a/c: the driver directory .*/gone that this container mounts is gone; recreate the pod",
     ):
         node.kubelet.start_containers(item)
+    said = {"pod": "default/a", "uid": mine.pod_uid, "reason": "DriverUnavailable"}
+    assert [logs.of(record) for record in caplog.records if "refused" in record.message] == [said]
     allocator.book.index[mine.key] = mine
     node.kubelet.start_containers(item)
 

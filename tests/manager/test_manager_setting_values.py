@@ -16,7 +16,7 @@ from manager.config.reader import parse
 from manager.config.settings import ENV_PREFIX, Settings
 from manager.errors import StartError
 from manager.observe import http
-from manager.process import logs
+from vcuda import logs
 
 WRONG = [
     ("health-check-interval", "0", "give seconds between 0.05 and 86400"),
@@ -165,7 +165,7 @@ def test_a_line_of_json_holds_the_error_that_it_tells_of(capsys: pytest.CaptureF
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     try:
-        logs.configure("json", 0)
+        logs.configure("json", logging.INFO)
         try:
             raise OSError(28, "No space left on device")
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def test_events_reach_the_api_server(api: FakeApi, tmp_path: Path) -> None:
     api.put("nodes", node("a", cards("a", 1)))
     mine = {NAMES.placement: whole("GPU-a-0")}
     api.put("pods", pod("one", 100, None, uid="one", node="a", annotations=mine))
-    served = Served("--kubeconfig", api.kubeconfig(tmp_path))
+    served = Served("--kubeconfig", api.kubeconfig(tmp_path), "--log-format=json")
     try:
         eventually(lambda: httpx.get(served.url + "/readyz").status_code == 200)
         api.put("pods", pod("two", 100, None, uid="two", node="a", annotations=mine))
@@ -169,6 +170,9 @@ def test_events_reach_the_api_server(api: FakeApi, tmp_path: Path) -> None:
         served.stop()
     assert event["reason"] == "CardOverbooked" and event["involvedObject"]["name"] == "two"
     assert event["source"] == {"component": "gpu-scheduler-extender"}
+    lines = [json.loads(line) for line in "".join(served.log).splitlines()]
+    (line,) = [line for line in lines if line.get("reason") == "CardOverbooked"]
+    assert (line["pod"], line["uid"], line["node"], line["uuid"]) == ("default/two", "two", "a", "GPU-a-0")
 
 
 def test_nodes_on_which_nothing_has_changed_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
