@@ -56,8 +56,12 @@ def _decision(one: Decision) -> dict[str, Any]:
 
 def _remedy(one: Remedy) -> dict[str, Any]:
     data: dict[str, Any] = {"text": one.text, "node": one.node}
-    if one.container is not None:
-        data |= {"container": one.container, "less": dict(one.less)}
+    if len(one.less) == 1:
+        data |= {"container": one.less[0][0], "less": dict(one.less[0][1])}
+    elif one.less:
+        data["containers"] = {name: dict(less) for name, less in one.less}
+    if one.instead is not None:
+        data["instead"] = dict(zip(("core", "block"), one.instead, strict=True))
     if one.pods:
         data["pods"] = list(one.pods)
     return data

@@ -69,7 +69,7 @@ def test_cores_alone_both_together_and_cards() -> None:
     assert "fits on node a if container main asks 1 core less" in texts(engine, pod("p", 41, 10))
     # Neither alone suffices: 31 blocks are too many at any cores, 50 cores at any blocks.
     both = texts(engine, pod("q", 50, 40))
-    assert both[0] == "fits on node a if container main asks 10 blocks and 13 cores less"
+    assert both[0] == "fits on node a if container main asks 10 blocks and 10 cores less"
     engine.see_node(node("w", cards("w", 3)))
     whole = texts(engine, pod("r", 500, None))
     assert whole == ["fits on node w if container main asks 2 cards less"]
@@ -79,7 +79,7 @@ def test_of_several_containers_the_one_that_must_change_is_named() -> None:
     engine = engine_with(node("a", cards("a", 1)))
     two = pod("p", containers=[container("small", 5, 5), container("large", 50, 37)])
     assert texts(engine, two) == [
-        "fits on node a if container small asks 2 blocks less", "fits on node a if container large asks 2 blocks less",
+        "fits on node a if container large asks 2 blocks less", "fits on node a if container small asks 2 blocks less",
     ]  # fmt: skip
 
 
