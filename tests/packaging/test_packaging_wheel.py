@@ -147,6 +147,7 @@ def test_a_base_installation_is_small_and_has_all_of_vcuda(tmp_path: Path, wheel
         ["ls", simulated],
         ["show", simulated],
         ["top", "--once", simulated],
+        ["doctor", simulated],
         ["completion", "bash"],
     ):
         result = call(vcuda, *words, cwd=tmp_path)

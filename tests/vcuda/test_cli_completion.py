@@ -39,7 +39,7 @@ def completed(script: Path, line: str) -> set[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("vcuda ", {"run", "ls", "show", "top", "sim", "completion", "--help", "--version"}),
+        ("vcuda ", {"run", "ls", "show", "top", "doctor", "sim", "completion", "--help", "--version"}),
         ("vcuda r", {"run"}),
         ("vcuda run --core", {"--core", "--core-limit"}),
         ("vcuda run --core 30 --me", {"--memory"}),

@@ -201,6 +201,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
             "--memory 64 MiB is too little: a CUDA context alone takes 64 MiB",
         ),
         (["--core", "30", "--memory", "1", "GiB"], 2, "--memory 1 GiB are two words; write --memory 1GiB"),
+        (
+            ["--memory", "1", "GiB", "--core", "30", "--", "true"],
+            2,
+            "--memory 1 GiB are two words; write --memory 1GiB",
+        ),
+        (["--memory=1", "MiB", "--core", "30", "--", "true"], 2, "--memory 1 MiB are two words"),
         (["--core", "30", "--memory", "1GiB", "--oversell", "2", "gb"], 2, "--oversell 2 gb are two words"),
         (
             ["--core", "30", "--memory", "1GiB", "--ledger", "/proc/nothing"],

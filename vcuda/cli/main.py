@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import vcuda
-from vcuda.cli import completion_command, run_command, show_command, sim_command, top_command
+from vcuda.cli import completion_command, doctor_command, run_command, show_command, sim_command, top_command
 from vcuda.cli.words import Parser
 from vcuda.runs.errors import CommandError, RunError
 from vcuda.sim import SimError
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     run_command.add_parser(commands)
     show_command.add_parsers(commands)
     top_command.add_parser(commands)
+    doctor_command.add_parser(commands)
     sim_command.add_parser(commands)
     completion_command.add_parser(commands, parser)
     return top
@@ -33,10 +34,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Users see messages, never tracebacks."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] in (["run"], ["ls"], ["show"], ["top"]):
-        words = run_command.prepare(words)
-    options = parser().parse_args(words)
     try:
+        if words[:1] in (["run"], ["ls"], ["show"], ["top"], ["doctor"]):
+            words = run_command.prepare(words)
+        options = parser().parse_args(words)
         status: int = options.run(options)
         return status
     except SpecError as error:

@@ -31,6 +31,7 @@ exit status: that of COMMAND, 128+N if signal N ended it; 2: bad usage; 125: the
   vcuda run --core 100 -- python train.py                                            # a whole card"""
 _ENGINES = frozenset({"docker", "podman", "nerdctl", "docker-compose", "podman-compose"})
 _UNIT = re.compile("[KMGT]i?B?|B", re.IGNORECASE)
+_SIZES = ("--memory", "--oversell")
 _WITH_VALUE = (
     "--core",
     "--memory",
@@ -114,12 +115,21 @@ def add_parser(commands: Commands) -> None:
 
 
 def prepare(words: list[str]) -> list[str]:
-    """Write a lone `--sim` among our own options as `--sim=`: argparse would take the next word for its value."""
+    """Write a lone `--sim` among our own options as `--sim=`: argparse would take the next word for its value.
+
+    Raises InvalidRequest for a size in two words.
+    """
     position = 1
     while position < len(words) and words[position].startswith("--") and words[position] != "--":
         if words[position] == "--sim":
             words[position] = "--sim="
-        position += 2 if words[position] in _WITH_VALUE else 1
+        option, equals, value = words[position].partition("=")
+        position += 1
+        if option in _WITH_VALUE and not equals:
+            value = "".join(words[position : position + 1])
+            position += 1
+        if option in _SIZES:
+            _check_unit_is_no_command(option, value, words[position:])
     return words
 
 
@@ -167,16 +177,12 @@ def _size(text: str, option: str) -> int:
     return units.parse_bytes(text, option)
 
 
-def _check_unit_is_no_command(options: argparse.Namespace) -> None:
-    """`--memory 4 GiB -- train` would run `GiB`."""
-    word = (options.command or [""])[0]
-    if not _UNIT.fullmatch(word):
-        return
-    for option, value in (("--memory", options.memory), ("--oversell", options.oversell)):
-        if value is not None and value.isdigit():
-            raise InvalidRequest(
-                Reason.INVALID_MEMORY, f"{option} {value:.40} {word} are two words; write {option} {value:.40}{word}"
-            )
+def _check_unit_is_no_command(option: str, value: str, following: list[str]) -> None:
+    """`--memory 4 GiB -- train` would run `GiB`, and options that stand behind it would be its words."""
+    for word in following[:1]:
+        if value.isdigit() and _UNIT.fullmatch(word):
+            told = f"{option} {value:.40} {word} are two words; write {option} {value:.40}{word}"
+            raise InvalidRequest(Reason.INVALID_MEMORY, told)
 
 
 def unlimited(command: list[str]) -> str:
@@ -192,7 +198,6 @@ def unlimited(command: list[str]) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    _check_unit_is_no_command(options)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.fail("no COMMAND; write it after --")
