@@ -103,7 +103,9 @@ def system(request: pytest.FixtureRequest) -> Iterator[System]:
         try:
             lab = kubelab.KubeLab.up(
                 CPU_MANAGER="static",
-                RUNC_OLD="1",
+                RUNC_OLD=os.environ.get(
+                    "RUNC_OLD", "1"
+                ),  # the old one wipes devices; users of a pod's own need a new one
                 RECONCILE="3s",
                 NODE_LABELS="nvidia-device-enable=enable",
                 KUBELET_EXTRA_ARGS="--kube-api-qps=100 --kube-api-burst=200",

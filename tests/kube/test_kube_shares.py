@@ -91,6 +91,46 @@ def test_a_share_needs_no_rights_of_its_pod(system: System, client_image: str, p
     assert seen["result"] == 2 and seen["total"] == 4 * BLOCK
 
 
+@pytest.mark.parametrize("hardened", [False, True], ids=["root", "restricted, read-only, fsGroup"])
+def test_a_pod_with_users_of_its_own_is_held_to_its_share(
+    system: System, client_image: str, pods: Any, evidence: Any, hardened: bool
+) -> None:
+    """`hostUsers: false`: the pod's users are others on the node, and its mounts, devices and account work all the same."""
+    handlers = system.node()["status"].get("runtimeHandlers", [])
+    if not any(item.get("features", {}).get("userNamespaces") for item in handlers):
+        pytest.skip(
+            "the runtime offers no user namespaces: that takes containerd 2 with runc 1.2 or newer (RUNC_OLD=0)"
+        )
+    wanted = share_pod("own-users", client_image, 20, 4)
+    wanted["spec"]["hostUsers"] = False
+    if hardened:
+        wanted["spec"]["securityContext"] = {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "fsGroup": 2000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        wanted["spec"]["containers"][0]["securityContext"] = {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    name = pods(wanted)
+    system.wait_phase(name, "Running")
+    seen = figures(system.wait_log(name, "taken="))
+    assert (seen["result"], seen["total"]) == (2, 4 * BLOCK)
+    (process,) = system.machine.report().processes
+    inside, outside, count = map(int, Path(f"/proc/{process.pid}/uid_map").read_text().split())
+    assert inside == 0 and outside > 0 and count < 1 << 32
+    evidence(f"user 0 of {name} is {outside} on the node; the pod has {seen['total']} bytes of a card and no more")
+
+    def counted() -> bool:
+        (card,) = system.bookings()[name]["cards"]
+        return bool(card["memory_used_bytes"] >= seen["taken"] and not card["unaccounted_bytes"])
+
+    eventually("the manager counts what the pod holds", counted, 30)
+
+
 def test_the_decision_travels_in_annotations(system: System, client_image: str, pods: Any) -> None:
     """The extender's annotations are on the pod in the same write as the binding; the manager confirms."""
     name = pods(share_pod("annotated", client_image, 30, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -52,23 +53,64 @@ def test_every_right_is_listed_with_its_reason() -> None:
                             assert told, f"{verb} {resource} is not in the table"
 
 
-def test_what_the_daemonset_may_do_on_its_node_is_listed_with_its_reason() -> None:
-    """Every volume of the host's, every privilege, with all options on: a row each in the table, and no row too many."""
+CLAIMS_AND_CDI = {
+    "manager": {"deviceListStrategy": "cdi-cri"},
+    "claims": {"enabled": True, "protocols": "device-plugin,dra"},
+}
+
+
+@pytest.mark.parametrize("options", [{}, CLAIMS_AND_CDI], ids=["as it comes", "every option"])
+def test_what_the_daemonset_may_do_on_its_node_is_listed_with_its_reason(options: dict[str, Any]) -> None:
+    """Every volume of the host's, every privilege: a row each in the table, and no row too many."""
     pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
-    rendered = manifests.render({"manager": {"deviceListStrategy": "cdi-cri", "kubelet": {"access": "pods"}}})
-    (daemon,) = [item for item in yaml.safe_load_all(rendered["manager.yaml"]) if item["kind"] == "DaemonSet"]
+    (daemon,) = [item for item in objects(options) if item["kind"] == "DaemonSet"]
     pod = daemon["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    wanted = {volume["name"] for volume in pod["volumes"]}
-    wanted |= {name for name in ("hostPID", "hostNetwork", "hostIPC") if pod.get(name)}
-    wanted |= {name for name in ("privileged", "allowPrivilegeEscalation") if container["securityContext"].get(name)}
+    has = {volume["name"] for volume in pod["volumes"]}
+    has |= {name for name in ("hostPID", "hostNetwork", "hostIPC", "securityContext") if pod.get(name)}
+    has |= container["securityContext"].keys() - {"readOnlyRootFilesystem"}
     assert container["securityContext"]["readOnlyRootFilesystem"]
     page = OPERATIONS.read_text()
     table = page[page.index("### What the DaemonSet may do") : page.index("Its root file system is read-only")]
     rows = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
-    assert set(rows) == wanted
+    wanted = {name for name, line in rows.items() if options or "only with" not in line.split("|")[1]}
+    assert has == wanted
     read_only = {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")}
-    assert read_only == {name for name, line in rows.items() if "read-only" in line.split("|")[1]}
+    assert read_only == {name for name in wanted if "read-only" in rows[name].split("|")[1]}
+
+
+def test_all_but_the_daemon_run_as_the_restricted_standard_wants() -> None:
+    """Pod Security's `restricted`, and a read-only root file system beside; docs/operations.md says so."""
+    pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
+    kinds = {"Deployment", "Job", "CronJob", "StatefulSet", "Pod"}
+    options = {
+        "scheduler": {"mode": "own", "own": {"image": {"repository": "kube-scheduler", "tag": "v1"}}},
+        "webhook": {"enabled": True},
+    }
+    found = [item for item in objects(options) if item["kind"] in kinds]
+    assert {item["metadata"]["name"] for item in found} >= {
+        "gpu-scheduler-extender",
+        "vcuda-scheduler",
+        "gpu-admission-webhook",
+    }
+    for item in found:
+        pod = item["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
+        assert not [volume for volume in pod.get("volumes", ()) if "hostPath" in volume]
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, container["name"]
+
+
+def objects(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the chart makes for these values."""
+    rendered = manifests.render(options).items()
+    return [item for name, text in rendered if name.endswith(".yaml") for item in yaml.safe_load_all(text) if item]
 
 
 def test_the_page_of_names_is_what_the_code_makes() -> None:

@@ -85,6 +85,70 @@ def test_in_a_user_namespace_the_limit_holds_and_nothing_is_said(share: Share) -
     assert outcome(share, "must(libc.unshare(0x10000000))  # CLONE_NEWUSER\n") == (WITHIN, [])
 
 
+# A pod with `hostUsers: false`: its user 0 is the node's 100000, and its mounts show the node's users as its own
+# (`mapped`, as kubelet asks of containerd 2) or as nobody.
+_SHIFTED = """
+class Attributes(C.Structure):
+    _fields_ = [(name, u64) for name in ("set", "clear", "propagation", "namespace")]
+def shifted(folders, user):
+    private_mounts()
+    ready, done = os.pipe(), os.pipe()
+    keeper = os.fork()
+    if keeper == 0:
+        if libc.unshare(0x10000000) == 0:  # CLONE_NEWUSER
+            os.write(ready[1], b".")
+        os.close(done[1])
+        os.read(done[0], 1)
+        os._exit(0)
+    os.close(ready[1])
+    if not os.read(ready[0], 1):
+        sys.exit("skip: no user namespace")
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/{keeper}/{name}", "w") as users:
+            users.write("0 100000 65536")
+    namespace = os.open(f"/proc/{keeper}/ns/user", os.O_RDONLY)
+    for folder in map(str.encode, folders):
+        tree = libc.syscall(428, -100, folder, 0x80001)  # open_tree: OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC
+        attributes = Attributes(0x100000, 0, 0, namespace)  # MOUNT_ATTR_IDMAP
+        must(libc.syscall(442, tree, b"", 0x1000, C.byref(attributes), 32))  # mount_setattr: AT_EMPTY_PATH
+        must(libc.syscall(429, tree, b"", -100, folder, 4))  # move_mount: MOVE_MOUNT_F_EMPTY_PATH
+    must(libc.setns(namespace, 0x10000000))
+    os.close(done[1])
+    os.waitpid(keeper, 0)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+"""
+
+
+@pytest.mark.parametrize("user", [0, ORDINARY_USER])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_with_shifted_users_the_limit_holds_beside_the_nodes_root_and_nothing_is_said(
+    open_share: Share, mapped: bool, user: int
+) -> None:
+    """Both count in one ledger, whoever the owner of its files seems to be, and what the dead held is free."""
+    machine = open_share.machine
+    assert machine is not None
+    region_directory = str(open_share.region_directory)
+    folders = [region_directory, str(machine.directory)] if mapped else []
+    root = open_share.start(f"begin(); held = alloc({50 * MIB}); answer(info()[0]); sys.stdin.read()")
+    assert root.stdout and int(root.stdout.readline()) == LIMIT - CONTEXT - 50 * MIB
+    seen_owner = 0 if mapped else 65534
+    place = f"""
+shifted({folders}, {user})
+assert (os.getuid(), os.stat({region_directory + "/usage"!r}).st_uid) == ({user}, {seen_owner})
+"""
+    for _ in range(2):
+        process = open_share.start(_PLACE + _SHIFTED + place + _BESIDE)
+        output, said = process.communicate(timeout=60)
+        if said.startswith("skip: "):
+            pytest.skip(f"this machine does not shift users: {said[6:].strip()}")
+        assert (process.returncode, shares.beside_refusals(said)) == (0, ""), said
+        assert json.loads(output) == [0, 2, LIMIT - 2 * CONTEXT - 70 * MIB]
+    root.communicate("", timeout=60)
+    assert open_share.usage().cards[0].memory_used_bytes == 0
+
+
 def test_in_a_pid_namespace_of_its_own_the_limit_holds_and_the_dead_hold_nothing(share: Share) -> None:
     place = """
 must(libc.unshare(0x20000000))  # CLONE_NEWPID: for the children
