@@ -19,8 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,24 @@ from vcuda.spec.names import Names
 NAMES = Names()
 CARDS = 8
 CARD_BYTES = 80 * 2**30
-SCHEDULER_METRICS = "http://127.0.0.1:10251/metrics"
+SCHEDULER_ADDRESS = "127.0.0.1:10251"  # in plain HTTP, before 1.23
 # kube-scheduler's own limit (50 requests per second) would hide what the extender costs.
 UNLIMITED = {"qps": 10000, "burst": 10000}
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """One round. Times in milliseconds; `filter_ms` is the extender's own, inside `cycle_ms`; `*_cpu` is processor time per pod."""
+    """One round. Times in milliseconds; `filter_ms` is the extender's own, inside `cycle_ms`; `*_cpu` is processor time per pod.
+
+    `cycle_ms`, `binding_ms`: None where kube-scheduler tells them to nobody without its cluster's word (1.23 and newer).
+    """
 
     extender: bool
     limited: bool
     pods: int
     per_second: float
-    cycle_ms: float
-    binding_ms: float
+    cycle_ms: float | None
+    binding_ms: float | None
     filter_ms: float
     bind_ms: float
     extender_cpu: float
@@ -65,7 +69,10 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Start:
-    """Create to Running in seconds, as a watch of pods sees it; `refused` pods never ran: kubelet's deadlines on a slow machine."""
+    """Create to Running in seconds, as a watch of pods sees it; `refused` pods never ran: kubelet's deadlines on a slow machine.
+
+    `*_cpu`: processor time per pod in milliseconds, of the whole machine (others' work, too), the daemon and the extender.
+    """
 
     kind: str
     share: bool
@@ -74,6 +81,11 @@ class Start:
     p50_s: float
     p99_s: float
     most_s: float
+    machine_cpu: float
+    daemon_cpu: float
+    extender_cpu: float
+    kubelet_cpu: float
+    containerd_cpu: float
 
 
 @dataclass(frozen=True)
@@ -129,14 +141,15 @@ class Lab:
 
     def scheduler(self, *, extender: bool, limited: bool) -> None:
         """Start kube-scheduler anew with a configuration of ours."""
+        version = self.system.lab.scheduler_api
+        plain = {"healthzBindAddress": SCHEDULER_ADDRESS, "metricsBindAddress": SCHEDULER_ADDRESS}
         configuration: dict[str, Any] = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
+            "apiVersion": f"kubescheduler.config.k8s.io/{version}",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": "@KUBECONFIG@", **({} if limited else UNLIMITED)},
             "leaderElection": {"leaderElect": False},
-            "healthzBindAddress": "127.0.0.1:10251",
-            "metricsBindAddress": "127.0.0.1:10251",
             "percentageOfNodesToScore": 100,
+            **(plain if version == "v1beta1" else {}),
         }
         if extender:
             resources = [{"name": name, "ignoredByScheduler": False} for name in (NAMES.core, NAMES.memory)]
@@ -158,14 +171,20 @@ class Lab:
         file.write_text("\n".join([*lines, ""]))
         self.system.lab.call("restart-scheduler", SCHED_CONFIG=str(file), EXTENDER_YAML="")
 
+    def scheduler_metrics(self) -> str | None:
+        if self.system.lab.scheduler_api != "v1beta1":
+            return None
+        return _kube_api.fetch(f"http://{SCHEDULER_ADDRESS}/metrics")
+
     def processor_ms(self) -> dict[str, float]:
-        """Processor time so far of those who take part in a binding."""
-        pids = {"extender": self.system.pid("extender")}
-        for name in ("kube-scheduler", "kube-apiserver"):
+        """Processor time so far: of the whole machine, of our programs, and of the cluster's."""
+        pids = {"extender": self.system.pid("extender"), "manager": self.system.pid("manager")}
+        for name in ("kube-scheduler", "kube-apiserver", "kubelet", "containerd"):
             file = Path(self.system.lab.environment["KUBELAB_DIR"]) / f"run/{name}.pid"
             pids[name] = int(file.read_text().split()[0])
         ticks = os.sysconf("SC_CLK_TCK")
-        found = {}
+        user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+        found = {"machine": 1e3 * (user + nice + system) / ticks}
         for name, pid in pids.items():
             words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             found[name] = 1e3 * (int(words[11]) + int(words[12])) / ticks
@@ -226,13 +245,15 @@ def _round(lab: Lab, pods: int, *, extender: bool, limited: bool) -> Throughput:
     watch.close()
     spent = {name: (now - processor[name]) / pods for name, now in lab.processor_ms().items()}
     seen = sorted(watch.bound.values())
-    scheduler, after = _kube_api.fetch(SCHEDULER_METRICS), lab.extender_metrics()
+    scheduler, after = lab.scheduler_metrics(), lab.extender_metrics()
     own = {verb: _since(before, after, "vcuda_extender_request_seconds", verb=verb) for verb in ("filter", "bind")}  # fmt: skip
-    cycle = _kube_api.histogram(scheduler, "scheduler_scheduling_algorithm_duration_seconds")
-    binding = _kube_api.histogram(scheduler, "scheduler_binding_duration_seconds")
+
+    def step(name: str) -> float | None:
+        return None if scheduler is None else 1e3 * _kube_api.histogram(scheduler, f"scheduler_{name}_seconds").mean
+
     return Throughput(
-        extender, limited, pods, (pods - 1) / (seen[-1] - seen[0]),
-        *(1e3 * item.mean for item in (cycle, binding, own["filter"], own["bind"])),
+        extender, limited, pods, (pods - 1) / (seen[-1] - seen[0]), step("scheduling_algorithm_duration"),
+        step("binding_duration"), *(1e3 * own[verb].mean for verb in ("filter", "bind")),
         spent["extender"], spent["kube-scheduler"], spent["kube-apiserver"],
     )  # fmt: skip
 
@@ -250,38 +271,59 @@ class Burst:
     mismatches: list[str]
 
 
-def starts(lab: Lab, alone: int, burst: int) -> tuple[list[Start], Burst]:
-    """One pod after the other, then `burst` at once; with a share and without, in turns."""
-    seconds: dict[tuple[str, bool], list[float]] = {}
-    asked = {"alone": alone, "at once": burst}
-    for number in range(2 * alone):
-        seconds.setdefault(("alone", number % 2 == 1), []).extend(_run(lab, 1, share=number % 2 == 1)[0])
-    wrong: list[str] = []
-    for share in (False, True):
-        seconds["at once", share], wrong = _run(lab, burst, share=share)
-    rows = [_start(kind, share, asked[kind], found) for (kind, share), found in seconds.items()]
-    return rows, Burst(burst, len(seconds["at once", True]), wrong)
+@dataclass
+class Runs:
+    """Pods of one sort, of all rounds."""
+
+    asked: int = 0
+    seconds: list[float] = field(default_factory=list)
+    cpu_ms: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def row(self, kind: str, share: bool) -> Start:
+        ordered = sorted(self.seconds)
+        parts = ("machine", "manager", "extender", "kubelet", "containerd")
+        return Start(
+            kind, share, len(ordered), self.asked - len(ordered), statistics.median(ordered),
+            ordered[math.ceil(0.99 * len(ordered)) - 1], ordered[-1], *(self.cpu_ms[part] / self.asked for part in parts),
+        )  # fmt: skip
 
 
-def _run(lab: Lab, count: int, *, share: bool) -> tuple[list[float], list[str]]:
+def starts(lab: Lab, alone: int, bursts: list[int], rounds: int) -> tuple[list[Start], list[Burst]]:
+    """One pod after the other, then each number of them at once, in turns with a share and without."""
+    runs: dict[tuple[str, bool], Runs] = {}
+    for _ in range(alone):
+        for share in (False, True):
+            _run(lab, 1, share, runs.setdefault(("alone", share), Runs()))
+    for count in bursts:
+        for number in range(rounds):
+            for share in (
+                (False, True) if number % 2 == 0 else (True, False)
+            ):  # who comes later finds more of everything
+                _run(lab, count, share, runs.setdefault((f"{count} at once", share), Runs()))
+    held = [runs[f"{count} at once", True] for count in bursts]
+    return (
+        [found.row(kind, share) for (kind, share), found in runs.items()],
+        [Burst(found.asked, len(found.seconds), found.wrong) for found in held],
+    )
+
+
+def _run(lab: Lab, count: int, share: bool, into: Runs) -> None:
     """Seconds from the first create to Running for each pod, and which of them hold another share than they asked for."""
     if count > 1:  # one pod that ends costs too little to wait for it each time
         _kube_api.wait_quiet(lab.kubelet)
     watch = lab.api.watch_pods()
-    began = time.monotonic()
+    before, began = lab.processor_ms(), time.monotonic()
     lab.api.create_all(PODS, [pod(f"started-{number}", share=share, blocks=1 + number % 20) for number in range(count)])  # fmt: skip
-    watch.wait("all pods run", lambda: len(watch.running | watch.failed) >= count, 300)
+    watch.wait("all pods run", lambda: len(watch.running | watch.failed) >= count, 600)
     watch.close()
+    into.asked += count
+    into.seconds += [at - began for at in watch.running.values()]
+    into.cpu_ms.update({name: now - before[name] for name, now in lab.processor_ms().items()})
     shown = [item for item in lab.api.get(PODS)["items"] if share and item["metadata"]["name"] in watch.running]
-    wrong = _kube_shares.mismatches(shown, _kube_shares.mounted(), NAMES)
+    into.wrong += _kube_shares.mismatches(shown, _kube_shares.mounted(), NAMES)
     lab.api.delete_pods()
-    kubelab.eventually("the daemon has no bookings", lambda: not lab.system.bookings(), 120)
-    return [at - began for at in watch.running.values()], wrong
-
-
-def _start(kind: str, share: bool, asked: int, seconds: list[float]) -> Start:
-    ordered = sorted(seconds)
-    return Start(kind, share, len(ordered), asked - len(ordered), statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], ordered[-1])  # fmt: skip
+    kubelab.eventually("the daemon has no bookings", lambda: not lab.system.bookings(), 240)
 
 
 def kubelet_allocate(lab: Lab) -> dict[str, Histogram]:
@@ -299,13 +341,15 @@ def _row(seen_by: str, found: Histogram) -> Allocate:
     return Allocate(seen_by, found.count, 1e3 * found.mean, 1e3 * found.quantile(0.5), 1e3 * found.quantile(0.99))  # fmt: skip
 
 
-def machine() -> dict[str, str]:
+def machine(lab: Lab) -> dict[str, str]:
+    info = lab.system.node()["status"]["nodeInfo"]
     model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     return {
         "processor": f"{os.cpu_count()} × {model[1] if model else platform.machine()}",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "kubernetes": "1.20.2",
+        "kubernetes": info["kubeletVersion"],
+        "runtime": info["containerRuntimeVersion"],
         "driver": "simulated",
         "load": f"{os.getloadavg()[0]:.1f}",
     }
@@ -333,23 +377,25 @@ def show(title: str, rows: list[Any]) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     with cluster() as lab:
+        about = machine(lab)
         bound = throughput(lab, options.nodes, options.pods, options.rounds)
         lab.scheduler(extender=True, limited=False)
         before, own = kubelet_allocate(lab), daemon_allocate(lab)
-        started, burst = starts(lab, options.alone, options.burst)
+        started, bursts = starts(lab, options.alone, options.bursts, options.burst_rounds)
         allocate = [_row(f"kubelet, {kind}", found.since(before[kind])) for kind, found in kubelet_allocate(lab).items()]  # fmt: skip
         allocate.append(_row("the daemon, both", daemon_allocate(lab).since(own)))
     p50 = {(row.kind, row.share): row.p50_s for row in started}
     result: Mapping[str, Any] = {
-        "machine": machine(),
+        "machine": about,
         "throughput": bound,
         "start": started,
-        "burst": asdict(burst),
+        "bursts": bursts,
         "allocate": allocate,
-        "throughput_ratio": ratio(bound, limited=False),
-        "throughput_ratio_default_limit": ratio(bound, limited=True),
-        "start_ratio_alone": p50["alone", True] / p50["alone", False],
-        "start_ratio_at_once": p50["at once", True] / p50["at once", False],
+        "ratios": {
+            "throughput": ratio(bound, limited=False),
+            "throughput, default limit": ratio(bound, limited=True),
+            **{f"start, {kind}": p50[kind, True] / p50[kind, False] for kind, share in p50 if share},
+        },
     }
     return dict(result)
 
@@ -360,12 +406,15 @@ def main() -> int:
     parser.add_argument("--pods", type=int, default=500, help="pods bound per round (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds each way (default %(default)s)")
     parser.add_argument("--alone", type=int, default=30, help="pods started one by one (default %(default)s)")
-    parser.add_argument("--burst", type=int, default=200, help="pods started at once (default %(default)s)")
+    parser.add_argument(
+        "--bursts", type=int, nargs="+", default=[40, 200], help="pods started at once (default 40 200)"
+    )
+    parser.add_argument("--burst-rounds", type=int, default=2, help="rounds each way of those (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer of everything")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
     if options.quick:
-        options.pods, options.rounds, options.alone, options.burst = 200, 2, 6, 40
+        options.pods, options.rounds, options.alone, options.bursts, options.burst_rounds = 200, 2, 6, [40], 1
     try:
         result = measure(options)
     except kubelab.Unavailable as error:
@@ -375,12 +424,11 @@ def main() -> int:
     show("kube-scheduler's throughput: pods bound per second (T33, over TLS: with / without at least 0.8 on two shared processors)", result["throughput"])  # fmt: skip
     show("create to Running", result["start"])
     show("one Allocate call (T20's whole; a container makes two)", result["allocate"])
-    burst = result["burst"]
-    wrong = burst["mismatches"]
-    print(f"\n{burst['asked']} pods with equal cores and different memory at once: {burst['seen']} ran, {len(wrong)} mismatches (T24: 0)")  # fmt: skip
-    print("".join(f"{sentence}\n" for sentence in wrong))
-    for name in ("throughput_ratio", "throughput_ratio_default_limit", "start_ratio_alone", "start_ratio_at_once"):  # fmt: skip
-        print(f"{name} {result[name]:.3f}")
+    for burst in result["bursts"]:
+        print(f"\n{burst.asked} pods with equal cores and different memory at once: {burst.seen} ran, {len(burst.mismatches)} mismatches (T24: 0)")  # fmt: skip
+        print("".join(f"{sentence}\n" for sentence in burst.mismatches))
+    for name, value in result["ratios"].items():
+        print(f"ratio of {name}: {value:.3f}")
     if options.json:
         plain = {
             key: [asdict(row) for row in value] if isinstance(value, list) else value for key, value in result.items()
