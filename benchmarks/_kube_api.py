@@ -38,8 +38,13 @@ class Api:
         if connection is None:
             connection = self._local.connection = self._connect(60)
         payload = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, payload, self._headers)
-        answer = connection.getresponse()
+        try:
+            connection.request(method, path, payload, self._headers)
+            answer = connection.getresponse()
+        except http.client.RemoteDisconnected:  # it was idle for too long; what was sent has not been read
+            connection.close()
+            connection.request(method, path, payload, self._headers)
+            answer = connection.getresponse()
         data = bytes(answer.read())
         if answer.status >= 300:
             raise RuntimeError(f"{method} {path}: {answer.status} {data[:300].decode(errors='replace')}")

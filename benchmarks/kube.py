@@ -223,7 +223,7 @@ def throughput(lab: Lab, nodes: int, pods: int, rounds: int) -> list[Throughput]
     try:
         lab.wait_free(free)
         for limited in (False, True):
-            for _ in range(1 if limited else rounds):
+            for _ in range(min(1, rounds) if limited else rounds):
                 for extender in (False, True):
                     found.append(_round(lab, pods, extender=extender, limited=limited))
                     lab.api.delete_pods()
@@ -367,6 +367,8 @@ def ratio(rows: list[Throughput], *, limited: bool) -> float:
 
 
 def show(title: str, rows: list[Any]) -> None:
+    if not rows:
+        return
     table = Table(title=title, title_justify="left")
     for column in asdict(rows[0]):
         table.add_column(column, justify="right")
@@ -392,8 +394,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "bursts": bursts,
         "allocate": allocate,
         "ratios": {
-            "throughput": ratio(bound, limited=False),
-            "throughput, default limit": ratio(bound, limited=True),
+            **({"throughput": ratio(bound, limited=False)} if bound else {}),
+            **({"throughput, default limit": ratio(bound, limited=True)} if bound else {}),
             **{f"start, {kind}": p50[kind, True] / p50[kind, False] for kind, share in p50 if share},
         },
     }
@@ -404,7 +406,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.kube", description=__doc__)
     parser.add_argument("--nodes", type=int, default=50, help="nodes to bind to (default %(default)s)")
     parser.add_argument("--pods", type=int, default=500, help="pods bound per round (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds each way (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds each way (default %(default)s; 0: none)")
     parser.add_argument("--alone", type=int, default=30, help="pods started one by one (default %(default)s)")
     parser.add_argument(
         "--bursts", type=int, nargs="+", default=[40, 200], help="pods started at once (default 40 200)"

@@ -101,6 +101,25 @@ class Operations:
         metadata["resourceVersion"] = current
         return self.stores[target.resource].update(new, expected)
 
+    def evict(self, target: Target, body: JsonObject) -> None:
+        """Delete a pod unless a budget that selects it allows no disruption by its status, which nobody counts anew."""
+        version = body.get("apiVersion", "policy/v1")
+        if version != "policy/v1":
+            raise errors.bad_request(f'no kind "Eviction" is registered for version "{version}"')
+        pod = Target(kinds.PODS, target.namespace, target.name)
+        labels = self.get(pod)["metadata"].get("labels") or {}
+
+        def selects(budget: JsonObject) -> bool:
+            wanted = (budget["spec"].get("selector") or {}).get("matchLabels") or {}
+            return wanted.items() <= labels.items()
+
+        for budget in self.stores[kinds.BUDGETS].list(target.namespace, selects):
+            if budget.get("status", {}).get("disruptionsAllowed", 0) < 1:
+                message = "Cannot evict pod as it would violate the pod's disruption budget."
+                cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {budget['metadata']['name']}"}
+                raise errors.ApiError(429, "TooManyRequests", message, {"causes": [cause]})
+        self.delete(pod, body.get("deleteOptions") or {})
+
     def delete(self, target: Target, options: JsonObject) -> JsonObject:
         """Delete at once, or mark a running pod as going: then its kubelet deletes it with grace period 0."""
         old = self.get(target)

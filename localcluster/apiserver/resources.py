@@ -35,11 +35,15 @@ LEASES = Resource("leases", "Lease", "coordination.k8s.io")
 RESOURCE_CLAIMS = Resource("resourceclaims", "ResourceClaim", "resource.k8s.io")
 RESOURCE_CLAIM_TEMPLATES = Resource("resourceclaimtemplates", "ResourceClaimTemplate", "resource.k8s.io")
 RESOURCE_SLICES = Resource("resourceslices", "ResourceSlice", "resource.k8s.io", namespaced=False)
-ALL = (PODS, NODES, NAMESPACES, EVENTS, CONFIG_MAPS, LEASES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES)
+BUDGETS = Resource("poddisruptionbudgets", "PodDisruptionBudget", "policy", short_names=("pdb",))
+ALL = (
+    PODS, NODES, NAMESPACES, EVENTS, CONFIG_MAPS, LEASES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES,
+    BUDGETS,
+)  # fmt: skip
 _GROUPS = tuple(dict.fromkeys(resource.group for resource in ALL if resource.group))
 _SUBRESOURCES = {
     PODS: ("status", "binding", "eviction", "log"), NODES: ("status",), NAMESPACES: ("status",),
-    RESOURCE_CLAIMS: ("status",),
+    RESOURCE_CLAIMS: ("status",), BUDGETS: ("status",),
 }  # fmt: skip
 
 
@@ -86,7 +90,7 @@ def discovery(path: str) -> JsonObject | None:
     """The document for a discovery path, None for any other path."""
     path = path.rstrip("/")
     if path == "/version":
-        return {"major": "1", "minor": "30", "gitVersion": "v1.30.0-local", "platform": "linux/amd64"}
+        return {"major": "1", "minor": "36", "gitVersion": "v1.36.0-local", "platform": "linux/amd64"}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
@@ -119,7 +123,7 @@ def _openapi(prefix: str, group: str) -> JsonObject:
             kind = {"group": group, "version": "v1", "kind": resource.kind}
             operation = {"parameters": parameters, "x-kubernetes-group-version-kind": kind, "responses": {}}
             paths[f"{prefix}{scope}/{resource.plural}/{{name}}"] = {"patch": operation}
-    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.30.0-local"}, "paths": paths}
+    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.0-local"}, "paths": paths}
 
 
 def _rows(resource: Resource) -> list[JsonObject]:

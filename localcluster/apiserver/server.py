@@ -218,8 +218,7 @@ class Server:
             if target.subresource == "binding":
                 return _json(operations.bind(target, body), 201)
             if target.subresource == "eviction":
-                pod = Target(target.resource, target.namespace, target.name)
-                operations.delete(pod, (body or {}).get("deleteOptions") or {})
+                operations.evict(target, body or {})
                 return _json({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, 201)
             if not target.name:
                 return _json(operations.create(target, body), 201)

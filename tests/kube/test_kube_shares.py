@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +94,26 @@ def test_a_share_needs_no_rights_of_its_pod(system: System, client_image: str, p
     assert seen["result"] == 2 and seen["total"] == 4 * BLOCK
 
 
+@pytest.fixture
+def nodes_of_the_host(system: System) -> Iterator[None]:
+    """With users of its own a pod gets its device nodes as mounts of those in /dev of the host, where a driver has made them."""
+    made = []
+    try:
+        for node in (system.machine.root / "dev").glob("nvidia*"):
+            target, status = Path("/dev") / node.name, node.stat()
+            if stat.S_ISCHR(status.st_mode) and not target.exists():
+                os.mknod(target, status.st_mode, status.st_rdev)
+                made.append(target)
+                target.chmod(0o666)
+        yield
+    finally:
+        for target in made:
+            target.unlink()
+
+
 @pytest.mark.parametrize("hardened", [False, True], ids=["root", "restricted, read-only, fsGroup"])
 def test_a_pod_with_users_of_its_own_is_held_to_its_share(
-    system: System, client_image: str, pods: Any, evidence: Any, hardened: bool
+    system: System, client_image: str, pods: Any, evidence: Any, nodes_of_the_host: None, hardened: bool
 ) -> None:
     """`hostUsers: false`: the pod's users are others on the node, and its mounts, devices and account work all the same."""
     handlers = system.node()["status"].get("runtimeHandlers", [])

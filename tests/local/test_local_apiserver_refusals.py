@@ -201,6 +201,22 @@ def test_an_eviction_deletes_as_its_options_say(api: apis.Api, pod: dict[str, An
     assert refused(api, "GET", f"{PODS}/a")[0] == 404
 
 
+def test_evictions_are_of_policy_v1_and_kept_to_by_budgets(api: apis.Api, pod: dict[str, Any]) -> None:
+    """As the real server since 1.25: the beta version is gone."""
+    code, message = refused(api, "POST", f"{PODS}/a/eviction", {"apiVersion": "policy/v1beta1", "kind": "Eviction"})
+    assert (code, message) == (400, 'no kind "Eviction" is registered for version "policy/v1beta1"')
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    api.patch(f"{PODS}/a", {"metadata": {"labels": {"app": "a"}}})
+    for name, selector in (("others", {"app": "b"}), ("mine", {"app": "a"})):
+        api.call("POST", budgets, {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": selector}}})
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction"}
+    code, message = refused(api, "POST", f"{PODS}/a/eviction", eviction)
+    assert code == 429 and "disruption budget" in message
+    api.patch(f"{budgets}/mine/status", {"status": {"disruptionsAllowed": 1}})
+    api.call("POST", f"{PODS}/a/eviction", eviction)
+    assert refused(api, "GET", f"{PODS}/a")[0] == 404
+
+
 @pytest.mark.parametrize(
     ("spec", "query", "code", "message"),
     [
