@@ -94,7 +94,7 @@ def test_all_but_the_daemon_run_as_the_restricted_standard_wants() -> None:
         "gpu-admission-webhook",
     }
     for item in found:
-        pod = item["spec"]["template"]["spec"]
+        pod = item["spec"] if item["kind"] == "Pod" else item["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
