@@ -25,12 +25,21 @@ _LOOK_SECONDS = 0.2
 
 @dataclass
 class _Prepared:
-    """A claim that drivers have prepared. `devices`: of the runtime, with the request of each."""
+    """A claim that drivers have prepared.
+
+    `devices`: of the runtime, with the request of each; `given`: the request, driver, pool and name of each device.
+    """
 
     claim: JsonObject
     drivers: tuple[str, ...]
     pods: set[str] = field(default_factory=set)
     devices: list[tuple[str, str]] = field(default_factory=list)
+    given: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def of_request(self, asked: str) -> list[tuple[str, str, str]]:
+        """The driver, pool and name of the devices of a request; of all if it is empty."""
+        found = [item[1:] for item in self.given if asked in ("", item[0].partition("/")[0])]
+        return list(dict.fromkeys(found))
 
 
 class ClaimManager:
@@ -91,6 +100,8 @@ class ClaimManager:
                 raise PluginFailure(f"NodePrepareResources failed for ResourceClaim {name}: {answer.error}")
             for device in answer.devices:
                 found.devices += [(request, one) for request in device.request_names for one in device.cdi_device_ids]
+                where = driver, device.pool_name, device.device_name
+                found.given += [(request, *where) for request in device.request_names]
         self._prepared[uid] = found
         return found
 
@@ -128,13 +139,26 @@ class ClaimManager:
                 raise PluginFailure(f"unable to get information for ResourceClaim {called.get(item['name'])}")
             asked = item.get("request", "")
             wanted.update({device: None for request, device in one.devices if asked in ("", request.partition("/")[0])})
-        for edits in self._edits([*wanted]):
+        for edits in self._edits([*options.cdi, *wanted]):
             pairs = (text.partition("=") for text in edits.get("env") or [])
             options.overriding.update({name: value for name, _, value in pairs})
             for mount in edits.get("mounts") or []:
                 options.mounts[mount["containerPath"]] = mount["hostPath"], "ro" in (mount.get("options") or [])
             for node in edits.get("deviceNodes") or []:
                 options.devices[node["path"]] = node.get("hostPath") or node["path"]
+
+    def used(self, pod: JsonObject, container: JsonObject) -> Iterator[tuple[JsonObject, list[tuple[str, str, str]]]]:
+        """For PodResources: a container's claims, and the driver, pool and name of each device that it has of them.
+
+        Does not wait for a driver that is being asked: it may ask this meanwhile.
+        """
+        prepared = [one for one in [*self._prepared.values()] if pod["metadata"]["uid"] in one.pods]
+        called = {name: own for own, name in _claims(pod)}
+        for one in prepared:
+            own = called.get(one.claim["metadata"]["name"])
+            for item in (container.get("resources") or {}).get("claims") or []:
+                if item["name"] == own:
+                    yield one.claim, one.of_request(item.get("request", ""))
 
     def _edits(self, names: list[str]) -> Iterator[JsonObject]:
         """What the runtime finds in its folder: what is common to a file's devices, then the device's own."""

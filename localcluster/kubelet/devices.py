@@ -47,6 +47,7 @@ class RunOptions:
     mounts: dict[str, tuple[str, bool]] = field(default_factory=dict)  # container path: host path, read-only
     devices: dict[str, str] = field(default_factory=dict)  # container path: host path
     annotations: dict[str, str] = field(default_factory=dict)
+    cdi: list[str] = field(default_factory=list)  # names that the runtime has yet to find the devices of
     overriding: dict[str, str] = field(default_factory=dict)  # environment of the runtime's, over the pod's own
 
 
@@ -249,6 +250,7 @@ class DeviceManager:
             options.mounts.update({m.container_path: (m.host_path, m.read_only) for m in response.mounts})
             options.devices.update({d.container_path: d.host_path for d in response.devices})
             options.annotations.update(response.annotations)
+            options.cdi += [device.name for device in response.cdi_devices]
         return options
 
     # --- checkpoint ---

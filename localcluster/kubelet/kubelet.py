@@ -76,11 +76,13 @@ class Kubelet:
         self._all_known = False  # before the first list nobody's devices are free: their pods may be in it
         self.devices = DeviceManager(settings.device_plugins, lambda: self._queue.put((_NODE_CHANGED, None)))
         self._registration = RegistrationServer(settings.device_plugins, self.devices.register)
-        self._pod_resources = PodResourcesServer(settings.pod_resources_socket, self.devices, self.active_pods)
         self._http = KubeletHttp(settings.token, self.pods, self._read_log, settings.http_port)
         self.port = self._http.port
         defaults = containers.image_defaults(settings.working_directory)
         self.claims = ClaimManager(api, settings.plugins_registry, settings.cdi)
+        self._pod_resources = PodResourcesServer(
+            settings.pod_resources_socket, self.devices, self.claims, self.active_pods
+        )
         self._services = Services(api, runtime, self.devices, self.claims, defaults)
         self._watcher = threading.Thread(target=self._watch, name="kubelet watch", daemon=True)
         self._loop = threading.Thread(target=self._sync, name="kubelet sync", daemon=True)
@@ -170,7 +172,7 @@ class Kubelet:
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"},
                           {"type": "Hostname", "address": self._settings.node_name}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
-            "nodeInfo": {"kubeletVersion": "v1.30.0-local", "operatingSystem": "linux", "architecture": "amd64"},
+            "nodeInfo": {"kubeletVersion": "v1.36.0-local", "operatingSystem": "linux", "architecture": "amd64"},
         }})  # fmt: skip
 
     # --- the watch ---

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from localcluster.kubelet.claim_manager import ClaimManager
 from localcluster.kubelet.devices import DeviceManager, is_sidecar
 from manager.proto import podresources_pb2 as v1
 from manager.proto import podresources_pb2_grpc as v1_grpc
@@ -19,9 +20,12 @@ JsonObject = dict[str, Any]
 class PodResourcesServer(v1_grpc.PodResourcesListerServicer):  # type: ignore[misc]  # generated code has no types
     """`pods` gives the active pods, those of kubelet that are not finished."""
 
-    def __init__(self, socket: Path, devices: DeviceManager, pods: Callable[[], list[JsonObject]]) -> None:
+    def __init__(
+        self, socket: Path, devices: DeviceManager, claims: ClaimManager, pods: Callable[[], list[JsonObject]]
+    ) -> None:
         self._socket = socket
         self._devices = devices
+        self._claims = claims
         self._pods = pods
         self._server: grpc.Server | None = None
 
@@ -52,11 +56,22 @@ class PodResourcesServer(v1_grpc.PodResourcesListerServicer):  # type: ignore[mi
                 devices=[
                     self._device(r, held.devices) for r, held in self._devices.held(uid, container["name"]).items()
                 ],
+                dynamic_resources=[self._dynamic(*used) for used in self._claims.used(pod, container)],
             )
             for container in [*sidecars, *pod["spec"]["containers"]]
         ]
         metadata = pod["metadata"]
         return v1.PodResources(name=metadata["name"], namespace=metadata["namespace"], containers=containers)
+
+    @staticmethod
+    def _dynamic(claim: JsonObject, devices: list[tuple[str, str, str]]) -> Any:
+        metadata = claim["metadata"]
+        resources = [
+            v1.ClaimResource(driver_name=driver, pool_name=pool, device_name=name) for driver, pool, name in devices
+        ]
+        return v1.DynamicResource(
+            claim_name=metadata["name"], claim_namespace=metadata["namespace"], claim_resources=resources
+        )
 
     def List(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
         return v1.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._pods()])

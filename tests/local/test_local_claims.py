@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from localcluster import api as apis
@@ -16,8 +17,8 @@ from localcluster.cluster import Cluster, ClusterOptions
 from manager.config.settings import Settings
 from manager.dra.front import Front
 from manager.errors import Refusal
-from manager.proto import dra_pb2
-from tests.local.local_kubelet_node import Node, running_node
+from manager.proto import deviceplugin_pb2, dra_pb2, podresources_pb2, podresources_pb2_grpc
+from tests.local.local_kubelet_node import CORE, Node, running_node
 from vcuda.spec.names import Names
 
 NAMES = Names()
@@ -46,7 +47,8 @@ class FakeDriver:
         folder = self._directory / "cdi"
         folder.mkdir(exist_ok=True)
         (folder / f"{uid}.json").write_text(json.dumps(file))
-        return [dra_pb2.Device(request_names=["gpu"], cdi_device_ids=[f"example.com/claim={uid}"])]
+        names = {"request_names": ["gpu"], "pool_name": "n1", "device_name": "gpu-0"}
+        return [dra_pb2.Device(**names, cdi_device_ids=[f"example.com/claim={uid}"])]
 
     def unprepare(self, uid: str) -> None:
         self.calls.append(("unprepare", uid))
@@ -134,6 +136,57 @@ def test_the_runtimes_edits_reach_the_process(node: Node, driver: FakeDriver, ma
     node.phase("a", "Succeeded")
     assert node.log("a") == "yes 1\nlimits of train\n"
     node.wait_for(lambda: len(driver.calls) == 2, "unpreparing of a pod that has ended by itself")
+
+
+def told(node: Node) -> dict[str, list[Any]]:
+    """By pod: the claims of its first container, by PodResources' List; its Get says the same."""
+    with grpc.insecure_channel(f"unix:{node.settings.pod_resources_socket}") as channel:
+        stub = podresources_pb2_grpc.PodResourcesListerStub(channel)
+        listed = stub.List(podresources_pb2.ListPodResourcesRequest(), timeout=10).pod_resources
+        for pod in listed:
+            request = podresources_pb2.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
+            assert stub.Get(request, timeout=10).pod_resources == pod
+        return {pod.name: list(pod.containers[0].dynamic_resources) for pod in listed}
+
+
+@pytest.mark.parametrize(("request_", "has"), [("", ["gpu-0"]), ("gpu", ["gpu-0"]), ("other", [])])
+def test_pod_resources_tell_whose_claims_a_pod_has(
+    node: Node, driver: FakeDriver, make_pod: Callable[..., Any], request_: str, has: list[str]
+) -> None:
+    made = names_claim(make_pod("a"), "train")
+    if request_:
+        made["spec"]["containers"][0]["resources"]["claims"] = [{"name": "it", "request": request_}]
+    pod = create(node, made)
+    put(node, claim("train", pod))
+    bind(node, pod)
+    node.phase("a", "Running")
+    (found,) = told(node)["a"]
+    assert (found.claim_namespace, found.claim_name) == ("default", "train")
+    assert [device.device_name for device in found.claim_resources] == has
+    assert all((device.driver_name, device.pool_name) == (NAMES.driver, "n1") for device in found.claim_resources)
+    node.api.call("DELETE", "/api/v1/namespaces/default/pods/a", {"gracePeriodSeconds": 0})
+    node.wait_for(lambda: len(driver.calls) == 2 and not told(node), "nothing is left")
+
+
+def test_cdi_names_of_a_device_plugin_are_applied_too(node: Node, make_pod: Callable[..., Any]) -> None:
+    node.settings.cdi.mkdir(exist_ok=True)
+    devices = [{"name": "gpu-0", "containerEdits": {"env": ["FROM_CDI=plugin"]}}]
+    spec = {"cdiVersion": "0.5.0", "kind": "example.com/gpu", "devices": devices}
+    (node.settings.cdi / "gpus.json").write_text(json.dumps(spec))
+    plugin = node.plugin(
+        CORE, 100, deviceplugin_pb2.ContainerAllocateResponse(cdi_devices=[{"name": "example.com/gpu=gpu-0"}])
+    )
+    node.run(make_pod("a", core=30, command=["sh", "-c", "echo $FROM_CDI"], restartPolicy="Never"))
+    node.phase("a", "Succeeded")
+    assert node.log("a") == "plugin\n"
+    plugin.response = deviceplugin_pb2.ContainerAllocateResponse(cdi_devices=[{"name": "example.com/gpu=gpu-9"}])
+    node.run(make_pod("b", core=30))
+
+    def waiting() -> str:
+        (status,) = node.pod("b")["status"].get("containerStatuses") or [{}]
+        return str(status.get("state", {}).get("waiting", {}).get("message", ""))
+
+    assert "unresolvable CDI devices example.com/gpu=gpu-9" in node.wait_for(waiting, "the reason")
 
 
 def test_a_driver_that_refuses_is_an_event_and_asked_again(
