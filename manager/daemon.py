@@ -229,6 +229,7 @@ class Daemon:
             presence=lambda: self.pod_finder.presence(self.book.index.static_pods, timeout=5.0),
             metrics=self.metrics,
             front=self._standby.front,
+            tell=self._consequences.joined,
         )
         stack.callback(self.claims.stop)
 

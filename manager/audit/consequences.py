@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from manager.allocations.record import Allocation
 from manager.config.settings import Settings
+from manager.errors import Refusal
 from manager.kube.writer import ApiWriter
 from manager.regions.regions import Regions
 
@@ -33,6 +34,15 @@ class Consequences:
             Regions.refuse(item)
         if policy == "evict":
             self._evict(item)
+
+    def joined(self, namespace: str, name: str, uid: str, why: Refusal) -> None:
+        """A pod that uses a claim which was prepared before it came would have been refused.
+
+        An event, and by `--audit-policy` its eviction; the claim's other pods keep what they have.
+        """
+        self._api_writer.pod_event(namespace, name, uid, why.reason, why.message)
+        if self._settings().audit_policy == "evict":
+            self._api_writer.evict(namespace, name, uid)
 
     def health_changed(self, uuid: str, why: str) -> None:
         """A card is ill, or well again (no `why`); "" is all of them. An event for the node.

@@ -36,6 +36,7 @@ READ_TIMEOUT_S = 5.0
 # Kubelet unprepares by itself, after containers have ended; only what it has lost is collected.
 ABSENT_GRACE_S = 60.0
 # A claim's UID names files of ours.
+TellPod = Callable[[str, str, str, Refusal], None]  # namespace, name and UID of a pod
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 log = logging.getLogger(__name__)
@@ -56,11 +57,17 @@ class Preparer:
         pods: Callable[[], Sequence[Pod] | None],
         presence: Callable[[], Presence | None],
         metrics: Metrics,
+        tell: TellPod,
     ) -> None:
-        """`pods`: the node's, by the watch; `presence`: which of them kubelet and the API server know now."""
+        """`pods`: the node's, by the watch; `presence`: which of them kubelet and the API server know now.
+
+        `tell`: of a pod that uses a prepared claim and would have been refused.
+        """
         self._settings, self._names, self._inventory, self._kube = settings, names, inventory, kube
         self._claims, self._view, self._pods, self._presence, self._metrics = claims, view, pods, presence, metrics
+        self._tell = tell
         self._absent_since: dict[str, float] = {}  # by claim UID
+        self._told: dict[str, str] = {}  # by pod UID, what is wrong with it
 
     def prepare(self, namespace: str, name: str, uid: str, until: float) -> list[api.Device]:
         """What kubelet is to give the containers that name the claim.
@@ -128,6 +135,7 @@ class Preparer:
         if seen is None:
             return
         here = seen.present - seen.ended
+        self._check_joined({(item.namespace, item.pod_name) for item, *_ in groups.values()}, here)
         watched = _users(self._pods() or ())
         for uid, (item, *_) in groups.items():
             now = [user for user in watched.get((item.namespace, item.pod_name), ()) if user[1] in here]
@@ -297,23 +305,45 @@ class Preparer:
     def _check_pods(self, claim: AllocatedClaim, until: float) -> None:
         """What a container has besides must not hide the claim's region, nor be hidden by it. Raises Refusal."""
         for pod in self._users_of(claim, until):
-            spec, called = pod.get("spec") or {}, claims_of(pod).get(claim.name)
-            for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-                resources = container.get("resources") or {}
-                named = {item.get("name") for item in resources.get("claims") or ()}
-                if called in named and {self._names.core, self._names.memory} & set(resources.get("limits") or ()):
-                    raise Refusal(
-                        errors.Reason.INVALID_POD,
-                        f"container {container.get('name')!r:.80} asks for {self._names.core} or {self._names.memory} "
-                        "and names this claim, too: one container has its shares by one of both",
-                    )
-                hides = in_the_way(volume_paths(pod, str(container.get("name"))))
-                if hides is not None:
-                    raise Refusal(
-                        Reason.MOUNT_IN_THE_WAY,
-                        f"container {container.get('name')!r:.80} mounts a volume at {hides!r:.120}, which would hide "
-                        "its limits or our library; mount it elsewhere",
-                    )
+            self._check_pod(pod, claim.name)
+
+    def _check_pod(self, pod: Pod, claim: str) -> None:
+        spec, called = pod.get("spec") or {}, claims_of(pod).get(claim)
+        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+            resources = container.get("resources") or {}
+            named = {item.get("name") for item in resources.get("claims") or ()}
+            if called in named and {self._names.core, self._names.memory} & set(resources.get("limits") or ()):
+                raise Refusal(
+                    errors.Reason.INVALID_POD,
+                    f"container {container.get('name')!r:.80} asks for {self._names.core} or {self._names.memory} and "
+                    f"names claim {claim!r:.80}, too: a container has its shares by one of both. Ask for all of them "
+                    "in claims (one may have several requests), or use two containers; then make the pod anew",
+                )
+            hides = in_the_way(volume_paths(pod, str(container.get("name"))))
+            if hides is not None:
+                raise Refusal(
+                    Reason.MOUNT_IN_THE_WAY,
+                    f"container {container.get('name')!r:.80} mounts a volume at {hides!r:.120}, which would hide its "
+                    "limits or our library; mount it elsewhere",
+                )
+
+    def _check_joined(self, claims: Collection[tuple[str, str]], here: Collection[str]) -> None:
+        """Look at pods that use prepared claims, by namespace and name: kubelet asks for a claim's first pod alone."""
+        found: dict[str, str] = {}
+        for pod in self._pods() or ():
+            (namespace, name), uid = name_of(pod), uid_of(pod)
+            for claim in claims_of(pod) if uid in here else ():
+                if (namespace, claim) not in claims:
+                    continue
+                try:
+                    self._check_pod(pod, claim)
+                except Refusal as refusal:
+                    found[uid] = refusal.message
+                    if self._told.get(uid) != refusal.message:
+                        log.warning("pod %s/%s joined claim %s: %s", namespace, name, claim, refusal)
+                        self._metrics.joined(refusal.reason)
+                        self._tell(namespace, name, uid, refusal)
+        self._told = found
 
 
 def _users(pods: Sequence[Pod]) -> dict[tuple[str, str], list[tuple[str, str]]]:

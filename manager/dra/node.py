@@ -13,7 +13,7 @@ from manager.cards.inventory import Inventory, Snapshot
 from manager.config.settings import Settings
 from manager.container.claim_specs import ClaimSpecs
 from manager.container.driver_dir import DriverDirKeeper
-from manager.dra.claims import Preparer
+from manager.dra.claims import Preparer, TellPod
 from manager.dra.front import Front
 from manager.dra.slices import Slices
 from manager.kube.api import Kube, Pod
@@ -86,6 +86,7 @@ class NodeClaims(NoClaims):
         presence: Callable[[], Presence | None],
         metrics: Metrics,
         front: Front,
+        tell: TellPod,
     ) -> None:
         """`pods`: the node's, by the watch; `presence`: which of them kubelet and the API server know now."""
         now = settings()
@@ -108,6 +109,7 @@ class NodeClaims(NoClaims):
             pods=pods,
             presence=presence,
             metrics=metrics,
+            tell=tell,
         )
         self._front = front
         self.slices = Slices(settings=settings, names=names, inventory=inventory, view=book, kube=kube)

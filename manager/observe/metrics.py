@@ -58,6 +58,12 @@ class Metrics:
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1),
             registry=self.registry,
         )
+        self._joined = Counter(
+            "vcuda_manager_claim_pods_at_fault",
+            "Pods that use a claim prepared before they came and would have been refused, by reason",
+            ("reason",),
+            registry=self.registry,
+        )
         self._nodes = Counter(
             "vcuda_manager_device_node_problems",
             "Times that a required device node could not be had",
@@ -70,6 +76,10 @@ class Metrics:
     def allocated(self, resource: str, reason: str, seconds: float) -> None:
         self._allocations.labels(resource, reason).inc()
         self._seconds.observe(seconds)
+
+    def joined(self, reason: str) -> None:
+        """A pod came to a prepared claim that would have been refused before."""
+        self._joined.labels(reason=reason).inc()
 
     def prepared(self, reason: str, seconds: float) -> None:
         self._claims.labels(reason).inc()

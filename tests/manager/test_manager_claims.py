@@ -409,7 +409,7 @@ def test_a_container_with_a_share_of_the_device_plugin_besides(claims: ClaimNode
     refused, given = (claim(name, result(claims.cards[0]), pods=(name,)) for name in ("both", "apart"))
     claims.put(refused, given)
     said = error_of(claims, refused)
-    assert "InvalidPod" in said and "container 'c'" in said
+    assert "InvalidPod" in said and "container 'c'" in said and "several requests" in said
     assert driver.prepare(given)[uid_of(given)].devices
 
 
@@ -641,3 +641,51 @@ def test_a_card_that_containers_still_have_from_the_device_plugin_is_not_offered
     node.kubelet.remove(item)
     node.api.delete(item)
     eventually(lambda: len(claims.slices()[0]["spec"]["devices"]) == 2, "the card once its container has ended")
+
+
+def joining(name: str, **extra: Any) -> dict[str, Any]:
+    """A pod whose container names the claim `train`."""
+    made = pod(name, container("c", 0) | extra, uid=f"uid-{name}")
+    made["spec"]["containers"][0]["resources"] = {"claims": [{"name": "it"}], **extra.get("resources", {})}
+    made["spec"]["resourceClaims"] = [{"name": "it", "resourceClaimName": "train"}]
+    return made
+
+
+def events_of(claims: ClaimNode, name: str) -> list[tuple[str, str]]:
+    assert claims.node.api is not None
+    found = claims.node.api.store("events").list(None, lambda _: True)
+    return [(one["reason"], one["message"]) for one in found if one["involvedObject"]["name"] == name]
+
+
+@pytest.mark.parametrize("policy", ["report", "evict"])
+def test_a_pod_that_joins_a_prepared_claim_with_a_volume_in_the_way(claims: ClaimNode, policy: str) -> None:
+    """Kubelet does not ask for it: the daemon looks by itself, and ends nobody unless it is told to."""
+    driver = claims.start(f"--audit-policy={policy}")
+    assert claims.node.api is not None
+    first = joining("first")
+    claims.node.api.put("pods", first)
+    claims.node.kubelet.pods.append(first)
+    item = claim("train", result(claims.cards[0]), pods=("first", "second", "third"))
+    claims.put(item)
+    assert not driver.prepare(item)[uid_of(item)].error
+    bad = joining("second", volumeMounts=[{"name": "v", "mountPath": "/etc/vcuda/claims"}])
+    good = joining("third", volumeMounts=[{"name": "v", "mountPath": "/data"}])
+    for other in (bad, good):
+        claims.node.api.put("pods", other)
+        claims.node.kubelet.pods.append(other)
+    eventually(lambda: events_of(claims, "second"), "the event")
+    ((reason, message),) = events_of(claims, "second")
+    assert reason == "MountInTheWay" and "'/etc/vcuda/claims'" in message
+    assert (
+        'vcuda_manager_claim_pods_at_fault_total{node="node-1",reason="MountInTheWay"} 1.0'
+        in claims.node.get("/metrics")[1]
+    )
+    api = claims.node.api
+
+    def evicted() -> list[str]:
+        return [one["metadata"]["name"] for one in api.events if one.get("kind") == "Eviction"]
+
+    if policy == "evict":
+        eventually(evicted, "the eviction")
+    assert evicted() == (["second"] if policy == "evict" else [])
+    assert events_of(claims, "first") == events_of(claims, "third") == []

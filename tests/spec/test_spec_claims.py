@@ -171,7 +171,9 @@ def test_a_claim_without_an_allocation_is_refused() -> None:
 
 
 def test_a_request_for_administrators_is_refused() -> None:
-    assert "adminAccess" in refused(result("gpu-a") | {"adminAccess": True}).message
+    why = refused(result("gpu-a") | {"adminAccess": True})
+    assert why.reason == Reason.INVALID_CLAIM
+    assert "request 'gpu' asks for adminAccess" in why.message and "/metrics" in why.message, "what to do instead"
 
 
 def asking(*requests: dict[str, Any], configs: Any = ()) -> tuple[ContainerRequest, ...]:

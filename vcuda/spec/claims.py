@@ -130,6 +130,14 @@ def _bad_config(message: str) -> InvalidRequest:
     return InvalidRequest(Reason.INVALID_SHARE_CONFIG, f"{CONFIG_KIND}: {message}")
 
 
+def _no_admin(request: str) -> str:
+    return (
+        f"request {request!r} asks for adminAccess: without a share nothing would limit its memory, which others were "
+        "promised. Drop the field to get a share; a monitor needs no claim: gpu-manager's /metrics and /usage show "
+        "each card and share, and a privileged container sees the cards by the host's driver"
+    )
+
+
 def _objects(value: object, what: str) -> Sequence[Mapping[str, Any]]:
     if value is None:
         return ()
@@ -254,7 +262,7 @@ def _result(item: Mapping[str, Any]) -> Result:
             "than Kubernetes allows"
         )
     if item.get("adminAccess"):
-        raise _bad_claim(f"request {request!r} asks for adminAccess, which this driver does not give; drop it")
+        raise _bad_claim(_no_admin(request))
     consumed = _object(item.get("consumedCapacity"), "consumedCapacity")
     amounts = {str(name).rpartition("/")[2]: value for name, value in consumed.items()}
     cores = _amount(amounts.get(CORES), 1, f"{CORES} of request {request!r}")
@@ -350,7 +358,7 @@ def demand(
 
 def _asked(name: str, body: Mapping[str, Any], config: ShareConfig) -> list[ContainerRequest]:
     if body.get("adminAccess"):
-        raise _bad_claim(f"request {name!r} asks for adminAccess, which this driver does not give; drop it")
+        raise _bad_claim(_no_admin(name))
     mode, count = body.get("allocationMode", "ExactCount"), body.get("count", 1)
     if mode != "ExactCount" or type(count) is not int or count < 1:
         raise _bad_claim(
