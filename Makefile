@@ -10,7 +10,9 @@ CC := gcc
 endif
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_FLAGS ?= --quiet --disable-pip-version-check
+PIP_FLAGS ?= --quiet --disable-pip-version-check --retries 1
+NO_PACKAGES = { echo "pip could not install the packages; its words are above. Where no registry is reached: PIP_INDEX_URL names a mirror," \
+  "PIP_NO_INDEX=1 PIP_FIND_LINKS=folder a folder of wheels; then make again" >&2; exit 1; }
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 MODEL_FLAGS ?=
@@ -22,7 +24,7 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC
 
-.PHONY: help demo test coverage model lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native arm64
+.PHONY: help demo test coverage model lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native arm64 clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## *(.*)/  make \1\t\2/' | expand -t 20
@@ -96,7 +98,12 @@ $(VENV)/.gpu: tests/gpu/requirements.txt | $(VENV)/.tools
 native: | $(VENV)/.tools
 	@$(BIN)/python -m vcuda._build
 
+clean:  ## removes what the other commands made in this checkout: .venv, build, native libraries, caches
+	rm -rf $(VENV) build dist *.egg-info vcuda/lib vcuda/_native.abi3.so .hypothesis .*_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
 $(VENV)/.tools:
+	@[ -w . ] || { echo "$(CURDIR) can't be written, and all that is made goes there: copy the checkout to where you may write" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "This needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true). Install it, or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@command -v $(firstword $(CC)) >/dev/null || { echo "This needs a C compiler and found no '$(firstword $(CC))'. On Debian: apt-get install gcc libc6-dev" >&2; exit 1; }
@@ -109,9 +116,11 @@ $(VENV)/.tools:
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml setup.py | $(VENV)/.tools
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[demo]'
+	@echo "fetching 45 MB of packages and compiling the native libraries: a minute or two, this time only"
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[demo]' || $(NO_PACKAGES)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml setup.py | $(VENV)/.tools
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]'
+	@echo "fetching the packages of the tests and tools and compiling the native libraries: some minutes, this time only"
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]' || $(NO_PACKAGES)
 	@touch $@ $(VENV)/.demo
