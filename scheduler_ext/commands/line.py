@@ -71,14 +71,17 @@ def run(words: list[str]) -> int:
     if serves(words) and words[:1] not in (["serve"], ["webhook"]):
         words.insert(0, "serve")
     options = parser.parse_args(words)
+    status = 0
     try:
         if options.command == "simulate":
-            return simulate.run(options, parsers["simulate"])
-        if options.command == "defrag":
-            return defrag.run(options)
-        if options.command == "explain":
-            return explain.run(options)
-        _serve(options)
+            status = simulate.run(options, parsers["simulate"])
+        elif options.command == "defrag":
+            status = defrag.run(options)
+        elif options.command == "explain":
+            status = explain.run(options)
+        else:
+            _serve(options)
+        sys.stdout.flush()
     except InvalidSettings as error:
         parsers[options.command].error(str(error))
     except (NoConfiguration, BadCertificate, serve.CannotServe, TraceError, RecordingError, NoPlot) as error:
@@ -87,6 +90,11 @@ def run(words: list[str]) -> int:
     except (CannotFetch, serve.LostLease) as error:
         print(f"gpu-scheduler-extender: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        if options.command in ("serve", "webhook"):
+            raise
+        sys.stderr.close()  # nobody reads our table any more: as `explain … | head`
+        return 141
     except KeyboardInterrupt:
         return 130
-    return 0
+    return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -205,6 +206,29 @@ def test_simulate_prints_all_policies_and_the_published_figures(
     data = json.loads(capsys.readouterr().out)
     assert [run["seed"] for run in data["runs"]] == [1, 2] and data["runs"][0]["policy"] == "fgd"
     assert 0 < data["runs"][0]["allocated"] <= 1 + 1e-9
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(small_trace: tuple[Path, Path]) -> None:
+    """As `gpu-scheduler-extender explain … --json | head` does."""
+    nodes, pods = small_trace
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [
+        sys.executable,
+        "-m",
+        "scheduler_ext.main",
+        "simulate",
+        "--nodes",
+        str(nodes),
+        "--pods",
+        str(pods),
+        "--json",
+    ]
+    try:
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")
 
 
 def test_a_simulation_is_the_same_every_time(small_trace: tuple[Path, Path]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,29 @@ def test_a_list_is_a_line_for_each_share_and_says_what_is_not_known(
     _, _, one, two = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert "30-50" in one and one[-7:-2] == ["12", "1", "GiB", "2", "GiB"]
     assert "30-(50)" in two and two[-6:-2] == ["?", "?", "2", "GiB"]
+
+
+def test_on_80_columns_a_row_is_a_line_and_figures_stay_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run took six lines, and its card stood there in pieces."""
+    run = a_run("GPU", 50, known=True)
+    run = dataclasses.replace(
+        run, booking=dataclasses.replace(run.booking, command="python train.py --epochs 300 --data d")
+    )
+    (folder / "ledger").mkdir()
+    monkeypatch.setattr(view, "look", lambda *_: [run])
+    card = Card("GPU-5c05da09-c2ad-5973-98ad-05124a8e079d", 0, "NVIDIA A100-SXM4-40GB", 40 * GIB)
+    monkeypatch.setattr(cards, "discover", lambda _: (card,))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    for command, figures in (("ls", ["30-50", "12", "1 GiB", "2 GiB"]), ("show", ["100 / 100", "40 GiB / 40 GiB"])):
+        assert main.main([command, f"--sim={folder}"]) == 0
+        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+        assert max(map(len, lines)) <= 80
+        assert len(lines) == (3 if command == "ls" else 6), lines
+        assert all(figure in lines[2] for figure in figures) and "…" in lines[2]
 
 
 def test_a_run_is_shown_with_its_time_its_processes_and_what_is_wrong(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import rich.box
 import rich.console
 import rich.table
+import rich.text
 
 from vcuda.cli import machine, words
 from vcuda.runs import card_choice, view
@@ -21,6 +22,7 @@ from vcuda.runs.ledger import Ledger
 from vcuda.runs.view import RunView, ShareView
 from vcuda.spec.units import format_bytes
 
+_ELASTIC = ("user", "UUID", "model", "command", "program")  # columns that may be cut short
 NOBODY = "no run holds a share on this machine"
 
 if TYPE_CHECKING:
@@ -87,7 +89,8 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     table = _table("card", "UUID", "model", "cores free", "memory free", "runs")
     for room in rooms:
-        table.add_row(
+        _row(
+            table,
             str(room.index),
             room.card.uuid,
             room.card.model,
@@ -115,7 +118,7 @@ def _show_run(options: argparse.Namespace) -> int:
         print(f"{found[0].limits_impossible} processes met limits that make no sense and keep to the guaranteed cores")
     table = _table("process", "program", "memory")
     for process in found[0].processes:
-        table.add_row(str(process.pid), process.command, format_bytes(sum(process.memory_bytes.values())))
+        _row(table, str(process.pid), process.command, format_bytes(sum(process.memory_bytes.values())))
     if found[0].processes:
         _print(table)
     return 0
@@ -125,7 +128,8 @@ def _table_of_runs(runs: list[RunView]) -> rich.table.Table:
     table = _table("run", "user", "since", "card", "cores", "used", "memory", "limit", "command")
     for run in runs:
         for share in run.shares:
-            table.add_row(
+            _row(
+                table,
                 str(run.booking.pid),
                 card_choice.user_name(run.booking.user_id),
                 time.strftime("%m-%d %H:%M", time.localtime(run.booking.since)),
@@ -148,7 +152,7 @@ def _table_of_time(run: RunView) -> rich.table.Table:
         if usage is not None:
             times = [f"{part / 1e9:.3f} s" for part in (usage.gpu_time_ns, usage.waited_ns)]
             figures = [f"{usage.granted_cores:.0f}", *times, str(usage.launches)]
-        table.add_row(share.share.uuid[:12], *figures)
+        _row(table, share.share.uuid[:12], *figures)
     return table
 
 
@@ -163,8 +167,13 @@ def _cores(share: ShareView) -> str:
 def _table(*columns: str) -> rich.table.Table:
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column not in _ELASTIC, overflow="ellipsis")
     return table
+
+
+def _row(table: rich.table.Table, *cells: str) -> None:
+    """A line each: where a terminal is narrow, words end in an ellipsis and figures stay whole."""
+    table.add_row(*(rich.text.Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
 
 
 def _print(table: rich.table.Table) -> None:
