@@ -158,7 +158,7 @@ class Feed:
                     return
                 start, limit = int(query.get("continue", 0)), int(query["limit"])
                 every = nodes if kind == "nodes" else pods
-                metadata = {"resourceVersion": "1"} | (
+                metadata = {"resourceVersion": "1000"} | (
                     {"continue": str(start + limit)} if start + limit < len(every) else {}
                 )
                 self._answer(200, orjson.dumps({"metadata": metadata, "items": every[start : start + limit]}))

@@ -29,7 +29,7 @@ class Operations:
     """
 
     def __init__(self, history: int = 2048) -> None:
-        clock = Clock()
+        self.clock = clock = Clock()
         self.lock: threading.Condition = clock.changed
         self.stores: dict[Resource, Store] = {
             resource: Store(resource.plural, clock, history) for resource in kinds.ALL

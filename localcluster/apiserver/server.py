@@ -137,6 +137,13 @@ class Server:
         namespace, _, name = key.rpartition("/")
         self.store(plural).delete(namespace, name)
 
+    def restore(self, version: int) -> None:
+        """All that is stored goes back to an earlier version, as far as the history reaches; watches end."""
+        with self.operations.lock:
+            for store in self.operations.stores.values():
+                store.restore(version)
+            self.operations.clock.version = version
+
     def break_watches(self, *plurals: str, forget: bool = False) -> None:
         """End the open watches of these resources, by default of all; with `forget`, their versions are gone (410)."""
         for resource, store in self.operations.stores.items():

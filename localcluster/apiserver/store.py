@@ -81,6 +81,7 @@ class Store:
         self._history: deque[Change] = deque(maxlen=history)
         self._forgotten = 0
         self._generation = 0
+        self._restored = False
         self.on_change: Callable[[Change], None] = lambda _: None
 
     @property
@@ -160,6 +161,23 @@ class Store:
                 self._forgotten = self._clock.tick()
             self._clock.changed.notify_all()
 
+    def restore(self, version: int) -> None:
+        """Go back to an earlier state, as etcd does when an old backup is restored; what is forgotten stays.
+
+        The versions after it are given anew, and who watches from one of them hears nothing until it has come again, as
+        of a real API server (storage/cacher). Who holds the clock sets that back, too.
+        """
+        with self._clock.changed:
+            while self._history and self._history[-1].version > version:
+                change = self._history.pop()
+                if change.before is None:
+                    del self._objects[_key(change.last)]
+                else:
+                    self._objects[_key(change.last)] = change.before
+            self._restored = True
+            self._generation += 1
+            self._clock.changed.notify_all()
+
     def watch(
         self,
         since: int | None,
@@ -195,7 +213,7 @@ class Store:
                     return
             if not news:
                 yield None
-                if bookmarks and time.monotonic() - marked > _BOOKMARK_SECONDS:
+                if bookmarks and since <= self.version and time.monotonic() - marked > _BOOKMARK_SECONDS:
                     marked = time.monotonic()
                     yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(since)}}}
             for change in news:
@@ -205,7 +223,7 @@ class Store:
                     yield {"type": event, "object": change.last}
 
     def _after(self, since: int) -> deque[Change]:
-        if since < self._forgotten or since > self.version:
+        if since < self._forgotten or (since > self.version and not self._restored):
             raise errors.expired(since)
         news: deque[Change] = deque()
         for change in reversed(self._history):

@@ -138,6 +138,9 @@ class Intake:
     def _see_waiting(self, uid: str, pod: Mapping[str, Any], wishes: Wishes) -> Shape | None:
         if "pods" in self._cache.unsynced:
             self._cache.inherited.add(uid)
+        record = self._cache.pods.get(uid)
+        if record is not None and record.state is State.CONFIRMED:
+            self._unbind(record)
         self._preemption.see_nomination(uid, pod)
         if isinstance(wishes, InvalidRequest):
             self._cache.waiting.show(pod, wishes)
@@ -148,6 +151,14 @@ class Intake:
         if asked:
             self._gangs.join(asked, shape, shown=True)
         return shape if self._cache.not_ready() is None and not self._cache.scores.knows(shape) else None
+
+    def _unbind(self, record: Record) -> None:
+        """No pod loses its node, unless an etcd was restored: then kubelet ends it, and it waits again."""
+        _log.warning(
+            "pod %s/%s was on node %s and waits again: the API server went back to an earlier state",
+            record.namespace, record.name, record.node,
+        )  # fmt: skip
+        self._cache.pods.release(record.uid)
 
     def _see_bound(self, uid: str, pod: Mapping[str, Any], node: str) -> None:
         cache = self._cache
@@ -252,7 +263,12 @@ class Intake:
         self._cache.waiting.keep(known)
         for uid in self._cache.pods.uids():
             record = self._cache.pods.get(uid)
-            if uid in known or record is None or record.state is State.RESERVED:
+            if record is None or record.state is State.RESERVED:
+                continue
+            if uid in known:
+                # We wrote its Binding before the list began, which shows it without a node.
+                if record.state is State.BOUND and record.since < listed_since and uid in self._cache.waiting:
+                    self._unbind(record)
                 continue
             if record.state is State.CONFIRMED or (record.state is not State.BINDING and record.since < listed_since):
                 self.lose_pod(uid)

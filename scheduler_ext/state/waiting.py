@@ -70,6 +70,9 @@ class WaitingPods:
         for uid in self._pods.keys() - set(uids):
             del self._pods[uid]
 
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
+
     def __iter__(self) -> Iterator[WaitingPod]:
         """Those that have been seen first come first."""
         return iter(self._pods.values())

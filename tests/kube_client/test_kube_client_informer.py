@@ -87,10 +87,14 @@ class Server:
     def __init__(self, *events: Any) -> None:
         self.events = events
         self.lists, self.watched_from = 0, list[str]()
+        self.at = ""
 
     def pages(self, *_: str) -> Iterator[tuple[list[dict[str, Any]], str]]:
         self.lists += 1
         yield [{"metadata": {"name": "a"}}], "7"
+
+    def version(self, *_: str) -> str:
+        return self.at
 
     def watch(self, _kind: str, _namespace: str, version: str, _selector: str, **_: Any) -> Server:
         self.watched_from.append(version)
@@ -142,6 +146,38 @@ def test_a_version_that_is_too_old_is_a_new_list_and_no_failure(gone: Any) -> No
     one.once()
     one.once()
     assert server.lists == 2
+
+
+def test_a_server_that_went_back_is_listed_again(caplog: pytest.LogCaptureFixture) -> None:
+    """etcd was restored: by the version of a list of one object, before the next watch."""
+    server = Server(event("ADDED", "9"))
+    one, _ = informer(server)
+    one.once()
+    server.at = "8"
+    with caplog.at_level("INFO"):
+        one.once()
+    assert server.lists == 1 and server.watched_from == ["7"]
+    one.once()
+    assert server.lists == 2 and server.watched_from == ["7", "7"]
+    assert "went back from version 9 to 8" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["BOOKMARK", "MODIFIED", "DELETED"])
+def test_an_event_older_than_the_one_before_it_is_not_believed(kind: str) -> None:
+    server = Server(event("ADDED", "9"), event(kind, "8", "c"), event("ADDED", "10", "d"))
+    one, seen = informer(server)
+    one.once()
+    assert [what for what in seen if what[1] in ("c", "d")] == []
+    one.once()
+    assert server.lists == 2
+
+
+def test_versions_that_are_no_numbers_are_not_compared() -> None:
+    server = Server(event("ADDED", "b"), event("ADDED", "a"))
+    one, _ = informer(server)
+    one.once()
+    one.once()
+    assert server.lists == 1
 
 
 @pytest.mark.parametrize(

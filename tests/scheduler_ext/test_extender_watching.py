@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from localcluster.apiserver.faults import Fault
+from scheduler_ext.engine.bindings import Write
+from scheduler_ext.state.pods import State
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
-from tests.scheduler_ext.extender_engine import engine_with, free
-from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node
+from tests.scheduler_ext.extender_engine import bound, engine_with, free
+from tests.scheduler_ext.extender_support import FakeApi, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_writing import certificate, kubeconfig
 from vcuda.kube import client
 from vcuda.kube.errors import ApiError, ApiUnreachable
@@ -113,3 +115,47 @@ def test_a_client_certificate_that_can_not_be_read_is_named_before_anything_is_w
     key.unlink()
     with pytest.raises(ApiUnreachable, match=r"a certificate for https://127.0.0.1:.* cannot be read"):
         server.pod("default", "p")
+
+
+def test_a_restored_etcd_is_believed(api: FakeApi, tmp_path: Path) -> None:
+    """Node b and the Binding of a pod came after the backup. The watch from then would be silent, and miss what comes."""
+    api.put("nodes", node("a", cards("a", 1)))
+    waiting = pod("p", 40, 10, uid="p")
+    api.put("pods", waiting)
+    backup = api.operations.clock.version
+    engine, _ = engine_with()
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
+    informers = [feed.informer(server, engine, how, longest_wait=0.05) for how in feed.handlers(engine)]
+    for one in informers:
+        one.start()
+    eventually(lambda: free(engine) == 100)
+    assert engine.filter(waiting, ["a"]).chosen == "a"
+    write = engine.begin_bind("p", "a")
+    assert isinstance(write, Write)
+    engine.end_bind("p", State.BOUND)
+    for name in ("b", "c", "d"):
+        api.put("nodes", node(name, cards(name, 1)))
+    api.put("pods", bound(waiting, write))
+    eventually(lambda: free(engine) == 360 and engine.bound_to("p") == "a")
+    api.restore(backup)
+    api.put("nodes", node("e", cards("e", 1)))
+    eventually(lambda: set(engine.cache.cluster.index) == {"a", "e"} and free(engine) == 200)
+    assert engine.filter(waiting, ["a"]).chosen == "a" and isinstance(engine.begin_bind("p", "a"), Write)
+    for one in informers:
+        one.stop()
+        one.worker.join(10)
+        assert one.worker.problem() is None
+
+
+def test_a_binding_that_a_list_does_not_show_was_restored_away() -> None:
+    """Its write succeeded before the list began; another one, after it, is not in the list yet."""
+    engine, clock = engine_with(node("a", cards("a", 1)))
+    for name in ("before", "after"):
+        one = pod(name, 40, 10, uid=name)
+        engine.see_pod(one)
+        assert engine.filter(one, ["a"]).chosen == "a"
+        assert isinstance(engine.begin_bind(name, "a"), Write)
+        engine.end_bind(name, State.BOUND)
+        clock.now += 10
+    engine.keep_pods(["before", "after"], clock.now - 15)
+    assert not engine.holds("before") and engine.bound_to("after") == "a"

@@ -86,6 +86,12 @@ class Client:
                 return
             query["continue"] = str(metadata["continue"])
 
+    def version(self, kind: str, namespace: str = "", selector: str = "") -> str:
+        """The server's resource version now, from a list of one object."""
+        query = {"limit": "1"} | _fields(selector)
+        metadata = self.call("GET", path(kind, namespace), query=query).get("metadata") or {}
+        return str(metadata.get("resourceVersion", ""))
+
     def watch(
         self, kind: str, namespace: str, version: str, selector: str, *, seconds: float, silence: float
     ) -> Stream:

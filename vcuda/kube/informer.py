@@ -84,15 +84,26 @@ class Informer:
     def once(self) -> None:
         """List if need be, and follow one watch to its end. Raises KubeError."""
         try:
-            if not self._version:
+            if self._version:
+                self._check(self._client.version(self.kind, self._handlers.namespace, self._handlers.selector))
+            else:
                 self._list()
             self._follow()
         except KubeError as error:
             if not isinstance(error, ApiError) or error.status != _GONE:
                 self.cut = True
                 raise
-            _log.info("%s: the watch is too old, listing again", self.kind)
+            _log.info("%s: the watch can't go on, listing again: %s", self.kind, error)
             self._version = ""
+
+    def _check(self, version: str) -> None:
+        """Raise ApiError 410 where the server is at an older version than it has shown.
+
+        Its etcd was restored then. It would say nothing of that: a watch from its future is silent until that has come
+        (apiserver, storage/cacher: older events and bookmarks are left out), and what has changed till then is lost.
+        """
+        if version.isdecimal() and self._version.isdecimal() and int(version) < int(self._version):
+            raise ApiError(_GONE, f"the server went back from version {self._version} to {version}")
 
     def _list(self) -> None:
         began, version = time.monotonic(), ""
@@ -138,11 +149,13 @@ class Informer:
         metadata = thing.get("metadata")
         if not isinstance(metadata, dict):
             raise ApiUnreachable(f"a watch event without metadata: {event!s:.100}")
+        version = str(metadata.get("resourceVersion") or self._version)
+        self._check(version)
         if kind == "DELETED":
             self._take(self._handlers.lost, thing)
         elif kind in ("ADDED", "MODIFIED"):
             self._take(self._handlers.seen, thing)
-        self._version = str(metadata.get("resourceVersion") or self._version)
+        self._version = version
 
     def _take(self, handle: Callable[[Object], _T], thing: dict[str, Any]) -> _T | None:
         """One malformed object must not end the watch of all others."""
