@@ -10,15 +10,17 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from scheduler_ext.lab.simulate import Extender, Scheduler
 from scheduler_ext.lab.trace import TracePod
 from scheduler_ext.scoring.scores import Scores, first_fitting
-from scheduler_ext.scoring.typical_pods import Typical
+from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
 from scheduler_ext.state.shape import Shape, Step
+from vcuda.spec.request import CardFilter
 
 _FULL = 1 << 40  # sorts behind all that fits
 
@@ -130,6 +132,30 @@ class ByExtender(Extender):
         return place[0], _columns(taken[0])
 
 
+class ByBook(Extender):
+    """What is built: nodes weighed by their first card that fits; a claim's selector of models is kube-scheduler's alone.
+
+    It offers only nodes that have such a card, and takes it there; the extender knows neither for one pod nor from the
+    arrivals which models are asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Scores(allowed=first_fitting))
+        self._first, self._workload, self._arrived = FirstFit(Order.STATIC), Workload(), 0
+
+    def place(
+        self, cluster: Cluster, rows: Ints, shape: Shape, typical: Typical  # noqa: ARG002 - it has its own
+    ) -> tuple[int, list[int]] | None:  # fmt: skip
+        fits, taken = self._first.taken(cluster, rows, shape)
+        known = replace(shape, models=CardFilter())
+        self._workload.observe(known)
+        self._arrived += 1
+        place = super().place(cluster, rows[fits], known, self._workload.typical(cluster, float(self._arrived)))
+        return None if place is None else (place[0], _columns(taken[int(np.flatnonzero(rows == place[0])[0])]))
+
+
+BUILT, BOTH = "node by us for the card by name", "node and card by us"  # what is built; what it is compared with
+
 Way = Callable[[int], Scheduler]
 
 # Those that allocate by themselves (a selector on the card written at admission, status.allocation) place what the
@@ -145,6 +171,6 @@ WAYS: dict[str, Way] = {
     "node by us, by name": lambda _: ByExtender(Order.STATIC),
     "node by us, fullest card first": lambda _: ByExtender(Order.FULLEST),
     "node by us, fullest, one late": lambda _: ByExtender(Order.BEHIND),
-    "node by us for the card by name": lambda _: Extender(Scores(allowed=first_fitting)),
-    "node and card by us": lambda _: Extender(),
+    BUILT: lambda _: ByBook(),
+    BOTH: lambda _: Extender(),
 }

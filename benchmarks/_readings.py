@@ -267,6 +267,36 @@ def packing(figures: Figures) -> list[Reading]:
     return readings
 
 
+def prepared(figures: Figures) -> list[Reading]:
+    times, tally = figures["claims"]["times"], figures["claims"]["tally"]
+    wrong = sum(len(tally[what]) for what in ("doubled", "lost", "leaked", "refused"))
+    return [
+        (f"{times['p99_ms']:.1f} ms, {times['claims']} claims", times["p99_ms"] <= 10 and times["claims"] >= 200),
+        (f"{wrong} doubled, lost, leaked or refused in {tally['cycles']} cycles, {tally['kills']} kills", not wrong),
+    ]
+
+
+CLAIMS_BEHIND_POINTS = 0.5
+_VARIANTS = 4  # of the public trace
+
+
+def claims_packing(figures: Figures) -> list[Reading]:
+    rows = figures["claims_packing"]["rows"]
+    built = [row for row in rows if row["way"] != rows[-1]["way"]]
+    if not built:
+        raise NotMeasured("claims_packing found no trace")
+    readings = [
+        (
+            f"{row['variant']} {row['allocated']:.2f} ({-row['behind']:+.2f}, {row['seeds']} seeds)",
+            row["behind"] <= CLAIMS_BEHIND_POINTS,
+        )
+        for row in built
+    ]
+    if len(built) < _VARIANTS:
+        readings.append((f"{len(built)} of {_VARIANTS} variants", False))
+    return readings
+
+
 def throughput(figures: Figures) -> list[Reading]:
     kube = figures["kube"]
     lifted, default = kube["throughput_ratio"], kube["throughput_ratio_default_limit"]

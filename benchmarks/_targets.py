@@ -186,6 +186,13 @@ TARGETS = (
         _readings.tenants,
     ),
     Target(
+        "T27",
+        "NodePrepareResources at 200 claims, beyond the API server's answer; kill -9 during 100 cycles",
+        "p99 ≤ 10 ms; 0 doubled, lost, leaked",
+        ("claims",),
+        _readings.prepared,
+    ),
+    Target(
         "T30",
         "filter over TLS, 5,000 nodes, all names",
         "p50 ≤ 0.4 ms, p99 ≤ 1.2 ms",
@@ -221,6 +228,13 @@ TARGETS = (
         "≥ the authors' figures, then beyond their FGD by ≥ 1 point",
         ("extender",),
         _readings.packing,
+    ),
+    Target(
+        "T39",
+        "the same for claims (DRA), against node and card by the extender",
+        "≤ 0.5 points behind on all four variants",
+        ("claims_packing",),
+        _readings.claims_packing,
     ),
     Target(
         "T35",

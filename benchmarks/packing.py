@@ -4,8 +4,6 @@
 *bound*: no choice of arrived pods, made with all of them known, gets more: a linear program over the kinds of nodes, in which pods may be cut
 (but shares of a card may not be joined across cards: cards are filled by patterns), a node's parts are those of all nodes of its kind together,
 and anybody may be refused, pods without a card too.
-
-`--claims` compares the ways in which claims (DRA) may be placed with the extender's own choice instead.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from rich.table import Table
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-from benchmarks._claim_ways import WAYS
 from scheduler_ext.commands.simulate import PUBLISHED
 from scheduler_ext.lab import simulate, trace
 from scheduler_ext.lab.trace import TraceNode, TracePod
@@ -182,49 +179,6 @@ def measure(nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: str, 
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class WayRow:
-    """Parts of all cards, in percent, that one way of placing claims allocates; `behind`: points to the extender."""
-
-    variant: str
-    way: str
-    seeds: int
-    allocated: float
-    least: float
-    most: float
-    behind: float
-
-
-def measure_ways(
-    nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: str, seeds: Sequence[int]
-) -> list[WayRow]:
-    """One row per way; demand is learnt from the arrivals."""
-    found: dict[str, list[float]] = {}
-    for way, made in WAYS.items():
-        found[way] = [
-            100 * simulate.run(nodes, pods, Policy.FGD, seed, learnt=True, scheduler=made(seed)).allocated
-            for seed in seeds
-        ]
-        print(f"{variant}, {way}: {', '.join(f'{part:.2f}' for part in found[way])}", file=sys.stderr, flush=True)
-    best = statistics.mean(found["node and card by us"])
-    return [
-        WayRow(variant, way, len(seeds), mean, min(parts), max(parts), best - mean)
-        for way, parts in found.items()
-        for mean in (statistics.mean(parts),)
-    ]
-
-
-def table_of_ways(rows: Sequence[WayRow]) -> Table:
-    variants = sorted({one.variant for one in rows})
-    shown = Table(title="claims: cards allocated, % of all, when the arrived demand equals all cards (points behind)")
-    for column in ("who chooses", *variants):
-        shown.add_column(column, justify="left" if column == "who chooses" else "right")
-    cells = {(one.way, one.variant): f"{one.allocated:.2f} ({-one.behind:+.2f})" for one in rows}
-    for way in dict.fromkeys(one.way for one in rows):
-        shown.add_row(way, *(cells.get((way, variant), "") for variant in variants))
-    return shown
-
-
 def table(rows: Sequence[Row]) -> Table:
     shown = Table(title="cards allocated, % of all, when the arrived demand equals all cards (T34); means of the seeds")
     for column in (
@@ -252,7 +206,6 @@ def main() -> int:
     parser.add_argument("--seeds", default="42-46", metavar="N[-M]", help="orders of arrival (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument("--quick", action="store_true", help="one seed of one variant")
-    parser.add_argument("--claims", action="store_true", help="compare the ways to place claims instead")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     seeds = [42] if options.quick else list(range(int(first), int(last or first) + 1))
@@ -265,19 +218,11 @@ def main() -> int:
         nodes = trace.read_nodes(file)
         lists = sorted(options.trace.glob("openb_pod_list_*.csv"))[: 1 if options.quick else None]
         variants = [(path.stem.removeprefix("openb_pod_list_"), trace.read_pods(path)) for path in lists]
-    if options.claims:
-        ways = [one for variant, pods in variants for one in measure_ways(nodes, pods, variant, seeds)]
-        _report(ways, table_of_ways(ways), options.json)
-    else:
-        rows = [measure(nodes, pods, variant, seeds) for variant, pods in variants]
-        _report(rows, table(rows), options.json)
+    rows = [measure(nodes, pods, variant, seeds) for variant, pods in variants]
+    if options.json:
+        options.json.write_text(json.dumps({"rows": [asdict(one) for one in rows]}, indent=1) + "\n")
+    Console(width=140).print(table(rows))
     return 0
-
-
-def _report(rows: Sequence[Row] | Sequence[WayRow], shown: Table, file: Path | None) -> None:
-    if file:
-        file.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
-    Console(width=140).print(shown)
 
 
 if __name__ == "__main__":

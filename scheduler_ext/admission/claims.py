@@ -24,12 +24,6 @@ def convert(change: Change, asked: PodRequest, names: Names) -> None:
 
     Raises InvalidRequest for what claims can't say.
     """
-    if asked.gang is not None:
-        raise InvalidRequest(
-            Reason.INVALID_ANNOTATION,
-            "pods that get their share by a claim have no place in a gang yet; take the gang's annotation off, or use "
-            f"a namespace without the label {names.admission_label}=claims",
-        )
     if asked.models != CardFilter() or asked.uuids != CardFilter():
         raise InvalidRequest(
             Reason.INVALID_ANNOTATION,

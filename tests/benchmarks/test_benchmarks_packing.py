@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import packing
-from benchmarks._claim_ways import WAYS
+from benchmarks import _targets, packing
+from benchmarks._claim_ways import BOTH, BUILT, WAYS
 from scheduler_ext.lab import simulate, trace
 from scheduler_ext.scoring.typical_pods import Workload
 from scheduler_ext.state.cluster import Cluster, Usage
 from scheduler_ext.state.shape import Shape, Step
 from vcuda.spec.inventory import Card
-from vcuda.spec.request import Policy
+from vcuda.spec.request import CardFilter, Policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +106,7 @@ def test_the_program_writes_its_rows_and_says_where_a_trace_is_missing(tmp_path:
         timeout=100,
         check=True,
     )
-    (row,) = json.loads((tmp_path / "out.json").read_text())
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert row["variant"] == "default" and row["seeds"] == 1 and 0 < row["learnt"] <= row["bound"] <= 100
     assert "default" in done.stdout
     nowhere = subprocess.run(
@@ -164,9 +164,47 @@ def test_slices_that_come_one_allocation_late_say_what_was_before() -> None:
 
 def test_the_program_compares_the_ways_to_place_claims(tmp_path: Path) -> None:
     files(tmp_path, [(32000, 2, "T4")], [(1000, 1, 500), (1000, 1, 1000)])
-    command = [sys.executable, "-m", "benchmarks.packing", "--claims", "--seeds", "7", "--trace", str(tmp_path)]
-    command += ["--json", str(tmp_path / "out.json")]
-    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
-    rows = json.loads((tmp_path / "out.json").read_text())
-    assert [row["way"] for row in rows] == list(WAYS)
-    assert rows[-1]["behind"] == 0 and all(0 < row["allocated"] <= 100 for row in rows)
+    for more, ways in ((["--ways"], list(WAYS)), ([], [BUILT, BOTH])):
+        command = [sys.executable, "-m", "benchmarks.claims_packing", *more, "--seeds", "7", "--trace", str(tmp_path)]
+        command += ["--json", str(tmp_path / "out.json")]
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+        rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+        assert [row["way"] for row in rows] == ways
+        assert rows[-1]["behind"] == 0 and all(0 < row["allocated"] <= 100 for row in rows)
+
+
+def test_the_target_of_claims_needs_all_variants_within_half_a_point() -> None:
+    def verdict(*behind: float) -> str:
+        rows = [
+            {"variant": f"v{at}", "way": way, "seeds": 3, "allocated": 90.0, "behind": points}
+            for at, one in enumerate(behind)
+            for way, points in ((BUILT, one), (BOTH, 0.0))
+        ]
+        found = _targets.judge({"claims_packing": {"rows": rows}})
+        return next(one.verdict for one in found if one.name == "T39")
+
+    assert verdict(0.0, 0.5, -0.1, 0.2) == "met"
+    assert verdict(0.0, 0.51, -0.1, 0.2) == verdict(0.0, 0.0, 0.0) == "missed"
+    assert verdict() == "not measured: claims_packing found no trace"
+
+
+def test_the_target_of_preparing_claims_needs_the_time_and_nothing_wrong() -> None:
+    def verdict(p99_ms: float, claims: int, *leaked: str) -> str:
+        tally = {"cycles": 100, "kills": 41, "doubled": [], "lost": [], "leaked": list(leaked), "refused": []}
+        found = _targets.judge({"claims": {"times": {"p99_ms": p99_ms, "claims": claims}, "tally": tally}})
+        return next(one.verdict for one in found if one.name == "T27")
+
+    assert verdict(10.0, 200) == "met"
+    assert verdict(10.1, 200) == verdict(9.0, 40) == verdict(9.0, 200, "a region of no claim") == "missed"
+
+
+def test_what_is_built_takes_no_card_of_another_model() -> None:
+    """kube-scheduler offers only nodes with a card that the claim's selector takes; the extender can't read that."""
+    cluster = Cluster()
+    for name, model in (("a", "T4"), ("b", "A100")):
+        cluster.set_node(name, (Card(f"{name}-0", 0, model, 16 << 30),), 64000, 1 << 38)
+    cluster.book("old", "a", Usage({"a-0": (70, 10)}))  # the better fit for 30 cores, but a T4
+    shape = Shape((Step(30, 10, 1, False, False, 0),), Policy.FGD, models=CardFilter(include=frozenset({"A100"})))
+    typical = Workload().typical(cluster, 0.0)
+    assert WAYS[BUILT](1).place(cluster, np.arange(2), shape, typical) == (1, [0])
+    assert WAYS[BUILT](1).place(cluster, np.array([0]), shape, typical) is None

@@ -75,9 +75,10 @@ def test_what_no_card_can_give_is_refused_before() -> None:
     assert verdict.refusal is not None and "150" in str(verdict.refusal)
 
 
-def test_a_gang_is_refused_with_the_way_out() -> None:
-    verdict, _ = review(pod("p", containers=[container("main", 30, 10)], annotations={NAMES.gang: "g/2"}), _CLAIMS)
-    assert verdict.refusal is not None and NAMES.admission_label in verdict.refusal.message
+def test_a_pod_of_a_gang_stays_in_it() -> None:
+    verdict, after = review(pod("p", containers=[container("main", 30, 10)], annotations={NAMES.gang: "g/2"}), _CLAIMS)
+    assert verdict.refusal is None and used(after) == [["vcuda-0"]]
+    assert after["metadata"]["annotations"][NAMES.gang] == "g/2"
 
 
 @pytest.mark.parametrize("annotation", [NAMES.card_model, NAMES.card_uuid])
