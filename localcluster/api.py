@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import http.client
 import json
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import websocket
 import yaml
 
 JsonObject = dict[str, Any]
@@ -78,6 +80,23 @@ class Api:
     def call(self, method: str, path: str, body: object = None, kind: str = "application/json") -> JsonObject:
         result: JsonObject = json.loads(self.text(method, path, body, kind))
         return result
+
+    def websocket(self, path: str) -> websocket.WebSocket:
+        """A command's streams (`localcluster.kubelet.execution`). Raises ApiFailure."""
+        scheme = "wss" if self._tls is not None else "ws"
+        try:
+            return websocket.create_connection(
+                f"{scheme}://{self._host}:{self._port}{path}", header=self._headers, sslopt={"context": self._tls},
+                subprotocols=["v5.channel.k8s.io"], timeout=None,
+            )  # fmt: skip
+        except websocket.WebSocketBadStatusException as error:
+            body = error.resp_body or b""
+            text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+            with contextlib.suppress(ValueError):
+                text = str(json.loads(text).get("message", text))
+            raise ApiFailure(error.status_code, "BadRequest", text or str(error)) from error
+        except (OSError, websocket.WebSocketException) as error:
+            raise ApiFailure(0, "Unreachable", f"the API server does not answer: {error}") from error
 
     def patch(self, path: str, body: JsonObject) -> JsonObject:
         return self.call("PATCH", path, body, PATCH)

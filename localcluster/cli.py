@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import logging
 import os
 import signal
@@ -15,6 +16,9 @@ import threading
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import websocket
 
 from localcluster import api as apis
 from localcluster import breaks
@@ -60,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         ("apply", "create the pods of YAML files"), ("get", "list the pods"), ("logs", "print a pod's log"),
         ("delete", "delete pods"),
         ("nodes", "list the nodes and what they offer"), ("events", "list the events"),
-        ("metrics", "print a daemon's metrics"),
+        ("metrics", "print a daemon's metrics"), ("exec", "run a command in a pod, as kubectl exec does"),
         ("break", "break something, and say what one should see; without a name, list what can be broken"),
         ("mend", "take a break back"),
     ):  # fmt: skip
@@ -71,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
             default=os.environ.get("KUBECONFIG"),
             help="as `up` prints it (default: $KUBECONFIG)",
         )
-        if name in ("get", "logs", "delete"):
+        if name in ("get", "logs", "delete", "exec"):
             command.add_argument("-n", "--namespace", default="default")
         if name == "apply":
             command.add_argument("file", type=Path, nargs="+")
@@ -79,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("pod")
             command.add_argument("-c", "--container", default="")
             command.add_argument("-p", "--previous", action="store_true", help="of the run before")
+        elif name == "exec":
+            command.add_argument("-c", "--container", default="")
+            command.add_argument("pod")
+            command.add_argument("words", nargs="+", metavar="-- COMMAND ARGUMENT")
         elif name == "delete":
             command.add_argument("pod", nargs="+")
         elif name == "metrics":
@@ -236,6 +244,31 @@ def _mend(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _exec(arguments: argparse.Namespace) -> int:
+    query = urllib.parse.urlencode(
+        [("stdout", "true"), ("stderr", "true"), *(("command", word) for word in arguments.words),
+         *([("container", arguments.container)] if arguments.container else [])]
+    )  # fmt: skip
+    connection = _client(arguments).websocket(f"{_pods(arguments)}/{arguments.pod}/exec?{query}")
+    streams = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
+    status: dict[str, Any] = {}
+    while True:
+        opcode, data = connection.recv_data()
+        if opcode == websocket.ABNF.OPCODE_CLOSE:
+            break
+        if data[:1] == b"\x03":
+            status = json.loads(data[1:])
+        elif data[1:] and data[0] in streams:
+            streams[data[0]].write(data[1:])
+            streams[data[0]].flush()
+    if status.get("status") == "Success":
+        return 0
+    causes = (status.get("details") or {}).get("causes") or [{}]
+    if status.get("reason") != "NonZeroExitCode":
+        raise ClusterFailure(status.get("message", "the connection broke off"))
+    return int(causes[0].get("message", "1"))
+
+
 def _delete(arguments: argparse.Namespace) -> int:
     api = _client(arguments)
     for name in arguments.pod:
@@ -252,7 +285,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     commands = {
         "demo": _demo, "up": _up, "apply": _apply, "get": _get, "logs": _logs, "delete": _delete,
-        "events": _events, "nodes": _nodes,
+        "events": _events, "nodes": _nodes, "exec": _exec,
         "metrics": _metrics, "break": _break, "mend": _mend,
     }  # fmt: skip
     signal.signal(signal.SIGTERM, _interrupted)

@@ -27,6 +27,7 @@ from localcluster.runner.config import Isolation
 from localcluster.runner.runtime import Runtime
 from localcluster.scheduler import Scheduler
 from localcluster.supervision import NAMESPACE, Supervised
+from manager.config.settings import ENV_PREFIX
 from vcuda import sim
 from vcuda.spec import names, units
 
@@ -199,7 +200,11 @@ class Cluster:
         )  # fmt: skip
         self.manager = Daemon(
             "gpu-manager", "manager.main", self._manager_arguments(manager_port, token_file),
-            self.directory / "manager.log", {**environment, **self.machine.environment()},
+            self.directory / "manager.log", {
+                **environment, **self.machine.environment(),
+                # A variable, so that `gpu-manager doctor` beside it finds the daemon and its flags.
+                f"{ENV_PREFIX}CHECKPOINT_PATH": str(self.node_directory / "checkpoint"),
+            },
         )  # fmt: skip
         for daemon in (self.extender, self.manager):
             daemon.start()
@@ -217,7 +222,6 @@ class Cluster:
             "--kubelet-token-file", str(token_file),
             "--driver-root", str(self.machine.root),
             "--virtual-manager-path", str(self.node_directory / "vm"),
-            "--checkpoint-path", str(self.node_directory / "checkpoint"),
             "--sample-period", "0.2",  # the demonstration's table is compared with what is true now
             "--query-addr", "127.0.0.1", "--query-port", str(port),
         ]  # fmt: skip

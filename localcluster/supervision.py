@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from localcluster import api as apis
 from localcluster.daemon import Daemon
 from localcluster.kubelet import kubelet, status
-from localcluster.runner.config import ContainerState
+from localcluster.runner.config import ContainerConfig, ContainerState, Isolation
+from localcluster.runner.runtime import start_guest
 
 JsonObject = dict[str, Any]
 NAMESPACE = "vcuda-system"
@@ -71,6 +75,14 @@ class Supervised:
 
     def log(self, previous: bool) -> Path:
         return self.daemon.previous_log if previous else self.daemon.log
+
+    def execute(self, command: Sequence[str], streams: Sequence[int], terminal: bool) -> subprocess.Popen[bytes]:
+        """Beside the daemon, in its environment; our programs are found."""
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        config = ContainerConfig(
+            tuple(command), {**self.daemon.environment, "PATH": path}, str(Path.cwd()), "/", Isolation.HOST_PATHS
+        )
+        return start_guest(config, self.daemon.pid, streams, terminal=terminal)
 
     def step(self) -> None:
         """Do what is due: to be called often."""

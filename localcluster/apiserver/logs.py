@@ -1,4 +1,4 @@
-"""The log subresource of pods: the API server asks the kubelet of the pod's node, as the real one does."""
+"""The subresources log and exec of pods: the API server asks the kubelet of the pod's node, as the real one does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from localcluster.apiserver.operations import Operations
 from localcluster.apiserver.resources import Target
 
 
-def fetch_log(operations: Operations, target: Target, query: Mapping[str, str], token: str) -> str:
-    """The log of one container (the only one, if none is named). Raises ApiError if there is none to read."""
+def _container(operations: Operations, target: Target, query: Mapping[str, str]) -> tuple[int, str]:
+    """The port of the pod's kubelet, and the container's name. Raises ApiError."""
     pod = operations.get(Target(kinds.PODS, target.namespace, target.name))
     node_name = pod["spec"].get("nodeName")
     if not node_name:
-        raise errors.bad_request(f"pod {target.name} is not on a node yet: it has no log")
+        raise errors.bad_request(f"pod {target.name} is not on a node yet: nothing of it runs")
     names = [container["name"] for key in ("containers", "initContainers") for container in pod["spec"].get(key) or []]
     name = query.get("container") or names[0]
     if name not in names:
@@ -30,6 +30,18 @@ def fetch_log(operations: Operations, target: Target, query: Mapping[str, str], 
     port = ((node.get("status") or {}).get("daemonEndpoints") or {}).get("kubeletEndpoint", {}).get("Port")
     if not port:
         raise errors.ApiError(503, "ServiceUnavailable", f"the kubelet of node {node_name} has no endpoint")
+    return int(port), str(name)
+
+
+def exec_path(operations: Operations, target: Target, query: Mapping[str, str], words: str) -> tuple[int, str]:
+    """Port and path of kubelet's for a command in a container; `words` is the request's query as it came."""
+    port, name = _container(operations, target, query)
+    return port, f"/exec/{target.namespace}/{target.name}/{name}?{words}"
+
+
+def fetch_log(operations: Operations, target: Target, query: Mapping[str, str], token: str) -> str:
+    """The log of one container (the only one, if none is named). Raises ApiError if there is none to read."""
+    port, name = _container(operations, target, query)
     wanted = {key: query[key] for key in ("tailLines", "previous") if key in query}
     path = f"/containerLogs/{target.namespace}/{target.name}/{name}?{urllib.parse.urlencode(wanted)}"
     code, text = _ask(port, path, token)

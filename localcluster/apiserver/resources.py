@@ -42,7 +42,7 @@ ALL = (
 )  # fmt: skip
 _GROUPS = tuple(dict.fromkeys(resource.group for resource in ALL if resource.group))
 _SUBRESOURCES = {
-    PODS: ("status", "binding", "eviction", "log"), NODES: ("status",), NAMESPACES: ("status",),
+    PODS: ("status", "binding", "eviction", "log", "exec"), NODES: ("status",), NAMESPACES: ("status",),
     RESOURCE_CLAIMS: ("status",), BUDGETS: ("status",),
 }  # fmt: skip
 

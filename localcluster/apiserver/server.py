@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import select
+import socket
 import ssl
 import time
 import urllib.parse
@@ -20,7 +21,7 @@ import orjson
 from localcluster import web
 from localcluster.apiserver import errors, proxy, resources, selectors, table
 from localcluster.apiserver.faults import Fault, Hook, Request
-from localcluster.apiserver.logs import fetch_log
+from localcluster.apiserver.logs import exec_path, fetch_log
 from localcluster.apiserver.operations import Operations
 from localcluster.apiserver.resources import Target
 from localcluster.apiserver.store import Store
@@ -42,6 +43,15 @@ class Answer:
     status: int
     data: bytes
     kind: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """A request that kubelet answers, on the same connection from then on: its port, its path, and our token for it."""
+
+    port: int
+    path: str
+    token: str
 
 
 def _json(content: Any, status: int = 200) -> Answer:
@@ -150,8 +160,11 @@ class Server:
             if not plurals or resource.plural in plurals:
                 store.break_watches(forget=forget)
 
-    def answer(self, request: Request) -> Answer | Iterator[JsonObject | None]:
-        """Carry a request out: the answer, or the events of a watch (None: nothing happened for a while)."""
+    def answer(self, request: Request, words: str = "") -> Answer | Tunnel | Iterator[JsonObject | None]:
+        """Carry a request out: the answer, or the events of a watch (None: nothing happened for a while).
+
+        `words` is its query as it came, where names may be repeated.
+        """
         try:
             if request.path in _OPEN_PATHS:
                 return Answer(200, b"ok", "text/plain")
@@ -168,6 +181,8 @@ class Server:
             if passed_on is not None:
                 return Answer(*passed_on)
             target = resources.parse_path(request.path)
+            if target.subresource == "exec":
+                return Tunnel(*exec_path(self.operations, target, request.query, words), self._kubelet_token)
             if request.query.get("dryRun"):
                 raise errors.bad_request("dryRun is not supported by this stand-in API server")
             if request.method == "GET":
@@ -271,7 +286,8 @@ class _Handler(web.Handler):
         time.sleep(min(fault.stalled_s, request.timeout_s))
         if fault.stalled_s >= request.timeout_s:
             fault = Fault(504, message="the request's timeout is over")
-        answer = outer.answer(request) if fault.status is None or fault.done else None
+        words = urllib.parse.urlsplit(self.path).query
+        answer = outer.answer(request, words) if fault.status is None or fault.done else None
         time.sleep(fault.late_s)
         if fault.status == 0:
             self.close_connection = True
@@ -280,6 +296,8 @@ class _Handler(web.Handler):
             self._send(injected if fault.body is None else Answer(fault.status, fault.body))
         elif isinstance(answer, Answer):
             self._send(answer)
+        elif isinstance(answer, Tunnel):
+            self._tunnel(answer)
         elif answer is not None:
             self._stream(answer, request)
 
@@ -303,6 +321,20 @@ class _Handler(web.Handler):
     def _send(self, answer: Answer) -> None:
         self.reply(answer.status, answer.kind, answer.data)
 
+    def _tunnel(self, tunnel: Tunnel) -> None:
+        """Pass the request on to kubelet with our token, then bytes both ways until one side has ended."""
+        kept = {name: value for name, value in self.headers.items() if name.lower() not in ("authorization", "host")}
+        head = [f"GET {tunnel.path} HTTP/1.1", "Host: kubelet", f"Authorization: Bearer {tunnel.token}"]
+        head += [f"{name}: {value}" for name, value in kept.items()]
+        self.close_connection = True
+        try:
+            with socket.create_connection(("127.0.0.1", tunnel.port), timeout=10) as kubelet:
+                kubelet.settimeout(None)
+                kubelet.sendall("\r\n".join([*head, "", ""]).encode("latin-1"))
+                _pass_on(self.connection, kubelet, lambda: self.outer.stopping)
+        except OSError as error:
+            self._send(_refusal(errors.ApiError(502, "BadGateway", f"kubelet does not answer: {error}")))
+
     def _stream(self, events: Iterator[JsonObject | None], request: Request) -> None:
         """Send a watch's events until it ends, its time is over, the client goes or the server stops."""
         deadline = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
@@ -324,3 +356,24 @@ class _Handler(web.Handler):
             self.wfile.flush()
         except OSError:
             self.close_connection = True
+
+
+def _pass_on(one: socket.socket, other: socket.socket, stopping: Callable[[], bool]) -> None:
+    """Bytes both ways, in one thread: a TLS connection must not be read and written by two at once."""
+    peers = {one: other, other: one}
+    while not stopping():
+        ready = select.select([one, other], [], [], 0.5)[0]
+        if isinstance(one, ssl.SSLSocket) and one.pending() and one not in ready:
+            ready.append(one)
+        for source in ready:
+            if isinstance(source, ssl.SSLSocket):
+                source.setblocking(False)  # what is there may be no whole record yet
+            try:
+                data = source.recv(65536)
+            except ssl.SSLWantReadError:
+                continue
+            finally:
+                source.setblocking(True)
+            if not data:
+                return
+            peers[source].sendall(data)

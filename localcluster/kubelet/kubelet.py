@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
+import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +19,13 @@ from localcluster import api as apis
 from localcluster.kubelet import containers
 from localcluster.kubelet.claim_manager import ClaimManager
 from localcluster.kubelet.devices import AdmissionFailure, DeviceManager
+from localcluster.kubelet.execution import Start
 from localcluster.kubelet.http import KubeletHttp
 from localcluster.kubelet.plugins import RegistrationServer
 from localcluster.kubelet.podresources import PodResourcesServer
 from localcluster.kubelet.status import timestamp
 from localcluster.kubelet.worker import PodWorker, Services
-from localcluster.runner.runtime import Runtime
+from localcluster.runner.runtime import Container, Runtime
 
 JsonObject = dict[str, Any]
 _HEARTBEAT_SECONDS = 10.0
@@ -52,10 +55,16 @@ class Mirrored(Protocol):
 
     def log(self, previous: bool) -> Path: ...
 
+    def execute(self, command: Sequence[str], streams: Sequence[int], terminal: bool) -> subprocess.Popen[bytes]: ...
+
 
 def finished(pod: JsonObject) -> bool:
     """Whether the pod has reached a phase that it never leaves."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _is_over(container: Container) -> bool:
+    return container.state().over
 
 
 class Kubelet:
@@ -76,7 +85,7 @@ class Kubelet:
         self._all_known = False  # before the first list nobody's devices are free: their pods may be in it
         self.devices = DeviceManager(settings.device_plugins, lambda: self._queue.put((_NODE_CHANGED, None)))
         self._registration = RegistrationServer(settings.device_plugins, self.devices.register)
-        self._http = KubeletHttp(settings.token, self.pods, self._read_log, settings.http_port)
+        self._http = KubeletHttp(settings.token, self.pods, self._read_log, self._execute, settings.http_port)
         self.port = self._http.port
         defaults = containers.image_defaults(settings.working_directory)
         self.claims = ClaimManager(api, settings.plugins_registry, settings.cdi)
@@ -143,6 +152,21 @@ class Kubelet:
                     with contextlib.suppress(FileNotFoundError):  # just being started, or just removed
                         return wanted[-1].config.log_path.read_text(encoding="utf-8", errors="replace")
         return None
+
+    def _execute(
+        self, namespace: str, name: str, container: str, command: list[str]
+    ) -> tuple[Start, Callable[[], bool]]:
+        if not command:
+            raise LookupError("you must specify at least one command for the container")
+        mirrored = self._mirrored.get((namespace, name))
+        if mirrored is not None:
+            return functools.partial(mirrored.execute, command), lambda: False
+        for pod in self.pods():
+            if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
+                run = self._runtime.latest(pod["metadata"]["uid"], container)
+                if run is not None and run.state().phase == "running":
+                    return functools.partial(self._runtime.execute, run, command), functools.partial(_is_over, run)
+        raise LookupError(f"container {container} of pod {name} is not running")
 
     # --- the node ---
     def _register_node(self) -> None:

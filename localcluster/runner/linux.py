@@ -73,6 +73,11 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), f"unshare 0x{flags:x}")
 
 
+def setns(descriptor: int) -> None:
+    """setns(2): join the namespace of an open file of /proc/PID/ns. Raises OSError."""
+    _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(0)), "setns")
+
+
 def pivot_root(new_root: str) -> None:
     """Make `new_root` the root and drop the old one entirely."""
     os.chdir(new_root)

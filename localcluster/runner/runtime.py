@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -132,6 +133,15 @@ class Runtime:
             raise RuntimeFailure(f"{state.error}: {(directory / 'monitor.log').read_text(errors='replace')[-300:]}")
         return container
 
+    def execute(
+        self, container: Container, command: Sequence[str], streams: Sequence[int], terminal: bool
+    ) -> subprocess.Popen[bytes]:
+        """One more command in a running container, as `guest` does it. Raises RuntimeFailure if it does not run."""
+        state = container.state()
+        if state.phase != "running":
+            raise RuntimeFailure(f"container {container.name} is not running")
+        return start_guest(replace(container.config, command=tuple(command)), state.pid, streams, terminal=terminal)
+
     def stop(self, container: Container, grace_seconds: float) -> None:
         """SIGTERM, then after the grace period SIGKILL to the whole tree. Returns when nothing of it is left."""
         if grace_seconds > 0:
@@ -160,6 +170,24 @@ class Runtime:
             container.tell("KILL")
         for container in self.containers():
             self.stop(container, 0)
+
+
+def start_guest(
+    config: configs.ContainerConfig, main: int, streams: Sequence[int], *, terminal: bool
+) -> subprocess.Popen[bytes]:
+    """Start `config.command` beside the process `main`. Its standard output tells how it goes, as lines of JSON."""
+    if terminal:
+        config = replace(config, environment={"TERM": "xterm", **config.environment})
+    order = {"config": config.dump(), "main": main, "streams": list(streams), "terminal": terminal}
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _BOOT.replace("supervisor", "guest"), str(_PACKAGE_ROOT), json.dumps(order)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=tuple(set(streams)),
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+    )
 
 
 def _wait(container: Container, seconds: float) -> None:

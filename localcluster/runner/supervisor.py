@@ -19,7 +19,7 @@ from pathlib import Path
 from localcluster.runner import config as configs
 from localcluster.runner import linux, rootfs
 
-_EXEC_FAILED = 127
+EXEC_FAILED = 127
 _CHILD_POLL_SECONDS = 0.02
 
 
@@ -66,9 +66,12 @@ class Monitor:
         partial.replace(path)
 
     # --- start ---
+    def _prepare(self) -> None:
+        self._config.log_path.touch()
+
     def _start(self) -> str:
         """Fork and start the command. Returns an error message, or an empty string once the command was executed."""
-        self._config.log_path.touch()
+        self._prepare()
         ready_read, ready_write = os.pipe()
         mapped_read, mapped_write = os.pipe()
         report_read, report_write = os.pipe2(os.O_CLOEXEC)
@@ -113,7 +116,7 @@ class Monitor:
         except (OSError, ValueError) as error:
             os.write(report, f"error {' '.join(str(error).split())}\n".encode())
         finally:
-            os._exit(_EXEC_FAILED)
+            os._exit(EXEC_FAILED)
 
     def _enter_namespaces(self, ready: int, mapped: int) -> None:
         isolation = self._config.isolation
@@ -144,21 +147,25 @@ class Monitor:
             if init != 0:
                 os.write(report, f"pid {init}\n".encode())
                 os.close(report)
-                os._exit(_mirror(init))
+                os._exit(mirror(init))
             linux.die_with_parent(signal.SIGKILL)
             linux.mount("proc", str(config.root_path) + "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | 8)
         self._become_command()
 
-    def _become_command(self) -> None:
-        config = self._config
-        log = os.open(config.log_path, os.O_WRONLY | os.O_APPEND)
+    def _enter_root(self) -> None:
+        """The last steps that need the host's files: standard streams, then the container's root."""
+        log = os.open(self._config.log_path, os.O_WRONLY | os.O_APPEND)
         null = os.open("/dev/null", os.O_RDONLY)
-        if config.isolation.real_mounts:
-            linux.pivot_root(str(config.root_path))
+        if self._config.isolation.real_mounts:
+            linux.pivot_root(str(self._config.root_path))
             linux.drop_capabilities()
         os.setsid()
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+
+    def _become_command(self) -> None:
+        config = self._config
+        self._enter_root()
         # Handlers are reset by exec, what was ignored is not.
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
@@ -221,7 +228,7 @@ class Monitor:
             time.sleep(_CHILD_POLL_SECONDS)
 
 
-def _mirror(pid: int) -> int:
+def mirror(pid: int) -> int:
     """Wait for the namespace's first process and end the same way as it."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code < 0:

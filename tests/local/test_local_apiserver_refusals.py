@@ -220,7 +220,7 @@ def test_evictions_are_of_policy_v1_and_kept_to_by_budgets(api: apis.Api, pod: d
 @pytest.mark.parametrize(
     ("spec", "query", "code", "message"),
     [
-        ({}, "", 400, "pod b is not on a node yet: it has no log"),
+        ({}, "", 400, "pod b is not on a node yet: nothing of it runs"),
         ({"nodeName": "n9"}, "?container=side", 400, "side is not valid for pod b; choose one of main"),
         ({"nodeName": "n9"}, "", 404, '"n9" not found'),
         ({"nodeName": "n1"}, "", 503, "the kubelet of node n1 has no endpoint"),

@@ -67,7 +67,7 @@ def test_pods_are_applied_listed_and_deleted(run: Run, api: apis.Api, manifest: 
         (["apply", "{manifest}"], 'pods "one" already exists'),
         (["apply", "{folder}/missing.yaml"], "missing.yaml can't be read"),
         (["logs", "nobody"], 'pods "nobody" not found'),
-        (["logs", "one"], "pod one is not on a node yet: it has no log"),
+        (["logs", "one"], "pod one is not on a node yet: nothing of it runs"),
         (["logs", "one", "-c", "side"], "pod one is not on a node yet"),
         (["delete", "two", "nobody"], 'pods "nobody" not found'),
     ],
