@@ -67,31 +67,49 @@ class Api:
     def watch_pods(self) -> PodWatch:
         """Watch from now on."""
         version = self.get(f"{PODS}?limit=1")["metadata"]["resourceVersion"]
-        connection = self._connect(600)
-        connection.request("GET", f"{PODS}?watch=1&resourceVersion={version}", headers=self._headers)
-        return PodWatch(connection)
+
+        def connect(since: str) -> http.client.HTTPSConnection:
+            connection = self._connect(600)
+            connection.request("GET", f"{PODS}?watch=1&resourceVersion={since}", headers=self._headers)
+            return connection
+
+        return PodWatch(connect, version)
 
 
 class PodWatch:
-    """Notes when each pod was first seen bound, and first seen running or failed, on this process's monotonic clock (seconds)."""
+    """Notes when each pod was first seen bound, and first seen running or failed, on this process's monotonic clock (seconds).
 
-    def __init__(self, connection: http.client.HTTPSConnection) -> None:
+    A server that finds us too slow ends a watch: it goes on from the last event.
+    """
+
+    def __init__(self, connect: Callable[[str], http.client.HTTPSConnection], version: str) -> None:
         self.bound: dict[str, float] = {}
         self.running: dict[str, float] = {}
         self.failed: dict[str, float] = {}
-        self._connection = connection
+        self._connect, self._version = connect, version
+        self._connection = connect(version)
+        self._closed = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._follow, daemon=True).start()
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
 
     def _follow(self) -> None:
-        try:
-            for line in self._connection.getresponse():
-                self._note(line, time.monotonic())
-        except (OSError, http.client.HTTPException, ValueError, AttributeError):
-            return  # closed by us, or the server ended it: whoever waits runs into its deadline and says so
+        while not self._closed:
+            try:
+                for line in self._connection.getresponse():
+                    self._note(line, time.monotonic())
+            except (OSError, http.client.HTTPException, ValueError, AttributeError):
+                pass  # closed by us, or broken
+            if not self._closed:
+                self._connection = self._connect(self._version)
 
     def _note(self, line: bytes, now: float) -> None:
-        pod = json.loads(line)["object"]
+        event = json.loads(line)
+        if event["type"] == "ERROR":  # events are lost: whoever waits runs into its deadline and says so
+            self._closed = True
+            return
+        pod = event["object"]
+        self._version = pod["metadata"]["resourceVersion"]
         name = pod["metadata"]["name"]
         with self._changed:
             if pod["spec"].get("nodeName"):
@@ -110,6 +128,7 @@ class PodWatch:
                 )
 
     def close(self) -> None:
+        self._closed = True
         if self._connection.sock is not None:
             self._connection.sock.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -62,3 +63,34 @@ def test_without_a_cluster_the_report_gets_the_reason_and_no_path_of_this_machin
     )
     run = _report.Run("c", "d", ran.stdout, "", None)
     assert run.why_none().startswith("no kubelab script at nowhere/kubelab; set KUBELAB=path")
+
+
+class Watched:
+    """A connection whose watch gives these events and ends."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.lines, self.sock = [json.dumps(event).encode() for event in events], None
+
+    def getresponse(self) -> list[bytes]:
+        return self.lines
+
+
+def event(kind: str, version: int, phase: str, node: str = "n1") -> dict[str, Any]:
+    metadata = {"name": "a", "resourceVersion": str(version)}
+    return {"type": kind, "object": {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": phase}}}
+
+
+def test_a_watch_that_the_server_ends_goes_on_after_the_last_event() -> None:
+    """A real one ends the watch of a client that is too slow for it."""
+    lost = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
+    answers = [Watched(event("ADDED", 5, "Pending")), Watched(event("MODIFIED", 7, "Running")), Watched(lost)]
+    asked = []
+
+    def connect(version: str) -> Any:
+        asked.append(version)
+        return answers[len(asked) - 1]
+
+    watch = _kube_api.PodWatch(connect, "3")
+    watch.wait("the pod runs", lambda: "a" in watch.running, 30)
+    watch.thread.join(30)
+    assert asked == ["3", "5", "7"] and set(watch.bound) == {"a"}
