@@ -148,6 +148,14 @@ class Group:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
 
+    def of_container(self, uid: str, identifier: str) -> Path:
+        """As the driver names it, in the tree of a kubelet that has a root group of its own."""
+        if self.folder.suffix != ".slice":
+            return self.folder / f"kubepods/besteffort/pod{uid}/{identifier}"
+        tree = f"{self.folder.stem}-kubepods"
+        around = self.folder / f"{tree}.slice/{tree}-burstable.slice"
+        return around / f"{tree}-burstable-pod{uid.replace('-', '_')}.slice/cri-containerd-{identifier}.scope"
+
     def forbid_all_but_null(self, group: Path) -> None:
         """What a runtime that knows nothing of the card leaves."""
         if (group / "devices.deny").exists():
@@ -167,8 +175,14 @@ def version() -> int:
 
 
 @pytest.fixture
-def group(version: int, tmp_path: Path) -> Iterator[Group]:
-    name = f"vgm-test-{os.getpid()}"
+def driver() -> str:
+    """Kubelet's and the runtime's cgroup driver, by which the groups are named."""
+    return "cgroupfs"
+
+
+@pytest.fixture
+def group(version: int, driver: str, tmp_path: Path) -> Iterator[Group]:
+    name = f"vgm-test-{os.getpid()}" if driver == "cgroupfs" else f"vgmtest{os.getpid()}.slice"
     if version == 1:
         made = Group(CGROUPS, CGROUPS / "devices" / name)
         if not (CGROUPS / "devices/devices.list").exists():
@@ -223,7 +237,7 @@ def contained(folder: Path, root: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("version", "driver"), [(1, "cgroupfs"), (2, "cgroupfs"), (2, "systemd")])
 @pytest.mark.parametrize("policy", ["report", "restore"])
 def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(node: Node, group: Group, policy: str) -> None:
     """INCIDENTS I1 with the kernel's own device cgroup: deny all, allow what the runtime knows; the card is not in it."""
@@ -233,7 +247,7 @@ def test_a_card_lost_behind_the_runtimes_back_is_seen_and_given_back(node: Node,
     root = node.directory / "container"
     (root / "etc/vcuda").mkdir(parents=True)
     _bind(node.region(item, "c"), root / "etc/vcuda")
-    folder = group.folder / f"kubepods/besteffort/pod{item['metadata']['uid']}/0123"
+    folder = group.of_container(item["metadata"]["uid"], "0123")
     process = contained(folder, root)
     try:
         eventually(lambda: usage(node)["device_cgroups"] == "watched", "the watch")
