@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -175,8 +175,7 @@ def page() -> str:
         *_table(("field", "what"), logs.FIELDS.items()),
         "## Events",
         "",
-        "What to do about each, and about refusals: [troubleshooting.md](troubleshooting.md). A refusal is an event "
-        "too, with its reason.",
+        "What each means: [errors.md](errors.md). A refusal is an event too, with its reason.",
         "",
         *_table(("event", "by"), events()),
         "## Reasons",
@@ -186,23 +185,27 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def write(path: Path, text: Callable[[], str], command: str, *, check: bool) -> int:
+    """Write a page, or with `check` compare it with the committed one; 1 if they differ or it can't be made."""
+    try:
+        made = text()
+    except ValueError as error:
+        print(f"{path.name}: {error}", file=sys.stderr)
+        return 1
+    if path.exists() and path.read_text() == made:
+        return 0
+    if check:
+        print(f"{path} is out of date; run {command}", file=sys.stderr)
+        return 1
+    path.write_text(made)
+    return 0
+
+
 def main() -> int:
     """Write the page, or compare it with the committed one; 1 if they differ."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
-    check = parser.parse_args().check
-    try:
-        text = page()
-    except ValueError as error:
-        print(f"{PAGE.name}: {error}", file=sys.stderr)
-        return 1
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    if check:
-        print(f"{PAGE} is out of date; run {COMMAND}", file=sys.stderr)
-        return 1
-    PAGE.write_text(text)
-    return 0
+    return write(PAGE, page, COMMAND, check=parser.parse_args().check)
 
 
 if __name__ == "__main__":

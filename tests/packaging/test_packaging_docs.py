@@ -1,4 +1,4 @@
-"""Operators find every code that they may meet: each reason and event has its line in docs/troubleshooting.md, each value its words."""
+"""Operators find every code that they may meet: each reason and event has its section in docs/errors.md, each value its words."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy import manifests, names_page
+from deploy import errors_page, manifests, names_page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/troubleshooting.md"
 OPERATIONS = ROOT / "docs/operations.md"
 
 
-def test_every_reason_has_its_line() -> None:
-    page = PAGE.read_text()
-    codes = [code for code, _ in names_page.reasons()]
-    assert len(codes) > 30
-    assert not [code for code in codes if f"`{code}`" not in page]
+def test_every_code_has_its_section_and_every_section_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert errors_page.PAGE.read_text() == errors_page.page(), f"run {errors_page.COMMAND}"
+    sections = re.findall(r"^## (.*)$", errors_page.PAGE.read_text(), re.MULTILINE)
+    assert {"CardUnhealthy", "MemoryUnaccounted", "DevicesLost", "InsufficientCores", "PodUnknown"} <= {*sections}
+    assert sections == sorted({*sections}) and len(sections) > 60
+    for other in ({"MadeUp": ["refusal, by extender"]}, {"PodUnknown": None}):
+        known = {code: said for code, said in (errors_page.senders() | other).items() if said}
+        with monkeypatch.context() as patch:
+            patch.setattr(errors_page, "senders", lambda known=known: known)
+            with pytest.raises(ValueError, match=f"codes: {next(iter(other))} in errors.yaml or in the programs only"):
+                errors_page.page()
 
 
-def test_every_event_of_the_daemon_has_its_line() -> None:
-    page = PAGE.read_text()
-    events = {name for name, _ in names_page.events()}
-    assert {"CardUnhealthy", "MemoryUnaccounted", "DevicesLost"} <= events
-    assert not [name for name in events if f"`{name}`" not in page]
+def test_links_between_sections_lead_somewhere() -> None:
+    page = errors_page.PAGE.read_text()
+    anchors = {heading.lower() for heading in re.findall(r"^## (.*)$", page, re.MULTILINE)}
+    assert {*re.findall(r"\]\(#([a-z-]+)\)", page)} <= anchors
 
 
 def test_every_right_is_listed_with_its_reason() -> None:

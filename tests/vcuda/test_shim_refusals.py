@@ -37,7 +37,7 @@ def test_the_first_refusal_says_what_was_asked_what_is_in_use_and_what_the_card_
     (line,) = said(share, TWICE)
     assert line == (
         "vcuda: refused 512 MiB of GPU memory: limit 300 MiB, 71 MiB in use by this container (7 MiB of it overhead); "
-        "the card itself has 3.9375 GiB free; said once in a process"
+        "the card itself has 3.9375 GiB free; MemoryRefused, said once in a process"
     )
 
 
@@ -61,7 +61,7 @@ def test_a_context_that_does_not_fit_says_so_without_a_figure_of_the_card(machin
     (line,) = said(small, 'cu.cuInit(0); answer(call("cuCtxCreate_v2", C.byref(C.c_void_p()), 0, 0))')
     assert line == (
         "vcuda: refused 64 MiB of GPU memory: limit 4 bytes, 0 bytes in use by this container (0 bytes of it overhead); "
-        "said once in a process"
+        "MemoryRefused, said once in a process"
     )
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         return status
     except SpecError as error:
-        return _fail(error.message, BAD_USAGE)
+        return _fail(str(error), BAD_USAGE)
     except CommandError as error:
         return _fail(str(error), error.status)
     except (RunError, SimError) as error:

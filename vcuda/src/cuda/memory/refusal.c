@@ -51,7 +51,7 @@ static void explain(uint32_t fullest, uint64_t bytes)
     if (free_on_card(fullest, &free_bytes))
         snprintf(on_card, sizeof on_card, "; the card itself has %s free", amount(number, free_bytes));
     vc_log_once(VC_NOTICE_REFUSED,
-                "refused %s of GPU memory: limit %s%s, %s in use by this container (%s of it overhead)%s; said once in a process",
+                "refused %s of GPU memory: limit %s%s, %s in use by this container (%s of it overhead)%s; MemoryRefused, said once in a process",
                 bytes ? amount(asked, bytes) : "an unknown amount", amount(limit, view.memory_bytes), physical,
                 amount(used, vc_quota_used(card->region, card->index)), amount(overhead, view.overhead_bytes), on_card);
 }
