@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from prometheus_client import disable_created_metrics
+
 import scheduler_ext
 from scheduler_ext import settings
 from scheduler_ext.admission import settings as admission_settings
@@ -46,6 +48,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
 
 def _serve(options: argparse.Namespace) -> None:
     """The two commands that run until a signal. Raises InvalidSettings and what they raise."""
+    # When a counter was made nobody asks, and it doubles the series.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     if options.command == "webhook":
         reviewing = admission_settings.read(vars(options), os.environ)
         _log_as(reviewing)

@@ -97,6 +97,7 @@ def test_probes_and_metrics_have_a_port_of_their_own(api: FakeApi, tmp_path: Pat
         with httpx.Client(base_url=found[1], timeout=20) as probes:
             eventually(lambda: probes.get("/readyz").status_code == 200)
             assert probes.get("/healthz").text == "ok\n" and "vcuda_extender_cards" in probes.get("/metrics").text
+            assert "_created" not in probes.get("/metrics").text
             assert probes.post("/scheduler/filter", json={}).status_code in (404, 405)
             assert probes.get("/defrag").status_code == 404
 
