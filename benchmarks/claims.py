@@ -122,6 +122,11 @@ class Node:
         found: ClaimDriver = until(there, "the driver's registration")
         return found
 
+    def look(self) -> int:
+        """How many instances of the driver kubelet knows after another look."""
+        self.watcher.look()
+        return self.watcher.instances
+
     def kill(self) -> None:
         self._bench.stop(signal.SIGKILL)
         self.watcher.forget()  # its sockets stay behind

@@ -110,6 +110,11 @@ class PluginWatcher:
                 found[driver.name] = driver
         return found
 
+    @property
+    def instances(self) -> int:
+        """How many are registered, of all drivers."""
+        return sum(driver is not None for _, driver in self._seen.values())
+
     def look(self) -> None:
         """Forget who has gone, then register who is new."""
         found = {path: path.stat().st_ino for path in self._registry.glob("*.sock")} if self._registry.is_dir() else {}

@@ -30,9 +30,14 @@ def claims(machine: Machine, make_node: Callable[..., Node]) -> Iterator[ClaimNo
 
 
 @pytest.fixture
-def second(claims: ClaimNode) -> Iterator[Standby]:
+def old(claims: ClaimNode) -> ClaimDriver:
+    """The driver of the daemon that has the node, as kubelet knows it before there is another."""
+    return claims.start()
+
+
+@pytest.fixture
+def second(claims: ClaimNode, old: ClaimDriver) -> Iterator[Standby]:
     """Stands by for the daemon of `claims`."""
-    claims.start()
     parsed = parse(claims.node.arguments(*claims.arguments()), {})
     assert parsed is not None
     made = Standby(parsed.settings, nvml.open_driver)
@@ -78,10 +83,12 @@ def test_no_call_of_kubelets_fails_while_the_daemon_is_updated() -> None:
     assert found.calls > 50 and not found.failed, found.failed[:5]
 
 
-def test_one_that_stands_by_passes_calls_on_and_has_no_book(claims: ClaimNode, second: Standby) -> None:
+def test_one_that_stands_by_passes_calls_on_and_has_no_book(
+    claims: ClaimNode, old: ClaimDriver, second: Standby
+) -> None:
     first = claims.node.daemon
     assert first is not None
-    driver = newest(claims, claims.driver())
+    driver = newest(claims, old)
     item = claim("train", result(claims.cards[0]))
     claims.put(item)
     assert prepared(driver, item)
@@ -90,10 +97,12 @@ def test_one_that_stands_by_passes_calls_on_and_has_no_book(claims: ClaimNode, s
     assert first.allocator.allocations == () and claims.left() == []
 
 
-def test_readiness_of_one_that_stands_by_is_that_kubelet_knows_it(claims: ClaimNode, second: Standby) -> None:
+def test_readiness_of_one_that_stands_by_is_that_kubelet_knows_it(
+    claims: ClaimNode, old: ClaimDriver, second: Standby
+) -> None:
     assert ask(second, "/healthz")[0] == 200
     assert ask(second, "/readyz") == (503, "not registered with kubelet\n")
-    newest(claims, claims.driver())
+    newest(claims, old)
     status, text = ask(second, "/readyz")
     assert status == 200 and "another gpu-manager holds" in text
     status, text = ask(second, "/metrics")
@@ -101,9 +110,8 @@ def test_readiness_of_one_that_stands_by_is_that_kubelet_knows_it(claims: ClaimN
 
 
 def test_a_call_waits_for_the_book_and_the_first_ones_leaving_takes_nothing_along(
-    claims: ClaimNode, second: Standby
+    claims: ClaimNode, old: ClaimDriver, second: Standby
 ) -> None:
-    old = claims.driver()
     before, after = claim("before", result(claims.cards[0])), claim("after", result(claims.cards[1]))
     claims.put(before, after)
     assert prepared(old, before)
@@ -123,7 +131,9 @@ def test_a_call_waits_for_the_book_and_the_first_ones_leaving_takes_nothing_alon
     assert prepared(driver, before)
 
 
-def test_sockets_that_a_kill_has_left_go_and_those_of_the_living_stay(claims: ClaimNode, second: Standby) -> None:
+def test_sockets_that_a_kill_has_left_go_and_those_of_the_living_stay(
+    claims: ClaimNode, old: ClaimDriver, second: Standby
+) -> None:
     left = (
         claims.node.directory / "plugins" / NAMES.driver / "dra-0123abcd.sock",
         claims.registry / f"{NAMES.driver}-reg.sock",
@@ -131,8 +141,24 @@ def test_sockets_that_a_kill_has_left_go_and_those_of_the_living_stay(claims: Cl
     for path in left:
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
-    newest(claims, claims.driver())
+    newest(claims, old)
     claims.node.stop()
     claims.node.start(*claims.arguments(f"--checkpoint-path={claims.node.directory}/other"))
     eventually(lambda: not any(path.exists() for path in left), "the end of dead sockets")
     assert second.front.sockets._intact()
+
+
+def test_one_that_is_killed_is_followed_as_one_that_ends() -> None:
+    """The kernel lets go of its lock, and kubelet has the other one already."""
+    with bench.claim_node() as here:
+        here.start()
+        old = here.detach()
+        here.spawn()
+        eventually(lambda: here.look() == 2, "the second one's registration")
+        old.kill()
+        old.wait(10)
+        eventually(here.serves, "the second one's turn")
+        item = here.claim("train", here.cards()[0], 30, 8)
+        driver = here.watcher.drivers[NAMES.driver]
+        assert prepared(driver, item) and here.state() == {item["metadata"]["uid"]}
+        here.kill()
