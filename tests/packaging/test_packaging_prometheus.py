@@ -59,6 +59,12 @@ def served(page: Callable[[], bytes]) -> Iterator[str]:
             thread.join()
 
 
+def monitors() -> dict[str, dict[str, Any]]:
+    """The chart's ServiceMonitors by name."""
+    rendered = manifests.render({"metrics": {"serviceMonitor": {"enabled": True}}})["servicemonitor.yaml"]
+    return {item["metadata"]["name"]: item for item in yaml.safe_load_all(rendered) if item}
+
+
 def job(monitor: dict[str, Any], address: str) -> dict[str, Any]:
     """What the operator makes of a ServiceMonitor, with the labels that it gives a pod's target."""
     (endpoint,) = monitor["spec"]["endpoints"]
@@ -85,12 +91,10 @@ def ask(tmp_path: Path) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus (Debian's package) is not installed here")
-    rendered = manifests.render({"metrics": {"serviceMonitor": {"enabled": True}}})["servicemonitor.yaml"]
-    monitors = {item["metadata"]["name"]: item for item in yaml.safe_load_all(rendered) if item}
     shown = example()
     with served(shown.exposition) as manager, served(extender_page) as extender, contextlib.ExitStack() as stack:
         addresses = {"gpu-manager": manager, "gpu-scheduler-extender": extender}
-        jobs = [job(monitors[name], address) for name, address in addresses.items()]
+        jobs = [job(monitors()[name], address) for name, address in addresses.items()]
         config = tmp_path / "prometheus.yml"
         config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}))
         at = f"127.0.0.1:{free_port()}"
