@@ -133,7 +133,7 @@ class ByExtender(Extender):
 
 
 class ByBook(Extender):
-    """What is built: nodes weighed by their first card that fits; a claim's selector of models is kube-scheduler's alone.
+    """Nodes weighed by their first card that fits, where a claim's selector of models is kube-scheduler's alone.
 
     It offers only nodes that have such a card, and takes it there; the extender knows neither for one pod nor from the
     arrivals which models are asked for.
@@ -171,6 +171,7 @@ WAYS: dict[str, Way] = {
     "node by us, by name": lambda _: ByExtender(Order.STATIC),
     "node by us, fullest card first": lambda _: ByExtender(Order.FULLEST),
     "node by us, fullest, one late": lambda _: ByExtender(Order.BEHIND),
-    BUILT: lambda _: ByBook(),
+    "the same, selectors not read": lambda _: ByBook(),
+    BUILT: lambda _: Extender(Scores(allowed=first_fitting)),
     BOTH: lambda _: Extender(),
 }

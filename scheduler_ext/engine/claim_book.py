@@ -177,9 +177,12 @@ class ClaimBook:
         """Book the cards that kube-scheduler takes: the first that fit, in the order of the slices."""
         node, cards = self.cluster.names[row], self.cluster.cards[row]
         use: dict[str, tuple[int, int]] = {}
+        accepted = np.zeros(self.cluster.usable.shape[1], np.bool_)
+        accepted[: len(cards)] = [claim.models.accept(card.model) for card in cards]
         for wish in claim.wishes:
             fits = (
                 self.cluster.usable[row]
+                & accepted
                 & (self.cluster.free_cores[row] >= wish.step.cores)
                 & (self.cluster.free_blocks[row] >= wish.blocks(self.cluster.total_blocks[row]))
             )

@@ -13,7 +13,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from scheduler_ext.scoring import placing, scores
 from scheduler_ext.scoring.scores import Scores
 from scheduler_ext.scoring.typical_pods import Typical, Workload
 from scheduler_ext.state import claims, objects
-from scheduler_ext.state.claims import SeenClaim, Wish
+from scheduler_ext.state.claims import Models, SeenClaim, Wish
 from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.shape import Shape
@@ -37,7 +37,7 @@ from vcuda.kube.objects import ended
 from vcuda.spec import request
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.gang import Gang
-from vcuda.spec.request import PodRequest, Policy
+from vcuda.spec.request import CardFilter, PodRequest, Policy
 from vcuda.spec.units import CORES_PER_CARD
 
 _MOST_STEPS = 64  # of all claims of a pod; each costs a step of placing on every node
@@ -199,7 +199,7 @@ class Claims:
                 raise InvalidRequest(claim.problem.reason, f"claim {claim.name}: {claim.problem.message}")
         return waiting
 
-    def _shape(self, user: _User, waiting: Iterable[SeenClaim]) -> Shape:
+    def _shape(self, user: _User, waiting: Sequence[SeenClaim]) -> Shape:
         """The class of a pod with claims, whose annotation may choose a policy. Raises InvalidRequest."""
         wishes: list[Wish] = [wish for claim in waiting for wish in claim.wishes]
         if len(wishes) > _MOST_STEPS:
@@ -207,7 +207,15 @@ class Claims:
                 Reason.INVALID_POD, f"its claims ask for {len(wishes)} shares; a pod may have {_MOST_STEPS}"
             )
         steps = tuple(wish.step for wish in wishes)
-        return Shape(steps, user.policy, cpu_milli=user.cpu_milli, memory_bytes=user.memory_bytes)
+        asked = {claim.models for claim in waiting}
+        models = self._accepted(asked.pop()) if len(asked) == 1 else CardFilter()
+        return Shape(steps, user.policy, models, cpu_milli=user.cpu_milli, memory_bytes=user.memory_bytes)
+
+    def _accepted(self, models: Models) -> CardFilter:
+        """Of the models that there are; one that there is not, where none is accepted."""
+        some = frozenset(model for model in self.cluster.models if models.accept(model))
+        every = len(some) == len(self.cluster.models)
+        return CardFilter() if every else CardFilter(include=some or frozenset({""}))
 
     def _follow(self, names: Sequence[str], rows: Ints) -> None:
         """The nodes' free cpu and memory are counted in the other book, which sees all pods."""
@@ -237,7 +245,8 @@ class Claims:
 
     def _counts(self, shape: Shape, rows: Ints) -> dict[AnyReason, int]:
         """How many nodes have which reason. The scores know only the first card that fits, so not why none does."""
-        plan = placing.plan(shape, self.cluster.view(rows), None, self.typical())
+        accepted = scores.allowed_cards(shape, self.cluster, rows)
+        plan = placing.plan(shape, self.cluster.view(rows), accepted, self.typical())
         problem = self.cluster.code[rows]
         return counted(np.where(problem == FITS, plan.code, problem))
 

@@ -39,15 +39,18 @@ def allowed_cards(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
 
 
 def first_fitting(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
-    """[k, cards]: the cards that kube-scheduler's allocator takes for one step, the first that fit.
+    """[k, cards]: the cards that kube-scheduler's allocator takes for one step: of those accepted the first that fit.
 
-    None for several steps, of which each would see what those before it have taken.
+    For several steps all that are accepted: each would see what those before it have taken.
     """
+    accepted = allowed_cards(shape, cluster, rows)
     if len(shape.steps) > 1:
-        return None
+        return accepted
     (step,) = shape.steps
     blocks = cluster.total_blocks[rows] if step.whole else step.blocks
     fits = cluster.usable[rows] & (cluster.free_cores[rows] >= step.cores) & (cluster.free_blocks[rows] >= blocks)
+    if accepted is not None:
+        fits &= accepted
     first: Bools = fits & (np.cumsum(fits, axis=1) <= step.cards)
     return first
 

@@ -5,6 +5,7 @@ Claims are their authors' to write, so each is bounded and checked; status.alloc
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ from vcuda.spec.units import BLOCK_BYTES, parse_quantity
 
 Key = tuple[str, str]  # namespace and name
 _MOST = 2**31  # no card has so much; keeps a forged amount from overflowing the cluster's integers
+_LONGEST_EXPRESSION = 1000
+_TEXT = re.compile(r"""'[^'"\\]*'|"[^'"\\]*\"""")
+_ONE = r"""(?:'[^'"\\]*'|"[^'"\\]*")"""
+# device.attributes["vcuda.tencent.com"].productName == "NVIDIA L4", .startsWith("NVIDIA H100"), in ["…", "…"]
+_MODEL = re.compile(
+    rf"""device\.attributes\[['"](?P<driver>[^'"]+)['"]\]\.productName\s*(?P<how>==|in|\.startsWith\()\s*"""
+    rf"""(?P<texts>{_ONE}|\[\s*{_ONE}(?:\s*,\s*{_ONE})*\s*\])\s*\)?"""
+)
 _CLOSED = ("NoSchedule", "NoExecute")
 
 
@@ -57,10 +66,20 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Models:
+    """What selectors say of a card's model, as far as they are read: it is, or begins with, one of each of `texts`."""
+
+    texts: tuple[tuple[bool, tuple[str, ...]], ...] = ()  # whether it may go on after that; what
+
+    def accept(self, model: str) -> bool:
+        return all(model.startswith(some) if beginning else model in some for beginning, some in self.texts)
+
+
+@dataclass(frozen=True, slots=True)
 class SeenClaim:
     """A ResourceClaim. `given`: None: it is not allocated. `wishes`: of our cards. `problem`: why no card can give it.
 
-    None of the three: it is none of ours.
+    None of the three: it is none of ours. `models`: of all requests, where they agree.
     """
 
     uid: str
@@ -69,6 +88,7 @@ class SeenClaim:
     given: tuple[Given, ...] | None
     wishes: tuple[Wish, ...] = ()
     problem: InvalidRequest | None = None
+    models: Models = Models()
 
     @property
     def key(self) -> Key:
@@ -132,7 +152,24 @@ def claim_of(data: Mapping[str, Any], names: Names) -> SeenClaim:
         asked = claims.demand(spec, names)
     except InvalidRequest as error:
         return SeenClaim(uid, namespace, name, given, problem=error if given is None else None)
-    return SeenClaim(uid, namespace, name, given, _wishes(_mapping(spec.get("devices")), asked, names))
+    devices = _mapping(spec.get("devices"))
+    return SeenClaim(uid, namespace, name, given, _wishes(devices, asked, names), models=_models(devices, names))
+
+
+def _models(devices: Mapping[str, Any], names: Names) -> Models:
+    """Of selectors in one of the usual forms; whatever else they say, kube-scheduler alone reads."""
+    found = set()
+    for request in map(_mapping, _list(devices.get("requests"))[: claims.MOST_REQUESTS]):
+        body = _mapping(request.get("exactly"))
+        texts = []
+        for selector in map(_mapping, _list(body.get("selectors"))[: claims.MOST_REQUESTS]):
+            expression = str(_mapping(selector.get("cel")).get("expression", ""))[:_LONGEST_EXPRESSION].strip()
+            read = _MODEL.fullmatch(expression)
+            if read is not None and read["driver"] == names.driver:
+                some = tuple(one[1:-1] for one in _TEXT.findall(read["texts"]))
+                texts.append((read["how"].startswith("."), some))
+        found.add(Models(tuple(texts)))
+    return found.pop() if len(found) == 1 else Models()
 
 
 def _given(allocation: Mapping[str, Any], names: Names) -> tuple[Given, ...]:

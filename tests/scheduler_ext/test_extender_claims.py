@@ -392,3 +392,50 @@ def test_a_node_is_weighed_by_the_card_that_kube_scheduler_would_take(clock: Clo
 def test_an_odd_pod_never_stops_the_watch(engine: Engine, spec: Any) -> None:
     engine.see_pod({"metadata": {"name": "p", "namespace": "default", "uid": "u"}, "spec": spec})
     assert engine.missing_templates() == []
+
+
+def selecting(expression: str, **fields: Any) -> dict[str, Any]:
+    one = ask(**fields)
+    one["exactly"]["selectors"] = [{"cel": {"expression": expression}}]
+    return one
+
+
+_NAME = f'device.attributes["{NAMES.driver}"].productName'
+
+
+@pytest.mark.parametrize(
+    ("expression", "where"),
+    [
+        (f'{_NAME} == "L4"', "b"),
+        (f" {_NAME.replace(chr(34), chr(39))}=='L4' ", "b"),
+        (f'{_NAME} in ["H100", "L4"]', "b"),
+        (f'{_NAME}.startsWith("L")', "b"),
+        (f'{_NAME}.startsWith("A1")', "a"),
+        # What is not read is kube-scheduler's alone: the better node of all.
+        (f'{_NAME}.endsWith("4")', "a"),
+        (f'{_NAME} == "L4" || true', "a"),
+        ('device.attributes["gpu.nvidia.com"].productName == "L4"', "a"),
+    ],
+)
+def test_a_selector_of_models_is_read_where_it_is_a_usual_one(expression: str, where: str) -> None:
+    """Node a is the better one for 30 cores: 70 of a card are taken there."""
+    engine = Engine(NAMES)
+    for name, model in (("a", "A100"), ("b", "L4")):
+        engine.see_node(node(name, None))
+        for one in node_slices(name, cards(name, model=model)):
+            engine.see_slice(one)
+    engine.see_claim(allocated(claim("old"), ("a", "GPU-a-0", 70, 20)))
+    engine.see_claim(claim("c", selecting(expression)))
+    assert chosen(asks(engine, user("p", "c"))) == where
+
+
+def test_on_a_node_of_several_models_the_selected_card_is_booked() -> None:
+    engine = Engine(NAMES)
+    engine.see_node(node("a", None))
+    mixed = (*cards("a", 1), *(Card("GPU-other", 1, "L4", 10 << 30),))
+    for one in node_slices("a", mixed):
+        engine.see_slice(one)
+    engine.see_claim(claim("c", selecting(f'{_NAME} == "L4"')))
+    assert chosen(asks(engine, user("p", "c"), ("a",))) == "a" and free(engine, "a") == [100, 70]
+    engine.see_claim(claim("d", selecting(f'{_NAME} == "T4"')))
+    assert asks(engine, user("q", "d"), ("a",)) is None
