@@ -44,11 +44,12 @@ static void test_threads_with_a_stream_each_get_what_one_gets(void)
     model_free(model);
 }
 
-/* Into its usage file, every millisecond: whole credit, or a clock from which it has flowed in since the beginning of time. */
-static void test_credit_that_a_tenant_writes_gives_it_nothing(void)
+/* Into its usage file, every millisecond: whole credit, a clock from which it has flowed in since the beginning of time, or all that says that it
+ * has done nothing. */
+static void test_what_a_tenant_writes_gives_it_nothing(void)
 {
     for (unsigned beside = 0; beside < 2; beside++)
-        for (unsigned clock = 0; clock < 2; clock++) {
+        for (unsigned what = 0; what < 3; what++) {
             struct model *model = model_new(1, true);
             model_tenant(model, 10, 10, beside);
             model_process(model, 0, greedy(MS));
@@ -57,8 +58,13 @@ static void test_credit_that_a_tenant_writes_gives_it_nothing(void)
                 model_process(model, 1, greedy(MS));
             }
             for (uint64_t at = MS; at <= 4 * S; at += MS) {
-                model_usage(model, 0)->credit_ns = clock ? model_usage(model, 0)->credit_ns : INT64_MAX;
-                model_usage(model, 0)->credit_updated_ns = clock ? 0 : model_usage(model, 0)->credit_updated_ns;
+                struct vc_card_usage *usage = model_usage(model, 0);
+                usage->credit_ns = what == 1 ? usage->credit_ns : INT64_MAX;
+                usage->credit_updated_ns = what == 1 ? 0 : usage->credit_updated_ns;
+                if (what == 2) {
+                    usage->gpu_ns = usage->predicted_finish_ns = 0;
+                    usage->waiting_until_ns = UINT64_MAX;
+                }
                 model_run(model, at);
             }
             CHECK(share(model, 0, S, 4 * S) <= 11);
@@ -465,7 +471,7 @@ int main(void)
     test_side_by_side_charges_stay_near_the_books();
     test_a_cap_holds_for_short_and_long_kernels();
     test_threads_with_a_stream_each_get_what_one_gets();
-    test_credit_that_a_tenant_writes_gives_it_nothing();
+    test_what_a_tenant_writes_gives_it_nothing();
     test_greedy_tenants_get_their_shares_and_the_card_stays_busy();
     test_idle_time_is_lent_up_to_the_limit_and_given_back();
     test_a_short_request_is_hardly_delayed();

@@ -47,9 +47,9 @@ def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
     assert got < CAP + TOLERANCE_POINTS
 
 
-@pytest.mark.parametrize("name", ["credit without bound", "the fill clock in the past"])
-def test_credit_that_a_container_writes_into_its_usage_file_gives_it_nothing(table: Table, name: str) -> None:
-    """99 and 100 points of the card were had."""
+@pytest.mark.parametrize("name", ["credit without bound", "the fill clock in the past", "all of it"])
+def test_what_a_container_writes_into_its_usage_file_gives_it_nothing(table: Table, name: str) -> None:
+    """97 to 100 points of the card were had."""
     tampering = next(each for each in TAMPERINGS if each.name == name)
     got, _ = table.alone("steady", CAP, tampering)
     assert got < CAP + TOLERANCE_POINTS

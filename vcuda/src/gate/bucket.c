@@ -64,6 +64,18 @@ int64_t vc_bucket_take(struct vc_card_usage *usage, int64_t ns)
     return add_bounded(&usage->credit_ns, -ns);
 }
 
+uint64_t vc_own_fill(struct vc_own *own, uint64_t now_ns, uint32_t rate_ppm)
+{
+    uint64_t elapsed = now_ns > own->filled_ns ? now_ns - own->filled_ns : 0;
+    own->filled_ns += elapsed;
+    unsigned __int128 inflow = (unsigned __int128)elapsed * rate_ppm / VC_PPM;
+    if (own->spent_ns < 0 || inflow > (uint64_t)own->spent_ns)
+        own->spent_ns = 0;
+    else
+        own->spent_ns -= (int64_t)inflow;
+    return vc_bucket_wait_ns(-own->spent_ns, -VC_OWN_OVERDRAFT_NS, rate_ppm);
+}
+
 uint64_t vc_bucket_wait_ns(int64_t credit_ns, int64_t wanted_ns, uint32_t rate_ppm)
 {
     if (credit_ns >= wanted_ns)

@@ -30,4 +30,21 @@ int64_t vc_bucket_take(struct vc_card_usage *usage, int64_t ns);
 /* Wall time until `credit_ns` has grown to `wanted_ns` at `rate_ppm`; 0 if it has already. Rate 0 counts as 1. */
 uint64_t vc_bucket_wait_ns(int64_t credit_ns, int64_t wanted_ns, uint32_t rate_ppm);
 
+/* A process's own account of what it was charged, in its own memory. The container's credit lies where a tenant can write: whatever it says, no
+ * process has more than the whole rate. An honest one is stopped by the container's bucket before. */
+struct vc_own {
+    int64_t spent_ns;    /* beyond what flowed in; never below 0 */
+    uint64_t filled_ns;  /* until when it has flowed in */
+};
+
+enum { VC_OWN_OVERDRAFT_NS = 3 * VC_BUCKET_NS };
+
+static inline void vc_own_take(struct vc_own *own, int64_t ns)
+{
+    own->spent_ns += ns;
+}
+
+/* For how long nothing may start. */
+uint64_t vc_own_fill(struct vc_own *own, uint64_t now_ns, uint32_t rate_ppm);
+
 #endif

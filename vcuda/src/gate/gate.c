@@ -70,8 +70,10 @@ static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
                            int64_t *credit, struct vc_gate_answer *answer)
 {
     *credit = vc_bucket_fill(gate->usage, now_ns, policy->rate_ppm);
-    if (policy->closed_until_ns > now_ns) { /* whatever the credit says, which lies where the tenant can write */
-        refuse(answer, VC_GATE_CREDIT, policy->closed_until_ns);
+    /* Whatever the credit says, which lies where the tenant can write. */
+    uint64_t closed_until = vc_later(policy->closed_until_ns, now_ns + vc_own_fill(&gate->own, now_ns, policy->rate_ppm));
+    if (closed_until > now_ns) {
+        refuse(answer, VC_GATE_CREDIT, closed_until);
         return true;
     }
     if (*credit > 0 && *credit >= gate->refill_ns) {
@@ -155,12 +157,20 @@ static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
     return true;
 }
 
-static void account(struct vc_gate *gate, int64_t ns)
+/* `siblings_ns` of it were charged by siblings before. */
+static void account_beyond(struct vc_gate *gate, int64_t ns, uint64_t siblings_ns)
 {
+    vc_own_take(&gate->own, ns + (int64_t)siblings_ns);
+    __atomic_add_fetch(&gate->charged_ns, (uint64_t)ns, __ATOMIC_RELAXED);
     vc_bucket_take(gate->usage, ns);
     __atomic_add_fetch(&gate->usage->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED); /* two's complement: also refunds */
     __atomic_add_fetch(&gate->slot->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED);
     __atomic_add_fetch(&gate->slot->served_ns, (uint64_t)ns, __ATOMIC_RELAXED);
+}
+
+static void account(struct vc_gate *gate, int64_t ns)
+{
+    account_beyond(gate, ns, 0);
 }
 
 /* Siblings saw us stand still, and charged the container for what we had on the card: now it is this process's charge. */
@@ -171,6 +181,7 @@ static void take_owed(struct vc_gate *gate)
     uint64_t owed = __atomic_exchange_n(&gate->slot->owed_ns, 0, __ATOMIC_RELAXED);
     __atomic_add_fetch(&gate->slot->gpu_ns, owed, __ATOMIC_RELAXED);
     __atomic_add_fetch(&gate->slot->served_ns, owed, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&gate->charged_ns, owed, __ATOMIC_RELAXED);
     gate->owed_ns += owed;
 }
 
@@ -182,7 +193,7 @@ static void close_gate(struct vc_gate *gate)
     vc_abandoned_close(gate->usage, gate->turns.own);
     gate->open = false;
     take_owed(gate);
-    account(gate, -(int64_t)gate->owed_ns);
+    account_beyond(gate, -(int64_t)gate->owed_ns, gate->owed_ns);
     gate->owed_ns = 0;
 }
 
@@ -334,7 +345,7 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
 struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
 {
     return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns),
-                                   vc_load_relaxed(&gate->usage->gpu_ns) - vc_load_relaxed(&gate->slot->gpu_ns)};
+                                   vc_load_relaxed(&gate->usage->gpu_ns) - vc_load_relaxed(&gate->charged_ns)};
 }
 
 /* Refunds may set a clock back a little. */
@@ -378,6 +389,7 @@ static void pay_owed(struct vc_gate *gate, struct vc_interval *interval)
 {
     take_owed(gate);
     interval->advance_ns += gate->owed_ns;
+    interval->siblings_ns += gate->owed_ns;
     gate->owed_ns = 0;
 }
 
@@ -442,7 +454,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         }
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));
-        account(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns));
+        account_beyond(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns), interval->siblings_ns);
         if (interval->unknown) { /* it counted nothing when it was launched */
             gate->launched_ns += settlement.charged_ns;
             launched += settlement.charged_ns;

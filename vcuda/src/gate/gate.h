@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gate/bucket.h"
 #include "gate/estimate.h"
 #include "gate/settle.h"
 #include "gate/turn.h"
@@ -90,6 +91,8 @@ struct vc_gate {
     uint32_t unseen;       /* end marks on their way */
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint64_t risk_ns;      /* what the operations whose cost varies among them may turn out to cost */
+    struct vc_own own;     /* what this process was charged, where nobody but it can write */
+    uint64_t charged_ns;   /* … in all, and by siblings for it */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
     bool watched;          /* there is a helper that looks after this gate */
     bool open;             /* our bit in vc_card_usage.open_slots is set (region/abandoned.h) */

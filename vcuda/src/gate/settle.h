@@ -42,7 +42,8 @@ struct vc_interval {
     struct vc_gate_others others_then; /* loose: when its first operation was launched */
     uint64_t risk_ns;      /* what it may cost at most, where that varies */
     uint64_t covered_until_ns, uncovered_ns; /* so far it has been looked at, and no other interval had that part */
-    uint64_t advance_ns;   /* charged beyond its estimate while it lasts */
+    uint64_t advance_ns;   /* charged beyond its estimate while it lasts … */
+    uint64_t siblings_ns;  /* … by siblings, of that */
     uint32_t operations;
     bool unknown;          /* its (only) operation had no estimate */
     bool loose;            /* no mark tells its begin: `from_ns` is when its first operation was launched */
