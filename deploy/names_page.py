@@ -25,6 +25,7 @@ from scheduler_ext.engine import metrics as extender_metrics
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state import notices
 from vcuda import logs
+from vcuda.settings import add_options
 from vcuda.spec import names
 from vcuda.spec.errors import Reason
 
@@ -60,6 +61,13 @@ VARIABLES = {
     "VCUDA_SIM_DIR": "the simulated driver: its machine's state",
     "VCUDA_SIM_PIDS": "the simulated driver: whose process IDs NVML shows",
     "VCUDA_SIM_POOLS": "the simulated driver: how its memory pools grow",
+}
+
+
+PROGRAMS = {
+    "gpu-manager": settings.Settings,
+    "gpu-scheduler-extender serve": extender_settings.Settings,
+    "gpu-scheduler-extender webhook": webhook_settings.Settings,
 }
 
 
@@ -140,6 +148,18 @@ def keys() -> list[tuple[str, str]]:
     return [*rows, *LABELS.items()]
 
 
+def flags(kind: type[Any]) -> list[tuple[str, str, str]]:
+    """A program's settings as flags: name, default, meaning."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser, kind)
+    rows = []
+    for action in parser._actions:
+        text, _, default = str(action.help).replace("%%", "%").rpartition(" (default: ")
+        shown = default.removesuffix(")")
+        rows.append((action.option_strings[0], "" if shown in ("none", "") else f"`{shown}`", text.replace("|", "\\|")))
+    return rows
+
+
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     columns = list(head)
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -162,6 +182,16 @@ def page() -> str:
         "## Environment variables",
         "",
         *_table(("variable", "what"), variables()),
+        "## Flags",
+        "",
+        "Flag > environment > file > default, in all three programs. More words: [manager.md](manager.md), "
+        "[extender.md](extender.md), [admission.md](admission.md).",
+        "",
+        *(
+            line
+            for name, kind in PROGRAMS.items()
+            for line in ("### " + name, *_table(("flag", "default", "what"), flags(kind)))
+        ),
         "## Metrics",
         "",
         "Labels and units: [metrics.md](metrics.md), [extender.md](extender.md).",

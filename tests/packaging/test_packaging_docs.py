@@ -28,6 +28,20 @@ def test_every_code_has_its_section_and_every_section_its_code(monkeypatch: pyte
                 errors_page.page()
 
 
+@pytest.mark.parametrize(
+    ("program", "page"),
+    [
+        ("gpu-manager", "manager.md"),
+        ("gpu-scheduler-extender serve", "extender.md"),
+    ],
+)
+def test_every_flag_is_in_its_program_s_page(program: str, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    names = {flag for flag, *_ in names_page.flags(names_page.PROGRAMS[program])}
+    assert len(names) > 10
+    assert not [flag for flag in sorted(names) if not re.search(rf"`{flag}[ =`]", text)]
+
+
 def test_links_between_sections_lead_somewhere() -> None:
     page = errors_page.PAGE.read_text()
     anchors = {heading.lower() for heading in re.findall(r"^## (.*)$", page, re.MULTILINE)}
