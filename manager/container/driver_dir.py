@@ -3,7 +3,7 @@
     driver/<driver version>-<fingerprint>/lib64/        shims as regular files, other driver libraries, SONAME links
                                           lib64/drv/    the real libcuda and libnvidia-ml and their fixed aliases
                                           preload/      the preload library, and the /etc/ld.so.preload that names it
-                                          bin/          nvidia-smi when the host has it
+                                          bin/          nvidia-smi when the host has it, and our vcuda
                                           vcuda/limits  link to the container's: where a volume hides those, it leads
                                           nowhere, and
                                                         shims that find limits but can't read them refuse memory
@@ -34,7 +34,7 @@ from vcuda.driver.companions import Source
 from vcuda.driver.layout import CUDA, PRELOAD, SHIMS
 from vcuda.driver.root import HostRoot
 
-LAYOUT = 5  # part of the fingerprint: raise it when the layout changes
+LAYOUT = 6  # part of the fingerprint: raise it when the layout changes
 FOLDER = "driver"
 CURRENT = "current"
 MANIFEST = ".complete"
@@ -81,7 +81,7 @@ class DriverDir:
     @functools.cached_property
     def programs(self) -> tuple[str, ...]:
         """What lies in bin."""
-        return tuple(name for name in PROGRAMS if (self.directory / "bin" / name).exists())
+        return tuple(name for name in (*PROGRAMS, layout.MINE) if (self.directory / "bin" / name).exists())
 
 
 def make(base: Path, root: HostRoot, shims: Path, loaded: str = "") -> DriverDir:
@@ -167,6 +167,7 @@ def _build(
         _take(real.path, drv / real.name)
     layout.fit(lib64)
     programs_folder.mkdir()
+    layout.copy(layout.mine_of(shims), programs_folder / layout.MINE)
     if layout.HAS_PRELOAD:
         preload = layout.lay_out_preload(temporary, shims)
         (preload.parent / LIST).write_text(f"{CONTAINER_PATH}/preload/{PRELOAD}\n")

@@ -50,9 +50,9 @@ class Node:
         self.shims.mkdir()
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             (self.shims / name).write_text(f"shim {name}")
-        preload = directory / "preload" / "libvcuda-preload.so"
-        preload.parent.mkdir()
-        preload.write_text("preload")
+        for name in ("preload/libvcuda-preload.so", "bin/vcuda"):
+            (directory / name).parent.mkdir()
+            (directory / name).write_text(name)
         (directory / "token").write_text("kubelet-token\n")
 
     def arguments(self, *more: str) -> list[str]:

@@ -34,9 +34,9 @@ def our_shims(tmp_path: Path, text: str = "ours") -> Path:
     folder.mkdir(exist_ok=True)
     for name in driver_dir.SHIMS:
         (folder / name).write_text(text)
-    preload = tmp_path / "preload" / driver_dir.PRELOAD
-    preload.parent.mkdir(exist_ok=True)
-    preload.write_text(text)
+    for name in (f"preload/{driver_dir.PRELOAD}", "bin/vcuda"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     return folder
 
 
@@ -61,6 +61,7 @@ def test_the_mirrors_layout(tmp_path: Path) -> None:
     names = {str(path.relative_to(made.directory)) for path in made.directory.rglob("*") if not path.is_dir()}
     assert names == {
         ".complete",
+        "bin/vcuda",
         "preload/ld.so.preload",
         "preload/libvcuda-preload.so",
         "lib64/libcuda.so",

@@ -82,7 +82,7 @@ PROGRAMS = {
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "arbiter_rules": Program(("arbiter_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
-    "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "gate/*", "arbiter/*")),
+    "gate_threads": Program(("gate_threads_test.c",), ("base/*", "region/*", "report/*", "gate/*", "arbiter/*")),
     "gate_crowd": Program(("gate_crowd_test.c",), ("base/*", "region/*", "gate/*")),
     "gate_shares": Program(("gate_shares.c", "gate_model.c", "gate_ticks.c"), _RULES, (*_TICKS, "-O2"), threads=False),
 }

@@ -59,6 +59,8 @@ class Library:
     prelude: str = ""
     # Whether it belongs into an installation.
     shipped: bool = True
+    # Not a library but a program without any.
+    program: bool = False
     # Machines that it can be built for, as the compiler names them (`gcc -dumpmachine`); empty: all.
     machines: tuple[str, ...] = ()
 
@@ -159,6 +161,16 @@ LIBRARIES: tuple[Library, ...] = (
         prelude="vcuda/src/preload/names.h",
         machines=("x86_64",),  # its dlsym jumps by that machine's registers
     ),
+    # Inside containers whose image knows nothing of us: linked statically, it asks no C library for anything.
+    Library(
+        "mine",
+        "bin/vcuda",
+        (*TENANT_FOLDERS, "vcuda/src/report", "vcuda/src/mine"),
+        INCLUDES,
+        "",
+        link=("-static", "-s"),
+        program=True,
+    ),
     Library(
         "sim-cuda",
         f"sim/libcuda.so.{SIM_DRIVER_VERSION}",
@@ -218,7 +230,10 @@ LIBRARIES: tuple[Library, ...] = (
 
 # The cffi module: the same C code that tenants run; and the arbiter, the extender's loops and what the daemon asks of its host, which no
 # tenant loads.
-NATIVE_FOLDERS = (*TENANT_FOLDERS, *(f"vcuda/src/{folder}" for folder in ("gate", "arbiter", "scheduler", "host")))
+NATIVE_FOLDERS = (
+    *TENANT_FOLDERS,
+    *(f"vcuda/src/{folder}" for folder in ("report", "gate", "arbiter", "scheduler", "host")),
+)
 
 
 def compile_flags(library: Library) -> list[str]:
@@ -234,8 +249,7 @@ def compile_flags(library: Library) -> list[str]:
 def link_command(library: Library, objects: Iterable[Path], output: Path, out: Path) -> list[str]:
     return [
         *gcc.compiler(),
-        *LINK_FLAGS,
-        f"-Wl,-soname,{library.soname}",
+        *(() if library.program else (*LINK_FLAGS, f"-Wl,-soname,{library.soname}")),
         *("-o", str(output)),
         *(str(path) for path in objects),
         *(part.replace("{out}", str(out)) for part in library.link),

@@ -3,6 +3,7 @@
 LIB64/libcuda.so.1                   our shim as a regular file, with no name that the real one lacks; libcuda.so: link
 LIB64/drv/libcuda-driver.so.1        link to the real library: what the shim loads ($ORIGIN/drv)
 FOLDER/preload/libvcuda-preload.so   the preload library, for whoever loads the driver by a path of his own
+FOLDER/bin/vcuda                     in containers: shows the share in images that know nothing of us
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SHIMS = {CUDA: "libcuda-driver.so.1", NVML: "libnvidia-ml-driver.so.1"}
 # Where containers' dynamic linkers look without any configuration (Debian and its like; Red Hat and its like).
 LOADER_FOLDERS = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")
 PRELOAD = "libvcuda-preload.so"
+MINE = "vcuda"  # shows a container its share, in any image
 # Its dlsym jumps by x86-64's registers (vcuda/src/preload/jump.c); on other machines the shims are all there is.
 HAS_PRELOAD = platform.machine() == "x86_64"
 
@@ -30,6 +32,11 @@ HAS_PRELOAD = platform.machine() == "x86_64"
 def preload_of(shims: Path) -> Path:
     """The preload library that was built with the shims in a folder."""
     return shims.parent / "preload" / PRELOAD
+
+
+def mine_of(shims: Path) -> Path:
+    """The program for containers that was built with the shims in a folder."""
+    return shims.parent / "bin" / MINE
 
 
 def lay_out(lib64: Path, shims: Path, reals: Mapping[str, str | Path]) -> None:
@@ -48,8 +55,8 @@ def fit(lib64: Path) -> None:
 
 
 def ours(shims: Path) -> tuple[Path, ...]:
-    """All of our libraries that belong into a driver directory on this machine."""
-    return (*(shims / name for name in SHIMS), *((preload_of(shims),) if HAS_PRELOAD else ()))
+    """All of our files that belong into a driver directory on this machine."""
+    return (*(shims / name for name in SHIMS), mine_of(shims), *((preload_of(shims),) if HAS_PRELOAD else ()))
 
 
 def lay_out_preload(folder: Path, shims: Path) -> Path:

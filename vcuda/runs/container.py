@@ -90,6 +90,8 @@ def set_up(
             (lib64 / "drv" / alias).touch()  # something to mount on
         for source in beside:
             (lib64 / source.name).touch()
+        (folder / "bin").mkdir()
+        layout.copy(layout.mine_of(shims), folder / "bin" / layout.MINE)
         (folder / "vcuda").mkdir()
         (folder / "vcuda" / LIMITS_NAME).symlink_to(
             f"{_REGION_PATH}/{LIMITS_NAME}"
@@ -107,6 +109,7 @@ def set_up(
     by_name = {name: str(lib64 / name) for name in SHIMS}
     by_name |= {source.name: str(source.path) for source in beside if source.name in LOADER_COMPANIONS}
     mounts += [Mount(file, f"{place}/{name}") for name, file in by_name.items() for place in LOADER_FOLDERS]
+    mounts.append(Mount(str(folder / "bin" / layout.MINE), f"/usr/bin/{layout.MINE}"))
     if (smi := root.find_program("nvidia-smi")) is not None:
         mounts.append(Mount(str(smi), "/usr/bin/nvidia-smi"))
     environment = {

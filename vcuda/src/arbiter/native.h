@@ -2,11 +2,6 @@
 #ifndef VC_NATIVE_H
 #define VC_NATIVE_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include "region/abi.h"
-
-#include "native.abi"
+#include "report/report.h"
 
 #endif
