@@ -166,12 +166,12 @@ def _damage(cluster: Cluster) -> None:
 
 
 def _forge(cluster: Cluster) -> None:
-    """A pod that says itself where it belongs, on a card that there isn't."""
-    node = cluster.options.node_name
-    shares = {"main": (placement.CardShare("GPU-00000000-0000-0000-0000-000000000000", 1, 1),)}
+    """A pod that says itself where it belongs, and takes more of the card than it asks for."""
+    card = cluster.machine.report().cards[0].uuid
+    shares = {"main": (placement.CardShare(card, 90, 16),)}
     forged = {names.Names().placement: placement.encode(placement.Placement(shares))}
     pod = _pod("break-forged", ["sleep", "3600"], 1, 1, forged)
-    pod["spec"]["nodeName"] = node
+    pod["spec"]["nodeName"] = cluster.options.node_name
     _apply(cluster, pod)
 
 
@@ -278,10 +278,14 @@ BREAKS: dict[str, Break] = {
         "VcudaBindErrors",
     ),
     "forged": Break(
-        "a pod comes with a node and a placement that it wrote itself, on a card that there is not: it is refused",
-        (Sign("get", r"break-forged +UnexpectedAdmissionError .*(UnknownCard|InvalidPlacement)"),),
+        "a pod comes with a node and a placement that it wrote itself, of more than it asks for: it is refused",
+        (
+            Sign("get", r"break-forged +UnexpectedAdmissionError .*InvalidPlacement"),
+            Sign("metrics extender vcuda_extender_wrong_placements_total", r" [1-9]"),
+        ),
         _forge,
         _delete("break-forged"),
+        "VcudaWrongPlacement",
     ),
     "memory": Break(
         "a tenant takes memory until it is refused: it is told why, its neighbours notice nothing",
