@@ -234,6 +234,13 @@ BREAKS: dict[str, Break] = {
         lambda cluster: cluster.machine.load_driver(),
         "VcudaCardUnhealthy",
     ),
+    "kubelet": Break(
+        "kubelet stops: containers go on, the daemon waits for it and registers again by itself",
+        (Sign("metrics manager vcuda_manager_registered", r" 0\.0"),),
+        lambda cluster: cluster.kubelet.stop(),
+        lambda cluster: cluster.start_kubelet(),
+        "VcudaNotRegistered",
+    ),
     "disk": Break(
         "the node's disk is full (a small one of its own): nothing new starts, what runs goes on",
         (

@@ -250,8 +250,12 @@ class Cluster:
 
     def restart_kubelet(self) -> None:
         """As a real kubelet restart: sockets wiped, plugins have to register again, containers go on."""
-        port = self.kubelet.port
         self.kubelet.stop()
+        self.start_kubelet()
+
+    def start_kubelet(self) -> None:
+        """A new one after `kubelet.stop`, at the same port."""
+        port = self.kubelet.port
         settings = Settings(**{**self._kubelet_settings.__dict__, "http_port": port})
         self.kubelet = Kubelet(settings, self.api, self.runtime, self._mirrored)
         self.kubelet.start()

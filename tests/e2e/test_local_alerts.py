@@ -26,7 +26,7 @@ SECONDS = 120.0
 FIRED_BY = {found.alert: name for name, found in breaks.BREAKS.items() if found.alert}
 # Not broken by the list: what they watch takes another cluster, a real card, or minutes of work. promtool tests them all.
 ELSEWHERE = {
-    "VcudaNotRegistered", "VcudaAllocationsRefused", "VcudaThreadFailures", "VcudaMemoryUnaccounted", "VcudaBypass",
+    "VcudaAllocationsRefused", "VcudaThreadFailures", "VcudaMemoryUnaccounted", "VcudaBypass",
     "VcudaDrift", "VcudaDevicesLost", "VcudaOverbooked", "VcudaBookingDiffers",
 }  # fmt: skip
 
