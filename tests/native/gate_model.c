@@ -65,6 +65,8 @@ struct process {
     unsigned since_sync;
     uint64_t burst_from_ns;
     unsigned next_mark;
+    unsigned turn; /* of the first stream of a thread that launches on several in turn: whose it is, counted from here */
+    unsigned streams;
     uint64_t worked_ns;
 };
 
@@ -151,6 +153,7 @@ void model_process(struct model *model, unsigned tenant, struct model_load load)
     process->ready_ns = model->now + load.from_ns;
     process->open = -1;
     process->context = model->process_count - 1;
+    process->streams = 1;
     process->gate = &process->own_gate;
     struct vc_usage *region = model->tenants[tenant].region;
     uint32_t slot = region->slot_high_water++;
@@ -171,6 +174,7 @@ void model_thread(struct model *model, struct model_load load)
     thread->gate = before->gate;
     thread->slot = before->slot;
     vc_lane_init(&thread->lane, thread->gate);
+    model->processes[before->context].streams++;
 }
 
 /* --- the card --- */
@@ -294,6 +298,8 @@ static void hand_over(struct model *model, struct process *process, struct mark 
         ns *= pow((double)process->load.longest_ns / ns, (double)(process->kind * 29 % MODEL_KINDS) / (MODEL_KINDS - 1));
     if (process->load.sly_ns && model->limits.cards[process->tenant].lease_sequence & VC_LEASE_TOGETHER)
         ns = (double)process->load.sly_ns;
+    if (process->load.slower_ns && model->now > 2000000000)
+        ns = (double)process->load.slower_ns;
     uint64_t call = varied(model, model->timing.launch_ns), stall = held_up(model), begins = *host_ns;
     uint64_t submits = model->timing.jitter == 0 ? call : (uint64_t)((0.85 + 0.25 * uniform(model)) * (double)call);
     if (stall && uniform(model) < 0.5)
@@ -341,6 +347,22 @@ static void stops_waiting(struct model *model, struct process *process)
     model->tenants[process->tenant].usage->waiting_until_ns = process->slot->waiting_until_ns = 0;
 }
 
+/* The end of what a thread put on each of its streams is marked before it sleeps. */
+static void pause_streams(struct model *model, struct process *thread)
+{
+    struct process *first = thread->load.in_turn ? &model->processes[thread->context] : thread;
+    uint64_t host = model->now;
+    if (thread->load.native || !vc_gate_beside(thread->gate, model->now))
+        return;
+    for (struct process *stream = first; stream < first + (thread->load.in_turn ? first->streams : 1); stream++) {
+        struct vc_lane_step step;
+        if (stream->open >= 0 && stream->lane.open && vc_lane_pause(&stream->lane, &step)) {
+            expect_end(stream, stream->open, record(model, stream, false, &host), &step);
+            stream->open = -1;
+        }
+    }
+}
+
 static void launch(struct model *model, struct process *process)
 {
     vc_test_ticks = model->now;
@@ -355,6 +377,8 @@ static void launch(struct model *model, struct process *process)
             stops_waiting(model, process);
         vc_lane_ask(&process->lane, estimate, model->now, model->now, &answer, &step);
         if (answer.reason != VC_GATE_GO) {
+            if (answer.reason != VC_GATE_OUTSTANDING)
+                pause_streams(model, process);
             blocked(model, process, &answer);
             return;
         }
@@ -373,6 +397,11 @@ static void launch(struct model *model, struct process *process)
     process->since_sync++;
     process->kind = process->load.longest_ns ? (process->kind + 1) % MODEL_KINDS : 0;
     process->ready_ns = host + process->load.host_ns;
+    if (process->load.in_turn) {
+        struct process *first = &model->processes[process->context];
+        first->turn = (first->turn + 1) % first->streams;
+        model->processes[process->context + first->turn].ready_ns = process->ready_ns;
+    }
 }
 
 static void note_burst(struct model *model, struct process *process)
@@ -396,9 +425,13 @@ static void process_step(struct model *model, struct process *process)
         note_burst(model, process);
         process->ready_ns = model->now + 5000 + process->load.pause_ns;
     }
+    const struct process *first = &model->processes[process->context];
+    if (process->load.in_turn && process != first + first->turn)
+        return;
     if (model->now < process->ready_ns || model->now >= 1000000000 + process->load.until_ns)
         return;
     if (process->load.sync_every && process->since_sync >= process->load.sync_every) {
+        pause_streams(model, process);
         process->syncing = true;
         process->sync_from_ns = model->now;
         return;

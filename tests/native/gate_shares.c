@@ -44,6 +44,45 @@ static void test_threads_with_a_stream_each_get_what_one_gets(void)
     model_free(model);
 }
 
+static struct model *streams(uint32_t cores, bool beside, unsigned count, struct model_load load)
+{
+    struct model *model = model_new(1, true);
+    model_tenant(model, cores, cores, beside);
+    model_process(model, 0, load);
+    for (unsigned stream = 1; stream < count; stream++)
+        model_thread(model, load);
+    if (beside) {
+        model_tenant(model, 70, 70, true);
+        model_process(model, 1, greedy(MS));
+    }
+    return model;
+}
+
+/* What one stream leaves unmarked lies within another's interval, and what they have in common is paid once: neither twice nor not at all, whether a
+ * thread has them all or each has its own. */
+static void test_streams_beside_each_other_get_what_one_gets(void)
+{
+    static const struct {
+        unsigned streams;
+        struct model_load load;
+    } cases[] = {{8, {.kernel_ns = 300 * US, .in_turn = true, .until_ns = 100 * S}},
+                 {4, {.kernel_ns = 300 * US, .until_ns = 100 * S}},
+                 {2, {.kernel_ns = 20 * US, .sync_every = 8, .until_ns = 100 * S}},
+                 {48, {.kernel_ns = 20 * US, .sync_every = 8, .until_ns = 100 * S}},
+                 {48, {.kernel_ns = 100 * US, .sync_every = 8, .until_ns = 100 * S}},
+                 {8, {.kernel_ns = 300 * US, .slower_ns = 3 * MS, .in_turn = true, .until_ns = 100 * S}},
+                 {16, {.kernel_ns = 100 * US, .slower_ns = MS, .sync_every = 8, .until_ns = 100 * S}}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (unsigned beside = 0; beside < 2; beside++) {
+            struct model *model = streams(beside ? 30 : 50, beside, cases[i].streams, cases[i].load);
+            model_run(model, 2500 * MS);
+            double got = share(model, 0, 1500 * MS, 2500 * MS), wanted = beside ? 30 : 50, other = beside ? share(model, 1, 1500 * MS, 2500 * MS) : 70;
+            CHECK(got >= wanted - 3 && got <= wanted + 1);
+            CHECK(other >= 68 && (!beside || got + other >= 96));
+            model_free(model);
+        }
+}
+
 /* Into its usage file, every millisecond: whole credit, a clock from which it has flowed in since the beginning of time, or all that says that it
  * has done nothing. */
 static void test_what_a_tenant_writes_gives_it_nothing(void)
@@ -471,6 +510,7 @@ int main(void)
     test_side_by_side_charges_stay_near_the_books();
     test_a_cap_holds_for_short_and_long_kernels();
     test_threads_with_a_stream_each_get_what_one_gets();
+    test_streams_beside_each_other_get_what_one_gets();
     test_what_a_tenant_writes_gives_it_nothing();
     test_greedy_tenants_get_their_shares_and_the_card_stays_busy();
     test_idle_time_is_lent_up_to_the_limit_and_given_back();

@@ -12,6 +12,9 @@ struct vc_busy {
     struct {
         uint64_t from_ns, to_ns;
     } segments[VC_BUSY_SEGMENTS];
+    /* Where others' slices may be inside and each interval is charged its estimate at most: what was covered beyond that and paid by nobody,
+     * and what intervals were spared of theirs because others had covered their time before. */
+    uint64_t unpaid_ns, spared_ns;
 };
 
 /* Add [from, to) and return the part of it, in ns, that was not covered yet: so overlapping streams pay once. */

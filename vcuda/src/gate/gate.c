@@ -320,6 +320,15 @@ uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
     return launched;
 }
 
+/* Streams that were seen to do so are believed to do so in their next bursts, too, of which the first begins alone. */
+static const uint64_t BESIDE_KEPT_NS = 100000000;
+
+bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns)
+{
+    uint64_t until = vc_load_relaxed(&gate->beside_until_ns);
+    return until != 0 && now_ns < until + BESIDE_KEPT_NS;
+}
+
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
 {
     vc_store_relaxed(&gate->usage->began_ns, began_ns);
@@ -452,6 +461,8 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
             struct vc_gate_others now = vc_gate_others(gate);
             interval->others_gpu_ns = vc_gate_others_ns(gate, now_ns, &interval->others_then, &now);
         }
+        interval->joined = vc_gate_beside(gate, interval->from_ns);
+        interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));
         account_beyond(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns), interval->siblings_ns);
@@ -460,7 +471,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
             launched += settlement.charged_ns;
         }
     }
-    gate->seen_ns = vc_later(gate->seen_ns, vc_earlier(launched, gate->launched_ns));
+    vc_store_relaxed(&gate->seen_ns, vc_later(gate->seen_ns, vc_earlier(launched, gate->launched_ns))); /* lanes read it without the lock */
     uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
     uint64_t ended = interval->to_ns ? vc_earlier(interval->to_ns, now_ns) : now_ns;
     gate->finish_ns = behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended;

@@ -133,6 +133,9 @@ struct vc_gate_others vc_gate_others(const struct vc_gate *gate);
 uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const struct vc_gate_others *from,
                            const struct vc_gate_others *to);
 
+/* Whether streams of this process ran beside each other lately. */
+bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns);
+
 /* When the work under way began, as its mark tells. */
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
 /* It still waits for others' on the card, since then. */

@@ -19,9 +19,6 @@ void vc_lane_end(struct vc_lane *lane)
     vc_lane_fold(lane);
 }
 
-/* Streams that were seen to run beside each other are believed to do so in their next bursts, too, of which the first begins alone. */
-static const uint64_t BESIDE_KEPT_NS = 100000000;
-
 /* Streams that run beside each other are measured all the time: what an interval says is then the process's, not the stream's, and what
  * another stream did within it unmeasured would be paid twice. */
 static bool runs_beside(struct vc_lane *lane, uint64_t now_ns, const struct vc_gate_answer *answer)
@@ -30,12 +27,6 @@ static bool runs_beside(struct vc_lane *lane, uint64_t now_ns, const struct vc_g
     if (before != lane && answer->joins_until_ns != 0)
         vc_store_relaxed(&lane->gate->beside_until_ns, answer->joins_until_ns);
     return now_ns < vc_load_relaxed(&lane->gate->beside_until_ns);
-}
-
-bool vc_lane_beside(const struct vc_lane *lane, uint64_t now_ns)
-{
-    uint64_t until = vc_load_relaxed(&lane->gate->beside_until_ns);
-    return lane->one_of_several && until != 0 && now_ns < until + BESIDE_KEPT_NS;
 }
 
 static void publish_launches(struct vc_lane *lane)
@@ -135,7 +126,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     step->concurrent = idle && beside && cost >= VC_CONCURRENT_NS;
     /* A stream that idles in between asks once in a millisecond, whatever it launched meanwhile. */
     step->due = due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
-    step->mark_before = !lane->open && (step->due || beside || vc_lane_beside(lane, now_ns));
+    step->mark_before = !lane->open && (step->due || beside || vc_gate_beside(lane->gate, now_ns));
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
     issue_permit(lane, answer, now_ns, now_ticks);
 }
@@ -143,6 +134,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
 void vc_lane_opened(struct vc_lane *lane, bool recorded)
 {
     lane->open = recorded;
+    lane->seen_then_ns = vc_load_relaxed(&lane->gate->seen_ns);
     forget_interval(lane);
 }
 
@@ -160,6 +152,7 @@ static void take_interval(struct vc_lane *lane, struct vc_lane_step *step, bool 
         .loose = !lane->open,
         .from_ns = lane->open ? 0 : lane->unmarked_since_ns,
         .others_then = lane->others_then,
+        .seen_then_ns = lane->seen_then_ns,
     };
     step->distinct = lane->distinct;
     memcpy(step->learners, lane->learners, lane->distinct * sizeof lane->learners[0]);
@@ -177,6 +170,7 @@ bool vc_lane_pause(struct vc_lane *lane, struct vc_lane_step *step)
         return false;
     step->mark_after = true;
     take_interval(lane, step, false);
+    step->interval.paused = true;
     lane->open = false;
     return true;
 }
@@ -201,6 +195,7 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     }
     take_interval(lane, step, cost == 0);
     lane->open = true;
+    lane->seen_then_ns = vc_load_relaxed(&lane->gate->seen_ns);
     lane->sequence = answer->sequence;
 }
 
@@ -229,7 +224,7 @@ void vc_lane_learn(const struct vc_learner *learners, unsigned count, const stru
     if (interval->loose && settlement->evidence == VC_EVIDENCE_UPPER_BOUND)
         return;
     /* Either the card was idle in between, or something took longer than it ever did: a measurement of its own will tell. */
-    if (interval->host_bound && interval->operations > 1 && interval->uncovered_ns > 2 * interval->estimate_ns + DOUBTFUL_NS)
+    if (vc_interval_has_gaps(interval) && interval->uncovered_ns > 2 * interval->estimate_ns + DOUBTFUL_NS)
         for (unsigned i = 0; i < count; i++)
             vc_estimate_doubt(learners[i].estimate);
     if (interval->unknown && interval->estimate_ns == 0) {

@@ -36,10 +36,10 @@ struct vc_lane {
     uint64_t unmarked_since_ns; /* when the oldest operation without a mark behind it was launched, at most a permit later; 0: none */
     struct vc_gate_others others_then; /* what others had had of the card by then */
     uint64_t launches;     /* not yet added to the region */
-    bool one_of_several;   /* its thread has other lanes, too */
 
     /* The interval under way, if a mark opened it. */
     bool open;
+    uint64_t seen_then_ns; /* vc_gate.seen_ns then */
     uint64_t estimate_ns;
     uint32_t operations;
     uint64_t sequence;
@@ -108,9 +108,6 @@ void vc_lane_opened(struct vc_lane *lane, bool recorded);
 /* The operation of `vc_lane_ask` was launched: says whether to mark its end, and takes the interval out of the lane. */
 void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const struct vc_gate_answer *answer,
                       struct vc_lane_step *step);
-
-/* Whether its thread has several streams, and streams of this process ran beside each other lately. */
-bool vc_lane_beside(const struct vc_lane *lane, uint64_t now_ns);
 
 /* The thread is about to sleep: give back what is left of the permit. True: what the interval under way holds so far is taken out of
  * the lane as `step`'s, and its end has to be marked now. */

@@ -63,17 +63,11 @@ static bool can_be(const struct vc_interval *interval)
            vc_interval_own(interval) <= estimate + vc_later(estimate / 2, VC_LONG_OPERATION_NS) + interval->others_gpu_ns / 2;
 }
 
-/* The card may have been idle between its operations. */
-static bool has_gaps(const struct vc_interval *interval)
-{
-    return interval->host_bound && interval->operations > 1 && !interval->unknown;
-}
-
 /* Side by side: one that is hardly longer than was thought has no slice of another inside, which costs two switches
  * at least. */
 static bool has_no_slice(const struct vc_interval *interval)
 {
-    return !interval->loose && !has_gaps(interval) && interval->slack_ns <= SLOW_CALL_NS &&
+    return !interval->loose && !vc_interval_has_gaps(interval) && interval->slack_ns <= SLOW_CALL_NS &&
            interval->uncovered_ns <= interval->estimate_ns + interval->slack_ns + SWITCHES_NS;
 }
 
@@ -89,7 +83,7 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
 {
     uint64_t most = interval->uncovered_ns, estimate = interval->estimate_ns;
     struct vc_settlement settlement = {most, most, evidence};
-    uint64_t idle = has_gaps(interval) ? most : vc_earlier(interval->slack_ns, most);
+    uint64_t idle = vc_interval_has_gaps(interval) ? most : vc_earlier(interval->slack_ns, most);
     bool unproven = interval->unknown || interval->risk_ns == VC_UNPROVEN_NS; /* else a call that is held up hides what it began */
     bool told = idle != 0 && idle == interval->slack_ns && idle <= SLOW_CALL_NS;
     if (told)
@@ -108,24 +102,65 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
     return settlement;
 }
 
-struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
+/* What other streams of the process did within it explains how long it lasted: that tells nothing of its own operations, but where all of
+ * it was shorter than they were thought to be. */
+static void judge_beside(const struct vc_interval *interval, uint64_t length_ns, struct vc_settlement *settlement)
+{
+    uint64_t launched = interval->launched_meanwhile_ns;
+    bool beside = interval->joined || interval->uncovered_ns < length_ns;
+    if (!beside || interval->unknown)
+        return;
+    if (length_ns < interval->estimate_ns)
+        settlement->evidence = VC_EVIDENCE_UPPER_BOUND;
+    else if (interval->uncovered_ns < interval->estimate_ns || length_ns <= launched + launched / 2 + MARK_TELLS_NS)
+        settlement->evidence = VC_EVIDENCE_BESIDE;
+    else
+        return;
+    settlement->measured_ns = length_ns;
+}
+
+/* Streams beside each other: whose interval is settled first has their common time, and the others nothing, but each is charged its estimate
+ * at most. What one has too much of pays for what the others have too little of. */
+static uint64_t even_out(struct vc_busy *busy, const struct vc_interval *interval, uint64_t length_ns)
+{
+    uint64_t estimate = interval->estimate_ns, fresh = interval->uncovered_ns, charged = vc_earlier(estimate, fresh);
+    busy->unpaid_ns += fresh - charged;
+    busy->spared_ns += vc_earlier(estimate - charged, length_ns - vc_earlier(fresh, length_ns));
+    uint64_t more = vc_earlier(busy->unpaid_ns, busy->spared_ns);
+    busy->unpaid_ns -= more;
+    busy->spared_ns -= more;
+    return charged + more;
+}
+
+static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
 {
     uint64_t length = interval->to_ns - interval->from_ns, estimate = interval->estimate_ns;
     bool loose = interval->loose && length <= 2 * estimate + VC_MARK_NS;
     if (loose) /* nobody knows when it began: no more than the estimate is taken from what runs beside it */
         interval->from_ns = interval->to_ns - vc_earlier(estimate, length);
+    bool apart = busy->count == 0 || interval->from_ns > busy->segments[busy->count - 1].to_ns;
+    if (apart)
+        busy->unpaid_ns = busy->spared_ns = 0;
     vc_interval_cover(busy, interval, interval->to_ns);
     if (!overlapped || (beside && can_be(interval) && has_no_slice(interval)))
         return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
     struct vc_settlement settlement = {.measured_ns = interval->uncovered_ns};
     if (can_be(interval)) {
         settlement.evidence = beside ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND;
-        settlement.charged_ns = vc_earlier(estimate, interval->uncovered_ns);
+        settlement.charged_ns = even_out(busy, interval, length);
         return settlement;
     }
     settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
     /* Side by side the parts are guessed: only what no part explains tells something. */
     bool explained = beside && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
     settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;
+    return settlement;
+}
+
+struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
+{
+    uint64_t length = interval->to_ns - interval->from_ns;
+    struct vc_settlement settlement = settle(busy, interval, overlapped, beside);
+    judge_beside(interval, length, &settlement);
     return settlement;
 }

@@ -41,6 +41,9 @@ struct vc_interval {
     uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
     struct vc_gate_others others_then; /* loose: when its first operation was launched */
     uint64_t risk_ns;      /* what it may cost at most, where that varies */
+    uint64_t seen_then_ns; /* vc_gate.seen_ns when it was opened */
+    uint64_t launched_meanwhile_ns; /* what this process launched, on all streams, and may have run in it */
+    bool joined;           /* streams of this process ran beside each other, or did lately */
     uint64_t covered_until_ns, uncovered_ns; /* so far it has been looked at, and no other interval had that part */
     uint64_t advance_ns;   /* charged beyond its estimate while it lasts … */
     uint64_t siblings_ns;  /* … by siblings, of that */
@@ -50,6 +53,7 @@ struct vc_interval {
     uint64_t slack_ns;     /* so much of its beginning the launch took the host: the card may have been idle meanwhile */
     bool from_idle;        /* the card was idle at its mark */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
+    bool paused;           /* the end mark was recorded before its thread slept, not right behind the last operation */
     bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
 };
 
@@ -59,6 +63,12 @@ struct vc_settlement {
     uint64_t measured_ns; /* what the estimates should have summed up to */
     enum vc_evidence evidence;
 };
+
+/* The card may have been idle between its operations, or behind the last one. */
+static inline bool vc_interval_has_gaps(const struct vc_interval *interval)
+{
+    return interval->host_bound && (interval->operations > 1 || interval->paused) && !interval->unknown;
+}
 
 /* Where the interval began that lasts until `until_ns`, or not yet ended then: as much behind its mark as the host
  * handed its work over behind it. The card's own clock tells both: how late it is reached is the same for both, and

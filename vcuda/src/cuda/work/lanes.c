@@ -122,9 +122,6 @@ static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned in
     lane->tracker = vc_helper_start() ? vc_tracker_get(context, lane->lane.gate) : NULL;
     if (lane->tracker)
         vc_store_relaxed(&lane->lane.gate->watched, true);
-    for (unsigned i = 0; i < VC_THREAD_LANES; i++)
-        if (work->lanes[i] && i != index)
-            work->lanes[i]->lane.one_of_several = lane->lane.one_of_several = true;
     work->lanes[index] = lane;
     return lane;
 }

@@ -56,11 +56,11 @@ static void pause_lane(struct vc_stream_lane *lane)
     lane->open = NULL;
 }
 
-/* Streams that run beside each other have one bucket: what one of them has launched when it is dry has nobody behind it to mark its end. */
+/* Streams run beside each other: what a thread has launched before it sleeps has nobody behind it to mark its end. */
 static void before_sleep(struct vc_work *work)
 {
     enum vc_gate_reason reason = work->answer.reason;
-    if (reason != VC_GATE_OUTSTANDING && vc_lane_beside(&work->lane->lane, vc_now_ns()))
+    if (reason != VC_GATE_OUTSTANDING && vc_gate_beside(work->lane->lane.gate, vc_now_ns()))
         vc_lanes_each(work->lane->context, pause_lane);
 }
 
@@ -212,7 +212,15 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
 
 uint64_t vc_work_waits(void)
 {
-    return vc_work_gated() ? vc_now_ns() : 0;
+    if (!vc_work_gated())
+        return 0;
+    CUcontext context;
+    int card = vc_card_of_current(&context);
+    const struct vc_gate *gate = card >= 0 ? vc_gates_find(card) : NULL;
+    uint64_t now = vc_now_ns();
+    if (gate && vc_gate_beside(gate, now)) /* as before a sleep at the gate */
+        vc_lanes_each(context, pause_lane);
+    return now;
 }
 
 void vc_work_waited(uint64_t from_ns, CUstream stream)
