@@ -117,10 +117,10 @@ $(VENV)/.tools:
 
 $(VENV)/.demo: pyproject.toml setup.py | $(VENV)/.tools
 	@echo "fetching 45 MB of packages and compiling the native libraries: a minute or two, this time only"
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[demo]' || $(NO_PACKAGES)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[demo]' || $(NO_PACKAGES)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml setup.py | $(VENV)/.tools
 	@echo "fetching the packages of the tests and tools and compiling the native libraries: some minutes, this time only"
-	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]' || $(NO_PACKAGES)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]' || $(NO_PACKAGES)
 	@touch $@ $(VENV)/.demo

@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
 def test_packages_that_cannot_be_fetched_are_announced_and_a_way_out_is_named(tree: Path) -> None:
     result = make(tree, ".venv/.demo", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_CONFIG_FILE=os.devnull)
     assert result.returncode != 0
-    assert result.stdout.startswith("fetching 45 MB of packages")
+    assert result.stdout.startswith("fetching 45 MB of packages") and len(result.stdout.splitlines()) == 1
     assert "pip could not install the packages" in result.stderr and "PIP_FIND_LINKS=folder" in result.stderr
     assert not (tree / ".venv/.demo").exists()
 
