@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,9 +32,8 @@ def claims(system: System) -> Iterator[System]:
     if system.lab.minor < OLDEST:
         pytest.skip(f"Kubernetes 1.{system.lab.minor} has no resource.k8s.io/v1; 1.{OLDEST} or newer is needed")
     root = system.lab.environment["KUBELET_ROOT"]
-    more = ["--protocols=dra", f"--plugins-path={root}/plugins", f"--plugins-registry-path={root}/plugins_registry"]
     system.kill("manager")
-    system.start_manager(*more)
+    system.start_manager(*_settings(root))
     device_class = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
@@ -48,6 +48,10 @@ def claims(system: System) -> Iterator[System]:
     system.kill("manager")
     system.start_manager()
     system.wait_offered()
+
+
+def _settings(root: str) -> list[str]:
+    return ["--protocols=dra", f"--plugins-path={root}/plugins", f"--plugins-registry-path={root}/plugins_registry"]
 
 
 def _devices(system: System) -> list[dict[str, Any]]:
@@ -180,6 +184,35 @@ def test_a_daemon_that_is_killed_knows_its_claims(claims: System, client_image: 
     made(claim("after", 30, "1Gi"), pod("after", client_image, "after"))
     claims.wait_phase("after", "Running", seconds=150)  # kubelet waits before it tries again what failed
     assert figures(claims.wait_log("after", "taken="))["total"] == 4 * BLOCK
+
+
+def test_an_update_leaves_no_pod_unprepared(claims: System, client_image: str, made: Any, evidence: Any) -> None:
+    """Kubelet calls the daemon that registered last, which passes calls on until it has the node."""
+    names = [f"update-{number}" for number in range(9)]
+
+    def begin(part: list[str]) -> None:
+        made(*(item for name in part for item in (claim(name, 5, "512Mi"), pod(name, client_image, name))))
+
+    begin(names[:3])
+    port = claims.stand_by_manager(*_settings(claims.lab.environment["KUBELET_ROOT"]))
+    begin(names[3:6])
+    creating = threading.Thread(target=begin, args=(names[6:],))
+    creating.start()
+    claims.follow_manager(port)
+    creating.join()
+    for name in names:
+        claims.wait_phase(name, "Running", seconds=150)
+    text = claims.lab.kubectl("get", "events", "--field-selector=reason=FailedPrepareDynamicResources", "-o", "json")
+    failed = [
+        one["message"] for one in json.loads(text)["items"] if one["involvedObject"]["name"].startswith("update-")
+    ]
+    evidence(f"9 claims around an update: {len(failed)} failed to be prepared")
+    assert not failed
+    eventually(
+        "the new daemon's book",
+        lambda: {item["pod_name"] for item in json.loads(claims.get(port, "/usage"))["containers"]} >= set(names),
+        30,
+    )
 
 
 def test_a_configuration_that_is_wrong_is_told_to_the_pod(claims: System, client_image: str, made: Any) -> None:

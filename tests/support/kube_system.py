@@ -116,16 +116,33 @@ class System:
 
     def start_manager(self, *more: str) -> None:
         """`more`: settings beside the usual ones, also of those that `restart_manager` starts."""
+        self._spawn_manager("manager", self.manager_port, *more)
+
+    def stand_by_manager(self, *more: str) -> int:
+        """Start a second daemon beside the first, which it follows as `follow_manager` says; returns its port."""
+        port = free_port()
+        self._spawn_manager("next manager", port, *more)
+        return port
+
+    def _spawn_manager(self, name: str, port: int, *more: str) -> None:
         self._manager_settings = more
         words = self.manager_arguments(
             node=self.lab.environment["NODE_NAME"],
             kubelet="https://127.0.0.1:10250",
             machine=self.machine,
             folder=self.folder,
-            port=self.manager_port,
+            port=port,
         )
-        self._spawn("manager", [*words[1:], *more])
-        self._ready("manager", self.manager_port)
+        self._spawn(name, [*words[1:], *more])
+        self._ready(name, port)
+
+    def follow_manager(self, port: int) -> None:
+        """The first daemon is told to end; the second, at `port`, is the manager from here on."""
+        first = self._processes.pop("manager")
+        first.send_signal(signal.SIGTERM)
+        first.wait(20)
+        self._processes["manager"] = self._processes.pop("next manager")
+        self.manager_port = port
 
     def restart_manager(self) -> None:
         """After kill -9, with the same settings."""
