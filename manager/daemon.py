@@ -55,7 +55,7 @@ from manager.observe.node_object import NodeObject
 from manager.observe.report import Reporter
 from manager.plugin.registration import SOCKETS, Registrar
 from manager.plugin.server import Plugin
-from manager.process import sdnotify
+from manager.process import instance_lock, sdnotify
 from manager.process.room import Room
 from manager.regions import storage
 from manager.regions.regions import ArbiterLike, Regions
@@ -523,6 +523,7 @@ class Daemon:
         return by_plugin and self.claims.registered
 
     def _counts(self) -> Counts:
+        following = instance_lock.holder(self.settings.checkpoint_path, instance_lock.NEXT)
         failures = {worker.name: worker.failures for worker in self.workers}
         return Counts(
             registered=self._registered,
@@ -533,6 +534,7 @@ class Daemon:
             xids=self.inventory.xid_counts,
             api_failing=self.api_writer.failing or (self._pods is not None and self._pods.informer.cut),
             folders_without_room=len(self._room.problems),
+            standby_s=following.age_s if following is not None else 0.0,
         )
 
 

@@ -24,6 +24,7 @@ from manager.kubelet import pods
 from manager.limits import possible
 from manager.observe.http import DoctorFailed
 from manager.plugin import registration
+from manager.process import instance_lock
 from manager.regions import storage
 from vcuda.driver import layout
 from vcuda.driver.root import HostRoot
@@ -59,6 +60,7 @@ def examine(settings: Settings, environment: Mapping[str, str]) -> list[Check]:
         lambda: _kubelet(settings),
         lambda: _api(settings, environment),
         lambda: _host(settings),
+        lambda: _standby(settings),
     )
     return [check for part in parts for check in part()]
 
@@ -213,6 +215,19 @@ def _api(settings: Settings, environment: Mapping[str, str]) -> Iterator[Check]:
         yield Check("API server", Verdict.OK, f"{found} pods on node {settings.node_name} at {where}")
     except KubeError as error:
         yield Check("API server", Verdict.FAIL, str(error))
+
+
+def _standby(settings: Settings) -> Iterator[Check]:
+    serving = instance_lock.holder(settings.checkpoint_path)
+    following = instance_lock.holder(settings.checkpoint_path, instance_lock.NEXT)
+    if following is None:
+        if serving is not None:
+            yield Check("daemons", Verdict.OK, f"one, process {serving.pid}")
+        return
+    since = f"process {following.pid} has stood by for {following.age_s:.0f} s"
+    whom = f"process {serving.pid}" if serving is not None else "one that has just ended"
+    way_out = "well in an update; else a second DaemonSet or service starts gpu-manager here: remove it"
+    yield Check("daemons", Verdict.WARN, f"{since}, for {whom}: {way_out}")
 
 
 def _host(settings: Settings) -> Iterator[Check]:

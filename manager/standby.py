@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import TextIO
+
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from manager.cards.driver import Driver
 from manager.config.settings import Settings
 from manager.config.values import DRA
 from manager.dra.front import Front
-from manager.observe import http
+from manager.observe import http, metrics
 from manager.observe.http import Shown
 from manager.process import instance_lock
 from vcuda.driver.root import HostRoot
@@ -36,7 +40,8 @@ class Standby:
         self._instance = uuid.uuid4().hex[:8]
         self.front = Front(settings, self.names.driver, self._instance)
         self._driver: Driver | None = None
-        self._waiting = False
+        self._waiting_since: float | None = None
+        self._next: TextIO | None = None
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(http.listen(settings.query_addr, settings.query_port))
             self.port = int(listener.getsockname()[1])
@@ -54,20 +59,30 @@ class Standby:
         """Whether the node is this daemon's now. Raises StartError."""
         lock = instance_lock.attempt(self._settings.checkpoint_path, self._instance)
         if lock is None:
+            self._queue()
             return False
         self._stack.enter_context(lock)
-        if self._waiting:
+        if self._waiting_since is not None:
             log.info("the node is free; taking over")
+        if self._next is not None:
+            self._next.close()
         return True
+
+    def _queue(self) -> None:
+        """Be seen by the one that serves, whose metrics and doctor say it; others that wait come later."""
+        if self._next is None:
+            self._next = instance_lock.attempt(self._settings.checkpoint_path, self._instance, instance_lock.NEXT)
+            if self._next is not None:
+                self._stack.enter_context(self._next)
 
     def wait(self) -> None:
         """Be ready to take over at once; returns soon."""
-        self._waiting = True
+        self._waiting_since = time.monotonic()
         log.warning(
             "%s: standing by until it ends. Else stop it, or give this one its own --checkpoint-path", self.waits
         )
-        self.web.start()
         self._driver = self._open_driver(self.root)
+        self.web.start()  # not before: who is ready may be the only one a moment later
         if DRA in self._settings.protocols:
             self.front.start()
 
@@ -87,7 +102,11 @@ class Standby:
     def page(self, path: str) -> Shown:
         """What a browser or probe is shown: ready means that kubelet's calls are answered, by whomever."""
         status = HTTPStatus.OK
-        text = self.waits if self._waiting else "starting"
+        since = self._waiting_since
+        if path in ("/metrics", "/metric") and since is not None:
+            series = metrics.while_standing_by(time.monotonic() - since, self._settings.node_name)
+            return Shown(status, CONTENT_TYPE_LATEST, series)
+        text = self.waits if since is not None else "starting"
         if path not in ("/healthz", "/readyz"):
             status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"{text}; ask that one"
         elif path == "/readyz" and DRA in self._settings.protocols and not self.front.sockets.registered:

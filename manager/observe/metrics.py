@@ -123,12 +123,32 @@ class _OfNode:
             yield family
 
 
+def while_standing_by(seconds: float, node: str) -> bytes:
+    """What a daemon shows that has no node yet: that it waits. Cards and shares are the other one's to show."""
+    registry = CollectorRegistry()
+    registry.register(_Standby(seconds))
+    return generate_latest(_OfNode(registry, node))
+
+
+class _Standby(Collector):
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "vcuda_manager_standby_seconds",
+            "For how long a gpu-manager has stood by for a node that another one serves; both show it, 0 without one",
+            value=self._seconds,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """What parts of the daemon have counted so far. `failures`: of its threads, by name.
 
     `xids`: errors that the driver reported, by card UUID, number and whether it is ignored as the application's.
     `api_failing`: the API server takes no messages now. `folders_without_room`: those that can't take a further share.
+    `standby_s`: for how long another daemon has stood by for this one's node, 0 without one.
     """
 
     registered: bool
@@ -139,6 +159,7 @@ class Counts:
     api_failing: bool
     folders_without_room: int
     slice_writes: int = 0
+    standby_s: float = 0.0
 
 
 class _CountsCollector(Collector):
@@ -166,6 +187,7 @@ class _CountsCollector(Collector):
             "Device nodes that were allowed again in a container's device cgroup",
             value=counts.restored_devices,
         )
+        yield from _Standby(counts.standby_s).collect()
         failures = CounterMetricFamily(
             "vcuda_manager_thread_failures",
             "Failures of the daemon's threads, which go on after a pause",

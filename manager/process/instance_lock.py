@@ -1,31 +1,39 @@
-"""One daemon per node: two would book the same cards twice. The lock's file says which process holds it."""
+"""One daemon per node: two would book the same cards twice. A lock's file says which process holds it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from manager.errors import StartError
 
+# Files of a node's lock, and of the first of those that wait for it.
+NODE, NEXT = "lock", "next"
+
 
 class Holder(NamedTuple):
-    """Who holds a lock. `instance`: the name that the daemon gave itself, "" from one of an earlier version."""
+    """Who holds a lock. `instance`: the name that the daemon gave itself, "" from one of an earlier version.
+
+    `age_s`: for how long, by the wall clock.
+    """
 
     pid: int
     instance: str
+    age_s: float
 
 
-def attempt(directory: Path, instance: str) -> TextIO | None:
-    """Hold the lock of `directory` until the returned file is closed; None if another daemon has it.
+def attempt(directory: Path, instance: str, name: str = NODE) -> TextIO | None:
+    """Hold a lock of `directory` until the returned file is closed; None if another daemon has it.
 
     Raises StartError.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = path_in(directory).open("a+")  # who stands there is not lost while we wait
+        file = path_in(directory, name).open("a+")  # who stands there is not lost while we wait
     except OSError as error:
         raise StartError(
             f"cannot write to {directory} ({error.strerror}); make it writable or point --checkpoint-path elsewhere"
@@ -42,20 +50,20 @@ def attempt(directory: Path, instance: str) -> TextIO | None:
     return file
 
 
-def path_in(directory: Path) -> Path:
+def path_in(directory: Path, name: str = NODE) -> Path:
     """The lock's file."""
-    return directory / "lock"
+    return directory / name
 
 
-def holder(directory: Path) -> Holder | None:
-    """Who holds the lock of `directory`; None: nobody, or unreadable."""
+def holder(directory: Path, name: str = NODE) -> Holder | None:
+    """Who holds a lock of `directory`; None: nobody, or unreadable."""
     try:
-        with path_in(directory).open() as file:
+        with path_in(directory, name).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 pid, _, instance = file.read().strip().partition(" ")
-                return Holder(int(pid), instance)
+                return Holder(int(pid), instance, max(0.0, time.time() - os.fstat(file.fileno()).st_mtime))
     except (OSError, ValueError):
         pass
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 import threading
 import urllib.error
@@ -13,13 +15,17 @@ import pytest
 
 from benchmarks import claims as bench
 from localcluster.kubelet.claims import ClaimDriver
+from manager import doctor
 from manager.cards import nvml
+from manager.cards.driver import Driver
 from manager.config.reader import parse
 from manager.daemon import Daemon
+from manager.doctor import Verdict
 from manager.standby import Standby
 from tests.manager.manager_claims import ClaimNode, claim, claim_node, result
 from tests.manager.manager_pods import NAMES, eventually
 from tests.manager.manager_support import Node
+from vcuda.driver.root import HostRoot
 from vcuda.sim import Machine
 
 
@@ -105,8 +111,72 @@ def test_readiness_of_one_that_stands_by_is_that_kubelet_knows_it(
     newest(claims, old)
     status, text = ask(second, "/readyz")
     assert status == 200 and "another gpu-manager holds" in text
+    status, text = ask(second, "/usage")
+    assert status == 503 and "ask that one" in text, "its shares must not be counted twice"
+
+
+def test_nobody_is_told_that_one_is_ready_before_its_driver_is_open(claims: ClaimNode, old: ClaimDriver) -> None:
+    """By the device plugin alone it is ready at once, and then the old one may be ended."""
+    parsed = parse(claims.node.arguments("--protocols=device-plugin"), {})
+    assert parsed is not None
+    asked: list[str] = []
+
+    def opening(root: HostRoot) -> Driver:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{made.port}/readyz", timeout=0.5).close()
+            asked.append("ready")
+        except TimeoutError:
+            asked.append("no answer")
+        return nvml.open_driver(root)
+
+    made = Standby(parsed.settings, opening)
+    try:
+        assert not made.take()
+        made.wait()
+        assert asked == ["no answer"]
+        assert ask(made, "/readyz")[0] == 200
+    finally:
+        made.close()
+
+
+def standing_by(text: str) -> float:
+    (found,) = re.findall(r'^vcuda_manager_standby_seconds\{node="node-1"\} (\S+)$', text, re.MULTILINE)
+    return float(found)
+
+
+def test_both_show_that_one_stands_by_and_the_doctor_names_it(
+    claims: ClaimNode, old: ClaimDriver, second: Standby
+) -> None:
+    first = claims.node.daemon
+    assert first is not None
     status, text = ask(second, "/metrics")
-    assert status == 503 and "ask that one" in text, "its cards must not be counted twice"
+    assert status == 200 and standing_by(text) > 0
+    assert set(re.findall(r"^\w+", text, re.MULTILINE)) == {"vcuda_manager_standby_seconds"}, "cards count once"
+    assert standing_by(first.metrics.exposition().decode()) > 0
+    (check,) = doctor._standby(first.settings)
+    assert check.verdict is Verdict.WARN and f"process {os.getpid()} has stood by for" in check.details
+    claims.node.stop()
+    daemon = follow(claims, second)
+    assert standing_by(daemon.metrics.exposition().decode()) == 0
+    assert [check.verdict for check in doctor._standby(daemon.settings)] == [Verdict.OK]
+
+
+def test_the_second_of_two_that_stand_by_is_seen_when_the_first_has_gone(
+    claims: ClaimNode, old: ClaimDriver, second: Standby
+) -> None:
+    first = claims.node.daemon
+    assert first is not None
+    parsed = parse(claims.node.arguments(*claims.arguments()), {})
+    assert parsed is not None
+    third = Standby(parsed.settings, nvml.open_driver)
+    try:
+        assert not third.take()
+        second.close()
+        assert standing_by(first.metrics.exposition().decode()) == 0
+        assert not third.take()
+        assert standing_by(first.metrics.exposition().decode()) > 0
+    finally:
+        third.close()
 
 
 def test_a_call_waits_for_the_book_and_the_first_ones_leaving_takes_nothing_along(

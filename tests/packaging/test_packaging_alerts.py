@@ -21,6 +21,7 @@ POD = 'namespace="team",pod="p",container="c",node="n",uuid="GPU-0"'
 BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
     "VcudaDaemonDown": ({'vcuda_manager_info{node="n"}': "1x20 stale"}, "20m", "27m"),
     "VcudaNotRegistered": ({'vcuda_manager_registered{node="n"}': "1x20 0x20"}, "24m", "27m"),
+    "VcudaStandingBy": ({'vcuda_manager_standby_seconds{node="n"}': "0x20 30+60x20"}, "30m", "32m"),
     "VcudaCardUnhealthy": ({'vcuda_card_healthy{node="n",uuid="GPU-0",minor="0"}': "1x20 0x20"}, "24m", "27m"),
     # It heals within a minute, and the series was not there before.
     "VcudaXid": (
