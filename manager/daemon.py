@@ -33,6 +33,7 @@ from manager.cards.device_nodes import NodeProblem
 from manager.cards.driver import Driver
 from manager.cards.feed import SnapshotFeed
 from manager.cards.inventory import Inventory
+from manager.cards.seen import SeenCards
 from manager.config.reload import Reloader
 from manager.config.settings import Settings
 from manager.config.values import DEVICE_PLUGIN, DRA
@@ -137,6 +138,7 @@ class Daemon:
             self._root,
             open_driver,
             self._settings,
+            SeenCards(settings.checkpoint_path),
             on_change=self._cards_changed,
             on_node_problem=self.metrics.node_problem,
             on_health=self._consequences.health_changed,

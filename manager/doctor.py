@@ -15,6 +15,7 @@ from pathlib import Path
 from manager.cards import device_nodes, nvml
 from manager.cards.device_nodes import NodeProblem
 from manager.cards.driver import DriverError, NullDriver
+from manager.cards.seen import SeenCards
 from manager.cgroups import devices
 from manager.cgroups.devices import Unwatched
 from manager.config.settings import Settings
@@ -111,6 +112,15 @@ def _driver(root: HostRoot, settings: Settings) -> Iterator[Check]:
     for item in probe.cards:
         card = item.card
         yield Check(f"card {card.minor}", Verdict.OK, f"{card.uuid}  {card.model}")
+    seen = SeenCards(settings.checkpoint_path)
+    missed = seen.cards.keys() - {item.card.uuid for item in probe.cards} - dict(probe.failed).keys()
+    for uuid in sorted(missed - settings.removed_cards):
+        yield Check(
+            f"card {uuid}",
+            Verdict.FAIL,
+            f"not seen since {seen.since(uuid)}; look for Xid 79 in the kernel's log, restart the machine; "
+            "if it was taken out, name it in --removed-cards",
+        )
     yield _limits(settings, len(probe.cards), alone)
     try:
         wanted = device_nodes.numbers(root, probe.cards)

@@ -1,1 +1,1 @@
-"""This node's cards behind an interface: probed, watched, with their MIG instances and device nodes."""
+"""This node's cards behind an interface: probed, watched, missed when gone; their MIG instances and device nodes."""

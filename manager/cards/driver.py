@@ -38,12 +38,16 @@ class NodeCard:
 
 @dataclass(frozen=True)
 class Probe:
-    """All cards the driver shows now. `failed` maps the UUID or bus id of a card that did not answer to the reason."""
+    """All cards the driver shows now. `failed` maps the UUID or bus id of a card that did not answer to the reason.
+
+    `physical`: the UUIDs of those that answered, of a card in MIG mode its own.
+    """
 
     driver_version: str
     cards: tuple[NodeCard, ...]
     failed: tuple[tuple[str, str], ...] = ()
     cuda_version: str = ""
+    physical: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

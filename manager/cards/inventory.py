@@ -1,6 +1,7 @@
 """The cards of this node as they are now: probed, watched for Xid errors, and healthy again after a good probe.
 
-A card that leaves stays listed as unhealthy, so that kubelet does not shrink the node's capacity under running pods.
+A card that leaves stays listed as unhealthy, so that kubelet does not shrink the node's capacity under running pods;
+also over restarts, until the operator says that it was taken out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from manager.cards.driver import (
     ProcessUtilization,
     XidEvent,
 )
+from manager.cards.seen import SeenCards
 from manager.config.settings import Settings
 from manager.process.logs import Conditions
 from vcuda.driver.memory_limits import MemoryLimit
@@ -67,12 +69,15 @@ class Inventory:
         root: HostRoot,
         open_driver: Callable[[HostRoot], Driver],
         settings: Callable[[], Settings],
+        seen: SeenCards,
         *,
         on_change: Callable[[], None] = lambda: None,
         on_node_problem: Callable[[str], None] = lambda _node: None,
         on_health: Callable[[str, str], None] = lambda _uuid, _why: None,
     ) -> None:
-        """`on_change` is called, by whoever probes or watches, after the first probe and whenever the snapshot differs.
+        """`seen`: what earlier daemons of this node saw; a card of theirs that the driver does not show is missed.
+
+        `on_change` is called, by whoever probes or watches, after the first probe and whenever the snapshot differs.
 
         `on_node_problem`: with the path of a device node that is missing. `on_health`: with a card's UUID, "" for all
         of the node, and why it is ill, in words for everybody; "" when it is well again.
@@ -81,7 +86,9 @@ class Inventory:
         self._on_change, self._on_node_problem, self._on_health = on_change, on_node_problem, on_health
         self._driver: Driver = NullDriver("not opened yet")
         self._stale = False
-        self._known: dict[str, NodeCard] = {}
+        self._seen = seen
+        self._known = seen.cards
+        self._met: set[str] = set()  # UUIDs that the driver has shown to this daemon
         self._cuda_version = ""
         self._blocked: Mapping[str, str] = {}
         self._xids: dict[str, tuple[int, float]] = {}
@@ -154,6 +161,7 @@ class Inventory:
         self.worker.stop()
         self.worker.join(1.0)
         self._driver.close()
+        self._seen.save()
 
     def _watch(self) -> None:
         """One turn of watching: a probe when it is time, else a short wait for an event."""
@@ -220,17 +228,25 @@ class Inventory:
             if named or failures:
                 missing[uuid] = named or "; ".join(failures.values())
         self._known.update(present)
+        self._met |= present.keys()
         if isinstance(self._driver, NullDriver):
             self._conditions.set("driver", f"no cards: {self._driver.reason}; serving without, and looking again")
             missing = dict.fromkeys(self._known, f"no driver: {self._driver.reason}")
         elif not result.failed:
             self._conditions.clear("driver", "the driver answers")
-        for uuid, item in list(self._known.items()):
-            # An instance that was deleted on purpose leaves with its parent well; a card never does.
-            if uuid in missing and item.parent_uuid and not failures and not isinstance(self._driver, NullDriver):
-                del self._known[uuid]
-                del missing[uuid]
-        return missing
+        # Deleted on purpose, an instance leaves with its parent well; and so does a card that went into MIG mode.
+        gone = {uuid for uuid in missing if self._known[uuid].physical_uuid in result.physical}
+        for uuid in gone | (missing.keys() & self._taken_out()):
+            del self._known[uuid]
+            del missing[uuid]
+        self._seen.keep(result.cards, self._known)
+        earlier = missing.keys() - self._met
+        return missing | {uuid: f"not seen since {self._seen.since(uuid)}: {missing[uuid]}" for uuid in earlier}
+
+    def _taken_out(self) -> set[str]:
+        """Known cards and instances that the operator says are no longer in the machine."""
+        named = self._settings().removed_cards
+        return {uuid for uuid, item in self._known.items() if {uuid, item.physical_uuid} & named}
 
     def _reopen(self) -> None:
         self._driver.close()

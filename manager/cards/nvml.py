@@ -136,7 +136,7 @@ class NvmlDriver:
             self._register_events(handles)
             cuda = _optional(pynvml.nvmlSystemGetCudaDriverVersion) or 0  # 13020 is 13.2 (nvml.h)
             newest = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
-            return Probe(version, self._with_links(cards, handles), tuple(failed), newest)
+            return Probe(version, self._with_links(cards, handles), tuple(failed), newest, tuple(handles))
 
     def _cards_of(self, handle: Any, uuid: str) -> list[tuple[NodeCard, Any]]:
         """What the physical card offers, itself or its instances, with their handles."""

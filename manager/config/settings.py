@@ -163,6 +163,13 @@ class Settings:
         separated=True,
         live=True,
     )
+    removed_cards: frozenset[str] = option(
+        frozenset(),
+        values.words,
+        "UUIDs of cards that were taken out: those that the driver doesn't show are no longer missed",
+        separated=True,
+        live=True,
+    )
     dead_card_policy: str = option(
         "report",
         choice("report", "evict"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pynvml
 import pytest
 
+from manager import doctor
+from manager.cards.seen import SeenCards
 from manager.kubelet import device_ids
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
-from vcuda.sim import Machine, Xid
+from vcuda.driver.root import HostRoot
+from vcuda.sim import CardLost, CardRecovered, Machine, Xid
 from vcuda.spec import inventory
 
 # Uncorrectable memory errors as the driver reports them: double bit, and uncontained.
@@ -186,3 +190,57 @@ def test_a_card_that_answers_with_an_nvml_error(
     monkeypatch.setattr(pynvml, function, real)
     connected.kubelet.wait_devices(200)
     assert daemon.api_writer.wait_empty(10) and len(told(connected)) == 1
+
+
+def test_a_card_that_is_lost_while_no_daemon_runs_is_missed_until_it_is_said_to_be_taken_out(
+    connected: Node, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next daemon logged "1 cards, 1 healthy", and nothing told of the other one."""
+    assert connected.api is not None
+    connected.start("--health-check-interval=0.2", wait=200)
+    well, bad = machine.cards
+    connected.stop()
+    machine.inject(CardLost(bad.minor))
+    daemon = connected.start("--health-check-interval=0.2", wait=100)
+    why = eventually(lambda: published(connected)[bad.uuid][1], "the inventory says why")
+    assert re.fullmatch(r"not seen since \d{4}-\d\d-\d\d \d\d:\d\d UTC: .*GPU is lost", why)
+    assert published(connected) == {well.uuid: (True, ""), bad.uuid: (False, why)}
+    assert unhealthy(connected) == {device_ids.card_key(bad.uuid)}
+    said = eventually(lambda: of_node(connected), "the event")
+    assert said == [("Warning", "CardUnhealthy", f"card {bad.uuid}: {why}")]
+    [row] = [
+        line
+        for line in connected.get("/metrics")[1].splitlines()
+        if line.startswith("vcuda_card_healthy") and bad.uuid in line
+    ]
+    assert row.endswith(" 0.0")
+    looked = {check.what: check for check in doctor._driver(HostRoot(machine.root), daemon.settings)}
+    assert looked[f"card {bad.uuid}"].verdict == "FAIL" and "--removed-cards" in looked[f"card {bad.uuid}"].details
+    connected.stop()
+
+    connected.start(f"--removed-cards={bad.uuid}", wait=100)
+    eventually(lambda: bad.uuid not in published(connected), "it is forgotten")
+    connected.stop()
+    daemon = connected.start("--health-check-interval=0.2", wait=100)
+    assert [item.card.uuid for item in daemon.inventory.snapshot.cards] == [well.uuid]
+    machine.inject(CardRecovered(bad.minor))
+    connected.kubelet.wait_devices(200)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 1, "cards": [{}]}',
+        '{"version": 1, "cards": [{"card": {}, "seen": 1e99}]}',
+        '{"version": 2}',
+    ],
+)
+def test_a_damaged_list_of_cards_counts_as_none(connected: Node, text: str) -> None:
+    folder = connected.directory / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    (folder / "cards.json").write_text(text)
+    connected.start(wait=200)
+    assert len(SeenCards(folder).cards) == 2

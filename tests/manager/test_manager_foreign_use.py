@@ -15,6 +15,7 @@ import pytest
 from manager.audit.foreign_use import ForeignUse
 from manager.cards.driver import CardProcess, DriverError, NodeCard, Probe, XidEvent
 from manager.cards.inventory import Inventory
+from manager.cards.seen import SeenCards
 from manager.config.settings import Settings
 from manager.kubelet.records import PodResources, RecordsError
 from manager.proto import podresources_pb2 as resources_api
@@ -221,7 +222,7 @@ class LostCard:
 
 def test_a_wait_for_events_that_fails_at_once_does_not_spin(tmp_path: Path) -> None:
     driver = LostCard()
-    inventory = Inventory(HostRoot(tmp_path), lambda _: driver, Settings)
+    inventory = Inventory(HostRoot(tmp_path), lambda _: driver, Settings, SeenCards(tmp_path))
     inventory.probe()
     inventory.start()
     eventually(lambda: driver.waits, "a first wait")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from manager.cards.driver import DriverError, NodeCard, Probe
 from manager.cards.inventory import Inventory, Snapshot
+from manager.cards.seen import SeenCards
 from manager.config.settings import Settings
 from manager.observe import node_object
 from vcuda.driver.root import HostRoot
@@ -63,7 +64,7 @@ def test_a_lost_card_is_looked_for_in_a_driver_opened_anew(tmp_path: Path) -> No
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1"):
         (tmp_path / "dev" / name).touch()
     world = {"lost": False, "gone": False}
-    watched = Inventory(HostRoot(tmp_path), lambda _: PlayedDriver(world), Settings)
+    watched = Inventory(HostRoot(tmp_path), lambda _: PlayedDriver(world), Settings, SeenCards(tmp_path))
 
     def healthy() -> list[bool]:
         return [item.card.healthy for item in watched.probe().cards]
