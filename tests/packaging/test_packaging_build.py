@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vcuda._build import gcc, native
+from vcuda._build import ffi, gcc, native
 
 
 @pytest.fixture
@@ -92,3 +92,11 @@ def test_an_unknown_library_is_refused_with_the_known_ones() -> None:
     assert result.returncode == 1
     assert "no-such-library" in result.stderr and "cuda-shim" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_module_is_stale_when_other_sources_make_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that joins the module changes none of the files in it."""
+    before = ffi.fingerprint()
+    assert ffi.fingerprint() == before
+    monkeypatch.setattr(native, "NATIVE_FOLDERS", native.NATIVE_FOLDERS[1:])
+    assert ffi.fingerprint() != before

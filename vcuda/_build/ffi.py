@@ -49,12 +49,13 @@ ffibuilder = make_builder()
 
 
 def fingerprint() -> str:
-    """Hash of everything that the module is made of."""
+    """Hash of everything that the module is made of, and how."""
     folders = [ROOT / folder for folder in native.INCLUDES]
     patterns = ("*.c", "*.h", "*.abi", "*.def")
     digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest.update(repr((core_sources(), LINK)).encode())
     for path in sorted({path for folder in folders for pattern in patterns for path in folder.rglob(pattern)}):
-        digest.update(path.name.encode())
+        digest.update(str(path.relative_to(ROOT)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
