@@ -39,17 +39,17 @@ RUNS = [
 
 def test_a_screen_of_80_columns_holds_everything_and_no_line_folds() -> None:
     assert top_command.render(RUNS, "run", 80, bars.ASCII) == [
-        "    RUN CARD     GPU TIME           MEMORY                WAIT PIDS COMMAND",
-        "      9 GPU-ac00 ???????? ?/30-50   ???????? ?/8G          12%    3 python train",
-        "    123 GPU-ac00 ####.... 25/30-50  ######.. 6G/8G         12%    3 ?[31mevil?na",
-        "   4711 GPU-ac00 #####+.. 40/30-50  ####.... 4G/8G         12%    3 python train",
+        "    RUN CARD     GPU TIME            MEMORY                WAIT PIDS COMMAND",
+        "      9 GPU-ac00 ???????? ?/30-50    ???????? ?/8G          12%    3 python trai",
+        "    123 GPU-ac00 ####.... 25/30-50   ######.. 6G/8G         12%    3 ?[31mevil?n",
+        "   4711 GPU-ac00 #####+.. 40/30-50   ####.... 4G/8G         12%    3 python trai",
     ]
 
 
 def test_a_wide_screen_shows_the_last_minute() -> None:
     past = {("run-4711", RUNS[0].shares[0].share.uuid): deque(index / 20 for index in range(20))}
     assert top_command.render(RUNS[:1], "run", 120, bars.BLOCKS, past)[1] == (
-        "   4711 GPU-ac00 █████▓·· 40/30-50  ████···· 4G/8G         12%    3 ▁▁▂▂▂▃▃▃▄▄▅▅▅▆▆▆▇▇▇█ python train.py"
+        "   4711 GPU-ac00 █████▓·· 40/30-50   ████···· 4G/8G         12%    3 ▁▁▂▂▂▃▃▃▄▄▅▅▅▆▆▆▇▇▇█ python train.py"
     )
 
 

@@ -44,11 +44,11 @@ def test_a_share_that_is_not_used(tmp_path: Path) -> None:
     folder = make(tmp_path / "etc")
     told = call("ls", "--region", str(folder), "--interval", "0")
     assert told.stdout.splitlines() == [
-        "CARD     GPU TIME           MEMORY                WAIT PIDS",
-        "GPU-0123 ........ 0/30-50   ........ 0B/1G          0%    0",
+        "CARD     GPU TIME            MEMORY                WAIT PIDS",
+        "GPU-0123 ........ 0/30-50    ........ 0B/1G          0%    0",
     ]
     blocks = call("top", "--once", "--region", str(folder), "--interval", "0", LANG="C.UTF-8")
-    assert blocks.stdout.splitlines()[1] == "GPU-0123 ········ 0/30-50   ········ 0B/1G          0%    0"
+    assert blocks.stdout.splitlines()[1] == "GPU-0123 ········ 0/30-50    ········ 0B/1G          0%    0"
 
 
 def test_the_figures_are_those_of_the_python_commands(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
-"""Bars and sparklines of fixed width, in block characters or in ASCII; pure."""
+"""Bars and sparklines of fixed width, in block characters or in ASCII, as the terminal can show."""
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from vcuda.spec.units import format_bytes
 
@@ -47,6 +50,12 @@ def glyphs(encoding: str | None) -> Glyphs:
     except (LookupError, UnicodeEncodeError):
         return ASCII
     return BLOCKS
+
+
+def keep_to_locale(out: TextIO) -> None:
+    """Python writes UTF-8 where LC_ALL asks for the C locale (PEP 540); a terminal that reads ASCII can't show that."""
+    if os.environ.get("LC_ALL") in ("C", "POSIX") and isinstance(out, io.TextIOWrapper):
+        out.reconfigure(encoding="ascii", errors="backslashreplace")
 
 
 def short_bytes(count: int | None) -> str:

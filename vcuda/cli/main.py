@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import vcuda
-from vcuda.cli import completion_command, doctor_command, run_command, show_command, sim_command, top_command
+from vcuda.cli import bars, completion_command, doctor_command, run_command, show_command, sim_command, top_command
 from vcuda.cli.words import Parser
 from vcuda.runs.errors import CommandError, RunError
 from vcuda.sim import SimError
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Users see messages, never tracebacks."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    bars.keep_to_locale(sys.stdout)
     try:
         if words[:1] in (["run"], ["ls"], ["show"], ["top"], ["doctor"]):
             words = run_command.prepare(words)

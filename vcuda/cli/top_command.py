@@ -29,7 +29,7 @@ _BAR = 8
 _SPARKLINE = 20
 _KEPT_S = 60.0
 _WIDE = 110  # columns from which the last minute is shown
-_HEAD = f"{'RUN':>7} {'CARD':<8} {'GPU TIME':<18} {'MEMORY':<20} {'WAIT':>5} {'PIDS':>4} "
+_HEAD = f"{'RUN':>7} {'CARD':<8} {'GPU TIME':<19} {'MEMORY':<20} {'WAIT':>5} {'PIDS':>4} "
 _SORTS: dict[str, Callable[[Line], float]] = {
     "cores": lambda line: -(line[1].achieved_cores or 0.0),
     "memory": lambda line: -(line[1].memory_used_bytes or 0),
@@ -84,7 +84,11 @@ def _watch(options: argparse.Namespace, chosen: Glyphs) -> None:
                 past.append(_part_of_limit(share))
             width, height = shutil.get_terminal_size()
             shown = render(runs, options.sort, width, chosen, history) if runs else [show_command.NOBODY]
-            sys.stdout.write(_CLEAR + "\r\n".join(shown[: height - 1]))
+            if len(shown) >= height:
+                shown[height - 2 :] = [
+                    f"and {len(shown) - height + 2} more: keys c, m, w, r choose what is first"[:width]
+                ]
+            sys.stdout.write(_CLEAR + "\r\n".join(shown))
             sys.stdout.flush()
             while select.select([sys.stdin], [], [], 0)[0]:
                 key = os.read(sys.stdin.fileno(), 1).decode(errors="replace")
@@ -129,7 +133,7 @@ def render(runs: Sequence[RunView], sort: str, width: int, chosen: Glyphs, histo
         waited = "?" if share.waited_percent is None else f"{min(share.waited_percent, 999):.0f}%"
         past = history.get((run.booking.name, booked.uuid), ()) if history else ()
         lines.append(
-            f"{run.booking.pid:>7} {booked.uuid[:8]:<8} {time_bar} {cores:<9} "
+            f"{run.booking.pid:>7} {booked.uuid[:8]:<8} {time_bar} {cores:<10} "
             f"{chosen.bar(held, _BAR, booked.memory_bytes / limit)} "
             f"{short_bytes(share.memory_used_bytes) + '/' + short_bytes(limit):<11} "
             f"{waited:>5} {len(run.processes):>4} "

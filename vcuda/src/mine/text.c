@@ -56,7 +56,7 @@ static void put_card(FILE *out, const struct vc_mine *mine, uint32_t index, bool
     snprintf(memory, sizeof memory, "%s/%s", short_bytes(card->memory_used_bytes, used), short_bytes(limit->memory_bytes, most));
     fprintf(out, "%-8.8s ", limit->uuid);
     put_bar(out, cores < 0 ? -1.0 : cores / (limit->core_limit ? limit->core_limit : 1u), (double)limit->cores / (limit->core_limit ? limit->core_limit : 1u), blocks);
-    fprintf(out, " %-9s ", figures);
+    fprintf(out, " %-10s ", figures);
     double total = limit->memory_bytes ? (double)limit->memory_bytes : 1.0;
     put_bar(out, (double)card->memory_used_bytes / total, (double)physical_bytes(limit) / total, blocks);
     fprintf(out, " %-11s ", memory);
@@ -76,7 +76,7 @@ static void put_plain(FILE *out, const char *text)
 
 static void put_table(FILE *out, const struct vc_mine *mine, int count, bool blocks)
 {
-    fprintf(out, "%-8s %-18s %-20s %5s %4s\n", "CARD", "GPU TIME", "MEMORY", "WAIT", "PIDS");
+    fprintf(out, "%-8s %-19s %-20s %5s %4s\n", "CARD", "GPU TIME", "MEMORY", "WAIT", "PIDS");
     for (int at = 0; at < count; at++) {
         if (!mine[at].readable)
             fprintf(out, "%s\n", mine[at].why.text);
