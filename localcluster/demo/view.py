@@ -99,6 +99,7 @@ def table(title: str, content: Sequence[Row], width: int) -> Group:
         made.add_column(_HEADERS[at], no_wrap=True, overflow="ellipsis" if at == len(_HEADERS) - 1 else "crop")
     for row in content:
         cells = [Text(cell) for cell in row.cells()]
+        cells[0].truncate(18 if width < _WIDE else max(18, width - 86))  # figures stay whole, however long a name is
         cells[-1].stylize(_COLOURS.get(row.state, ""))
         made.add_row(*(cells[at] for at in columns))
     return Group(made, *(Text(f"  {row.name}: {row.why}") for row in content if row.why))

@@ -16,6 +16,7 @@ from localcluster.cluster import ClusterOptions
 from localcluster.demo import checks, measure, run, scenario, view
 from localcluster.demo.measure import ManagerFigures, Sample, Truth
 from localcluster.demo.scenario import DemoPod, Expect
+from tests.support import screens
 from vcuda import sim
 from vcuda.spec.names import Names
 
@@ -117,6 +118,23 @@ def test_no_cell_is_folded_and_any_encoding_will_do(width: int, encoding: str) -
         assert "832.1 MiB / 1.5 GiB" in line and "44.7 / 30-50" in line and line.rstrip(" |").endswith("Running")
         assert ("not metered" in line) == (width > 100)
     assert why in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_a_pods_long_name_costs_no_figure(width: int, height: int) -> None:
+    """At 80 columns the name took the card's column and half of each figure."""
+    row = view.Row(
+        "a-pod-of-a-training-operator-" * 3,
+        "0, 1",
+        "832.1 MiB / 1.5 GiB",
+        "44.7 / 30-100",
+        "4.1 GiB, not metered",
+        "Running",
+    )
+    out = io.StringIO()
+    Console(file=out, width=width, height=height, force_terminal=True).print(view.table("measuring", [row], width))
+    screen = screens.shown(out.getvalue().replace("\n", "\r\n"), width, height)
+    assert all(cell in screen for cell in (row.card, row.memory, row.share, row.state)), screen
 
 
 def test_a_terminal_that_can_not_draw_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
