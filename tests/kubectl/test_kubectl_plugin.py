@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubectl.conftest import SYSTEM, Cluster
+from tests.kubectl.conftest import SYSTEM, Cluster, program_pod
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.scheduler_ext.extender_support import Served
 from vcuda.kubectl import complete, output
@@ -214,6 +214,29 @@ def test_a_daemon_of_an_older_version_or_one_that_is_away(
     cluster.api.put("pods", thing)
     assert cluster.vcuda("top") == 1
     assert re.search("gpu-manager-x on node node-1 does not answer: .*NetworkPolicy", capsys.readouterr().err)
+
+
+def test_of_two_daemons_in_an_update_the_one_that_serves_is_asked(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The new one is ready, and stands by until the old one has been told to end."""
+
+    daemon = cluster.node.daemon
+    assert daemon is not None
+
+    def there(name: str, minute: int, **more: str) -> None:
+        made = program_pod(name, "gpu-manager", "metrics", daemon.port if name == "old" else 1)
+        made["metadata"] |= {"creationTimestamp": f"2026-01-01T00:{minute:02}:00Z", **more}
+        cluster.api.put("pods", made)
+
+    cluster.api.remove("pods", f"{SYSTEM}/gpu-manager-x")
+    there("new", 5)
+    there("old", 1)
+    assert cluster.vcuda("top", "--interval=0") == 0
+    capsys.readouterr()
+    there("old", 1, deletionTimestamp="2026-01-01T00:06:00Z")
+    assert cluster.vcuda("top", "--interval=0") == 1
+    assert "new on node node-1 does not answer" in capsys.readouterr().err
 
 
 def test_doctor_goes_from_the_node_object_to_what_the_daemon_finds(

@@ -83,12 +83,12 @@ class Cluster:
     # Our own pods.
 
     def daemons(self) -> dict[str, dict[str, Any]]:
-        """The daemons' pods by node; of several the one that is ready, then the youngest."""
+        """The daemons' pods by node; of several the eldest that is ready, as others stand by; else the youngest."""
         found: dict[str, dict[str, Any]] = {}
-        for item in sorted(
-            self._ours(DAEMON), key=lambda item: (ready(item), item["metadata"].get("creationTimestamp", ""))
-        ):
-            found[str((item.get("spec") or {}).get("nodeName", ""))] = item
+        for item in sorted(self._ours(DAEMON), key=lambda item: str(item["metadata"].get("creationTimestamp", ""))):
+            node = str((item.get("spec") or {}).get("nodeName", ""))
+            if node not in found or not ready(found[node]):
+                found[node] = item
         return found
 
     def daemon(self, node: str) -> dict[str, Any]:
