@@ -298,7 +298,8 @@ static void hand_over(struct model *model, struct process *process, struct mark 
         ns *= pow((double)process->load.longest_ns / ns, (double)(process->kind * 29 % MODEL_KINDS) / (MODEL_KINDS - 1));
     if (process->load.sly_ns && model->limits.cards[process->tenant].lease_sequence & VC_LEASE_TOGETHER)
         ns = (double)process->load.sly_ns;
-    if (process->load.slower_ns && model->now > 2000000000)
+    bool slower = process->load.change_ns ? model->now / process->load.change_ns % 2 : model->now > 2000000000;
+    if (process->load.slower_ns && slower)
         ns = (double)process->load.slower_ns;
     uint64_t call = varied(model, model->timing.launch_ns), stall = held_up(model), begins = *host_ns;
     uint64_t submits = model->timing.jitter == 0 ? call : (uint64_t)((0.85 + 0.25 * uniform(model)) * (double)call);
@@ -442,14 +443,27 @@ static void process_step(struct model *model, struct process *process)
         launch(model, process);
 }
 
-static void notify(struct model *model, const struct vc_gate *gate)
+static void notify(struct model *model, struct vc_gate *gate)
 {
+    bool refilled = vc_gate_refilled(gate, model->now);
     for (unsigned i = 0; i < model->process_count; i++) {
         struct process *process = &model->processes[i];
-        if (process->gate == gate && process->blocked && process->why == VC_GATE_OUTSTANDING &&
+        if (process->gate == gate && process->blocked && (process->why == VC_GATE_OUTSTANDING || (refilled && process->why == VC_GATE_CREDIT)) &&
             process->ready_ns > model->now + model->timing.wake_ns)
             process->ready_ns = model->now + model->timing.wake_ns;
     }
+}
+
+/* It has begun and lasts longer than was thought. */
+static void progress(const struct model *model, struct process *process, struct vc_interval *interval, const struct mark *from)
+{
+    struct vc_gate_others now = vc_gate_others(process->gate);
+    if (interval->from_ns == 0)
+        vc_interval_begin(interval, &from->times, from->times.reached_ns, model->now);
+    if (model->now <= interval->from_ns + interval->estimate_ns)
+        return;
+    interval->others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &now);
+    vc_gate_progress(process->gate, model->now, interval);
 }
 
 /* The helper: marks in order, each some time after it was reached. */
@@ -466,14 +480,19 @@ static void helper_step(struct model *model, struct process *process)
         }
         if (begin && !begin->noticed)
             vc_gate_waits(process->gate, begin->times.recorded_ns);
-        if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns)
+        if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns) {
+            if (begin && begin->noticed && to->times.reached_ns == 0 && model->now % 100000 == 0)
+                progress(model, process, &next->step.interval, begin);
             break;
+        }
         struct vc_interval interval = next->step.interval;
         to->others = vc_gate_others(process->gate);
         vc_interval_end(&interval, &to->times);
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
+            uint64_t placed = interval.from_ns;
             vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns);
+            interval.from_ns = placed ? placed : interval.from_ns; /* so far it was looked at */
             interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &to->others);
         }
         to->noticed = true; /* where it also begins an interval */

@@ -83,6 +83,21 @@ static void test_streams_beside_each_other_get_what_one_gets(void)
         }
 }
 
+/* No estimate tells what such an operation takes. What was charged too much for it is given back when its end is seen, and ends the wait for credit
+ * at once: a bucket that is full meanwhile would take nothing more in. */
+static void test_kernels_whose_time_changes_get_the_whole_limit(void)
+{
+    static const uint32_t caps[] = {10, 30, 50};
+    for (unsigned c = 0; c < 3; c++) {
+        struct model *model = model_new(1, true);
+        model_tenant(model, caps[c], caps[c], false);
+        model_process(model, 0, (struct model_load){.kernel_ns = 20 * US, .slower_ns = 20 * MS, .change_ns = 50 * MS, .sync_every = 8, .until_ns = 100 * S});
+        model_run(model, 6 * S);
+        CHECK_NEAR(share(model, 0, 2 * S, 6 * S), caps[c], 1);
+        model_free(model);
+    }
+}
+
 /* Into its usage file, every millisecond: whole credit, a clock from which it has flowed in since the beginning of time, or all that says that it
  * has done nothing. */
 static void test_what_a_tenant_writes_gives_it_nothing(void)
@@ -511,6 +526,7 @@ int main(void)
     test_a_cap_holds_for_short_and_long_kernels();
     test_threads_with_a_stream_each_get_what_one_gets();
     test_streams_beside_each_other_get_what_one_gets();
+    test_kernels_whose_time_changes_get_the_whole_limit();
     test_what_a_tenant_writes_gives_it_nothing();
     test_greedy_tenants_get_their_shares_and_the_card_stays_busy();
     test_idle_time_is_lent_up_to_the_limit_and_given_back();

@@ -499,6 +499,14 @@ uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns)
     return again;
 }
 
+bool vc_gate_refilled(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    bool refilled = !vc_gate_policy(gate, now_ns).leased && gate->refill_ns != 0 && vc_load_relaxed(&gate->usage->credit_ns) >= gate->refill_ns;
+    pthread_mutex_unlock(&gate->mutex);
+    return refilled;
+}
+
 void vc_gate_owe(struct vc_gate *gate, uint64_t ns)
 {
     vc_bucket_take(gate->usage, (int64_t)ns);

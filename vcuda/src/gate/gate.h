@@ -148,6 +148,9 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
  * long as this process runs. `others_gpu_ns` as far as it is known now. */
 void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval);
 
+/* Whether what was given back is all that threads wait for: under leases the arbiter sees that itself, and says when. */
+bool vc_gate_refilled(struct vc_gate *gate, uint64_t now_ns);
+
 /* Whether all of this process should have been done for a while by what is predicted; `*done_ns`: when. */
 bool vc_gate_should_rest(struct vc_gate *gate, uint64_t now_ns, uint64_t *done_ns);
 

@@ -78,6 +78,8 @@ void vc_gate_notify(struct vc_gate *gate)
 {
     vc_add(&gate->events_futex, 1);
     syscall(SYS_futex, &gate->events_futex, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, NULL, NULL, 0);
+    if (vc_gate_refilled(gate, vc_now_ns())) /* who waits for credit sleeps at the word of grants; who just goes to sleep there misses it, once */
+        syscall(SYS_futex, &gate->limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void vc_gate_call_arbiter(struct vc_gate *gate)
