@@ -169,15 +169,17 @@ class Claims:
             return refused(ExtenderReason.GANG_INCOMPLETE, others)
         choice = self._take(user, waiting, rows, reserved=False)
         if choice.row is None:
+            several = [one for claim in waiting for one in claim.open_requests]
             if choice.quota:
-                return refused(ExtenderReason.QUOTA_EXCEEDED, choice.quota)
+                return refused(ExtenderReason.QUOTA_EXCEEDED, choice.quota + _of_alternatives(several))
             if not others and not self._book.quotas.of(namespace):
                 # kube-scheduler found room: what is booked here may be older than what it knows.
                 self._cache.decisions.add(decision(counts=choice.counts))
                 return None
             reason = next(iter(choice.counts), ExtenderReason.UNKNOWN_NODE)
             why = "its gang" if others else "its namespace's quota"
-            return refused(reason, f"no card has room as far as claims are known here, and {why} leaves no guess")
+            known = f"no card has room as far as claims are known here, and {why} leaves no guess"
+            return refused(reason, known + _of_alternatives(several))
         lacking = self._reserve(others, rows)
         if lacking:
             for claim in waiting:
@@ -321,3 +323,13 @@ class Claims:
         elif claim.problem is not None:
             state = "impossible"
         return ClaimStatus(name, state, node, cards, "" if claim.problem is None else str(claim.problem))
+
+
+def _of_alternatives(requests: Sequence[str]) -> str:
+    """What a refusal adds for a claim whose requests have alternatives: why so much counted, and the way out."""
+    if not requests:
+        return ""
+    return (
+        f"; request {requests[0]!r:.60} has alternatives, of which the most of each amount counts until one is given: "
+        "leave out those that do not fit, or ask for one of them exactly"
+    )

@@ -79,7 +79,8 @@ class Models:
 class SeenClaim:
     """A ResourceClaim. `given`: None: it is not allocated. `wishes`: of our cards. `problem`: why no card can give it.
 
-    None of the three: it is none of ours. `models`: of all requests, where they agree.
+    None of the three: it is none of ours. `models`: of all requests, where they agree. `open_requests`: those with
+    alternatives, of which `wishes` has the most of each amount until `given` says which it was.
     """
 
     uid: str
@@ -89,6 +90,7 @@ class SeenClaim:
     wishes: tuple[Wish, ...] = ()
     problem: InvalidRequest | None = None
     models: Models = Models()
+    open_requests: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -153,7 +155,10 @@ def claim_of(data: Mapping[str, Any], names: Names) -> SeenClaim:
     except InvalidRequest as error:
         return SeenClaim(uid, namespace, name, given, problem=error if given is None else None)
     devices = _mapping(spec.get("devices"))
-    return SeenClaim(uid, namespace, name, given, _wishes(devices, asked, names), models=_models(devices, names))
+    listed = map(_mapping, _list(devices.get("requests"))[: claims.MOST_REQUESTS])
+    several = tuple(str(one.get("name")) for one in listed if one.get("firstAvailable"))
+    wishes, models = _wishes(devices, asked, names), _models(devices, names)
+    return SeenClaim(uid, namespace, name, given, wishes, models=models, open_requests=several)
 
 
 def _models(devices: Mapping[str, Any], names: Names) -> Models:

@@ -124,6 +124,25 @@ def test_a_claim_that_several_pods_share_counts_once() -> None:
         assert asks(engine, user(name, "c")) is not None
 
 
+def test_a_claim_counts_as_the_most_that_its_alternatives_may_get_until_one_is_given() -> None:
+    """An author may write a first alternative that no card meets, and kube-scheduler gives the second."""
+    never = [{"cel": {"expression": "false"}}]
+    bodies = [ask(cores=1, blocks=1)["exactly"] | {"name": "decoy", "selectors": never}, ask(cores=90)["exactly"]]
+    either = {"name": "gpu", "firstAvailable": [*bodies[:1], bodies[1] | {"name": "real"}]}
+    engine = engine_with(quotas=QUOTA)
+    engine.see_claim(claim("c", either))
+    reason, message = refusal(asks(engine, user("p", "c")))
+    assert reason is ExtenderReason.QUOTA_EXCEEDED and "the pod would add 90" in message
+    assert "request 'gpu' has alternatives" in message and "leave out those that do not fit" in message
+    engine.see_quotas({"data": {"quotas": "- {namespace: default, cores: 100}"}})
+    assert asks(engine, user("p", "c")) is not None
+    assert [one.held[0] for one in engine.overview().quotas] == [90]
+    engine.see_claim(
+        allocated(claim("c", either, uid=engine._claim_book.claim("default", "c").uid), ("a", "GPU-a-0", 1, 1))
+    )  # type: ignore[union-attr]
+    assert [one.held[0] for one in engine.overview().quotas] == [1], "what was given is the truth"
+
+
 def test_the_standing_of_quotas_and_plans_count_claims() -> None:
     engine = engine_with(quotas=QUOTA)
     engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))

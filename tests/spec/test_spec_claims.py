@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -200,13 +201,42 @@ def test_amounts_between_the_steps_go_up_as_the_schedulers() -> None:
     assert (one.cores, one.memory_blocks) == (1, 2)
 
 
-def test_the_first_alternative_counts() -> None:
+def alternatives(*amounts: dict[str, str], counts: tuple[int, ...] = (1, 1, 1)) -> dict[str, Any]:
     bodies = [
-        {"name": "large", "deviceClassName": NAMES.driver, "capacity": {"requests": {"cores": "80", "memory": "4Gi"}}},
-        {"name": "small", "deviceClassName": NAMES.driver, "capacity": {"requests": {"cores": "20", "memory": "1Gi"}}},
+        {"name": f"a{i}", "deviceClassName": NAMES.driver, "count": counts[i], "capacity": {"requests": its}}
+        for i, its in enumerate(amounts)
     ]
-    (one,) = asking({"name": "gpu", "firstAvailable": bodies})
-    assert (one.name, one.cores) == ("gpu", 80)
+    return {"name": "gpu", "firstAvailable": bodies}
+
+
+def test_of_alternatives_the_most_of_each_amount_counts_in_whatever_order() -> None:
+    large, small, roomy = (
+        {"cores": "80", "memory": "4Gi"},
+        {"cores": "20", "memory": "1Gi"},
+        {"cores": "10", "memory": "8Gi"},
+    )
+    for order in itertools.permutations((large, small, roomy)):
+        (one,) = asking(alternatives(*order))
+        assert (one.name, one.cores, one.memory_blocks) == ("gpu", 80, 32)
+    assert [one.cores for one in asking(alternatives(small, large, counts=(3, 1)))] == [80] * 3
+
+
+def test_an_alternative_that_is_a_whole_card_counts_as_one() -> None:
+    """Whether it says so, or names no capacity at all."""
+    for whole in ({}, {"cores": "100", "memory": "1Gi"}):
+        (one,) = asking(alternatives({"cores": "1", "memory": "256Mi"}, whole, counts=(1, 2)))
+        assert one.whole and one.cores == 200
+
+
+def test_alternatives_of_other_classes_do_not_hide_ours() -> None:
+    asked = alternatives({"cores": "1"}, {"cores": "50", "memory": "1Gi"})
+    asked["firstAvailable"][0]["deviceClassName"] = "other"
+    assert [one.cores for one in asking(asked)] == [50]
+
+
+@pytest.mark.parametrize("name", [[], {}, [NAMES.driver], 7, None, True])
+def test_a_class_that_is_no_text_is_none_of_ours(name: Any) -> None:
+    assert asking({"name": "gpu", "exactly": {"deviceClassName": name}}) == ()
 
 
 def test_requests_of_other_classes_ask_nothing_of_us() -> None:

@@ -332,8 +332,9 @@ def demand(
 ) -> tuple[ContainerRequest, ...]:
     """What a claim's `spec` asks of our cards, in the form that scoring knows; the names are the requests'.
 
-    Several whole cards of one request are one entry, several shares are one each; of a request with alternatives the
-    first counts. Memory that is not asked for is a whole card's: 0 blocks. `classes`: the names of our DeviceClasses.
+    Several whole cards of one request are one entry, several shares are one each. Of a request with alternatives the
+    most of each amount counts: only kube-scheduler knows which it will give, and an author may write one that no card
+    meets. Memory that is not asked for is a whole card's: 0 blocks. `classes`: the names of our DeviceClasses.
     Raises InvalidRequest for what no card can ever give, and for a configuration that is wrong: what admission refuses.
     """
     classes = {names.driver} if classes is None else classes
@@ -345,18 +346,33 @@ def demand(
         name = str(request.get("name") or "")
         alternatives = _objects(request.get("firstAvailable"), f"firstAvailable of request {name!r}")
         exactly = _object(request.get("exactly"), f"exactly of request {name!r}")
-        chosen: list[list[ContainerRequest]] = []
+        possible: list[tuple[ContainerRequest, int]] = []
         for body in alternatives or [exactly]:
-            if body.get("deviceClassName") not in classes:
+            if str(body.get("deviceClassName")) not in classes:
                 continue
             alternative = f"{name}/{body.get('name')}" if alternatives else name
             config = asked.config(Result(name, alternative, "", ""))
-            chosen.append(_asked(name, body, config))
-        found += chosen[0] if chosen else []
+            possible.append(_asked(name, body, config))
+        found += _most(possible) if possible else []
     return tuple(found)
 
 
-def _asked(name: str, body: Mapping[str, Any], config: ShareConfig) -> list[ContainerRequest]:
+def _most(possible: Sequence[tuple[ContainerRequest, int]]) -> list[ContainerRequest]:
+    """The largest amounts and the largest count of a request's alternatives, each per card."""
+    ones, count = [one for one, _ in possible], max(count for _, count in possible)
+    blocks = [one.memory_blocks for one in ones]
+    most = replace(
+        ones[0],
+        cores=max(one.cores for one in ones),
+        memory_blocks=max(blocks) if all(blocks) else 0,
+        core_limit=max(one.core_limit for one in ones),
+        oversell_blocks=max(one.oversell_blocks for one in ones),
+    )
+    return [replace(most, cores=most.cores * count)] if most.whole else [most] * count
+
+
+def _asked(name: str, body: Mapping[str, Any], config: ShareConfig) -> tuple[ContainerRequest, int]:
+    """A share, per card, and how many of it."""
     if body.get("adminAccess"):
         raise _bad_claim(_no_admin(name))
     mode, count = body.get("allocationMode", "ExactCount"), body.get("count", 1)
@@ -387,7 +403,4 @@ def _asked(name: str, body: Mapping[str, Any], config: ShareConfig) -> list[Cont
             f"request {name!r} asks for {cores} {CORES} and no {MEMORY}, which is all memory of a card; add {MEMORY}",
         )
     limit = config.limit(name, cores)
-    one = ContainerRequest(name, Kind.APP, None, cores, blocks, limit, config.oversell_blocks(name, blocks))
-    if one.whole:
-        return [replace(one, cores=cores * count)]
-    return [one] * count
+    return ContainerRequest(name, Kind.APP, None, cores, blocks, limit, config.oversell_blocks(name, blocks)), count
