@@ -293,9 +293,14 @@ class Allocator:
         """
         self.book.called()
         held = Held.of(device_ids)
-        entries = self._pod_finder.records()  # without the lock: kubelet may be slow, and pods are being admitted
+
+        def mine_now() -> list[Allocation]:
+            return [item for item in self.book.allocations if item.held.get(resource) == held]
+
+        # Without the lock: kubelet may be slow, and pods are being admitted. One record that vouches settles it.
+        entries = self._pod_finder.records(enough=lambda found: records.vouch(found, resource, held, mine_now()))
         with self.book.locked():
-            mine = [item for item in self.book.index.values() if item.held.get(resource) == held]
+            mine = mine_now()
             if not mine:
                 raise Refusal(
                     Reason.NOT_ALLOCATED,

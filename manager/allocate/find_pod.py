@@ -48,6 +48,10 @@ class Presence:
     certain: bool
 
 
+def _never(_entries: list[Entry]) -> bool:
+    return False
+
+
 class PodFinder:
     """All look-ups for one node. `find` is called under the allocation lock, one call at a time."""
 
@@ -236,16 +240,25 @@ class PodFinder:
                 found = [item for item in found if item.static or _waits(current.get(item.uid))]
         return found
 
-    def records(self, deadline: float | None = None, *, answers: bool = False) -> list[Entry]:
-        """Kubelet's records from both sources; empty if neither can be had. `answers`: with what Allocate answered."""
-        return self._records(deadline, answers=answers)[0]
+    def records(self, *, answers: bool = False, enough: Callable[[list[Entry]], bool] = _never) -> list[Entry]:
+        """Kubelet's records from both sources; empty if neither can be had. `answers`: with what Allocate answered.
+
+        `enough`: whether the checkpoint alone says all that is to be known: PodResources lists every pod of the node
+        with a message for each device, at every question.
+        """
+        return self._records(None, answers=answers, enough=enough)[0]
 
     def _records(
-        self, deadline: float | None, *, answers: bool = False, damaged: bool = False
+        self,
+        deadline: float | None,
+        *,
+        answers: bool = False,
+        damaged: bool = False,
+        enough: Callable[[list[Entry]], bool] = _never,
     ) -> tuple[list[Entry], bool]:
         """Kubelet's records, and whether it has said anything.
 
-        `damaged`: a checkpoint that can't be parsed counts as an empty one.
+        `damaged`: a checkpoint that can't be parsed counts as an empty one. `enough`: as of `records`.
         """
         found: list[Entry] = []
         heard = False
@@ -257,6 +270,8 @@ class PodFinder:
             patience = RECORDS_TIMEOUT_S if deadline is None else _within(RECORDS_TIMEOUT_S, deadline)
             sources.append(("PodResources", lambda: pod_resources.list(patience)))
         for name, source in sources:
+            if found and enough(found):
+                break
             try:
                 found += source()
                 heard = True

@@ -148,22 +148,32 @@ def _checkpoint_entry(row: Mapping[str, Any], names: Names, answers: bool) -> En
     )
 
 
+def _holders(entries: Iterable[Entry], resource: str, held: Held) -> list[Entry]:
+    return [entry for entry in entries if entry.resource == resource and entry.held == held]
+
+
+def vouch(entries: Iterable[Entry], resource: str, held: Held, allocations: Sequence[Allocation]) -> bool:
+    """Whether kubelet's records say that one of these allocations holds exactly these devices."""
+    ours = {
+        (item.container, about) for item in allocations for about in (item.pod_uid, (item.namespace, item.pod_name))
+    }
+    return any(
+        (entry.container, about) in ours
+        for entry in _holders(entries, resource, held)
+        for about in (entry.pod_uid, entry.pod)
+    )
+
+
 def other_holder(
-    entries: Iterable[Entry], resource: str, held: Held, allocations: Sequence[Allocation]
+    entries: Sequence[Entry], resource: str, held: Held, allocations: Sequence[Allocation]
 ) -> Entry | None:
     """Who holds exactly these devices by kubelet's records, if none of these allocations does.
 
     None too while no record names them: it has not written them yet, and then nothing contradicts us.
     """
-    holders = [entry for entry in entries if entry.resource == resource and entry.held == held]
-    for item in allocations:
-        pod = (item.namespace, item.pod_name)
-        if any(
-            entry.container == item.container and (entry.pod_uid == item.pod_uid or entry.pod == pod)
-            for entry in holders
-        ):
-            return None
-    return holders[0] if holders else None
+    if vouch(entries, resource, held, allocations):
+        return None
+    return next(iter(_holders(entries, resource, held)), None)
 
 
 class PodResources:

@@ -8,9 +8,11 @@ import pytest
 
 from localcluster.kubelet.devices import Held
 from manager.allocate import allocator as allocation_module
+from manager.allocations import record
 from manager.allocations.record import Allocation
 from manager.allocations.state_file import StateError, StateFile
 from manager.errors import Refusal, StartError
+from manager.kubelet.records import Entry, PodResources
 from manager.regions.storage import Storage
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
@@ -178,6 +180,44 @@ def test_a_start_is_refused_when_kubelet_gave_the_devices_to_another(node: Node)
     other = pod("other", container("x", 30, 10), uid="other")
     with pytest.raises(Rejected, match=r"CallsDisagree: .*kubelet gave these devices to container 'x'"):
         node.kubelet.start_containers(other)
+
+
+@pytest.mark.parametrize("checkpoint", ["ours", "of another", "without it"])
+@pytest.mark.parametrize("pod_resources", ["ours", "of another"])
+def test_pod_resources_are_asked_only_where_the_checkpoint_does_not_settle_a_start(
+    node: Node, monkeypatch: pytest.MonkeyPatch, checkpoint: str, pod_resources: str
+) -> None:
+    """Each of their answers lists the whole node; either record that names our container lets it start."""
+    node.start(wait=200)
+    item, beside = pod("a", container("c", 30, 10)), pod("beside", container("c", 30, 10))
+    for one in (beside, item):
+        node.kubelet.admit(one)
+    devices = node.kubelet.devices
+    held = devices.records[item["metadata"]["uid"], "c"]
+    owner = "a" if pod_resources == "ours" else "other"
+    answer = [
+        Entry("c", kind, record.Held.of(held[name].devices), pod=("default", owner))
+        for kind, name in (("core", NAMES.core), ("memory", NAMES.memory))
+    ]
+    asked = []
+
+    def listed(_self: PodResources, timeout: float) -> list[Entry]:
+        asked.append(timeout)
+        return answer
+
+    monkeypatch.setattr(PodResources, "list", listed)
+    if checkpoint != "ours":
+        del devices.records[item["metadata"]["uid"], "c"]
+    if checkpoint == "of another":
+        devices.records["other", "c"] = held
+    devices.save()
+    devices.records[item["metadata"]["uid"], "c"] = held  # whom kubelet starts
+    if "ours" in (checkpoint, pod_resources):
+        node.kubelet.start_containers(item)
+    else:
+        with pytest.raises(Rejected, match=r"CallsDisagree: .*kubelet gave these devices to container 'c' of pod"):
+            node.kubelet.start_containers(item)
+    assert bool(asked) == (checkpoint != "ours")
 
 
 def test_a_start_with_devices_that_nobody_was_given_is_refused(node: Node) -> None:
