@@ -18,11 +18,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 import vcuda
 from localcluster.kubelet.plugins import Endpoint, PluginDevice, RegistrationServer
+from manager.proto import podresources_pb2 as resources_api
+from manager.proto import podresources_pb2_grpc
 from manager.regions.storage import Storage
 from vcuda.sim import Machine, SimCard
 from vcuda.spec.names import Names
@@ -77,8 +82,40 @@ class _Server(socketserver.ThreadingTCPServer):
         return  # a client that was killed
 
 
+class _PodResources(podresources_pb2_grpc.PodResourcesListerServicer):  # type: ignore[misc]  # generated, untyped
+    """Lists what pods hold as the real kubelet does: a message for each device."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+        self._server = grpc.server(futures.ThreadPoolExecutor(2))
+        podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{kubelet.pod_resources}")
+        self._server.start()
+
+    def List(self, *_call: object) -> resources_api.ListPodResourcesResponse:  # noqa: N802  (the protocol's)
+        started = time.perf_counter()
+        found: dict[str, list[resources_api.ContainerDevices]] = {}
+        for (uid, resource), (ids, _) in list(self._kubelet.held.items()):
+            found.setdefault(uid, []).extend(
+                resources_api.ContainerDevices(resource_name=resource, device_ids=[item]) for item in ids
+            )
+        answer = resources_api.ListPodResourcesResponse()
+        for uid, devices in found.items():
+            item = self._kubelet.pods.get(uid)
+            if item is None:  # it goes just now
+                continue
+            metadata = item["metadata"]
+            container = resources_api.ContainerResources(name="main", devices=devices)
+            answer.pod_resources.add(name=metadata["name"], namespace=metadata["namespace"], containers=[container])
+        self._kubelet.reply_s += time.perf_counter() - started
+        return answer
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
+
+
 class Kubelet:
-    """As much of kubelet as the daemon sees: the stand-in's sockets, `/pods` and the checkpoint as cheap as can be, serial admission."""
+    """As much of kubelet as the daemon sees: the stand-in's sockets, `/pods`, PodResources and the checkpoint as cheap as can be, serial admission."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -110,6 +147,8 @@ class Kubelet:
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         self._registration = RegistrationServer(directory, self._register)
         self._registration.start()
+        self.pod_resources = directory.parent / "resources.sock"
+        self._pod_resources = _PodResources(self)
         self.publish()
 
     def _register(self, resource: str, socket: Path, options: Any) -> None:
@@ -196,6 +235,7 @@ class Kubelet:
         for endpoint in self._endpoints.values():
             endpoint.close()
         self._registration.stop()
+        self._pod_resources.close()
         self._http.shutdown()
         self._http.server_close()
 
@@ -228,7 +268,7 @@ class Bench:
         arguments = [
             "--hostname-override=node-1",
             f"--device-plugin-path={self.kubelet.directory}",
-            f"--pod-resources-socket={self.directory}/none.sock",
+            f"--pod-resources-socket={self.kubelet.pod_resources}",
             f"--driver-root={self.machine.root}",
             f"--virtual-manager-path={self.directory}/vm",
             f"--checkpoint-path={self.directory}/checkpoint",
