@@ -213,6 +213,11 @@ class ClaimBook:
         """The pods, by UID, for which anything is assumed."""
         return {one.pod_uid for one in self._assumed.values()}
 
+    def reserved_nodes(self) -> set[str]:
+        """Where places are kept for pods of gangs that have not asked for them yet."""
+        found = (self.pods.get(uid) for uid, one in self._assumed.items() if one.reserved)
+        return {record.node for record in found if record is not None}
+
     def figures(self) -> dict[str, float]:
         given = sum(1 for one in self._claims.values() if one.given is not None)
         rows = np.arange(len(self.cluster))

@@ -173,9 +173,18 @@ class Claims:
             if choice.quota:
                 return refused(ExtenderReason.QUOTA_EXCEEDED, choice.quota + _of_alternatives(several))
             if not others and not self._book.quotas.of(namespace):
-                # kube-scheduler found room: what is booked here may be older than what it knows.
+                # kube-scheduler found room: what is booked here may be older than what it knows. What it can't know is
+                # which places are kept for a gang.
+                kept = self._book.reserved_nodes()
+                open_ = tuple(one for one in names if one not in kept)
+                if not open_:
+                    return refused(
+                        ExtenderReason.GANG_DOES_NOT_FIT,
+                        "no card has room but where places are kept for the pods of a gang, for "
+                        f"{self._cache.gang_seconds:.0f} s at most",
+                    )
                 self._cache.decisions.add(decision(counts=choice.counts))
-                return None
+                return None if len(open_) == len(names) else Verdict(passed=open_)
             reason = next(iter(choice.counts), ExtenderReason.UNKNOWN_NODE)
             why = "its gang" if others else "its namespace's quota"
             known = f"no card has room as far as claims are known here, and {why} leaves no guess"

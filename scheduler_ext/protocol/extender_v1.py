@@ -68,7 +68,8 @@ class Verdict:
 
     `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
     `quota`: which quota closes the nodes that would fit. `whys`: by name why its cards are unhealthy. `refusal`: one
-    reason and message for all nodes; `curable`: whether evicting other pods might help.
+    reason and message for all nodes; `curable`: whether evicting other pods might help. `passed`: with no node chosen,
+    those among which kube-scheduler may choose.
     """
 
     chosen: str | None = None
@@ -77,6 +78,7 @@ class Verdict:
     curable: bool = False
     quota: str = ""
     whys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    passed: Sequence[str] = ()
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def filter_answer(args: ExtenderArgs, verdict: Verdict) -> bytes:
                 hopeless[name] += f": {why}"
         if verdict.chosen is not None:
             failed.pop(verdict.chosen, None)
-    return _result(args, [] if verdict.chosen is None else [verdict.chosen], failed, hopeless)
+    return _result(args, verdict.passed if verdict.chosen is None else [verdict.chosen], failed, hopeless)
 
 
 def simulated(args: ExtenderArgs, reasons: Mapping[str, str]) -> bytes:

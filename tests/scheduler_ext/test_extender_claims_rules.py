@@ -201,6 +201,40 @@ def test_the_places_of_a_gang_are_nobody_elses_until_its_deadline() -> None:
     assert asks(engine, user("other", "other"), "a") is not None
 
 
+def test_a_place_of_a_gang_is_not_left_to_who_has_no_quota_either() -> None:
+    """Where our book sees no room, all nodes pass but those of which that is a gang's place: kube-scheduler knows none."""
+    clock = Clock()
+    engine = engine_with(clock=clock)
+    for name in "wxyz":
+        engine.see_claim(claim(f"c-{name}", ask(cores=80)))
+        engine.see_pod(member(name, 4))
+    first = asks(engine, member("w", 4))
+    assert first is not None and first.chosen == "a"
+    engine.see_claim(claim("other", ask(cores=50)))
+    reason, message = refusal(asks(engine, user("other", "other")))
+    assert reason is ExtenderReason.GANG_DOES_NOT_FIT and "kept for the pods of a gang, for 100 s at most" in message
+    engine.see_node(node("c", None))
+    verdict = asks(engine, user("other", "other"), "a", "b", "c")
+    assert verdict is not None and (verdict.chosen, verdict.passed) == (None, ("c",)), "our book knows no card of c"
+    assert {asks(engine, member(name, 4)).chosen for name in "xyz"} == {"a", "b"}  # type: ignore[union-attr]
+    assert asks(engine, user("other", "other")) is None, "no place is kept any more: kube-scheduler knows all"
+
+
+def test_a_place_of_a_gang_that_lapsed_is_anybodys() -> None:
+    clock = Clock()
+    engine = engine_with(clock=clock, nodes="a")
+    for name in "xy":
+        engine.see_claim(claim(f"c-{name}", ask(cores=80)))
+        engine.see_pod(member(name, 2))
+    assert asks(engine, member("x", 2), "a") is not None
+    engine.see_claim(claim("other", ask(cores=50)))
+    refusal(asks(engine, user("other", "other"), "a"))
+    clock.now += 101
+    engine.expire()
+    verdict = asks(engine, user("other", "other"), "a")
+    assert verdict is not None and verdict.chosen == "a"
+
+
 def test_a_gang_keeps_within_the_quota_as_a_whole() -> None:
     engine = engine_with(quotas="- {namespace: default, cores: 250}")
     for name in "xyz":
