@@ -21,6 +21,7 @@ from scheduler_ext.sync import events, feed, resizes, templates
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
+from scheduler_ext.sync.refused import Refused
 from vcuda import addresses
 from vcuda.kube.access import Access
 from vcuda.kube.errors import KubeError
@@ -163,6 +164,7 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("events").inc,
             pause=_TOLD_EVERY,
         )
+        self._unanswered = Refused(engine.metrics.worker_failures.labels("resizes").inc)
         self._answerer = Worker(
             "resizes",
             self._answer,
@@ -176,6 +178,7 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("history").inc,
             pause=history.SECONDS,
         )
+        self._unmade = Refused(engine.metrics.worker_failures.labels("templates").inc)
         self._templates = Worker(
             "templates",
             self._keep_templates,
@@ -215,11 +218,11 @@ class _Replica:
 
     def _answer(self) -> None:
         if self._standby_reason() is None:
-            resizes.send(self._api, self._engine)
+            resizes.send(self._api, self._engine, self._unanswered)
 
     def _keep_templates(self) -> None:
         if self._standby_reason() is None:
-            templates.keep(self._api, self._engine)
+            templates.keep(self._api, self._engine, self._unmade)
 
     def _standby_reason(self) -> str | None:
         return self._election.standby_reason() if self._election is not None else None

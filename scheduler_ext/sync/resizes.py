@@ -6,8 +6,9 @@ import time
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.sync.api import ApiServer
+from scheduler_ext.sync.refused import Refused
 from vcuda.kube.client import STRATEGIC_MERGE
-from vcuda.kube.errors import ApiError, BadName
+from vcuda.kube.errors import BadName, KubeError
 from vcuda.kube.objects import path
 from vcuda.spec import resize
 
@@ -15,13 +16,13 @@ from vcuda.spec import resize
 _GONE = (404, 409)
 
 
-def send(api: ApiServer, engine: Engine) -> None:
-    """All that wait, once.
-
-    Raises KubeError for the first that the server did not take, after the others: it is tried again.
-    """
-    failures = []
-    for one in engine.unanswered():
+def send(api: ApiServer, engine: Engine, refused: Refused) -> None:
+    """All that wait, once, but not yet those that were just refused. Raises KubeError where no answer came."""
+    waiting = engine.unanswered()
+    refused.keep([one.uid for one in waiting])
+    for one in waiting:
+        if not refused.due(one.uid):
+            continue
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         said = resize.condition(one.answer, engine.names, now)
         # With its UID in the patch a namesake is refused (409); the strategic merge leaves other conditions alone.
@@ -31,10 +32,8 @@ def send(api: ApiServer, engine: Engine) -> None:
             api.client.call("PATCH", where, body, content_type=STRATEGIC_MERGE)
         except BadName:
             pass
-        except ApiError as error:
+        except KubeError as error:
             if error.status not in _GONE:
-                failures.append(error)
+                refused.note(one.uid, f"the answer to the resize of pod {one.namespace}/{one.name}", error)
                 continue
         engine.answered(one)
-    if failures:
-        raise failures[0]

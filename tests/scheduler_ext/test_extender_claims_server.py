@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.sync import templates
 from scheduler_ext.sync.api import ApiServer
+from scheduler_ext.sync.refused import Refused
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_claims import allocated, claim, node_slices, user
 from tests.scheduler_ext.extender_support import FakeApi, eventually, node, plain_pod
+from vcuda.kube.errors import KubeError
 
 NAME = "vcuda-30c-10m"
 
@@ -78,8 +81,8 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
     api.put("pods", names_template("p"))
     eventually(extender.engine.missing_templates)
-    templates.keep(server, extender.engine)
-    templates.keep(server, extender.engine)
+    templates.keep(server, extender.engine, Refused())
+    templates.keep(server, extender.engine, Refused())
     made = api.find("resourceclaimtemplates", f"default/{NAME}")
     assert made["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["cores"] == "30"
     api.remove("pods", "default/p")
@@ -89,7 +92,7 @@ def test_a_template_is_made_when_a_pod_names_it_and_removed_long_after_the_last(
     now[0] += 599
     assert extender.engine.unused_templates() == []
     now[0] += 2
-    templates.keep(server, extender.engine)
+    templates.keep(server, extender.engine, Refused())
     assert not api.store("resourceclaimtemplates").list(None)
 
 
@@ -112,3 +115,61 @@ def test_a_namespace_gets_no_more_templates_than_so_many(start: Callable[..., Ru
         engine.see_pod(names_template(f"p{number}", f"vcuda-30c-{number}m"))
     engine.see_pod(names_template("odd", "vcuda-100c-1m"))
     assert len(engine.missing_templates()) == 256
+
+
+def refusing(api: FakeApi, namespace: str, status: int) -> list[str]:
+    """What is tried where no template can be made, as it comes."""
+    tried: list[str] = []
+
+    def hook(request: Request) -> Fault | None:
+        if request.method != "POST" or f"/namespaces/{namespace}/" not in request.path:
+            return None
+        tried.append(request.body["metadata"]["name"])
+        return Fault(status)
+
+    api.hook = hook
+    return tried
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_namespace_that_takes_no_template_delays_no_other(
+    api: FakeApi, start: Callable[..., Running], tmp_path: Any, status: int
+) -> None:
+    engine, now, failures = start(claims=True).engine, [0.0], []
+    server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
+    refused = Refused(lambda: failures.append(now[0]), lambda: now[0])
+    tried = refusing(api, "dead", status)
+    pods = [names_template(f"p{number}", f"vcuda-30c-{number + 1}m") for number in range(3)]
+    for pod in pods:
+        pod["metadata"]["namespace"] = "dead"
+        engine.see_pod(pod)
+    engine.see_pod(names_template("q"))
+    templates.keep(server, engine, refused)
+    assert api.find("resourceclaimtemplates", f"default/{NAME}") and len(tried) == 1
+    for _ in range(5):  # each of its names for itself
+        templates.keep(server, engine, refused)
+    assert len(tried) == 3 == len({*tried}) == len(failures)
+    for _ in range(3600):
+        now[0] += 1.0
+        templates.keep(server, engine, refused)
+    assert len(tried) <= 3 * (3600 / (15 if status == 500 else 150) + 10)
+    for pod in pods:
+        engine.lose_pod(pod["metadata"]["uid"])
+    templates.keep(server, engine, refused)
+    assert not refused._waits
+
+
+def test_a_template_that_got_no_answer_is_not_the_next_one_tried(
+    api: FakeApi, start: Callable[..., Running], tmp_path: Any
+) -> None:
+    engine = start(claims=True).engine
+    server, refused = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3), Refused(clock=lambda: 0.0)
+    refusing(api, "slow", 0)
+    pod = names_template("p")
+    pod["metadata"]["namespace"] = "slow"
+    engine.see_pod(pod)
+    engine.see_pod(names_template("q"))
+    with pytest.raises(KubeError):
+        templates.keep(server, engine, refused)
+    templates.keep(server, engine, refused)
+    assert api.find("resourceclaimtemplates", f"default/{NAME}")

@@ -16,6 +16,7 @@ from scheduler_ext.lab.recording import slim_pod
 from scheduler_ext.state.pods import State
 from scheduler_ext.sync import resizes
 from scheduler_ext.sync.api import ApiServer
+from scheduler_ext.sync.refused import Refused
 from tests.scheduler_ext.extender_engine import bound, engine_with
 from tests.scheduler_ext.extender_support import (
     NAMES,
@@ -27,7 +28,6 @@ from tests.scheduler_ext.extender_support import (
     node,
     pod,
 )
-from vcuda.kube.errors import KubeError
 from vcuda.spec import bookings, placement, resize
 from vcuda.spec.placement import CardShare, Placement
 
@@ -413,7 +413,7 @@ def test_an_answer_is_for_that_pod_alone(api: FakeApi, tmp_path: Path, engine: E
     engine.see_pod(annotated(placed(engine, pod("p", 30, 4, uid="p")), resize="core=50"))
     api.put("pods", pod("p", 30, 4, uid="namesake"))
     server = ApiServer.connect(api.kubeconfig(tmp_path))
-    resizes.send(server, engine)
+    resizes.send(server, engine, Refused())
     assert resize.read(api.find("pods", "default/p"), NAMES) is None and engine.unanswered() == []
 
 
@@ -421,9 +421,16 @@ def test_one_that_is_not_taken_holds_up_no_other(api: FakeApi, tmp_path: Path, e
     for name in ("p", "q"):
         engine.see_pod(annotated(placed(engine, pod(name, 30, 4, uid=name)), resize="core=31"))
         api.put("pods", pod(name, 30, 4, uid=name))
-    api.hook = lambda request: Fault(422) if request.method == "PATCH" and "/p/" in request.path else None
-    server = ApiServer.connect(api.kubeconfig(tmp_path))
-    with pytest.raises(KubeError):
-        resizes.send(server, engine)
+    tried: list[str] = []
+
+    def hook(request: Request) -> Fault | None:
+        tried.extend([request.path] if request.method == "PATCH" else [])
+        return Fault(422) if request.method == "PATCH" and "/p/" in request.path else None
+
+    api.hook = hook
+    server, refused = ApiServer.connect(api.kubeconfig(tmp_path)), Refused(clock=lambda: 0.0)
+    resizes.send(server, engine, refused)
+    resizes.send(server, engine, refused)
+    assert len(tried) == 2  # it waits alone
     assert [one.uid for one in engine.unanswered()] == ["p"]
     assert resize.read(api.find("pods", "default/q"), NAMES) is not None

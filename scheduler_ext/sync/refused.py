@@ -1,0 +1,58 @@
+"""What the API server refused to take, each thing for itself: one that it never takes must not hold up the others."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Hashable
+from typing import NamedTuple
+
+from vcuda.kube.errors import ApiError, KubeError
+
+_log = logging.getLogger(__name__)
+_FIRST_WAIT = 0.5
+_LONGEST_WAIT = 30.0
+_LONGEST_REFUSED = 300.0  # the server said what is wrong: only its administrator or the owner can change that
+_ASKED_OFTEN, _SERVER_FAILED = 429, 500
+
+
+class _Wait(NamedTuple):
+    """`times`: refused in a row; `until`: not tried again before, on our clock."""
+
+    times: int
+    until: float
+
+
+class Refused:
+    """Says which thing may be tried now. `failed` is told of every refusal, for a metric. Not for several threads."""
+
+    def __init__(
+        self, failed: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._failed, self._clock = failed, clock
+        self._waits: dict[Hashable, _Wait] = {}
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Forget everything but these, so that no more is kept than there is to do."""
+        wanted = set(keys)
+        self._waits = {key: wait for key, wait in self._waits.items() if key in wanted}
+
+    def due(self, key: Hashable) -> bool:
+        wait = self._waits.get(key)
+        return wait is None or wait.until <= self._clock()
+
+    def note(self, key: Hashable, what: str, error: KubeError) -> None:
+        """It was not taken: the next time is longer and longer away, up to 300 s if the server says it may not be.
+
+        Raises `error` if no answer came: then the others would not get one, either.
+        """
+        times = self._waits[key].times + 1 if key in self._waits else 1
+        passing = error.status is None or error.status == _ASKED_OFTEN or error.status >= _SERVER_FAILED
+        longest = _LONGEST_WAIT if passing else _LONGEST_REFUSED
+        seconds = min(longest, _FIRST_WAIT * 2.0 ** min(times, 30)) * random.uniform(0.5, 1.0)
+        self._waits[key] = _Wait(times, self._clock() + seconds)
+        if not isinstance(error, ApiError):
+            raise error
+        _log.warning("%s was not taken: %s; trying again in %.1f s", what, error, seconds)
+        self._failed()
