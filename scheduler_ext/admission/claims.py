@@ -31,8 +31,8 @@ def convert(change: Change, asked: PodRequest, names: Names) -> None:
             "selector, such as device.attributes['" + names.driver + "'].productName == 'NVIDIA L4'",
         )
     spec = change.pod["spec"]
-    listed: list[Any] = list(spec.get("resourceClaims") or ())
-    taken = {claim.get("name") for claim in listed if isinstance(claim, Mapping)}
+    listed = _list(spec.get("resourceClaims"), "spec.resourceClaims")
+    taken = {str(claim.get("name")) for claim in listed if isinstance(claim, Mapping)}
     fresh = (
         name
         for number in range(len(listed) + len(asked.containers) + 1)
@@ -52,14 +52,22 @@ def convert(change: Change, asked: PodRequest, names: Names) -> None:
 def _use(change: Change, container: str, claim: str, names: Names) -> None:
     """Let a container name the claim in place of the resources."""
     for key in ("containers", "initContainers"):
-        for index, one in enumerate(change.pod["spec"].get(key) or ()):
-            if one.get("name") != container:
+        for index, one in enumerate(_list(change.pod["spec"].get(key), f"spec.{key}")):
+            if not isinstance(one, Mapping) or one.get("name") != container:
                 continue
             resources = one["resources"]
             for amounts in ("limits", "requests"):
+                its = resources.get(amounts)
                 for resource in (names.core, names.memory):
-                    if resource in (resources.get(amounts) or {}):
+                    if isinstance(its, Mapping) and resource in its:
                         change.drop("spec", key, index, "resources", amounts, resource)
-            claims = [*(resources.get("claims") or ()), {"name": claim}]
+            claims = [*_list(resources.get("claims"), "resources.claims"), {"name": claim}]
             change.put(claims, "spec", key, index, "resources", "claims")
             return
+
+
+def _list(value: object, what: str) -> list[Any]:
+    """A copy of ours. Raises InvalidRequest."""
+    if not isinstance(value, list | None):
+        raise InvalidRequest(Reason.INVALID_POD, f"{what} is not a list")
+    return list(value or ())

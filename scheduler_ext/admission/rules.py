@@ -13,7 +13,7 @@ from typing import Any
 from scheduler_ext.admission import claims
 from scheduler_ext.admission.change import Change
 from scheduler_ext.protocol.admission_v1 import Patch, Review
-from vcuda.spec.claims import demand
+from vcuda.spec.claims import asks_as_extended, demand
 from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, asks_for_share, parse_pod
@@ -60,6 +60,9 @@ def decide(review: Review, rules: Rules) -> Verdict:
     change = Change(review.thing)
     if review.user not in rules.trusted:
         _keep_what_is_ours(change, _annotations(review.old), rules.names)
+    problem = asks_as_extended(review.thing, rules.names) if review.operation == "CREATE" else None
+    if problem is not None:
+        return Verdict(problem)
     if review.operation == "CREATE" and asks_for_share(review.thing, rules.names):
         try:
             asked = _complete(change, rules)

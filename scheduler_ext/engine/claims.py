@@ -35,6 +35,7 @@ from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.shape import Shape
 from vcuda.kube.objects import ended
 from vcuda.spec import request
+from vcuda.spec.claims import asks_as_extended
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.gang import Gang
 from vcuda.spec.request import CardFilter, PodRequest, Policy
@@ -151,6 +152,9 @@ class Claims:
             self._cache.decisions.add(decision(refusal=(reason, message)))
             return Verdict(refusal=(reason, message))
 
+        problem = asks_as_extended(pod, self._cache.names)
+        if problem is not None:
+            return refused(problem.reason, problem.message)
         try:
             user = self._user(pod)
             waiting = self._waiting(user)

@@ -22,6 +22,7 @@ from scheduler_ext.protocol.extender_v1 import BadInput, ExtenderArgs
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.sync.binder import Binder
 from vcuda.spec import request as pod_request
+from vcuda.spec.claims import asks_as_extended
 
 _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients without a certificate
 
@@ -76,7 +77,7 @@ class Extender:
 
     def filter_claims(self, body: bytes) -> bytes | Awaitable[bytes]:
         args = extender_v1.read_args(body, self._engine.offered)
-        if not args.pod["spec"].get("resourceClaims"):
+        if not args.pod["spec"].get("resourceClaims") and not asks_as_extended(args.pod, self._engine.names):
             return extender_v1.untouched(args)
         self._require_uid(args.pod)
         self._require_ready()

@@ -25,6 +25,7 @@ from scheduler_ext.admission import app as webhook_app
 from scheduler_ext.admission import settings as admission_settings
 from scheduler_ext.scoring import quotas
 from vcuda.settings import add_options, flag_of
+from vcuda.spec.claims import EXTENDED_PREFIX
 from vcuda.spec.names import Names
 
 helm_python = pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
@@ -385,7 +386,7 @@ def test_the_webhook_understands_its_flags_and_the_api_server_finds_it() -> None
     exempt = hook["namespaceSelector"]["matchExpressions"][1]
     assert (exempt["key"], exempt["values"]) == (Names().admission_label, ["ignore"])
     (condition,) = hook["matchConditions"]  # Helm's own idea of a cluster is younger than 1.28
-    for name in (Names().core, Names().memory):
+    for name in (Names().core, Names().memory, EXTENDED_PREFIX + Names().driver):
         assert f'"{name}"' in condition["expression"]
     other = objects({**OWN, "resourceDomain": "example.org"})
     (theirs,) = other["MutatingWebhookConfiguration", "vcuda-gpu-admission-webhook"]["webhooks"]

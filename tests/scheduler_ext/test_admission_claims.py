@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
-from scheduler_ext.admission.rules import Rules, Verdict, decide_claim
+from scheduler_ext.admission.rules import Rules, Verdict, decide, decide_claim
 from scheduler_ext.protocol.admission_v1 import Review
-from tests.scheduler_ext.extender_claims import ask
+from scheduler_ext.state.claims import claim_of
+from tests.scheduler_ext.extender_claims import ask, claim
 from tests.scheduler_ext.extender_support import NAMES, container, plain_pod, pod
 from tests.scheduler_ext.test_admission_rules import review
+from vcuda.spec.claims import EXTENDED_PREFIX
 from vcuda.spec.errors import Reason
 from vcuda.spec.request import Priority, asks_for_share
 from vcuda.spec.share_templates import ShareTemplate
@@ -39,6 +44,77 @@ def test_a_share_becomes_a_claim_and_the_resources_go() -> None:
     resources = after["spec"]["containers"][0]["resources"]
     assert resources["requests"] == {"cpu": "1"}
     assert NAMES.core not in resources["limits"] and NAMES.memory not in resources["limits"]
+
+
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+def test_a_pod_that_asks_by_our_class_as_an_extended_resource_is_refused(kind: str) -> None:
+    thing = plain_pod("p")
+    resource = EXTENDED_PREFIX + NAMES.driver
+    thing["spec"]["containers"][0]["resources"] = {kind: {resource: "1"}}
+    for rules in (_CLAIMS, Rules()):
+        verdict, _ = review(thing, rules)
+        assert verdict.refusal is not None and verdict.refusal.reason is Reason.INVALID_POD
+        assert resource in verdict.refusal.message and "name a ResourceClaim" in verdict.refusal.message
+    assert review(thing, operation="UPDATE")[0] == Verdict(), "it is too late to refuse it"
+
+
+_HOSTILE = strategies.recursive(
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.text(max_size=5),
+    lambda inner: (
+        strategies.lists(inner, max_size=2) | strategies.dictionaries(strategies.sampled_from(("name", "a")), inner)
+    ),
+    max_leaves=4,
+)
+
+
+def _paths(thing: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
+    yield above
+    pairs = thing.items() if isinstance(thing, dict) else enumerate(thing) if isinstance(thing, list) else ()
+    for key, value in pairs:
+        yield from _paths(value, *above, key)
+
+
+def _with(thing: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy_ = copy.copy(thing)
+    copy_[path[0]] = _with(thing[path[0]], path[1:], value)
+    return copy_
+
+
+def _whole_pod() -> dict[str, Any]:
+    thing = pod("p", containers=[container("main", 30, 10)], init=[container("warm", 30, 10)])
+    thing["spec"]["resourceClaims"] = [{"name": "net", "resourceClaimName": "net"}]
+    thing["spec"]["containers"][0]["resources"]["claims"] = [{"name": "net"}]
+    return thing
+
+
+def _whole_claim() -> dict[str, Any]:
+    either = {"name": "either", "firstAvailable": [ask()["exactly"] | {"name": "x", "selectors": [{"cel": {}}]}]}
+    config = {"driver": NAMES.driver, "parameters": {"apiVersion": NAMES.config_version, "kind": "ShareConfig"}}
+    config["parameters"] |= {"coreLimit": 50, "priority": "low", "oversell": "4Gi"}  # type: ignore[operator]
+    return claim("c", ask(count=2), either, config=[{"requests": ["share"], "opaque": config}])
+
+
+@pytest.mark.parametrize("path", list(_paths(_whole_pod()))[1:], ids=str)
+@settings(max_examples=12)
+@given(value=_HOSTILE)
+def test_a_pod_is_answered_whatever_one_of_its_fields_holds(path: tuple[Any, ...], value: Any) -> None:
+    for rules in (_CLAIMS, Rules()):
+        for operation in ("CREATE", "UPDATE"):
+            thing = _with(_whole_pod(), path, value)
+            decide(Review("r", operation, "team", "alice", thing, _whole_pod()), rules)
+
+
+@pytest.mark.parametrize("path", list(_paths(_whole_claim()))[1:], ids=str)
+@settings(max_examples=12)
+@given(value=_HOSTILE)
+def test_a_claim_is_answered_whatever_one_of_its_fields_holds(path: tuple[Any, ...], value: Any) -> None:
+    """And read by the extender's watch."""
+    thing = _with(_whole_claim(), path, value)
+    for kind, body in (("ResourceClaim", thing), ("ResourceClaimTemplate", {"spec": thing})):
+        decide_claim(Review("r", "CREATE", "team", "alice", body, {}, kind), _CLAIMS)
+    claim_of(thing, NAMES)
 
 
 def test_without_the_rule_a_pod_keeps_its_resources() -> None:

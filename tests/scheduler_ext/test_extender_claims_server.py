@@ -42,6 +42,20 @@ def test_a_pod_with_a_claim_gets_one_node_and_others_pass(api: FakeApi, extender
     assert asks(extender, plain_pod("q"), "a", "b", "c") == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("key", ["containers", "initContainers"])
+def test_a_pod_that_asks_by_our_class_as_an_extended_resource_is_refused(extender: Running, key: str) -> None:
+    """Its claim is made after filter has answered, so no quota could count it."""
+    one = plain_pod("p")
+    resource = "deviceclass.resource.kubernetes.io/vcuda.tencent.com"
+    one["spec"][key] = [{"name": "main", "resources": {"limits": {resource: "2"}}}]
+    answer = extender.post("/scheduler/claims/filter", {"Pod": one, "NodeNames": ["a", "b"]})
+    assert answer["NodeNames"] == []
+    for why in answer["FailedAndUnresolvableNodes"].values():
+        assert why.startswith("InvalidPod: container 'main' asks for " + resource) and "ResourceClaimTemplate" in why
+    one["spec"][key][0]["resources"]["limits"] = {"deviceclass.resource.kubernetes.io/nic": "1"}
+    assert asks(extender, one, "a", "b") == ["a", "b"]
+
+
 def test_a_claim_that_kube_scheduler_knows_first_is_waited_for(api: FakeApi, extender: Running) -> None:
     found: list[str] = []
     asking = threading.Thread(target=lambda: found.extend(asks(extender, user("p", "late"), "a", "b")))

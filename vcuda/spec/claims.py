@@ -17,6 +17,7 @@ from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, ContainerRequest, Kind, 
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD, parse_quantity
 
 GROUP_VERSION = "resource.k8s.io/v1"
+EXTENDED_PREFIX = "deviceclass.resource.kubernetes.io/"  # before a DeviceClass's name: an extended resource (KEP-5004)
 CORES, MEMORY = "cores", "memory"  # capacities of a device
 CONFIG_KIND = "ShareConfig"
 MOST_REQUESTS = 32  # of a claim (api/resource/v1, DeviceRequestsMaxSize)
@@ -325,6 +326,28 @@ def _request_shares(
 
 
 # What a claim asks.
+
+
+def asks_as_extended(pod: Mapping[str, Any], names: Names = _DEFAULT_NAMES) -> InvalidRequest | None:
+    """Why a pod must wait that asks for devices of our class as an extended resource; None: it does not. Never raises.
+
+    kube-scheduler makes its claim only after it has decided, so no filter could count it.
+    """
+    spec, resource = pod.get("spec"), EXTENDED_PREFIX + names.driver
+    for key in ("containers", "initContainers"):
+        listed = spec.get(key) if isinstance(spec, Mapping) else None
+        for container in listed if isinstance(listed, list) else ():
+            resources = container.get("resources") if isinstance(container, Mapping) else None
+            for kind in ("limits", "requests"):
+                amounts = resources.get(kind) if isinstance(resources, Mapping) else None
+                if isinstance(amounts, Mapping) and resource in amounts:
+                    return InvalidRequest(
+                        Reason.INVALID_POD,
+                        f"container {container.get('name')!r:.60} asks for {resource}, whole cards whose claim "
+                        "kube-scheduler makes only after every quota was asked; name a ResourceClaim or a "
+                        f"ResourceClaimTemplate of DeviceClass {names.driver} in its place",
+                    )
+    return None
 
 
 def demand(
