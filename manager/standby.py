@@ -111,4 +111,6 @@ class Standby:
             status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"{text}; ask that one"
         elif path == "/readyz" and DRA in self._settings.protocols and not self.front.sockets.registered:
             status, text = HTTPStatus.SERVICE_UNAVAILABLE, "not registered with kubelet"
+        elif path == "/readyz" and DRA in self._settings.protocols and (silent := self.front.relay.silent()):
+            status, text = HTTPStatus.SERVICE_UNAVAILABLE, silent
         return Shown(status, "text/plain; charset=utf-8", f"{text}\n".encode())

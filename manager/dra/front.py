@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from manager.cards.feed import SnapshotFeed
 from manager.config.settings import Settings
-from manager.dra.relay import Relay
+from manager.dra.relay import Other, Relay
 from manager.dra.server import DraPlugin, Health, PreparerLike
-from manager.dra.sockets import Sockets, endpoint_name
+from manager.dra.sockets import Sockets, endpoint_name, registration_name
 from manager.process import instance_lock
 
 
@@ -18,25 +17,26 @@ class Front:
 
     def __init__(self, settings: Settings, driver: str, instance: str) -> None:
         """`instance`: this daemon's name, in the names of its sockets."""
-        self._checkpoint, self._folder, self._instance = (
-            settings.checkpoint_path,
-            settings.plugins_path / driver,
-            instance,
-        )
+        self._settings, self._driver, self._instance = settings, driver, instance
         self.snapshots = SnapshotFeed()
-        self._plugin = DraPlugin(Relay(self._serving))
+        self.relay = Relay(self._serving)
+        self._plugin = DraPlugin(self.relay)
         health = Health(self.snapshots, settings.node_name)
         self.sockets = Sockets(
             settings.plugins_path, settings.plugins_registry_path, driver, instance, self._plugin, health
         )
         self._started = False
 
-    def _serving(self) -> Path | None:
-        """The socket of the daemon that has the node, if it is another one."""
-        found = instance_lock.holder(self._checkpoint)
+    def _serving(self) -> Other | None:
+        """The daemon that has the node, if it is another one."""
+        found = instance_lock.holder(self._settings.checkpoint_path)
         if found is None or found.instance == self._instance:
             return None
-        return self._folder / endpoint_name(found.instance)
+        return Other(
+            found.pid,
+            self._settings.plugins_path / self._driver / endpoint_name(found.instance),
+            self._settings.plugins_registry_path / registration_name(self._driver, found.instance),
+        )
 
     def start(self) -> None:
         """Serve; what is asked goes to the daemon that has the node."""

@@ -14,7 +14,7 @@ import grpc
 
 from manager.cards.feed import SnapshotFeed
 from manager.cards.inventory import Snapshot
-from manager.dra.relay import Relay
+from manager.dra.relay import NoAnswer, Relay
 from manager.errors import Refusal
 from manager.process.logs import Conditions
 from manager.proto import (
@@ -74,7 +74,11 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):  # type: ignore[misc]  # genera
         self, request: dra_pb2.NodePrepareResourcesRequest, context: grpc.ServicerContext
     ) -> dra_pb2.NodePrepareResourcesResponse:
         kind = dra_pb2.NodePrepareResourcesResponse
-        given = self._relay.ask(f"/{_V1}/NodePrepareResources", request, kind, context, BUDGET_S)
+        try:
+            given = self._relay.ask(f"/{_V1}/NodePrepareResources", request, kind, context)
+        except NoAnswer as silence:
+            one = dra_pb2.NodePrepareResourceResponse(error=str(silence))
+            return kind(claims={claim.uid: one for claim in request.claims})
         if given is not None:
             return given
         answer = dra_pb2.NodePrepareResourcesResponse()
@@ -90,7 +94,11 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):  # type: ignore[misc]  # genera
         self, request: dra_pb2.NodeUnprepareResourcesRequest, context: grpc.ServicerContext
     ) -> dra_pb2.NodeUnprepareResourcesResponse:
         kind = dra_pb2.NodeUnprepareResourcesResponse
-        given = self._relay.ask(f"/{_V1}/NodeUnprepareResources", request, kind, context, BUDGET_S)
+        try:
+            given = self._relay.ask(f"/{_V1}/NodeUnprepareResources", request, kind, context)
+        except NoAnswer as silence:
+            one = dra_pb2.NodeUnprepareResourceResponse(error=str(silence))
+            return kind(claims={claim.uid: one for claim in request.claims})
         if given is not None:
             return given
         answer = dra_pb2.NodeUnprepareResourcesResponse()

@@ -38,6 +38,11 @@ def endpoint_name(instance: str) -> str:
     return f"dra-{instance}.sock" if instance else "dra.sock"
 
 
+def registration_name(driver: str, instance: str) -> str:
+    """The file of the socket by which kubelet finds an instance."""
+    return f"{driver}-{instance}-reg.sock" if instance else f"{driver}-reg.sock"
+
+
 class Sockets:
     """Keeps both there. Kubelet watches its folder and calls us; a new kubelet looks there by itself."""
 
@@ -46,7 +51,7 @@ class Sockets:
     ) -> None:
         self._folder = plugins / driver
         self._endpoint = self._folder / endpoint_name(instance)
-        self._registry = registry / f"{driver}-{instance}-reg.sock"
+        self._registry = registry / registration_name(driver, instance)
         self._driver, self._plugin, self._health = driver, plugin, health
         self._registration = Registration(driver, str(self._endpoint))
         self._servers: list[grpc.Server] = []

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import claims as bench
+from localcluster.kubelet import claims as kubelet
 from localcluster.kubelet.claims import ClaimDriver
 from manager import doctor
 from manager.cards import nvml
@@ -21,6 +22,8 @@ from manager.cards.driver import Driver
 from manager.config.reader import parse
 from manager.daemon import Daemon
 from manager.doctor import Verdict
+from manager.dra import relay
+from manager.process import instance_lock
 from manager.standby import Standby
 from tests.manager.manager_claims import ClaimNode, claim, claim_node, result
 from tests.manager.manager_pods import NAMES, eventually
@@ -113,6 +116,45 @@ def test_readiness_of_one_that_stands_by_is_that_kubelet_knows_it(
     assert status == 200 and "another gpu-manager holds" in text
     status, text = ask(second, "/usage")
     assert status == 503 and "ask that one" in text, "its shares must not be counted twice"
+
+
+def test_beside_one_that_is_frozen_each_claim_hears_it_and_readiness_says_it(
+    claims: ClaimNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stopped keeps its lock and its sockets: the kernel connects, and nobody answers."""
+    monkeypatch.setattr(relay, "LIMIT_S", 1.0)
+    monkeypatch.setattr(relay, "_PROBE_S", 0.5)
+    monkeypatch.setattr(kubelet, "_CALL_SECONDS", 3600.0)  # the limit is ours
+    parsed = parse(claims.node.arguments(*claims.arguments()), {})
+    assert parsed is not None
+    lock = instance_lock.attempt(parsed.settings.checkpoint_path, "f0f0")
+    assert lock is not None
+    folder = claims.node.directory / "plugins" / NAMES.driver
+    folder.mkdir(parents=True)
+    claims.registry.mkdir()
+    made = Standby(parsed.settings, nvml.open_driver)
+    with lock, socket.socket(socket.AF_UNIX) as endpoint, socket.socket(socket.AF_UNIX) as registration:
+        endpoint.bind(str(folder / "dra-f0f0.sock"))
+        endpoint.listen(16)
+        try:
+            assert not made.take()
+            made.wait()
+            driver = claims.driver()
+            assert ask(made, "/readyz")[0] == 200, "without that socket, the one that serves may be of no claims"
+            registration.bind(str(claims.registry / f"{NAMES.driver}-f0f0-reg.sock"))
+            registration.listen(16)
+            items = [claim("one"), claim("two")]
+            why = f"the gpu-manager that serves this node (pid {os.getpid()}) does not answer"
+            for call in (driver.prepare, driver.unprepare):
+                answers = call(*items)
+                assert {uid: why in answer.error for uid, answer in answers.items()} == {
+                    item["metadata"]["uid"]: True for item in items
+                }
+            status, text = ask(made, "/readyz")
+            assert status == 503 and why in text
+            assert ask(made, "/healthz")[0] == 200, "its own process is well: nobody is to end it"
+        finally:
+            made.close()
 
 
 def test_nobody_is_told_that_one_is_ready_before_its_driver_is_open(claims: ClaimNode, old: ClaimDriver) -> None:
