@@ -161,6 +161,11 @@ class Claims:
             shape = self._shape(user, waiting)
         except InvalidRequest as error:
             return refused(error.reason, error.message)
+        if self._book.quotas.of(namespace) and self.unseen(pod):
+            return refused(
+                ExtenderReason.NOT_SYNCED,
+                "the watch has not shown a claim of the pod yet, and its namespace's quota leaves no guess",
+            )
         if not shape.steps:
             return None
         if uid not in self._counted:

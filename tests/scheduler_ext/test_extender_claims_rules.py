@@ -143,6 +143,22 @@ def test_a_claim_counts_as_the_most_that_its_alternatives_may_get_until_one_is_g
     assert [one.held[0] for one in engine.overview().quotas] == [1], "what was given is the truth"
 
 
+def test_a_claim_that_was_not_seen_passes_no_quota() -> None:
+    for quotas in ("", QUOTA):
+        engine = engine_with(quotas=quotas)
+        one = user("p", "c", "unseen")
+        engine.see_claim(claim("c"))
+        verdict = asks(engine, one)
+        if not quotas:
+            assert verdict is not None and verdict.chosen is not None
+            continue
+        reason, message = refusal(verdict)
+        assert reason is ExtenderReason.NOT_SYNCED and "has not shown a claim of the pod yet" in message
+        theirs = claim("unseen", {"name": "nic", "exactly": {"deviceClassName": "nic"}})
+        engine.see_claim(theirs)
+        assert asks(engine, one) is not None
+
+
 def test_the_standing_of_quotas_and_plans_count_claims() -> None:
     engine = engine_with(quotas=QUOTA)
     engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))
