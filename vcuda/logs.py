@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from vcuda.printable import printable
+
 FORMATS = ("text", "json")
 FORMAT_HELP = "one line of text or one JSON object per message, with the fields of docs/names.md"
 # The fields, in the order of text lines.
@@ -45,24 +47,19 @@ def of(record: logging.LogRecord) -> Mapping[str, str]:
     return found
 
 
-def _printable(text: str) -> str:
-    """Control characters, odd separators and lone surrogates as escapes: one line stays one line."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 class _Text(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s:")
 
     def format(self, record: logging.LogRecord) -> str:
-        words = [_FORGED.sub(r"\1\\x3d", _printable(record.getMessage()))]
+        words = [_FORGED.sub(r"\1\\x3d", printable(record.getMessage()))]
         for name, value in of(record).items():
             words.append(f"{name}={value if _PLAIN.fullmatch(value) else json.dumps(value)}")
         record.asctime = self.formatTime(record)
         line = f"{self.formatMessage(record)} {' '.join(words)}"
         if record.exc_info:
             shown = self.formatException(record.exc_info).splitlines()
-            line += "".join(f"\n    {_printable(each)}" for each in shown)
+            line += "".join(f"\n    {printable(each)}" for each in shown)
         return line
 
 

@@ -41,7 +41,7 @@ def test_a_screen_of_80_columns_holds_everything_and_no_line_folds() -> None:
     assert top_command.render(RUNS, "run", 80, bars.ASCII) == [
         "    RUN CARD     GPU TIME            MEMORY                WAIT PIDS COMMAND",
         "      9 GPU-ac00 ???????? ?/30-50    ???????? ?/8G          12%    3 python trai",
-        "    123 GPU-ac00 ####.... 25/30-50   ######.. 6G/8G         12%    3 ?[31mevil?n",
+        "    123 GPU-ac00 ####.... 25/30-50   ######.. 6G/8G         12%    3 \\x1b[31mevi",
         "   4711 GPU-ac00 #####+.. 40/30-50   ####.... 4G/8G         12%    3 python trai",
     ]
 

@@ -16,6 +16,7 @@ from vcuda import sim
 from vcuda.cli import machine
 from vcuda.driver.layout import SHIMS, SHIMS_FOLDER
 from vcuda.driver.root import HostRoot
+from vcuda.printable import printable
 from vcuda.runs import run, view
 from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
@@ -60,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps([check._asdict() for check in checks], indent=2))
     else:
         width = max(len(check.what) for check in checks)
-        print("\n".join(f"{check.verdict:<4} {check.what:<{width}}  {check.text}" for check in checks))
+        print("\n".join(f"{check.verdict:<4} {check.what:<{width}}  {printable(check.text)}" for check in checks))
     return int(any(check.verdict == FAIL for check in checks))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from vcuda import sim
 from vcuda.driver.layout import CUDA, NVML
 from vcuda.driver.root import HostRoot
+from vcuda.printable import printable
 from vcuda.runs import ledger, run
 from vcuda.runs.container import Mount
 from vcuda.runs.driver import Driver
@@ -47,7 +48,7 @@ def own_run() -> str:
 
 def say(message: str) -> None:
     """A note to the user; never on stdout, which belongs to the command."""
-    print(f"vcuda: {message}", file=sys.stderr)
+    print(f"vcuda: {printable(message)}", file=sys.stderr)
 
 
 def chosen(options: argparse.Namespace) -> Machine:

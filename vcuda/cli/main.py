@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import vcuda
 from vcuda.cli import bars, completion_command, doctor_command, run_command, show_command, sim_command, top_command
 from vcuda.cli.words import Parser
+from vcuda.printable import printable_lines
 from vcuda.runs.errors import CommandError, RunError
 from vcuda.sim import SimError
 from vcuda.spec.errors import SpecError
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"vcuda: {message}", file=sys.stderr)
+    print(f"vcuda: {printable_lines(message)}", file=sys.stderr)
     return status
 
 

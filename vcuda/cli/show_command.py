@@ -16,6 +16,7 @@ import rich.table
 import rich.text
 
 from vcuda.cli import machine, words
+from vcuda.printable import printable
 from vcuda.runs import card_choice, view
 from vcuda.runs.errors import RunError
 from vcuda.runs.ledger import Ledger
@@ -173,7 +174,7 @@ def _table(*columns: str) -> rich.table.Table:
 
 def _row(table: rich.table.Table, *cells: str) -> None:
     """A line each: where a terminal is narrow, words end in an ellipsis and figures stay whole."""
-    table.add_row(*(rich.text.Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
+    table.add_row(*(rich.text.Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells))
 
 
 def _print(table: rich.table.Table) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from vcuda.cli import machine, show_command, words
 from vcuda.cli.bars import Glyphs, glyphs, short_bytes
+from vcuda.printable import printable
 from vcuda.runs import card_choice
 from vcuda.runs.view import RunView, ShareView
 
@@ -138,11 +139,7 @@ def render(runs: Sequence[RunView], sort: str, width: int, chosen: Glyphs, histo
             f"{short_bytes(share.memory_used_bytes) + '/' + short_bytes(limit):<11} "
             f"{waited:>5} {len(run.processes):>4} "
             + (f"{chosen.sparkline(list(past), _SPARKLINE)} " if wide else "")
-            + _printable(card_choice.short(run.booking.command))
+            # ASCII: what is wider than it is long would break the columns.
+            + printable(card_choice.short(run.booking.command)).encode("ascii", "backslashreplace").decode()
         )
     return [line[:width].rstrip() for line in lines]
-
-
-def _printable(text: str) -> str:
-    """Another user's command may hold what a terminal would obey."""
-    return "".join(letter if letter.isprintable() and letter.isascii() else "?" for letter in text)

@@ -11,6 +11,7 @@ from vcuda.kube.objects import phase_of
 from vcuda.kubectl import explanation, output
 from vcuda.kubectl.cluster import Cluster, told_at
 from vcuda.kubectl.errors import PluginError
+from vcuda.printable import printable
 from vcuda.spec import placement, request, resize
 from vcuda.spec.errors import SpecError
 from vcuda.spec.units import BLOCK_BYTES, format_bytes
@@ -46,7 +47,7 @@ def run(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         output.as_json(found)
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(printable(line) for line in _lines(found)))
     if failure:
         output.say(failure)
     return int(bool(failure))

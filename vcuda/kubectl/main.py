@@ -18,6 +18,7 @@ with needed("kubectl vcuda", "kubectl"):
     from vcuda.kubectl.cluster import Cluster
     from vcuda.kubectl.errors import PluginError
     from vcuda.spec.names import DEFAULT_DOMAIN, Names
+from vcuda.printable import printable_lines
 
 SYSTEM_NAMESPACE = "vcuda-system"
 COMMANDS = {
@@ -102,7 +103,7 @@ def _way_out(error: ApiError) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"kubectl vcuda: {message}", file=sys.stderr)
+    print(f"kubectl vcuda: {printable_lines(message)}", file=sys.stderr)
     return status
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from vcuda.kubectl import output
 from vcuda.kubectl.cluster import Cluster, ready
+from vcuda.printable import printable
 from vcuda.spec import bookings, inventory
 from vcuda.spec.errors import SpecError
 from vcuda.spec.names import NODE_SELECTOR_LABEL, NODE_SELECTOR_VALUE
@@ -101,7 +102,7 @@ def _show_cards(row: dict[str, Any]) -> None:
     )
     for card in row["cards"]:
         if card["why"]:
-            print(f"card {card['minor']} is unhealthy: {card['why']}")
+            print(f"card {card['minor']} is unhealthy: {printable(card['why'])}")
     if row["problem"]:
         output.say(f"node {row['node']}: {row['problem']}")
 

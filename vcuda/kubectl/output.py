@@ -11,6 +11,8 @@ import rich.box
 import rich.console
 import rich.table
 
+from vcuda.printable import printable, printable_lines
+
 _NO_TERMINAL = 1000  # columns: never fold what another program reads
 
 
@@ -20,7 +22,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for column in columns:
         made.add_column(column.upper(), overflow="fold")
     for row in rows:
-        made.add_row(*("" if cell is None else str(cell) for cell in row))
+        made.add_row(*("" if cell is None else printable_lines(str(cell)) for cell in row))
     width = None if sys.stdout.isatty() else _NO_TERMINAL
     rich.console.Console(width=width, highlight=False, markup=False, emoji=False).print(made)
 
@@ -32,4 +34,4 @@ def as_json(data: Any) -> None:
 
 def say(text: str) -> None:
     """To people, beside what is printed for programs."""
-    print(f"kubectl vcuda: {text}", file=sys.stderr)
+    print(f"kubectl vcuda: {printable(text)}", file=sys.stderr)

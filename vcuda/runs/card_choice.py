@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vcuda.printable import printable
 from vcuda.region import CardLimit
 from vcuda.runs.booking import Booking, Share
 from vcuda.runs.errors import RunError
@@ -129,8 +130,9 @@ def limits(entry: Booking, everyone: Sequence[Booking]) -> tuple[CardLimit, ...]
 def describe(entry: Booking, share: Share) -> str:
     """One line about who holds a share."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.since))
+    command = printable(short(entry.command))
     amount = f"{share.cores} cores, {format_bytes(share.memory_bytes)}"
-    return f"pid {entry.pid} of {user_name(entry.user_id)} since {since}: {amount}: {short(entry.command):.80}"
+    return f"pid {entry.pid} of {user_name(entry.user_id)} since {since}: {amount}: {command:.80}"
 
 
 def short(command: str) -> str:

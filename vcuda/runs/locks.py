@@ -7,6 +7,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from vcuda.printable import printable
+
 PROC_LOCKS = Path("/proc/locks")
 
 
@@ -52,6 +54,6 @@ def holder(descriptor: int) -> str:
         if fields[1] == "FLOCK" and fields[4].isdigit():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{fields[4]}/cmdline").read_bytes().replace(b"\0", b" ")
-                return f"process {fields[4]} ({words.decode(errors='replace').strip():.60})"
+                return f"process {fields[4]} ({printable(words.decode(errors='replace').strip()):.60})"
             return f"process {fields[4]}"
     return "another process"

@@ -1,0 +1,13 @@
+"""Text that another user or a tenant chose, made fit for a terminal and a line: every program's one cleaner."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """Control and format characters (bidi overrides too), odd separators and lone surrogates as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a message of several lines: a newline stays, so what others chose in it must be clean already."""
+    return "\n".join(printable(line) for line in text.split("\n"))
