@@ -40,7 +40,7 @@ from manager.config.values import DEVICE_PLUGIN, DRA
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
 from manager.dra.node import NoClaims, NodeClaims
-from manager.errors import Refusal, StartError
+from manager.errors import Reason, Refusal, StartError
 from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
 from manager.kube.api import Kube, Pod
@@ -366,6 +366,7 @@ class Daemon:
             self.inventory.probe()
             self.inventory.start()
             self._restore()
+            self._room.look()
             self._web.show(self._pages, self._guard)
             self._web.start()
             self._stack.callback(self._web.stop)
@@ -411,7 +412,9 @@ class Daemon:
             # A region of whom nobody knows may be a running container's while the pods can't be told.
             self.book.restore(restored, orphans=pods is not None)
         except Refusal as refusal:
-            raise StartError(refusal.message) from None
+            if refusal.reason != Reason.STATE_UNWRITABLE:
+                raise StartError(refusal.message) from None
+            log.error("%s; what is there is served, and nothing new until then", refusal.message)
         self.claims.restored()
         if restored:
             log.info("%d containers hold shares", len(restored))

@@ -45,8 +45,7 @@ def attempt(directory: Path, instance: str, name: str = NODE) -> TextIO | None:
         return None
     with contextlib.suppress(OSError):  # a full disk: then nobody learns who we are
         file.truncate(0)
-        file.write(f"{os.getpid()} {instance}\n")
-        file.flush()
+        os.write(file.fileno(), f"{os.getpid()} {instance}\n".encode())  # unbuffered: closing must not fail later
     return file
 
 

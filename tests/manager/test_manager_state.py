@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 
 import pytest
@@ -120,6 +122,32 @@ def test_state_that_cannot_be_saved_is_a_refusal_and_books_nothing(node: Node, m
         node.kubelet.admit(item)
     assert set(node.booked().values()) == {(0, 0)}
     assert not node.region(item, "c").exists() and not node.arbiter.regions
+
+
+def test_a_start_on_a_full_disk_serves_what_is_there_and_takes_more_when_there_is_room(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    node.start(wait=200)
+    node.kubelet.admit(pod("a", container("c", 30, 10)))
+    booked = node.booked()
+    node.stop()
+    with monkeypatch.context() as disk:
+        disk.setattr(StateFile, "_written", full)
+        disk.setattr(os, "posix_fallocate", full)
+        node.start(wait=200)
+        assert node.booked() == booked
+        status, text = node.get("/readyz")
+        assert status == 503 and f"{node.directory}/checkpoint: No space left on device; make room" in text
+        with pytest.raises(Rejected, match=r"StateUnwritable: .*No space left on device"):
+            node.kubelet.admit(pod("b", container("c", 30, 10)))
+        assert node.booked() == booked
+    node.kubelet.admit(pod("c", container("c", 30, 10)))
+    node.stop()
+    node.start(wait=200)
+    assert sum(cores for cores, _ in node.booked().values()) == 60
 
 
 def test_a_pod_that_went_while_nothing_could_be_saved_is_forgotten_later(
