@@ -14,7 +14,7 @@ class ExtenderReason(enum.StrEnum):
     NO_INVENTORY = "NoInventory"  # the manager has not published the node's cards
     UNPLACED_POD = "UnplacedPod"  # a pod runs there with a share on cards that nobody has written down
     NOT_CHOSEN = "NotChosen"  # it may fit, another node was better
-    NOT_SYNCED = "NotSynced"  # the first list of nodes and pods is not complete
+    NOT_SYNCED = "NotSynced"  # the first lists are not complete, or a claim in a namespace with a quota is not seen yet
     QUOTA_EXCEEDED = "QuotaExceeded"  # the namespace may not hold so much there
     GANG_INCOMPLETE = "GangIncomplete"  # other pods of the gang are missing or have no place yet
     GANG_DOES_NOT_FIT = "GangDoesNotFit"  # this pod fits, the whole gang does not

@@ -69,6 +69,25 @@ def test_a_claim_that_never_comes_holds_up_nobody(extender: Running) -> None:
     assert asks(extender, user("p", "never"), "a", "b") == ["a", "b"]
 
 
+def test_in_a_namespace_with_a_quota_a_claim_that_is_not_seen_lets_no_pod_through(
+    api: FakeApi, extender: Running
+) -> None:
+    extender.engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 0}]"}})
+    api.put("resourceclaims", claim("seen"))
+    eventually(lambda: not extender.engine.claims_unseen(user("p", "seen")))
+    for names in (["never"], ["seen", "never"]):
+        body = {"Pod": user("p", *names), "NodeNames": ["a", "b"]}
+        answer = extender.post("/scheduler/claims/filter", body)
+        assert answer["NodeNames"] == [] and "NotSynced" in str(answer)
+    extender.engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 100}]"}})
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.extend(asks(extender, user("q", "late"), "a", "b")))
+    asking.start()
+    api.put("resourceclaims", claim("late"))
+    asking.join(20)
+    assert len(found) == 1
+
+
 def test_what_the_watch_shows_is_booked_and_goes(api: FakeApi, extender: Running) -> None:
     thing = allocated(claim("old"), ("a", "GPU-a-0", 60, 20))
     api.put("resourceclaims", thing)
