@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,3 +103,12 @@ def test_a_machine_without_a_driver_and_one_that_is_not_there_fail_without_a_tra
     root = HostRoot(tmp_path / "empty", str(tmp_path / "empty"))
     failed = {check.what for check in doctor_command.nodes(root, ()) if check.verdict == "FAIL"}
     assert failed == {"/dev/nvidiactl", "/dev/nvidia-uvm"}
+
+
+def test_a_ledger_whose_lock_is_held_fails_and_names_the_holder(runner: Runner) -> None:
+    runner.ledger.mkdir()
+    runner.ledger.chmod(0o1777)
+    with (runner.ledger / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        verdict, text = checks(runner, 1)["ledger"]
+        assert verdict == "FAIL" and f"process {os.getpid()}" in text

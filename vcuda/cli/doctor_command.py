@@ -20,7 +20,7 @@ from vcuda.printable import printable
 from vcuda.runs import run, view
 from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
-from vcuda.runs.ledger import Ledger
+from vcuda.runs.ledger import LOCK_NAME, Ledger
 from vcuda.runs.run import Machine
 from vcuda.spec.inventory import Card
 from vcuda.spec.units import format_bytes
@@ -32,6 +32,7 @@ OK, WARN, FAIL = "ok", "warn", "FAIL"
 _MODULE = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([0-9]+(?:\.[0-9]+)+)")
 _FILE = re.compile(r"\.so\.([0-9]+\.[0-9.]+)$")  # the driver's version is in its libraries' names
 _NODES = ("nvidiactl", "nvidia-uvm")
+_LOCK_PATIENCE_SECONDS = 2.0  # a run that books holds the lock for milliseconds
 
 
 class Check(NamedTuple):
@@ -169,6 +170,9 @@ def _ledger(folder: Path) -> Iterator[Check]:
         yield Check("ledger", OK if can else FAIL, text)
         return
     try:
+        if (folder / LOCK_NAME).exists():  # the first run makes it
+            with ledger.locked(_LOCK_PATIENCE_SECONDS):
+                pass
         runs = view.look(ledger, 0.0)
     except RunError as error:
         yield Check("ledger", FAIL, str(error))

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from vcuda.driver.companions import LOADER_COMPANIONS
 from vcuda.driver.layout import CUDA, LOADER_FOLDERS, NVML, SHIMS
 from vcuda.driver.root import HostRoot
 from vcuda.region import LIMITS_NAME, USAGE_NAME
+from vcuda.runs import files
 from vcuda.runs.booking import Booking
 from vcuda.runs.driver import Driver
 from vcuda.runs.errors import RunError
@@ -169,12 +171,18 @@ def describe(name: str, setup: Setup, entry: Path, folder: Path) -> Path:
     spec = {"cdiVersion": _CDI_VERSION, "kind": CDI_KIND, "devices": [{"name": name, "containerEdits": edits}]}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if folder == CDI_FOLDER:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        elif not folder.is_dir():
+            what = "is no folder" if folder.exists() else "does not exist"
+            raise RunError(f"--cdi-folder {folder} {what}; name the folder where your engine reads CDI devices")
         _sweep(folder)
         temporary.write_text(json.dumps(spec, indent=1) + "\n")
         temporary.chmod(0o644)
         os.link(temporary, path)  # of two that begin at once one has the name
     except FileExistsError as error:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise RunError(f"{path} is in the way and no file of ours; remove it") from error
         raise RunError(f"another run has the device {CDI_KIND}={name} ({path}); give another name") from error
     except OSError as error:
         raise RunError(
@@ -191,8 +199,11 @@ def _sweep(folder: Path) -> None:
     """Remove descriptions whose booking is gone."""
     for path in folder.glob(f"{_CDI_PREFIX}*.json"):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            with path.open("rb") as file:
-                spec = json.loads(file.read(_MOST_SPEC_BYTES))
+            descriptor = files.open_file(str(path))
+            try:
+                spec = json.loads(files.read_bounded(descriptor, _MOST_SPEC_BYTES))
+            finally:
+                os.close(descriptor)
             entry = Path(spec["devices"][0]["containerEdits"]["hooks"][0]["args"][-1])
             if not entry.exists():
                 path.unlink()

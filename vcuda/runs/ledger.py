@@ -25,6 +25,7 @@ from vcuda.runs.errors import RunError
 ENTRY_PREFIX = "run-"
 UNFINISHED_PREFIX = ".new-"
 BOOKING_NAME = "booking"
+LOCK_NAME = "lock"
 REGION_NAME = "vcuda"
 PRIVATE_NAME = "private"  # of a container's run: who may be any user in there reaches the usage through a mount alone
 LOCK_PATIENCE_SECONDS = 20.0
@@ -90,10 +91,10 @@ class Ledger:
         return self.folder / name / REGION_NAME
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience_seconds: float = LOCK_PATIENCE_SECONDS) -> Iterator[None]:
         """Hold the ledger's lock: nobody else books meanwhile. Raises RunError that names who holds it for too long."""
-        path = self.folder / "lock"
-        deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+        path = self.folder / LOCK_NAME
+        deadline = time.monotonic() + patience_seconds
         while True:
             try:
                 descriptor = files.open_or_create(str(path), 0o666)
