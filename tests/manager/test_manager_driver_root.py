@@ -89,6 +89,7 @@ def test_the_mirror_takes_the_driver_that_runs_with_all_that_lies_beside_it(tmp_
     for name in driver_dir.SHIMS:
         library(shims, name)
     library(tmp_path, "preload/libvcuda-preload.so")
+    library(tmp_path, "bin/vcuda")
     host = tmp_path / "host"
     for version, folder in (("535.1.2", "opt/vendor"), ("550.54.15", "usr/lib/x86_64-linux-gnu")):
         for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):

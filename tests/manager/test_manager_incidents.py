@@ -101,7 +101,8 @@ def test_i3_an_upgrade_leaves_running_containers_alone(
         (host / f"{name}.so.535.1.2").write_text(ELF)
         (host / f"{name}.so.1").symlink_to(f"{name}.so.535.1.2")
     shims = tmp_path / "shims"
-    for path in (*(shims / name for name in driver_dir.SHIMS), tmp_path / "preload" / driver_dir.PRELOAD):
+    beside = (tmp_path / "preload" / driver_dir.PRELOAD, tmp_path / "bin/vcuda")
+    for path in (*(shims / name for name in driver_dir.SHIMS), *beside):
         path.parent.mkdir(exist_ok=True)
         path.write_text("the old shim")
     root = driver_dir.HostRoot(tmp_path / "host")
