@@ -269,3 +269,11 @@ def test_ls_and_show_tell_who_holds_what(runner: Runner) -> None:
     assert f"pid {front.pid} of " in refused.stderr and "60 cores, 2 GiB" in refused.stderr
     front.communicate("\n", timeout=60)
     wait_for("the end of the booking", lambda: not runner.bookings())
+
+
+@pytest.mark.parametrize("option", ["--memory", "--oversell"])
+def test_a_size_below_zero_is_named_with_its_value(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--memory", "1GiB"] if option == "--oversell" else []
+    assert main.main(["run", "--core", "30", *sizes, option, "-1GiB", "--", "true"]) == 2
+    told = capsys.readouterr().err
+    assert option in told and "-1GiB" in told and "expected one argument" not in told

@@ -127,7 +127,10 @@ def prepare(words: list[str]) -> list[str]:
         position += 1
         if option in _WITH_VALUE and not equals:
             value = "".join(words[position : position + 1])
-            position += 1
+            if option in _SIZES and value[:1] == "-" and value[1:2].isdigit():  # argparse would see an option
+                words[position - 1 : position + 1] = [f"{option}={value}"]
+            else:
+                position += 1
         if option in _SIZES:
             _check_unit_is_no_command(option, value, words[position:])
     return words
