@@ -15,6 +15,7 @@ from manager.kube.api import COMPONENT, Pod
 from manager.kube.pods import essential
 from manager.kubelet.incremental_json import Form, Pieces
 from vcuda.addresses import server_url
+from vcuda.kube import nesting
 from vcuda.kube.config import Login, token_file
 from vcuda.kube.endpoint import Endpoint
 from vcuda.kube.errors import ApiUnreachable, NoConfiguration
@@ -71,7 +72,7 @@ class PodListParser:
 
     @staticmethod
     def _whole(data: bytes) -> list[Pod]:
-        answer = orjson.loads(data)
+        answer = nesting.loads(data, orjson.loads)
         pods = answer.get("items", []) if isinstance(answer, dict) else ""
         if pods is None:  # how Go writes an empty list
             return []

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from scheduler_ext.protocol.extender_v1 import BadInput
+from vcuda.kube import nesting
 
 API_VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403  # kubectl shows no message with 422 (Invalid) unless there is a cause for each field
@@ -41,7 +42,7 @@ class Review:
 def read(body: bytes, kinds: Collection[str] = (POD,)) -> Review:
     """Read an AdmissionReview of an object of `kinds`. Raises BadInput, which names the field."""
     try:
-        data = orjson.loads(body)
+        data = nesting.loads(body, orjson.loads)
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict) or data.get("apiVersion") != API_VERSION or data.get("kind") != "AdmissionReview":

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ROW_CODES, UNRESOLVABLE, AnyReason, ExtenderReason
+from vcuda.kube import nesting
 from vcuda.kube.errors import BadName
 from vcuda.kube.objects import checked
 
@@ -83,7 +84,7 @@ class Verdict:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        data = orjson.loads(body)
+        data = nesting.loads(body, orjson.loads)
     except orjson.JSONDecodeError as error:
         raise BadInput(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):

@@ -220,3 +220,23 @@ def test_a_namespace_s_path_makes_claims_of_shares_and_claims_have_one_of_their_
     answer = webhook.client.post(address, json=review).json()["response"]
     assert not answer["allowed"] and answer["status"]["message"].startswith("InvalidCores: ")
     assert webhook.client.post(webhook.url, json=review).status_code == 400
+
+
+@pytest.mark.parametrize(("driver", "allowed"), [("other.example.com", True), ("vcuda.tencent.com", False)])
+def test_a_claim_with_parameters_deeper_than_a_parser_goes_is_reviewed(
+    webhook: Webhook, driver: str, allowed: bool
+) -> None:
+    """Refused as no JSON, it would pass where the webhook's failures are ignored."""
+    thing = claim("c", ask(cores=50))
+    parameters = {"apiVersion": "vcuda.tencent.com/v1alpha1", "kind": "ShareConfig", "coreLimit": "DEEP"}
+    thing["spec"]["devices"]["config"] = [{"opaque": {"driver": driver, "parameters": parameters}}]
+    request = {
+        "uid": "r-3", "kind": {"kind": "ResourceClaim"}, "operation": "CREATE", "namespace": "team", "userInfo": {},
+        "object": thing,
+    }  # fmt: skip
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    body = json.dumps(review).replace('"DEEP"', "[" * 5_000 + "]" * 5_000)
+    address = webhook.url.replace("/admission/pods", "/admission/claims")
+    answer = webhook.client.post(address, content=body, headers={"Content-Type": "application/json"}).json()["response"]
+    assert answer["allowed"] is allowed
+    assert allowed or answer["status"]["message"].startswith("InvalidShareConfig: ")

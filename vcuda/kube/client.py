@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from vcuda.kube import nesting
 from vcuda.kube.endpoint import Endpoint, Stream
 from vcuda.kube.errors import ApiError, ApiUnreachable
 from vcuda.kube.objects import path
@@ -50,7 +51,7 @@ class Client:
 
     def parsed(self, data: bytes) -> dict[str, Any]:
         try:
-            found = self._parse(data)
+            found = nesting.loads(data, self._parse)
         except ValueError as error:
             raise ApiUnreachable(f"the API server sent something that is not JSON: {error}") from None
         if not isinstance(found, dict):

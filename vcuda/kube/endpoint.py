@@ -19,6 +19,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vcuda.kube import nesting
 from vcuda.kube.config import Login
 from vcuda.kube.errors import ApiError, ApiUnreachable, NoConfiguration
 
@@ -41,7 +42,7 @@ _KEEPALIVE = (
 def excerpt(body: bytes) -> str:
     """What a server says of an error: the message of a Kubernetes Status or of an extender, else its first words."""
     try:
-        data = json.loads(body)
+        data = nesting.loads(body, json.loads)
         message = data["message"] if "message" in data else data["Error"]
     except (ValueError, KeyError, TypeError):
         message = body.decode(errors="replace")
@@ -199,7 +200,7 @@ class Endpoint:
         payload = None if body is None else json.dumps(body).encode()
         data = self.raw(method, path, timeout=timeout, query=query, body=payload)
         try:
-            return json.loads(data)
+            return nesting.loads(data, json.loads)
         except ValueError as error:
             raise ApiUnreachable(f"{self._who} sent something that is not JSON: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 import time
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar
@@ -161,7 +162,7 @@ class Informer:
         """One malformed object must not end the watch of all others."""
         try:
             return handle(thing)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             self._failed()
-            _log.warning("%s: an object was skipped: %r in %.200s", self.kind, error, thing)
+            _log.warning("%s: an object was skipped: %r in %.200s", self.kind, error, reprlib.repr(thing))
             return None

@@ -216,7 +216,11 @@ def _configs(entries: object, what: str, names: Names) -> list[tuple[frozenset[s
         requests = entry.get("requests") or []
         if not isinstance(requests, list):
             raise _bad_claim(f"{what}.requests is not a list")
-        found.append((frozenset(map(str, requests)), parse_config(opaque.get("parameters"), names)))
+        try:
+            given = parse_config(opaque.get("parameters"), names)
+        except RecursionError:  # to say what they are
+            raise _bad_config("the parameters are nested too deep") from None
+        found.append((frozenset(map(str, requests)), given))
     return found
 
 
