@@ -128,7 +128,8 @@ class Feed:
     def __init__(self, nodes: list[dict[str, Any]], pods: list[dict[str, Any]], certificate: Certificate) -> None:
         feed = self
         self.stop = threading.Event()
-        self.writes = 0
+        self.writes = self.lists = 0
+        self._version = 1000
         self._certificate = certificate
         self._shown: dict[str, dict[str, Any]] = {}
         self._events: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -158,7 +159,8 @@ class Feed:
                     return
                 start, limit = int(query.get("continue", 0)), int(query["limit"])
                 every = nodes if kind == "nodes" else pods
-                metadata = {"resourceVersion": "1000"} | (
+                feed.lists += start + limit >= len(every)
+                metadata = {"resourceVersion": str(feed._version)} | (
                     {"continue": str(start + limit)} if start + limit < len(every) else {}
                 )
                 self._answer(200, orjson.dumps({"metadata": metadata, "items": every[start : start + limit]}))
@@ -176,7 +178,6 @@ class Feed:
                 if pod is not None:
                     pod = copy.deepcopy(pod)
                     pod["metadata"]["annotations"] = binding["metadata"].get("annotations", {})
-                    pod["metadata"]["resourceVersion"] = "1001"
                     pod["spec"]["nodeName"] = binding["target"]["name"]
                     feed.show("MODIFIED", pod)
 
@@ -184,7 +185,9 @@ class Feed:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def show(self, event: str, pod: dict[str, Any]) -> None:
-        """Send a pod down the watch."""
+        """Send a pod down the watch, at the next version: an older one than the last is an etcd that was restored."""
+        self._version += 1
+        pod["metadata"]["resourceVersion"] = str(self._version)
         self._shown[pod["metadata"]["uid"]] = pod
         self._events.put(orjson.dumps({"type": event, "object": pod}) + b"\n")
 

@@ -66,6 +66,7 @@ class Row:
     server_mib: float
     binds: int
     writes: int  # requests that changed something at the API server, while these were bound
+    lists: int  # whole lists that were read: one of nodes, one of pods, else a watch was cut
 
 
 class _Load:
@@ -188,6 +189,7 @@ def _measure(
         len(names), cards, pods, min(sent, len(names)), connections, len(seconds), 1e3 * seconds[len(seconds) // 2],
         1e3 * seconds[int(0.99 * len(seconds))], 1e3 * seconds[-1], 1e3 * max(cold), len(seconds) / wall, 1e3 * spent / len(seconds),
         *scheduled.ms_each(), _floor_ms(names, sent, scheduled.bound), refused, _resident_mib(running.pid), scheduled.bound, running.feed.writes,
+        running.feed.lists,
     )  # fmt: skip
 
 

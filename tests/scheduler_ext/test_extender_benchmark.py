@@ -21,6 +21,7 @@ def test_a_small_run_binds_with_one_write_each_and_draws(tmp_path: Path) -> None
     for row in data["rows"]:
         assert row["requests"] == 20 and row["refused"] == 0
         assert row["binds"] == row["writes"] == 2
+        assert row["lists"] == 2  # a watch that is cut costs more than a pod does
     assert {"filter", "explain", "defrag"} <= data["holds_ms"].keys()
     assert data["packing"] == {} and "skipped" in done.stderr
     assert (tmp_path / "plots" / "extender-latency.png").read_bytes().startswith(b"\x89PNG")
