@@ -76,6 +76,12 @@ class ClaimBook:
         if there and len(current) < current[0].slices:
             return
         devices = {name: card for one in current for name, card in one.cards.items()}
+        with self.quotas.recounted(node):
+            self._offer(node, devices)
+        for claim in list(self._there.get(node, {}).values()):
+            self._book(claim)
+
+    def _offer(self, node: str, devices: dict[str, Card]) -> None:
         if not devices:
             self._devices.pop(node, None)
             self.cluster.remove_node(node)
@@ -85,9 +91,6 @@ class ClaimBook:
         else:
             self._devices[node] = devices
             self.cluster.set_node(node, tuple(devices.values()), 0, 0)
-        self.quotas.recount()
-        for claim in list(self._there.get(node, {}).values()):
-            self._book(claim)
 
     def see_claim(self, data: Mapping[str, Any]) -> str:
         """Returns its namespace and name as one key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from collections.abc import Collection, Mapping
@@ -52,10 +53,13 @@ class Intake:
 
     def see_node(self, data: Mapping[str, Any]) -> str:
         """See Engine.see_node."""
-        seen = objects.node(data, self._cache.names)
-        self._cache.quotas.set_labels(seen.name, seen.labels)
-        if self._cache.cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem):
-            self._cache.quotas.recount()
+        seen, cluster, its_quotas = objects.node(data, self._cache.names), self._cache.cluster, self._cache.quotas
+        known = cluster.described(seen.name)
+        # A manager writes its report there with every pod that comes or goes: mostly only that is new.
+        as_before = known is not None and known.cards == seen.cards and its_quotas.labels(seen.name) == seen.labels
+        with contextlib.nullcontext() if as_before else its_quotas.recounted(seen.name):
+            its_quotas.set_labels(seen.name, seen.labels)
+            cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         self._take_report(seen.name, seen.report)
         self._cache.note("node", node=data)
         return seen.name
@@ -89,8 +93,9 @@ class Intake:
     def lose_node(self, name: str) -> None:
         self._cache.reports.pop(name, None)
         self._cache.differences.pop(name, None)
-        self._cache.quotas.forget_node(name)
-        self._cache.cluster.remove_node(name)
+        with self._cache.quotas.recounted(name):
+            self._cache.quotas.forget_node(name)
+            self._cache.cluster.remove_node(name)
         self._cache.note("node_gone", name=name)
 
     def keep_nodes(self, names: Collection[str]) -> None:

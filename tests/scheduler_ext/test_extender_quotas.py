@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.scoring import placing, quotas
+from scheduler_ext.state.pods import Record
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
@@ -116,6 +119,48 @@ def test_a_list_without_the_config_map_ends_the_quotas() -> None:
     assert engine.filter(pod("p", 11, 1), ["a"]).chosen is None
     how.listed(set(), 0.0)
     assert engine.filter(pod("p", 11, 1), ["a"]).chosen == "a"
+
+
+class Summed:
+    """Counts how often the bookings of a namespace are summed."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        for pods in (engine.cache.pods, engine._claim_book.pods):
+            monkeypatch.setattr(pods, "within", partial(self._within, pods.within))
+
+    def _within(self, usual: Callable[[str], list[Record]], namespace: str) -> list[Record]:
+        self.times += 1
+        return usual(namespace)
+
+
+def test_a_node_that_changes_makes_nobody_sum_a_namespace_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any label of any node that changed cleared all sums: with 40,000 pods the next filter took 40 ms longer."""
+    text = "[{namespace: default, models: [A100], cores: 500}, {namespace: default, nodes: {pool: gold}, cores: 500}]"
+    engine = engine_with(text, *(labelled(name, "gold", 2, model="A100") for name in "abc"))
+    dice = random.Random(7)
+    for name in ("a", "a", "b", "c"):
+        assert engine.filter(pod("p", 40, 1), [name]).chosen == name
+    summed = Summed(engine, monkeypatch)
+    book = engine.cache.quotas
+    for _ in range(200):
+        name = dice.choice("abc")
+        what = dice.randrange(4)
+        if what == 0:
+            engine.lose_node(name)
+        elif what == 1:
+            engine.filter(pod("p", 10, 1), [name])
+        else:
+            count, model = dice.choice((1, 2)), dice.choice(("A100", "L4"))
+            engine.see_node(labelled(name, dice.choice(("gold", "iron")), count, model=model))
+        kept = {key: amounts.tolist() for key, amounts in book._sums.items()}
+        assert summed.times == 0 and len(kept) == 2
+        fresh = book.copy()
+        assert kept == {
+            ("default", at): fresh._used(quota, at, engine.cache.pods).tolist()
+            for at, quota in enumerate(book._quotas["default"])
+        }
+        summed.times = 0
 
 
 def test_large_requests_are_limited_too() -> None:
