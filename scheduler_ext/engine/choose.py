@@ -58,7 +58,7 @@ class Chooser:
         closed, quota = None, ""
         if limited:
             closed = np.zeros(len(rows), np.bool_)
-            closed[known], quota = cache.quotas.closed(namespace, cache.pods, table, rows[known])
+            closed[known], quota = cache.quotas.closed(namespace, table, rows[known])
         row = scores.cheapest(table, cluster, rows if closed is None else rows[known & ~closed])
         if row is not None and len(names) > EXPLAINED_NODES:
             return Choice(row, rows, None, quota)

@@ -255,7 +255,7 @@ class Claims:
         closed, quota = np.zeros(len(rows), np.bool_), ""
         table = self._scores.table(shape, self.cluster, self.typical())
         if self._book.quotas.of(user.namespace):
-            closed, quota = self._book.quotas.closed(user.namespace, self._book.pods, table, rows)
+            closed, quota = self._book.quotas.closed(user.namespace, table, rows)
         row = scores.cheapest(table, self.cluster, rows[~closed])
         if row is None:
             return _Choice(None, quota, {} if quota else self._counts(shape, rows[:_EXPLAINED]))

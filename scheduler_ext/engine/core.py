@@ -28,7 +28,7 @@ from scheduler_ext.planning.evidence import CandidateCopy, Evidence
 from scheduler_ext.planning.overview import NodeDetail, NodeLine, Overview
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.extender_v1 import Verdict, Victims
-from scheduler_ext.scoring import stats
+from scheduler_ext.scoring import quotas, stats
 from scheduler_ext.state.history import Look
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
@@ -265,8 +265,17 @@ class Engine:
 
         Raises InvalidQuotas; then the last valid ones stay.
         """
+        counted = quotas.parse(config_map)
         with self._lock:
-            self._intake.see_quotas(config_map)
+            self.cache.quotas.expect(counted)
+        more = True
+        while more:
+            with self._lock:
+                more = self.cache.quotas.count_some()
+                if not more:
+                    self._intake.see_quotas(config_map)
+            if more:
+                time.sleep(_BETWEEN)
 
     def see_pod(self, pod: Mapping[str, Any]) -> str:
         """Take in a Pod as listed or watched. Returns its UID.
@@ -407,7 +416,7 @@ class Engine:
         allocated, fragmented = self.use()
         with self._lock:
             expected = self._claim_book.expected()
-            names, quotas, history = list(cache.cluster.index), cache.quotas.standing(cache.pods), cache.history.all()
+            names, quotas, history = list(cache.cluster.index), cache.quotas.standing(), cache.history.all()
             waiting = overview.waiting(cache.pods, cache.waiting, cache.decisions.latest(), expected)
             count = cache.waiting.without_place(cache.pods, expected)
         nodes: list[NodeLine] = []

@@ -140,7 +140,7 @@ class GangPlaces:
         cluster, table = self._cache.cluster, self._cache.table(shape)
         enough = (cluster.free_cpu[rows] >= shape.cpu_milli) & (cluster.free_memory[rows] >= shape.memory_bytes)
         some = rows[enough]
-        closed, _ = self._cache.quotas.closed(gang.namespace, self._cache.pods, table, some)
+        closed, _ = self._cache.quotas.closed(gang.namespace, table, some)
         row = scores.cheapest(table, cluster, some[~closed])
         if row is None:
             return None

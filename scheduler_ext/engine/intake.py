@@ -13,7 +13,6 @@ from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.preemption import Preemption
 from scheduler_ext.engine.resizes import Resizes
-from scheduler_ext.scoring import quotas
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
@@ -53,12 +52,12 @@ class Intake:
 
     def see_node(self, data: Mapping[str, Any]) -> str:
         """See Engine.see_node."""
-        seen, cluster, its_quotas = objects.node(data, self._cache.names), self._cache.cluster, self._cache.quotas
+        seen, cluster, quotas = objects.node(data, self._cache.names), self._cache.cluster, self._cache.quotas
         known = cluster.described(seen.name)
         # A manager writes its report there with every pod that comes or goes: mostly only that is new.
-        as_before = known is not None and known.cards == seen.cards and its_quotas.labels(seen.name) == seen.labels
-        with contextlib.nullcontext() if as_before else its_quotas.recounted(seen.name):
-            its_quotas.set_labels(seen.name, seen.labels)
+        as_before = known is not None and known.cards == seen.cards and quotas.labels(seen.name) == seen.labels
+        with contextlib.nullcontext() if as_before else quotas.recounted(seen.name):
+            quotas.set_labels(seen.name, seen.labels)
             cluster.set_node(seen.name, seen.cards, seen.cpu_milli, seen.memory_bytes, seen.problem)
         self._take_report(seen.name, seen.report)
         self._cache.note("node", node=data)
@@ -112,7 +111,6 @@ class Intake:
 
     def see_quotas(self, config_map: Mapping[str, Any] | None) -> None:
         """See Engine.see_quotas."""
-        self._cache.quotas.set(quotas.parse(config_map))
         self._cache.note("quotas_changed", data=(config_map or {}).get("data"))
         self.synced("quotas")
 

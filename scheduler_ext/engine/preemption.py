@@ -130,7 +130,6 @@ class Preemption:
             for node, way in ways
             if not cache.quotas.over(
                 asked.namespace,
-                cache.pods,
                 {asked.uid, *(one.uid for one in (*way.gone, *way.leaving))},
                 node,
                 way.record.usage.cards,

@@ -55,7 +55,7 @@ class Simulation:
         aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
         try:
             known = [name for name in names if name in cache.cluster.index]
-            found = _reasons(known, cache.rows(known), cache.table(shape), asked.namespace, cache.quotas, cache)
+            found = _reasons(known, cache.rows(known), cache.table(shape), asked.namespace, cache.quotas)
         finally:
             for record in aside:
                 cache.pods.put(record)
@@ -65,7 +65,7 @@ class Simulation:
         cluster, labels = Cluster(), dict[str, Mapping[str, str]]()
         for model in cache.cluster.models:
             cluster.model_id(model)  # the numbers that `typical` knows them by
-        quotas = cache.quotas.elsewhere(asked.namespace, cache.pods, cluster, labels)
+        quotas = cache.quotas.elsewhere(asked.namespace, cluster, labels)
         return found, CandidateNodes(
             asked, shape, cache.names, list(cluster.models), cache.typical(), cluster, quotas, labels
         )
@@ -83,13 +83,11 @@ class Simulation:
         names, table = candidates.cluster.names, Table(candidates.shape)
         table.refresh(candidates.cluster, candidates.typical)
         rows = np.arange(len(names))
-        return found | _reasons(names, rows, table, candidates.asked.namespace, candidates.quotas, self._cache)
+        return found | _reasons(names, rows, table, candidates.asked.namespace, candidates.quotas)
 
 
-def _reasons(
-    names: Sequence[str], rows: Ints, table: Table, namespace: str, quotas: Quotas, cache: SchedulerCache
-) -> dict[str, str]:
-    closed, quota = quotas.closed(namespace, cache.pods, table, rows)
+def _reasons(names: Sequence[str], rows: Ints, table: Table, namespace: str, quotas: Quotas) -> dict[str, str]:
+    closed, quota = quotas.closed(namespace, table, rows)
     codes = np.where(closed, _QUOTA, table.code[rows]).tolist()
     said = [str(reason) for reason in ROW_CODES]
     said[FITS] = ""

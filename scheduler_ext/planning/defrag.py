@@ -208,7 +208,7 @@ class _Planner:
         table.plan = placing.Plan.empty(len(cluster), shape.columns)
         table.cost[rows], table.picks[rows] = planned.cost, planned.picks
         if self._quotas.of(record.namespace):
-            closed, _ = self._quotas.closed(record.namespace, self._ledger, table, rows)
+            closed, _ = self._quotas.closed(record.namespace, table, rows)
             table.cost[rows[closed]] = np.inf
         row = cheapest(table, cluster, rows)
         if row is None:

@@ -20,6 +20,9 @@ KEY = "quotas"  # of the ConfigMap's data
 AMOUNTS = ("cores", "memoryBlocks", "cards")
 _FIELDS = {"namespace", "models", "nodes", *AMOUNTS}
 _MOST = 2**40
+_AT_ONCE = 128  # pods that are counted in one hold of the lock; a node's own are never parted
+
+_Key = tuple[str, int]  # namespace and position
 
 
 class InvalidQuotas(ValueError):
@@ -108,13 +111,13 @@ class Quotas:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._pods: PodCache | None = None
-        self._beside: tuple[Quotas, PodCache] | None = None
-        self._fixed: dict[tuple[str, int], Ints] = {}  # of a copy: what the other book had
+        self._beside: Quotas | None = None
+        self._fixed: dict[_Key, Ints] = {}  # of a copy: what the other book had
         self._quotas: dict[str, list[Quota]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
-        self._sums: dict[
-            tuple[str, int], Ints
-        ] = {}  # by namespace and position; those not in it are counted when asked
+        self._sums: dict[_Key, Ints] = {}
+        self._next: Quotas | None = None  # those that will be in force once all is counted
+        self._uncounted: set[str] = set()  # nodes; what is booked on them is in none of the next ones' sums yet
 
     def beside(self, cluster: Cluster) -> Quotas:
         """The same quotas for another book, whose cluster this is; `pair` makes each count what the other has."""
@@ -124,15 +127,45 @@ class Quotas:
 
     def pair(self, pods: PodCache, other: Quotas, its_pods: PodCache) -> None:
         self._pods, other._pods = pods, its_pods
-        self._beside, other._beside = (other, its_pods), (self, pods)
+        self._beside, other._beside = other, self
 
-    def set(self, quotas: dict[str, list[Quota]]) -> None:
+    def expect(self, quotas: dict[str, list[Quota]]) -> None:
+        """Begin to count against other quotas. Those in force stay so until `count_some` has counted all."""
         for one in self._all():
-            one._quotas = quotas
-            one._sums.clear()
+            one._next = Quotas(one._cluster)
+            one._next._labels, one._next._quotas = one._labels, quotas
+            one._next._sums = {
+                (namespace, position): np.zeros(3, np.int64)
+                for namespace, its in quotas.items()
+                for position in range(len(its))
+            }
+            one._uncounted = set(one._cluster.nodes()) if quotas else set()
+
+    def count_some(self) -> bool:
+        """Count what is booked on a few nodes; whether more is to be done."""
+        size = 0
+        for one in self._all():
+            while one._uncounted and one._next is not None:
+                if size >= _AT_ONCE:
+                    return True
+                node = one._uncounted.pop()
+                for record in one._here(node):
+                    one._next.count(record, 1)
+                    size += 1
+                size += 1
+        for one in self._all():
+            if one._next is not None:
+                one._quotas, one._sums, one._next = one._next._quotas, one._next._sums, None
+        return False
 
     def _all(self) -> list[Quotas]:
-        return [self] if self._beside is None else [self, self._beside[0]]
+        return [self] if self._beside is None else [self, self._beside]
+
+    def _here(self, node: str) -> list[Record]:
+        """What is booked on a node."""
+        pods = self._pods
+        uids = self._cluster.bookings(node) if pods is not None else ()
+        return [record for uid in uids if pods is not None and (record := pods.get(uid)) is not None]
 
     @contextlib.contextmanager
     def recounted(self, node: str) -> Iterator[None]:
@@ -149,11 +182,8 @@ class Quotas:
                 one._count_node(node, 1)
 
     def _count_node(self, node: str, sign: int) -> None:
-        if not self._sums or self._pods is None:
-            return
-        for uid in self._cluster.bookings(node):
-            record = self._pods.get(uid)
-            if record is not None:
+        if self._sums or self._next is not None:
+            for record in self._here(node):
                 self.count(record, sign)
 
     def labels(self, node: str) -> Mapping[str, str]:
@@ -168,24 +198,20 @@ class Quotas:
         self._labels[node] = labels
 
     def copy(self, cluster: Cluster | None = None) -> Quotas:
-        """One that later changes do not reach, for a cluster of its own."""
+        """One that later changes do not reach, for a cluster of its own, on which nothing is booked yet."""
         other = Quotas(cluster or self._cluster)
         other._quotas, other._labels, other._fixed = self._quotas, dict(self._labels), dict(self._fixed)
+        other._sums = {key: np.zeros(3, np.int64) for key in self._sums}
         if self._beside is not None:
-            book, its_pods = self._beside
-            for namespace, quotas in self._quotas.items():
-                for position, quota in enumerate(quotas):
-                    other._fixed[namespace, position] = book._used(quota, position, its_pods).copy()
+            other._fixed |= {key: amounts.copy() for key, amounts in self._beside._sums.items()}
         return other
 
-    def elsewhere(
-        self, namespace: str, pods: PodCache, cluster: Cluster, labels: dict[str, Mapping[str, str]]
-    ) -> Quotas:
+    def elsewhere(self, namespace: str, cluster: Cluster, labels: dict[str, Mapping[str, str]]) -> Quotas:
         """A namespace's quotas with what it holds now, for the nodes of another cluster."""
         other = Quotas(cluster)
         other._quotas, other._labels = self._quotas, labels
         for position, quota in enumerate(self._quotas.get(namespace, ())):
-            other._sums[namespace, position] = self._held(quota, position, pods).copy()
+            other._sums[namespace, position] = self._held(quota, position).copy()
         return other
 
     def forget_node(self, node: str) -> None:
@@ -194,10 +220,11 @@ class Quotas:
 
     def count(self, record: Record, sign: int) -> None:
         """A record was booked (1) or released (-1)."""
+        if self._next is not None and record.node not in self._uncounted:
+            self._next.count(record, sign)
         for position, quota in enumerate(self._quotas.get(record.namespace, ())):
-            known = self._sums.get((record.namespace, position))
-            if known is not None:
-                known += np.multiply(sign, self._amounts(quota, record.node, record.usage.cards))
+            amounts = self._amounts(quota, record.node, record.usage.cards)
+            self._sums[record.namespace, position] += np.multiply(sign, amounts)
 
     def _covers(self, quota: Quota, node: str) -> bool:
         labels = self._labels.get(node, {})
@@ -216,39 +243,24 @@ class Quotas:
                 all_cores, all_blocks, whole = all_cores + cores, all_blocks + blocks, whole + (cores >= CORES_PER_CARD)
         return all_cores, all_blocks, whole
 
-    def _used(self, quota: Quota, position: int, pods: PodCache) -> Ints:
-        key = quota.namespace, position
-        if key not in self._sums:
-            # Numbers, not arrays: 40,000 pods are added up at once when a quota is asked for first.
-            cores = blocks = cards = 0
-            for one in pods.within(quota.namespace):
-                its_cores, its_blocks, its_cards = self._amounts(quota, one.node, one.usage.cards)
-                cores, blocks, cards = cores + its_cores, blocks + its_blocks, cards + its_cards
-            self._sums[key] = np.array((cores, blocks, cards), np.int64)
-        return self._sums[key]
-
-    def _held(self, quota: Quota, position: int, pods: PodCache) -> Ints:
+    def _held(self, quota: Quota, position: int) -> Ints:
         """What is booked against a quota in both books."""
-        own = self._used(quota, position, pods)
-        if self._beside is not None:
-            book, its_pods = self._beside
-            return own + book._used(quota, position, its_pods)
-        fixed = self._fixed.get((quota.namespace, position))
-        return own if fixed is None else own + fixed
+        key = quota.namespace, position
+        beside = self._fixed.get(key) if self._beside is None else self._beside._sums[key]
+        return self._sums[key] if beside is None else self._sums[key] + beside
 
-    def standing(self, pods: PodCache) -> list[Standing]:
+    def standing(self) -> list[Standing]:
         """Every quota with what is held against it now."""
         found = []
         for namespace, quotas in sorted(self._quotas.items()):
             for position, quota in enumerate(quotas):
-                cores, blocks, cards = self._held(quota, position, pods).tolist()
+                cores, blocks, cards = self._held(quota, position).tolist()
                 found.append(Standing(namespace, quota.scope, quota.limits, (cores, blocks, cards)))
         return found
 
     def over(
         self,
         namespace: str,
-        pods: PodCache,
         without: Collection[str],
         node: str,
         cards: Mapping[str, tuple[int, int]],
@@ -257,9 +269,9 @@ class Quotas:
         for position, quota in enumerate(self._quotas.get(namespace, ())):
             if quota.nodes and not self._covers(quota, node):
                 continue
-            used, own = self._held(quota, position, pods), self._amounts(quota, node, cards)
+            used, own = self._held(quota, position), self._amounts(quota, node, cards)
             for uid in without:
-                gone = pods.get(uid)
+                gone = self._pods.get(uid) if self._pods is not None else None
                 if gone is not None and gone.namespace == namespace:
                     used = used - np.array(self._amounts(quota, gone.node, gone.usage.cards))
             for limit, name, held, more in zip(quota.limits, AMOUNTS, used, own, strict=True):
@@ -267,7 +279,7 @@ class Quotas:
                     return f"{quota} may hold {limit} {name}, the others hold {held}, and this pod would hold {more}"
         return ""
 
-    def closed(self, namespace: str, pods: PodCache, table: Table, rows: Ints) -> tuple[Bools, str]:
+    def closed(self, namespace: str, table: Table, rows: Ints) -> tuple[Bools, str]:
         """Which rows, where the pod would fit, a quota closes to it; and which quota, for people."""
         cluster = self._cluster
         closed, said = np.zeros(len(rows), np.bool_), ""
@@ -288,7 +300,7 @@ class Quotas:
                     :, None
                 ]
             wanted = np.where(counts, amounts, 0).sum(axis=2)
-            used = self._held(quota, position, pods)
+            used = self._held(quota, position)
             for index, limit in enumerate(quota.limits):
                 if limit is None:
                     continue

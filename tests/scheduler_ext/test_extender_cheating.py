@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_ext.engine.bindings import Write
 from scheduler_ext.engine.core import Engine
+from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.extender_engine import bound, engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, cards, node, pod
@@ -142,13 +143,20 @@ def test_quotas_are_not_summed_anew_for_each_request(monkeypatch: pytest.MonkeyP
     engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 350, models: [A100]}]"}})
     placed(engine, "p")
     engine.filter(pod("q", 10, 1, uid="q"), ["a"])
-    asked: list[str] = []
-    within = engine.cache.pods.within
-    monkeypatch.setattr(engine.cache.pods, "within", lambda namespace: asked.append(namespace) or within(namespace))
+    counted = 0
+    usual = Quotas._amounts
+
+    def amounts(*given: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        return usual(*given)
+
+    monkeypatch.setattr(Quotas, "_amounts", amounts)
     for number in range(4):
         assert engine.filter(pod("r", 50, 1, uid=f"r{number}"), ["a"]).chosen == "a"
     full = engine.filter(pod("s", 50, 1, uid="s"), ["a"])
-    assert "may hold 350 cores, holds 310, and the pod would add 50" in full.quota and asked == []
+    assert "may hold 350 cores, holds 310, and the pod would add 50" in full.quota
+    assert counted == 4, "each of the four that were booked, and none of those before"
     engine.lose_pod("r0")
     assert engine.filter(pod("s", 50, 1, uid="s"), ["a"]).chosen == "a"
 

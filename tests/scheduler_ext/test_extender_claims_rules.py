@@ -163,8 +163,8 @@ def test_the_standing_of_quotas_and_plans_count_claims() -> None:
     engine = engine_with(quotas=QUOTA)
     engine.see_claim(allocated(claim("c"), ("a", "GPU-a-0", 40, 10)))
     assert [one.held for one in engine.overview().quotas] == [(40, 10, 0)]
-    _, pods, quotas = engine.snapshot().rebuilt()
-    assert "the others hold 40" in quotas.over("default", pods, (), "s", {"GPU-s-0": (30, 1)})
+    _, _, quotas = engine.snapshot().rebuilt()
+    assert "the others hold 40" in quotas.over("default", (), "s", {"GPU-s-0": (30, 1)})
     found = engine.simulate(pod("p", 30, 10), ("s",), {})
     assert "holds 40" in found["s"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.scoring import placing, quotas
-from scheduler_ext.state.pods import Record
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, container, eventually, node, pod
+from tests.scheduler_ext.test_extender_copies import SpyingLock
 
 Start = Callable[..., Any]
 
@@ -121,28 +120,49 @@ def test_a_list_without_the_config_map_ends_the_quotas() -> None:
     assert engine.filter(pod("p", 11, 1), ["a"]).chosen == "a"
 
 
-class Summed:
-    """Counts how often the bookings of a namespace are summed."""
+def summed_anew(engine: Engine) -> dict[tuple[str, int], list[int]]:
+    book, cache = engine.cache.quotas, engine.cache
+    return {
+        (namespace, at): [
+            sum(amounts)
+            for amounts in zip(
+                *(book._amounts(quota, one.node, one.usage.cards) for one in cache.pods.within(namespace)), strict=True
+            )
+        ]
+        for namespace, its in book._quotas.items()
+        for at, quota in enumerate(its)
+    }
 
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.times = 0
-        for pods in (engine.cache.pods, engine._claim_book.pods):
-            monkeypatch.setattr(pods, "within", partial(self._within, pods.within))
 
-    def _within(self, usual: Callable[[str], list[Record]], namespace: str) -> list[Record]:
-        self.times += 1
-        return usual(namespace)
+class Counted:
+    """Counts the bookings that are looked at while the engine's lock is held, the most in one hold; `between` is called after each."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]) -> None:
+        self.most = self.now = 0
+        self._between = between
+        vars(engine)["_lock"] = SpyingLock(self._after)
+        usual = quotas.Quotas._amounts
+
+        def amounts(*given: Any) -> Any:
+            self.now += 1
+            return usual(*given)
+
+        monkeypatch.setattr(quotas.Quotas, "_amounts", amounts)
+
+    def _after(self) -> None:
+        self.most, self.now = max(self.most, self.now), 0
+        self._between()
+        self.now = 0
 
 
 def test_a_node_that_changes_makes_nobody_sum_a_namespace_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any label of any node that changed cleared all sums: with 40,000 pods the next filter took 40 ms longer."""
-    text = "[{namespace: default, models: [A100], cores: 500}, {namespace: default, nodes: {pool: gold}, cores: 500}]"
-    engine = engine_with(text, *(labelled(name, "gold", 2, model="A100") for name in "abc"))
+    text = "[{namespace: default, models: [A100], cores: 9000}, {namespace: default, nodes: {pool: gold}, cores: 9000}]"
+    engine = engine_with(text, *(labelled(name, "gold", 8, model="A100") for name in "abcdefghij"))
     dice = random.Random(7)
-    for name in ("a", "a", "b", "c"):
-        assert engine.filter(pod("p", 40, 1), [name]).chosen == name
-    summed = Summed(engine, monkeypatch)
-    book = engine.cache.quotas
+    for name in "abcdefghij" * 20:
+        engine.filter(pod("p", 10, 1), [name])
+    counted = Counted(engine, monkeypatch, lambda: None)
     for _ in range(200):
         name = dice.choice("abc")
         what = dice.randrange(4)
@@ -153,14 +173,39 @@ def test_a_node_that_changes_makes_nobody_sum_a_namespace_anew(monkeypatch: pyte
         else:
             count, model = dice.choice((1, 2)), dice.choice(("A100", "L4"))
             engine.see_node(labelled(name, dice.choice(("gold", "iron")), count, model=model))
-        kept = {key: amounts.tolist() for key, amounts in book._sums.items()}
-        assert summed.times == 0 and len(kept) == 2
-        fresh = book.copy()
-        assert kept == {
-            ("default", at): fresh._used(quota, at, engine.cache.pods).tolist()
-            for at, quota in enumerate(book._quotas["default"])
-        }
-        summed.times = 0
+        assert counted.most < 200, "each of a node's 20 before and after, against two quotas; not 200 against both"
+        assert {key: sums.tolist() for key, sums in engine.cache.quotas._sums.items()} == summed_anew(engine)
+        counted.now = 0
+    assert counted.most > 20
+
+
+def test_other_quotas_are_counted_a_few_pods_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first filter after a change of the ConfigMap summed all pods of the namespace; those that come and go meanwhile count, too."""
+    names = [f"n{at}" for at in range(40)]
+    engine = engine_with("[{namespace: default, cores: 100000}]", *(labelled(name, "gold", 8) for name in names))
+    pods = [pod(f"p{at}", 5, 1, uid=f"p{at}") for at in range(800)]
+    for at, one in enumerate(pods):
+        assert engine.filter(one, [names[at % 40]]).chosen
+    turns = 0
+
+    def meanwhile() -> None:
+        nonlocal turns
+        turns += 1
+        if turns in (3, 5):
+            engine.lose_pod(f"p{turns}")
+            assert engine.filter(pod("new", 100, None), [names[turns]]).chosen
+            engine.lose_pod("p39")
+            engine.see_node(labelled(names[turns - 1], "iron", 8))
+            engine.see_node(labelled(f"late{turns}", "gold", 1))
+            assert engine.filter(pod("late", 100, None), [f"late{turns}"]).chosen
+
+    counted = Counted(engine, monkeypatch, meanwhile)
+    engine.see_quotas(config("[{namespace: default, nodes: {pool: gold}, cores: 4000}]"))
+    assert turns > 6 and counted.most <= 128 + 2 * 20
+    (sums,) = engine.cache.quotas._sums.values()
+    assert sums.tolist() == summed_anew(engine)["default", 0]
+    refused = engine.filter(pod("q", 600, None), names[:1])
+    assert refused.chosen is None and "may hold 4000 cores" in refused.quota
 
 
 def test_large_requests_are_limited_too() -> None:
