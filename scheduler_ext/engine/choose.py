@@ -12,7 +12,7 @@ from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, AnyReason, ExtenderReason
 from scheduler_ext.scoring import placing, scores
 from scheduler_ext.scoring.scores import Table
-from scheduler_ext.state.cluster import Ints, Usage
+from scheduler_ext.state.cluster import Cluster, Ints, Usage
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape, placement_of
 from vcuda.spec import placement
@@ -34,6 +34,18 @@ class Choice(NamedTuple):
     codes: Ints | None = None
     quota: str = ""
     refusal: tuple[AnyReason, str] | None = None
+
+
+def use_of(cluster: Cluster, shape: Shape, table: Table, row: int) -> Usage:
+    """What a shape books with the table's picks on a row."""
+    here = np.array([row])
+    cores, blocks = placing.peaks(shape, cluster.total_blocks[here], table.picks[here])
+    use = {
+        card.uuid: (int(cores[0, column]), int(blocks[0, column]))
+        for column, card in enumerate(cluster.cards[row])
+        if cores[0, column] or blocks[0, column]
+    }
+    return Usage(use, shape.cpu_milli, shape.memory_bytes)
 
 
 class Chooser:
@@ -64,17 +76,6 @@ class Chooser:
             return Choice(row, rows, None, quota)
         codes = np.where(known, table.code[rows], _UNKNOWN_NODE)
         return Choice(row, rows, codes if closed is None else np.where(closed, _QUOTA, codes), quota)
-
-    def use_of(self, shape: Shape, table: Table, row: int) -> Usage:
-        """What a shape books with the table's picks on a row."""
-        here = np.array([row])
-        cores, blocks = placing.peaks(shape, self._cache.cluster.total_blocks[here], table.picks[here])
-        use = {
-            card.uuid: (int(cores[0, column]), int(blocks[0, column]))
-            for column, card in enumerate(self._cache.cluster.cards[row])
-            if cores[0, column] or blocks[0, column]
-        }
-        return Usage(use, shape.cpu_milli, shape.memory_bytes)
 
     def assume(self, asked: PodRequest, shape: Shape, table: Table, row: int, priority: int) -> Record:
         chosen = placement_of(asked, self._cache.cluster.cards[row], table.picks[row].tolist())

@@ -113,8 +113,8 @@ class Engine:
         if not asked:
             return dict(proposed)
         with self._lock:
-            search = self._preemption.begin(asked, pod, proposed)
-        if search is None:
+            search, others = self._preemption.begin(asked, pod, proposed)
+        if others is not None and not others.has_room():
             return {}
         pieces.copied(self._lock, self.cache.cluster, lambda: search.nodes, search.take, search.last)
         ways = list(self._preemption.search(search).items())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
-from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.engine.gangs import GangPlaces, Outlook
 from scheduler_ext.planning import victims
 from scheduler_ext.planning.evidence import CandidateCopy, CandidateNodes, Holder
 from scheduler_ext.planning.victims import Proposal, Set
@@ -97,18 +97,17 @@ class Preemption:
     def __init__(self, cache: SchedulerCache, gangs: GangPlaces) -> None:
         self._cache, self._gangs = cache, gangs
 
-    def begin(self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]) -> Search | None:
-        """What to search on, once it is copied; None if evicting would be in vain."""
-        if not self._helps_gang(asked, pod):
-            return None
-        return Search(self._cache, asked, objects.priority(pod), self._cache.asked(pod)[1], proposed)
-
-    def _helps_gang(self, asked: PodRequest, pod: Mapping[str, Any]) -> bool:
-        """Evicting for one member of a gang is in vain while others have no place either."""
-        last = self._cache.decisions.of(uid=asked.uid)
-        if self._cache.gangs.of(asked.uid) is None or not last or last[0].offered is None:
-            return True
-        return self._gangs.could_complete(asked, self._cache.asked(pod)[1], unpacked(last[0].offered))
+    def begin(
+        self, asked: PodRequest, pod: Mapping[str, Any], proposed: Mapping[str, Victims]
+    ) -> tuple[Search, Outlook | None]:
+        """What to search on, once it is copied; and, for one member of a gang, what must have room for the others:
+        while they have no place either, evicting is in vain.
+        """
+        last, shape = self._cache.decisions.of(uid=asked.uid), self._cache.asked(pod)[1]
+        search = Search(self._cache, asked, objects.priority(pod), shape, proposed)
+        if not last or last[0].offered is None:
+            return search, None
+        return search, self._gangs.outlook(asked, shape, unpacked(last[0].offered))
 
     def search(self, search: Search) -> dict[str, Way]:
         """Per node whom to evict. Takes long, and reads nothing but the copy: call it without the lock."""

@@ -206,10 +206,11 @@ class Quotas:
             other._fixed |= {key: amounts.copy() for key, amounts in self._beside._sums.items()}
         return other
 
-    def elsewhere(self, namespace: str, cluster: Cluster, labels: dict[str, Mapping[str, str]]) -> Quotas:
-        """A namespace's quotas with what it holds now, for the nodes of another cluster."""
+    def elsewhere(self, namespace: str, cluster: Cluster, labels: dict[str, Mapping[str, str]] | None = None) -> Quotas:
+        """A namespace's quotas with what it holds now, for the nodes of another cluster; without labels, the same."""
         other = Quotas(cluster)
-        other._quotas, other._labels = self._quotas, labels
+        other._quotas = {namespace: self._quotas.get(namespace, [])}
+        other._labels = dict(self._labels) if labels is None else labels
         for position, quota in enumerate(self._quotas.get(namespace, ())):
             other._sums[namespace, position] = self._held(quota, position).copy()
         return other

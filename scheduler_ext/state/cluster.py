@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,11 @@ _LONGEST_WHY = 200
 _CLOSEST = 255  # of ranks; managers tell up to 118
 _GONE = CODE_OF[ExtenderReason.UNKNOWN_NODE]
 _UNPLACED = CODE_OF[ExtenderReason.UNPLACED_POD]
+_PER_CARD: dict[str, type] = {
+    "free_cores": np.int64, "free_blocks": np.int64, "total_blocks": np.int64, "model": np.int64,
+    "present": np.bool_, "usable": np.bool_, "links": np.uint8,
+}  # fmt: skip
+_PER_NODE = ("free_cpu", "free_memory", "code", "changed", "born")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,19 @@ class Cluster:
         self._followers: list[set[str]] = []
         self._allocate(64, 8)
 
+    def frozen(self) -> Cluster:
+        """A copy of the nodes as they are now, with room as it is but without the names of who has it: 2 ms at 5,000.
+
+        What is booked on it counts there alone; no node may be added or described anew.
+        """
+        other = copy.copy(self)
+        for name in (*_PER_CARD, *_PER_NODE):
+            setattr(other, name, getattr(self, name).copy())
+        other.names, other.cards, other.models = list(self.names), list(self.cards), list(self.models)
+        other._columns, other._problem = list(self._columns), list(self._problem)
+        other.index, other._bookings, other._followers, other.native = dict(self.index), {}, [], None
+        return other
+
     def _allocate(self, rows: int, columns: int) -> None:
         def grown(name: str, shape: tuple[int, ...], dtype: Any) -> None:
             new = np.zeros(shape, dtype)
@@ -91,12 +110,9 @@ class Cluster:
                 new[tuple(slice(0, size) for size in old.shape)] = old
             setattr(self, name, new)
 
-        for name in ("free_cores", "free_blocks", "total_blocks", "model"):
-            grown(name, (rows, columns), np.int64)
-        grown("present", (rows, columns), np.bool_)
-        grown("usable", (rows, columns), np.bool_)
-        grown("links", (rows, columns, columns), np.uint8)
-        for name in ("free_cpu", "free_memory", "code", "changed", "born"):
+        for name, dtype in _PER_CARD.items():
+            grown(name, (rows, columns, columns) if name == "links" else (rows, columns), dtype)
+        for name in _PER_NODE:
             grown(name, (rows,), np.int64)
         self.native = None
 
@@ -210,16 +226,8 @@ class Cluster:
         if len(cards) > self.free_cores.shape[1]:
             self._allocate(len(self.code), max(len(cards), 2 * self.free_cores.shape[1]))
         self._columns[row] = {card.uuid: column for column, card in enumerate(cards)}
-        for array in (
-            self.free_cores,
-            self.free_blocks,
-            self.total_blocks,
-            self.model,
-            self.present,
-            self.usable,
-            self.links,
-        ):
-            array[row] = 0
+        for name in _PER_CARD:
+            getattr(self, name)[row] = 0
         for column, card in enumerate(cards):
             self.present[row, column] = True
             self.usable[row, column] = card.healthy

@@ -13,6 +13,7 @@ from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
 from scheduler_ext.protocol.extender_v1 import Victims
 from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.scoring import scores
 from scheduler_ext.state.pods import State
 from tests.scheduler_ext.conftest import Running
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, cards, eventually, node, pod
@@ -246,6 +247,33 @@ def test_eviction_for_a_gang_only_where_it_completes_it() -> None:
     assert refusal(engine, one, "a", "b")[0] is ExtenderReason.GANG_DOES_NOT_FIT
     found = engine.preempt(one, {"a": Victims(("x",))})
     assert set(found["a"].uids) == {"x"} and held(engine) == 2
+
+
+def test_the_places_of_a_gang_that_preempts_are_looked_for_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them were in one hold: up to 0.25 s for which no filter was answered."""
+    nodes = [node(f"n{at}", cards(f"n{at}", 8)) for at in range(4)]
+    engine = engine_with(*nodes, holding("x", "n0", "GPU-n0-0"))
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cores: 3100}]"}})
+    names = [f"n{at}" for at in range(4)]
+    one = important(member("m1", "g/32", cores=100), 5)
+    assert chosen(engine, one, *names) is None
+    usual, looked = scores.cheapest, []
+
+    def cheapest(*given: Any) -> int | None:
+        looked.append(engine._lock.locked())
+        return usual(*given)
+
+    monkeypatch.setattr(scores, "cheapest", cheapest)
+    before = engine.cache.cluster.free_cores.copy()
+    assert engine.preempt(one, {"n0": Victims(("x",))}) == {}, "by its quota one is too many beside x"
+    assert len(looked) == 31 and not any(looked)
+    engine.see_quotas(None)
+    found = engine.preempt(one, {"n0": Victims(("x",))})
+    assert set(found["n0"].uids) == {"x"} and len(looked) == 62 and not any(looked)
+    engine.see_pod(holding("y", "n1", "GPU-n1-3"))
+    assert engine.preempt(one, {"n0": Victims(("x",))}) == {}
+    engine.lose_pod("y")
+    assert (engine.cache.cluster.free_cores == before).all() and held(engine) == 1
 
 
 def test_explain_shows_the_gang() -> None:
