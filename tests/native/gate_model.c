@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/atomic.h"
+#include "base/clock.h"
 
 enum { MODEL_BINS = 100000, MODEL_BURSTS = 4096 }; /* bins of 100 us: 10 s */
 static const uint64_t STEP = 1000;
@@ -40,6 +41,7 @@ struct mark {
 struct expected {
     bool used;
     int from, to;
+    uint64_t expected_ns, look_ns;
     struct vc_lane_step step;
 };
 
@@ -288,7 +290,8 @@ static int record(struct model *model, struct process *process, bool from_idle, 
 static void expect_end(struct process *process, int from, int to, const struct vc_lane_step *step)
 {
     unsigned slot = (process->expected_head + process->expected_count++) % MODEL_MARKS;
-    process->expected[slot] = (struct expected){true, from, to, *step};
+    uint64_t recorded = process->marks[to].times.recorded_ns, expected = vc_later(process->gate->finish_ns, recorded);
+    process->expected[slot] = (struct expected){true, from, to, expected, step->interval.risk_ns != 0 ? recorded : expected, *step};
 }
 
 static void hand_over(struct model *model, struct process *process, struct mark *before, uint64_t *host_ns)
@@ -420,6 +423,8 @@ static void process_step(struct model *model, struct process *process)
             return;
         process->syncing = false;
         process->since_sync = 0;
+        if (process->expected_count != 0) /* the helper is woken */
+            process->expected[process->expected_head].look_ns = model->now + model->timing.see_ns;
         vc_lane_waited(&process->lane, process->sync_from_ns, model->now);
         if (next_stream(model, process->context, 0) < 0)
             vc_gate_idle(process->gate, model->now);
@@ -480,7 +485,10 @@ static void helper_step(struct model *model, struct process *process)
         }
         if (begin && !begin->noticed)
             vc_gate_waits(process->gate, begin->times.recorded_ns);
-        if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns) {
+        bool looks = !model->timing.sleeps || model->now >= next->look_ns;
+        if (looks)
+            next->look_ns = vc_interval_look_again(&next->step.interval, to->times.recorded_ns, next->expected_ns, model->now);
+        if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns || !looks) {
             if (begin && begin->noticed && to->times.reached_ns == 0 && model->now % 100000 == 0)
                 progress(model, process, &next->step.interval, begin);
             break;

@@ -17,6 +17,9 @@ static const uint64_t SWITCHES_NS = 50000;
 static const uint64_t MARK_COST_NS = 2000;
 static const uint64_t MARK_TELLS_NS = 40000;
 
+/* Seldom before the end is expected, often behind that, less so the later it is. */
+static const uint64_t LOOK_EARLY_NS = 1000000, LOOK_LATE_NS = 200000;
+
 static bool found_idle(const struct vc_mark_times *mark, uint64_t reached_ns)
 {
     return reached_ns <= mark->recorded_ns + HOST_BOUND_NS;
@@ -46,6 +49,13 @@ void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint6
     }
     interval->uncovered_ns += vc_busy_add(busy, from, to_ns);
     interval->covered_until_ns = to_ns;
+}
+
+uint64_t vc_interval_look_again(const struct vc_interval *interval, uint64_t recorded_ns, uint64_t expected_ns, uint64_t now_ns)
+{
+    uint64_t since = interval->risk_ns != 0 ? vc_earlier(recorded_ns, expected_ns) : expected_ns;
+    uint64_t wait = since > now_ns ? vc_earlier(since - now_ns, LOOK_EARLY_NS) : vc_earlier((now_ns - since) / 4, LOOK_LATE_NS);
+    return now_ns + vc_later(wait, VC_LOOK_NS);
 }
 
 uint64_t vc_interval_own(const struct vc_interval *interval)

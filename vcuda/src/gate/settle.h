@@ -13,6 +13,7 @@
 
 enum {
     VC_MARK_NS = 1000000,             /* estimated work after which an interval is measured */
+    VC_LOOK_NS = 50000,               /* no look at what is on its way comes sooner behind another */
     VC_LAUNCH_GAP_NS = 4000,          /* from a launch to the start of its work on an idle card: what the call takes the host */
 };
 
@@ -80,6 +81,10 @@ void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *t
 
 /* Look at the interval up to `to_ns`: what of it no other interval has covered is its own. */
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns);
+
+/* When to look for its end again, which was marked at `recorded_ns` and is expected at `expected_ns`. Where its cost varies it may come at any time:
+ * where nobody looks, what was charged too much is not given back, and who may have no more such work unseen waits for nothing. */
+uint64_t vc_interval_look_again(const struct vc_interval *interval, uint64_t recorded_ns, uint64_t expected_ns, uint64_t now_ns);
 
 /* What it had so far, without others' part as far as that is known, but never nearly nothing. */
 uint64_t vc_interval_own(const struct vc_interval *interval);

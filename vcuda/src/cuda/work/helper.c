@@ -14,9 +14,7 @@
 static const uint64_t BASE_AGE_NS = 3000000000u;
 static const uint64_t BASE_NEAR_NS = 300000;
 static const uint64_t MOVED_NS = 100000;
-static const uint64_t POLL_SHORT_NS = 50000;
-static const uint64_t POLL_LONG_NS = 200000;
-static const uint64_t POLL_EARLY_NS = 1000000;
+static const uint64_t BEGIN_LOOK_NS = 200000;
 
 static uint32_t started;
 
@@ -174,16 +172,6 @@ static bool behind_another(const struct vc_under_way *first, const struct vc_und
     return false;
 }
 
-static uint64_t next_poll(const struct vc_under_way *entry, uint64_t now_ns)
-{
-    if (entry->expected_ns > now_ns) {
-        uint64_t wait = entry->expected_ns - now_ns;
-        return now_ns + (wait < POLL_SHORT_NS ? POLL_SHORT_NS : wait < POLL_EARLY_NS ? wait : POLL_EARLY_NS);
-    }
-    uint64_t late = (now_ns - entry->expected_ns) / 4;
-    return now_ns + (late < POLL_SHORT_NS ? POLL_SHORT_NS : late > POLL_LONG_NS ? POLL_LONG_NS : late);
-}
-
 /* The card may be others' for a while after the launch: what they had of it then is not inside our interval. */
 static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
 {
@@ -287,7 +275,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
     if (empty && !tracker->renewing)
         return next;
     bool clock = have_clock(tracker);
-    uint64_t renewed = vc_now_ns() + POLL_SHORT_NS;
+    uint64_t renewed = vc_now_ns() + VC_LOOK_NS;
     next = tracker->renewing && renewed < next ? renewed : next;
     if (!clock && !tracker->broken)
         return next;
@@ -310,10 +298,10 @@ static uint64_t work_off(struct vc_tracker *tracker)
             continue;
         }
         if (!behind) {
-            uint64_t poll = next_poll(entry, now);
+            uint64_t poll = vc_interval_look_again(&entry->interval, entry->to->times.recorded_ns, entry->expected_ns, now);
             bool has_begun = notice_begin(tracker, entry->from);
-            if (!has_begun && poll > now + POLL_LONG_NS)
-                poll = now + POLL_LONG_NS;
+            if (!has_begun && poll > now + BEGIN_LOOK_NS)
+                poll = now + BEGIN_LOOK_NS;
             begun = begun || has_begun;
             if (!has_begun && waits_since_ns == 0)
                 waits_since_ns = entry->from->times.recording_ns;

@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 
-static const uint64_t POLL_SHORT_NS = 50000;
 /* The helper makes an event in microseconds; on a busy machine it has to be let run first. */
 static const uint64_t SPARE_WAIT_NS = 20000000;
 static const uint64_t LAST_LOOK_NS = 50000000;
@@ -39,7 +38,7 @@ void vc_bell_expect(uint64_t expected_ns)
         vc_add(&wake_word, 1);
         awake_at = vc_load(&awake_at_ns);
     }
-    if (awake_at > expected_ns + POLL_SHORT_NS)
+    if (awake_at > expected_ns + VC_LOOK_NS)
         wake();
 }
 
@@ -295,7 +294,7 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
     tracker->last = &entry->next;
     tracker->under_way_count++;
     pthread_mutex_unlock(&tracker->mutex);
-    vc_bell_expect(entry->expected_ns);
+    vc_bell_expect(step->interval.risk_ns != 0 ? now : entry->expected_ns);
 }
 
 void vc_tracker_left(struct vc_tracker *tracker, CUstream stream)
