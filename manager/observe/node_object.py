@@ -70,15 +70,17 @@ def inventory_of(snapshot: Snapshot, names: Names) -> dict[str, str]:
 def bookings_of(
     allocations: Sequence[Allocation], names: Names, pods: Iterable[Pod], resizes: Mapping[str, int]
 ) -> dict[str, str]:
-    """What each pod was given, which no owner of a pod can edit; in the order of allocation.
+    """What each pod was given and each claim has, which no owner of a pod can edit; in the order of allocation.
 
     By the UID of its object: of a static pod that is its mirror's, once the API server has shown it (`pods`).
     """
-    allocations = [item for item in allocations if item.claim is None]  # of those the claims' own status tells
-    static = static_pods(allocations)
+    shares = [item for item in allocations if item.claim is None]
+    static = static_pods(shares)
     mirrors = {kubelet_uid(pod, static): uid_of(pod) for pod in pods} if static else {}
-    given = {mirrors.get(uid, uid): pod_use(items) for uid, items in by_pod(allocations).items()}
-    return {names.bookings: bookings.encode(given, resizes)}
+    given = {mirrors.get(uid, uid): pod_use(items) for uid, items in by_pod(shares).items()}
+    claims = by_pod(item for item in allocations if item.claim is not None)
+    prepared = {uid: pod_use(items) for uid, items in claims.items()}
+    return {names.bookings: bookings.encode(given, resizes, prepared)}
 
 
 def labels(cards: Sequence[Card], names: Names, extra: Sequence[tuple[str, str]]) -> Mapping[str, str | None]:

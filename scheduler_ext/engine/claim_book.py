@@ -165,6 +165,19 @@ class ClaimBook:
         """Whether the watch has shown a claim, ours or not."""
         return (namespace, name) in self._claims or (namespace, name) in self._others
 
+    def on(self, node: str) -> Iterator[tuple[SeenClaim, Usage]]:
+        """What is allocated on a node, and what that books there."""
+        for old in self._there.get(node, {}).values():
+            record = self.pods.get(_booking(old, node))
+            if record is not None:
+                yield self._claims.get(old.key, old), record.usage
+
+    def difference(self, claim: SeenClaim) -> str | None:
+        """What has lasted of what a manager says otherwise of a claim; see Comparison."""
+        nodes = sorted({one.node for one in claim.given or ()})
+        found = (self._cache.differences.get(node, {}).get(claim.uid) for node in nodes)
+        return next((one.text for one in found if one is not None and one.told), None)
+
     def assumed(self, claim: SeenClaim) -> Assumed | None:
         return self._assumed.get(claim.uid)
 

@@ -58,6 +58,7 @@ class _User:
     policy: Policy
     cpu_milli: int
     memory_bytes: int
+    runs: bool
 
 
 class _Choice(NamedTuple):
@@ -107,8 +108,9 @@ class Claims:
         cpu, memory = objects.pod_requests(pod)
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
         return _User(
-            uid, namespace, name, made, claims.unmade(pod), asked.gang, asked.policy or self._cache.policy, cpu, memory
-        )
+            uid, namespace, name, made, claims.unmade(pod), asked.gang, asked.policy or self._cache.policy, cpu, memory,
+            objects.runs(pod),
+        )  # fmt: skip
 
     def _asked(self, pod: Mapping[str, Any]) -> PodRequest:
         """What the annotations of a pod with claims say: those of pods with a share."""
@@ -132,6 +134,10 @@ class Claims:
     def keep_pods(self, uids: Collection[str]) -> None:
         for uid in self._users.keys() - set(uids):
             self.lose_pod(uid)
+
+    def runs(self, uid: str) -> bool:
+        """Whether kubelet has started a pod with claims."""
+        return uid in self._users and self._users[uid].runs
 
     def unseen(self, pod: Mapping[str, Any]) -> bool:
         """Whether kube-scheduler knows a claim of the pod that our watch has not shown."""
@@ -340,7 +346,8 @@ class Claims:
             state = "allocated"
         elif claim.problem is not None:
             state = "impossible"
-        return ClaimStatus(name, state, node, cards, "" if claim.problem is None else str(claim.problem))
+        problem = "" if claim.problem is None else str(claim.problem)
+        return ClaimStatus(name, state, node, cards, problem, self._book.difference(claim))
 
 
 def _of_alternatives(requests: Sequence[str]) -> str:

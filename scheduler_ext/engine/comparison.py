@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from scheduler_ext.engine.cache import SchedulerCache
+from scheduler_ext.engine.claim_book import ClaimBook
+from scheduler_ext.engine.claims import Claims
 from scheduler_ext.state.notices import BOOKING_DIFFERS, Difference, Notice
 from scheduler_ext.state.pods import Record, State
 from vcuda.logs import fields
@@ -19,12 +22,24 @@ def _said(use: Use) -> str:
     return ", ".join(f"{cores} cores and {blocks} blocks of {uuid}" for uuid, (cores, blocks) in sorted(use.items()))
 
 
-class Comparison:
-    """Compares node by node. A pod that a report does not name is no difference: it may not have been admitted yet."""
+class _Booked(NamedTuple):
+    """A pod or a claim with something of a node's cards. `runs`: a pod that has it, so that the manager gave it."""
 
-    def __init__(self, cache: SchedulerCache) -> None:
-        self._cache = cache
-        self._agreed: dict[str, tuple[int, Report]] = {}  # by node: what there was to compare
+    kind: str
+    namespace: str
+    name: str
+    use: Use
+    runs: bool
+
+
+class Comparison:
+    """Compares node by node, pods and claims. What a report does not name is a difference once its pod runs: before, it
+    may not have been admitted yet.
+    """
+
+    def __init__(self, cache: SchedulerCache, book: ClaimBook, claims: Claims) -> None:
+        self._cache, self._book, self._claims = cache, book, claims
+        self._agreed: dict[str, tuple[int, int, Report]] = {}  # by node: what there was to compare
 
     def nodes(self) -> list[str]:
         """Those with a report, or with a difference left."""
@@ -33,51 +48,84 @@ class Comparison:
             self._agreed = {node: agreed for node, agreed in self._agreed.items() if node in reports}
         return list(reports.keys() | self._cache.differences.keys())
 
-    def _changed(self, node: str) -> int:
-        row = self._cache.cluster.index.get(node)
-        return -1 if row is None else int(self._cache.cluster.changed[row])
-
     def look(self, nodes: Sequence[str]) -> None:
         """Compare some nodes, and tell what has differed long enough."""
         for node in nodes:
-            now = self._changed(node), self._cache.reports.get(node)
-            before = self._agreed.get(node)
+            before, report = self._agreed.get(node), self._cache.reports.get(node)
             # To compare 40,000 shares takes 0.1 s: only where anything has changed.
-            if before is None or before[0] != now[0] or before[1] is not now[1]:
+            if before is None or before[:2] != self._changed(node) or before[2] is not report:
                 self._look(node)
         self._cache.metrics.differences.set(
             sum(one.told for found in self._cache.differences.values() for one in found.values())
         )
 
-    def _look(self, node: str) -> None:
-        cache, report = self._cache, self._cache.reports.get(node, Report())
-        before, now = cache.differences.pop(node, {}), cache.clock()
-        booked: dict[str, Record] = {}
-        for uid in cache.cluster.bookings(node):
-            record = cache.pods.get(uid)
+    def _changed(self, node: str) -> tuple[int, int]:
+        clusters = self._cache.cluster, self._book.cluster
+        rows = [(one, one.index.get(node)) for one in clusters]
+        shares, claims = (-1 if row is None else int(one.changed[row]) for one, row in rows)
+        return shares, claims
+
+    def _shares(self, node: str) -> dict[str, _Booked]:
+        found = {}
+        for uid, usage in self._cache.cluster.bookings(node).items():
+            record = self._cache.pods.get(uid)
             if record is not None and record.state is State.CONFIRMED:
-                booked[uid] = record
-        found: dict[str, Difference] = {}
-        for uid, use in report.pods.items():
-            record = booked.get(uid)
-            if record is not None and (record.uid in cache.resizing or dict(record.usage.cards) == use):
-                continue
-            said = f"gpu-manager of node {node} reports {_said(use)}"
-            text = (
-                f"{said}, booked is {_said(record.usage.cards) or 'nothing'}"
-                if record
-                else f"{said} for pod {uid}, which holds nothing here"
+                found[uid] = _Booked("Pod", record.namespace, record.name, usage.cards, record.runs)
+        return found
+
+    def _allocated(self, node: str) -> dict[str, _Booked]:
+        return {
+            claim.uid: _Booked(
+                "ResourceClaim", claim.namespace, claim.name, usage.cards, any(map(self._claims.runs, claim.users))
             )
+            for claim, usage in self._book.on(node)
+        }
+
+    def _look(self, node: str) -> None:
+        cache, report = self._cache, self._cache.reports.get(node)
+        before, now = cache.differences.pop(node, {}), cache.clock()
+        if report is None:
+            self._agreed.pop(node, None)
+            return
+        shares, claims = self._shares(node), self._allocated(node)
+        texts = self._differing(node, "pod", shares, report.pods)
+        if report.claims is not None:
+            texts |= self._differing(node, "claim", claims, report.claims)
+        unnamed = {uid: one for uid, one in shares.items() if one.use and uid not in report.pods}
+        unnamed |= {uid: one for uid, one in claims.items() if uid not in (report.claims or {})}
+        for uid, one in unnamed.items():
+            if one.runs and report.complete and uid not in cache.resizing:
+                texts[uid] = f"gpu-manager of node {node} reports nothing for it, booked is {_said(one.use)}"
+        found: dict[str, Difference] = {}
+        for uid, text in texts.items():
             old = before.get(uid)
-            one = found[uid] = old if old is not None and old.text == text else Difference(text, now)
-            if not one.told and now - one.since >= _PATIENCE:
-                one.told = True
-                self._tell(node, record, text)
+            different = found[uid] = old if old is not None and old.text == text else Difference(text, now)
+            if not different.told and now - different.since >= _PATIENCE:
+                different.told = True
+                self._tell(node, uid, shares.get(uid) or claims.get(uid), text)
         if found:
             cache.differences[node] = found
+        # Whoever is not named yet may begin to run, which changes no booking.
+        if found or (unnamed and report.complete):
             self._agreed.pop(node, None)
         else:
-            self._agreed[node] = self._changed(node), report
+            self._agreed[node] = *self._changed(node), report
+
+    def _differing(
+        self, node: str, what: str, booked: Mapping[str, _Booked], reported: Mapping[str, Use]
+    ) -> dict[str, str]:
+        """What a report names with other cards than are booked."""
+        found = {}
+        for uid, use in reported.items():
+            one = booked.get(uid)
+            if one is not None and (uid in self._cache.resizing or dict(one.use) == use):
+                continue
+            said = f"gpu-manager of node {node} reports {_said(use)}"
+            other = (
+                f", booked is {_said(one.use) or 'nothing'}" if one else f" for {what} {uid}, which holds nothing here"
+            )
+            found[uid] = said + other
+        return found
 
     def of(self, record: Record | None) -> str | None:
         """What has lasted of what the manager of a pod's node says otherwise."""
@@ -86,11 +134,8 @@ class Comparison:
         one = self._cache.differences.get(record.node, {}).get(record.uid)
         return one.text if one is not None and one.told else None
 
-    def _tell(self, node: str, record: Record | None, text: str) -> None:
-        pod = {"pod": f"{record.namespace}/{record.name}", "uid": record.uid} if record else {}
+    def _tell(self, node: str, uid: str, one: _Booked | None, text: str) -> None:
+        pod = {"pod": f"{one.namespace}/{one.name}", "uid": uid} if one is not None and one.kind == "Pod" else {}
         _log.warning("%s", text, extra=fields(pod, node=node, reason=BOOKING_DIFFERS))
-        if record is None:
-            notice = Notice("Node", "", node, node, BOOKING_DIFFERS, text)
-        else:
-            notice = Notice("Pod", record.namespace, record.name, record.uid, BOOKING_DIFFERS, text)
-        self._cache.notices.put(notice)
+        about = ("Node", "", node, node) if one is None else (one.kind, one.namespace, one.name, uid)
+        self._cache.notices.put(Notice(*about, BOOKING_DIFFERS, text))

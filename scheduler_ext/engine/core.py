@@ -58,10 +58,10 @@ class Engine:
         self._bindings = Bindings(cache, chooser, self._filter)
         self._preemption = Preemption(cache, self._gangs)
         self._simulation = Simulation(cache, chooser)
-        self._comparison = Comparison(cache)
         self._resizes = Resizes(cache)
         self._claim_book = ClaimBook(cache)
         self._claims, self._templates = Claims(cache, self._claim_book), Templates(cache)
+        self._comparison = Comparison(cache, self._claim_book, self._claims)
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
         self.metrics.watch_figures(self.figures)
 

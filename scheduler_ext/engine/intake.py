@@ -63,14 +63,14 @@ class Intake:
         self._cache.note("node", node=data)
         return seen.name
 
-    def _take_report(self, node: str, report: Report) -> None:
+    def _take_report(self, node: str, report: Report | None) -> None:
         """What its owner could have written is replaced by what the pod was given."""
-        pods, given = self._cache.pods, report.pods
-        if given:
-            self._cache.reports[node] = report
-        else:
+        pods = self._cache.pods
+        if report is None:
             self._cache.reports.pop(node, None)
-        for uid, use in given.items():
+            return
+        self._cache.reports[node] = report
+        for uid, use in report.pods.items():
             record = pods.get(uid)
             if record is None or record.node != node or record.source is not Source.ANNOTATION:
                 continue
@@ -170,6 +170,7 @@ class Intake:
         text = objects.annotation(pod, cache.names)
         mark = None if text is None else resize.known_as(text)
         if old is not None and old.node == node and old.state is State.CONFIRMED:
+            old.runs = objects.runs(pod)
             if leaving and not old.leaving:
                 old.leaving = True
                 self._preemption.make_room(uid)
@@ -201,7 +202,7 @@ class Intake:
             Record(
                 uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
                 State.CONFIRMED, cache.clock(), annotation=mark, priority=objects.priority(pod),
-                leaving=leaving, shape=shape, movable=movable, source=source,
+                leaving=leaving, shape=shape, movable=movable, source=source, runs=objects.runs(pod),
             )
         )  # fmt: skip
         if source is not Source.BIND and "pods" not in cache.unsynced:

@@ -79,7 +79,7 @@ class Metrics:
         )
         self.differences = Gauge(
             "vcuda_extender_booking_differences",
-            "Pods of which a node's manager has reported other cards than are booked here, for a minute or longer",
+            "Pods and claims of which a node's manager reports other cards than are booked here, for a minute or more",
             registry=self.registry,
         )
         self.relists = Counter(

@@ -32,6 +32,7 @@ class ClaimStatus(NamedTuple):
     node: str | None
     cards: dict[str, tuple[int, int]]
     problem: str
+    difference: str | None = None  # what its node's manager reports otherwise
 
     def __str__(self) -> str:
         said = {
@@ -42,7 +43,7 @@ class ClaimStatus(NamedTuple):
             "assumed": f"is expected to be allocated on node {self.node}",
             "allocated": f"is allocated on node {self.node}",
         }
-        return f"claim {self.name} {said[self.state]}"
+        return f"claim {self.name} {said[self.state]}" + (f"; {self.difference}" if self.difference else "")
 
 
 class Holder(NamedTuple):

@@ -68,9 +68,9 @@ def _remedy(one: Remedy) -> dict[str, Any]:
 
 
 def _claim(one: ClaimStatus) -> dict[str, Any]:
-    return {"name": one.name, "state": one.state, "node": one.node, "cards": _cards(one.cards)} | (
-        {"problem": one.problem} if one.problem else {}
-    )
+    more = {"problem": one.problem, "difference": one.difference}
+    said = {key: text for key, text in more.items() if text}
+    return {"name": one.name, "state": one.state, "node": one.node, "cards": _cards(one.cards)} | said
 
 
 def _cards(use: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:

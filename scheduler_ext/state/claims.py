@@ -22,6 +22,7 @@ from vcuda.spec.units import BLOCK_BYTES, parse_quantity
 Key = tuple[str, str]  # namespace and name
 _MOST = 2**31  # no card has so much; keeps a forged amount from overflowing the cluster's integers
 _LONGEST_EXPRESSION = 1000
+_MOST_USERS = 256  # Kubernetes' bound of reservedFor
 _TEXT = re.compile(r"""'[^'"\\]*'|"[^'"\\]*\"""")
 _ONE = r"""(?:'[^'"\\]*'|"[^'"\\]*")"""
 # device.attributes["vcuda.tencent.com"].productName == "NVIDIA L4", .startsWith("NVIDIA H100"), in ["…", "…"]
@@ -91,6 +92,7 @@ class SeenClaim:
     problem: InvalidRequest | None = None
     models: Models = Models()
     open_requests: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()  # UIDs of the pods for which it is reserved
 
     @property
     def key(self) -> Key:
@@ -147,18 +149,20 @@ def claim_of(data: Mapping[str, Any], names: Names) -> SeenClaim:
     """Read a ResourceClaim. Never raises for what its author wrote."""
     metadata = _mapping(data.get("metadata"))
     uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
-    allocation = _mapping(data.get("status")).get("allocation")
+    status = _mapping(data.get("status"))
+    allocation = status.get("allocation")
+    users = tuple(str(_mapping(one).get("uid")) for one in _list(status.get("reservedFor"))[:_MOST_USERS])
     given = _given(_mapping(allocation), names) if isinstance(allocation, Mapping) else None
     spec = _mapping(data.get("spec"))
     try:
         asked = claims.demand(spec, names)
     except InvalidRequest as error:
-        return SeenClaim(uid, namespace, name, given, problem=error if given is None else None)
+        return SeenClaim(uid, namespace, name, given, problem=error if given is None else None, users=users)
     devices = _mapping(spec.get("devices"))
     listed = map(_mapping, _list(devices.get("requests"))[: claims.MOST_REQUESTS])
     several = tuple(str(one.get("name")) for one in listed if one.get("firstAvailable"))
     wishes, models = _wishes(devices, asked, names), _models(devices, names)
-    return SeenClaim(uid, namespace, name, given, wishes, models=models, open_requests=several)
+    return SeenClaim(uid, namespace, name, given, wishes, models=models, open_requests=several, users=users)
 
 
 def _models(devices: Mapping[str, Any], names: Names) -> Models:

@@ -20,7 +20,7 @@ _Key = tuple[str, str, str]
 class Notice(NamedTuple):
     """An event on an object: a warning, with a reason for programs and a message for people."""
 
-    kind: str  # Pod or Node
+    kind: str  # Pod, Node or ResourceClaim
     namespace: str
     name: str
     uid: str

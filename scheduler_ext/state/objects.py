@@ -34,7 +34,7 @@ class SeenNode:
     memory_bytes: int
     problem: Reason | ExtenderReason | None
     labels: Mapping[str, str]
-    report: Report  # what its manager says of its pods
+    report: Report | None  # what its manager says of its pods; None: nothing that can be read
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -98,12 +98,12 @@ def node(data: Mapping[str, Any], names: Names) -> SeenNode:
         return SeenNode(name, (), cpu, memory, error.reason, labels, report)
 
 
-def _report(text: object) -> Report:
+def _report(text: object) -> Report | None:
     """A report that can't be read is none: what it would have said is not known."""
     try:
-        return bookings.decode(text) if isinstance(text, str) else Report()
+        return bookings.decode(text) if isinstance(text, str) else None
     except InvalidInventory:
-        return Report()
+        return None
 
 
 def place(pod: Mapping[str, Any]) -> str:
@@ -114,6 +114,11 @@ def place(pod: Mapping[str, Any]) -> str:
 def leaving(pod: Mapping[str, Any]) -> bool:
     """Whether somebody has asked for the pod's deletion."""
     return bool(_mapping(pod.get("metadata")).get("deletionTimestamp"))
+
+
+def runs(pod: Mapping[str, Any]) -> bool:
+    """Whether kubelet has started a pod, and nobody has asked for its end."""
+    return _mapping(pod.get("status")).get("phase") == "Running" and not leaving(pod)
 
 
 def nomination(pod: Mapping[str, Any]) -> str:

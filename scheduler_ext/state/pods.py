@@ -40,7 +40,7 @@ class Record:
     last write that was begun for it. `attempted`: a write for it failed.
     `annotation` is the placement annotation that the watch showed, or its digest, to notice changes. `priority` is
     Kubernetes' (spec.priority); `leaving`: it is being deleted. `shape`: its class, where it has a share; `movable`:
-    its owner has not forbidden to move it, and it is in no gang.
+    its owner has not forbidden to move it, and it is in no gang. `runs`: kubelet has started it.
     """
 
     uid: str
@@ -61,6 +61,7 @@ class Record:
     shape: Shape | None = None
     movable: bool = False
     source: Source = Source.BIND
+    runs: bool = False
 
 
 class PodCache:

@@ -20,6 +20,8 @@ def send(api: ApiServer, engine: Engine, correlator: Correlator) -> None:
         about = {"kind": notice.kind, "name": notice.name, "uid": notice.uid}
         if notice.namespace:
             about["namespace"] = notice.namespace
+        if notice.kind == "ResourceClaim":
+            about["apiVersion"] = "resource.k8s.io/v1"
         try:
             said = correlator.note(about, "Warning", notice.reason, notice.message, notice.times)
             correlator.send(api.client, _SOURCE, said)

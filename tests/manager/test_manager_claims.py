@@ -20,7 +20,7 @@ from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda import region
 from vcuda.sim import CardLost, Machine
-from vcuda.spec import inventory
+from vcuda.spec import bookings, inventory
 
 BLOCK = 2**28
 
@@ -475,6 +475,24 @@ def test_two_cards_and_two_requests_of_one_claim(claims: ClaimNode) -> None:
     assert [limit.uuid for limit in region.read_limits(claims.region(item, "pair"))] == [first, second]
     assert booked(claims) == [(15, 20), (10, 10)]
     eventually(lambda: "of pods p, q:" in claims.node.get("/graph")[1], "/graph")
+
+
+def test_what_a_claim_has_is_reported_for_the_extender_to_compare(claims: ClaimNode) -> None:
+    def reported() -> Any:
+        api = claims.node.api
+        text = api.node().get("annotations", {}).get(NAMES.bookings) if api is not None else None
+        return bookings.decode(text).claims if text is not None else None
+
+    driver = claims.start()
+    eventually(lambda: reported() == {}, "a report without claims", 30)
+    first, second = claims.cards
+    item = claim("many", result(first, "pair", 10), result(second, "pair", 10), result(first, "one", 5))
+    claims.put(item)
+    driver.prepare(item)
+    has = {uid_of(item): {first: (15, 20), second: (10, 10)}}
+    eventually(lambda: reported() == has, "the claim in the report", 30)
+    driver.unprepare(item)
+    eventually(lambda: reported() == {}, "the claim gone from the report", 30)
 
 
 def test_what_kubelet_forgets_to_unprepare_is_collected(claims: ClaimNode, monkeypatch: pytest.MonkeyPatch) -> None:

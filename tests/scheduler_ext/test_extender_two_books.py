@@ -13,7 +13,8 @@ from localcluster.apiserver.faults import Fault, Request
 from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import explain
-from tests.scheduler_ext.extender_engine import engine_with, free
+from tests.scheduler_ext.extender_claims import allocated, claim, node_slices, user
+from tests.scheduler_ext.extender_engine import Clock, engine_with, free
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, Served, cards, eventually, node, pod
 from tests.scheduler_ext.test_extender_cheating import EDITS, edited, placed, whole
 from vcuda.spec import bookings
@@ -39,6 +40,13 @@ def restarted(*seen: dict[str, Any], nodes_first: bool) -> Engine:
 
 def told(engine: Engine) -> list[tuple[str, str]]:
     return [(one.name, one.reason) for one in engine.notices()]
+
+
+def later(engine: Engine, clock: Clock) -> None:
+    """What differs now lasts."""
+    engine.compare()
+    clock.now += 61
+    engine.compare()
 
 
 @pytest.mark.parametrize("nodes_first", [True, False])
@@ -87,6 +95,85 @@ def test_a_lasting_difference_is_a_metric_an_event_and_a_line_of_explain() -> No
     assert b"vcuda_extender_booking_differences 0.0" in engine.metrics.render()
     found = explain.explanation(engine.evidence(uid="p"))
     assert found is not None and "difference" not in found
+
+
+def running(shown: dict[str, Any], phase: str = "Running") -> dict[str, Any]:
+    return shown | {"status": shown["status"] | {"phase": phase}}
+
+
+def test_a_pod_that_runs_without_the_managers_knowledge_is_told_too() -> None:
+    """Only what the manager had beyond our book was compared: a share that it had lost was none to anybody."""
+    engine, clock = engine_with(node("a", cards("a", 4)))
+    shown = [placed(engine, name) for name in ("p", "waits", "gone")]
+    engine.see_node(reporting({}))
+    later(engine, clock)
+    assert told(engine) == [], "they may not have been admitted yet"
+    engine.see_pod(running(shown[0]))
+    engine.see_pod(running(shown[2]))
+    engine.see_pod(running(shown[2]) | {"metadata": shown[2]["metadata"] | {"deletionTimestamp": "now"}})
+    engine.compare()
+    assert told(engine) == []
+    later(engine, clock)
+    assert told(engine) == [("p", "BookingDiffers")]
+    assert b"vcuda_extender_booking_differences 1.0" in engine.metrics.render()
+    found = explain.explanation(engine.evidence(uid="p"))
+    assert found is not None and "reports nothing for it, booked is 100 cores" in found["difference"]
+    engine.see_node(reporting({"p": {"GPU-a-0": (100, 40)}}))
+    engine.compare()
+    assert b"vcuda_extender_booking_differences 0.0" in engine.metrics.render()
+    engine.see_node(reporting({}) | {"metadata": {"name": "a", "annotations": {}}})
+    later(engine, clock)
+    assert told(engine) == [], "who reports nothing at all says nothing of it"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"version":1,"pods":{},"resizes":{}}', '{"version":1,"pods":{},"claims":{},"partial":true}']
+)
+def test_what_a_report_has_no_room_for_is_no_difference(text: str) -> None:
+    engine, clock = engine_with(node("a", cards("a", 4)))
+    engine.see_pod(running(placed(engine, "p")))
+    described = node("a", cards("a", 4))
+    described["metadata"]["annotations"][NAMES.bookings] = text
+    engine.see_node(described)
+    later(engine, clock)
+    assert told(engine) == []
+
+
+def test_claims_are_compared_in_both_directions() -> None:
+    engine, clock = engine_with(node("a", cards("a", 4)))
+    for one in node_slices("a", cards("a", 4)):
+        engine.see_slice(one)
+    given = [("same", 0), ("other", 1), ("lost", 2), ("unused", 3)]
+    for name, at in given:
+        one = allocated(claim(name, uid=f"u-{name}"), ("a", f"GPU-a-{at}", 40, 10))
+        one["status"]["reservedFor"] = [{"resource": "pods", "name": name, "uid": f"pod-{name}"}]
+        engine.see_claim(one)
+        shown = user(f"pod-{name}", name, uid=f"pod-{name}")
+        shown["spec"]["nodeName"] = "a"
+        engine.see_pod(shown if name == "unused" else running(shown))
+    described = node("a", cards("a", 4))
+    has = {"u-same": {"GPU-a-0": (40, 10)}, "u-other": {"GPU-a-1": (50, 10)}, "ghost": {"GPU-a-3": (10, 1)}}
+    described["metadata"]["annotations"][NAMES.bookings] = bookings.encode({}, {}, has)
+    engine.see_node(described)
+    engine.compare()
+    assert told(engine) == []
+    later(engine, clock)
+    events = {(one.kind, one.namespace, one.name, one.uid) for one in engine.notices()}
+    assert events == {
+        ("ResourceClaim", "default", "other", "u-other"),
+        ("ResourceClaim", "default", "lost", "u-lost"),
+        ("Node", "", "a", "a"),
+    }
+    assert b"vcuda_extender_booking_differences 3.0" in engine.metrics.render()
+    for name, said in (("other", "reports 50 cores"), ("lost", "reports nothing for it"), ("same", ""), ("unused", "")):
+        found = explain.explanation(engine.evidence(uid=f"pod-{name}"))
+        assert found is not None and said in found["summary"] and ("difference" in found["claims"][0]) == bool(said)
+    described["metadata"]["annotations"][NAMES.bookings] = '{"version":1,"pods":{},"resizes":{}}'
+    engine.see_node(described)
+    engine.compare()
+    assert b"vcuda_extender_booking_differences 0.0" in engine.metrics.render(), (
+        "an older manager says nothing of claims"
+    )
 
 
 def test_who_calls_itself_the_mirror_of_a_pod_takes_nothing_of_its_report() -> None:
@@ -194,8 +281,12 @@ def test_nodes_on_which_nothing_has_changed_are_not_compared_again(monkeypatch: 
     placed(engine, "q")
     engine.compare()
     engine.compare()
-    assert looked == ["a", "a"]
+    assert looked == ["a"] * 3, "who is not named yet may begin to run"
+    engine.see_node(reporting({"p": {"GPU-a-0": (100, 40)}, "q": {"GPU-a-1": (100, 40)}}))
+    engine.compare()
+    engine.compare()
+    assert looked == ["a"] * 4
     engine.see_node(reporting({"p": {"GPU-a-1": (100, 40)}}))
     engine.compare()
     engine.compare()
-    assert looked == ["a"] * 4, "a difference is looked at until it has gone"
+    assert looked == ["a"] * 6, "a difference is looked at until it has gone"

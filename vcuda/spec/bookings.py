@@ -1,4 +1,4 @@
-"""What a node's manager gave each pod, as it publishes it in an annotation of its node and the extender reads it.
+"""What a node's manager gave each pod and claim: it publishes it in an annotation of its node, the extender reads it.
 
 Only the manager writes there: unlike a pod's own annotations, no owner of a pod can change what it says.
 """
@@ -6,7 +6,7 @@ Only the manager writes there: unlike a pod's own annotations, no owner of a pod
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vcuda.spec.errors import InvalidInventory, Reason
@@ -24,36 +24,44 @@ Use = Mapping[str, tuple[int, int]]
 class Report:
     """What a manager says. By pod: what it was given, and the number of the last resize answer that is carried out.
 
-    `resizes`: a pod that it does not name has carried out none; None: written by a manager that does not say.
+    `resizes`: a pod that it does not name has carried out none; None: written by a manager that does not say. `claims`:
+    what it has prepared, by claim; None the same. `complete`: there was room for all.
     """
 
     pods: Mapping[str, Use] = field(default_factory=dict)
     resizes: Mapping[str, int] | None = None
+    claims: Mapping[str, Use] | None = None
+    complete: bool = True
 
     def has_carried_out(self, uid: str, number: int) -> bool:
         """Whether what it says of a pod was read after this answer: amounts alone may be those of an earlier one."""
         return self.resizes is None or self.resizes.get(uid, 0) >= number
 
 
-def encode(pods: Mapping[str, Use], resizes: Mapping[str, int]) -> str:
+def encode(pods: Mapping[str, Use], resizes: Mapping[str, int], claims: Mapping[str, Use] | None = None) -> str:
     """Render the annotation: compact JSON, in the order given.
 
-    `{"version":1,"pods":{UID:{UUID:[CORES,BLOCKS],…},…},"resizes":{UID:NUMBER,…}}`
+    `{"version":1,"pods":{UID:{UUID:[CORES,BLOCKS],…},…},"resizes":{UID:NUMBER,…},"claims":{UID:{…},…}}`
 
-    Pods for which it has no room any more are left out: what is not named is not known.
+    Those for which it has no room any more are left out, and it says `"partial":true`: what is not named is not known.
     """
-    rows, numbers, size = [], {}, 46
-    for uid, use in pods.items():
-        cards = {uuid: list(amounts) for uuid, amounts in use.items()}
-        row = f"{json.dumps(uid)}:{json.dumps(cards, separators=(',', ':'))}"
-        number = resizes.get(uid, 0)
-        size += len(row) + 1 + (len(json.dumps(uid)) + len(str(number)) + 2 if number else 0)
-        if size > _MOST_BYTES:
-            break
-        rows.append(row)
-        if number:
-            numbers[uid] = number
-    return f'{{"version":{VERSION},"pods":{{{",".join(rows)}}},"resizes":{json.dumps(numbers, separators=(",", ":"))}}}'
+    rows: dict[str, list[str]] = {"pods": [], "claims": []}
+    numbers, size, partial = {}, 80, ""
+    for kind, uses in (("pods", pods), ("claims", claims or {})):
+        for uid, use in uses.items():
+            cards = {uuid: list(amounts) for uuid, amounts in use.items()}
+            row = f"{json.dumps(uid)}:{json.dumps(cards, separators=(',', ':'))}"
+            number = resizes.get(uid, 0) if kind == "pods" else 0
+            size += len(row) + 1 + (len(json.dumps(uid)) + len(str(number)) + 2 if number else 0)
+            if size > _MOST_BYTES:
+                partial = ',"partial":true'
+                break
+            rows[kind].append(row)
+            if number:
+                numbers[uid] = number
+    said = json.dumps(numbers, separators=(",", ":"))
+    its, theirs = ",".join(rows["pods"]), ",".join(rows["claims"])
+    return f'{{"version":{VERSION},"pods":{{{its}}},"resizes":{said},"claims":{{{theirs}}}{partial}}}'
 
 
 def decode(text: str) -> Report:
@@ -62,13 +70,21 @@ def decode(text: str) -> Report:
         data = json.loads(text)
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']!r:.20} is not {VERSION}")
-        pods = {uid: {uuid: _amounts(*amounts) for uuid, amounts in use.items()} for uid, use in data["pods"].items()}
-        return Report(pods, _numbers(data["resizes"]) if "resizes" in data else None)
+        return Report(
+            _uses(data["pods"]),
+            _numbers(data["resizes"]) if "resizes" in data else None,
+            _uses(data["claims"]) if "claims" in data else None,
+            "claims" in data and not data.get("partial"),  # a manager that knew no claims said nothing of this either
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
             Reason.INVALID_INVENTORY,
             f"the node's annotation of bookings is malformed ({error!s:.120}); gpu-manager rewrites it",
         ) from error
+
+
+def _uses(data: Mapping[str, Mapping[str, Sequence[object]]]) -> dict[str, Use]:
+    return {uid: {uuid: _amounts(*amounts) for uuid, amounts in use.items()} for uid, use in data.items()}
 
 
 def _numbers(data: Mapping[str, object]) -> dict[str, int]:

@@ -134,7 +134,7 @@ class Names:
 
     @cached_property
     def bookings(self) -> str:
-        """Annotation on nodes: what each pod was given there (`vcuda.spec.bookings`)."""
+        """Annotation on nodes: what each pod and claim was given there (`vcuda.spec.bookings`)."""
         return f"{self.domain}/vcuda-bookings"
 
     @cached_property
