@@ -308,11 +308,11 @@ class Preparer:
             self._check_pod(pod, claim.name)
 
     def _check_pod(self, pod: Pod, claim: str) -> None:
-        spec, called = pod.get("spec") or {}, claims_of(pod).get(claim)
-        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-            resources = container.get("resources") or {}
-            named = {item.get("name") for item in resources.get("claims") or ()}
-            if called in named and {self._names.core, self._names.memory} & set(resources.get("limits") or ()):
+        called = claims_of(pod).get(claim)
+        for container in _containers(pod):
+            resources = _part(container, "resources")
+            named = {item.get("name") for item in resources.get("claims") or () if isinstance(item, Mapping)}
+            if called in named and {self._names.core, self._names.memory} & _part(resources, "limits").keys():
                 raise Refusal(
                     errors.Reason.INVALID_POD,
                     f"container {container.get('name')!r:.80} asks for {self._names.core} or {self._names.memory} and "
@@ -344,6 +344,23 @@ class Preparer:
                         self._metrics.joined(refusal.reason)
                         self._tell(namespace, name, uid, refusal)
         self._told = found
+
+
+def _containers(pod: Pod) -> list[Mapping[str, Any]]:
+    """All of a pod's. Raises Refusal for what is none: it would be passed over, with whatever hides our limits."""
+    spec = _part(pod, "spec")
+    found = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    if not all(isinstance(one, Mapping) for one in found):
+        raise Refusal(
+            errors.Reason.INVALID_POD,
+            f"pod {'/'.join(name_of(pod))!r:.160} lists a container that is not an object; make the pod anew",
+        )
+    return found
+
+
+def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = whole.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _users(pods: Sequence[Pod]) -> dict[tuple[str, str], list[tuple[str, str]]]:

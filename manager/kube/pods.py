@@ -64,7 +64,7 @@ def _container(item: Mapping[str, Any]) -> dict[str, Any]:
 def _named(pod: Pod, container: str) -> Mapping[str, Any]:
     spec = pod.get("spec") or {}
     listed = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-    return next((item for item in listed if item.get("name") == container), {})
+    return next((item for item in listed if isinstance(item, Mapping) and item.get("name") == container), {})
 
 
 def visible_devices(pod: Pod, container: str) -> str | None:

@@ -83,6 +83,9 @@ def _waiting(evidence: Evidence) -> dict[str, Any]:
         return {"state": "refused", "summary": f"{last.refusal[0]}: {last.refusal[1]}"}
     if last.node is not None and any(one.state == "assumed" for one in evidence.claims):
         return {"state": "assumed", "summary": f"is expected on node {last.node}, which kube-scheduler decides"}
+    given = [one for one in evidence.claims if one.state == "allocated"]
+    if given:
+        return {"state": "allocated", "summary": f"waits to be bound to node {given[0].node} by kube-scheduler"}
     if last.node is not None:
         return {
             "state": "released",

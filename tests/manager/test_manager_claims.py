@@ -477,6 +477,30 @@ def test_two_cards_and_two_requests_of_one_claim(claims: ClaimNode) -> None:
     eventually(lambda: "of pods p, q:" in claims.node.get("/graph")[1], "/graph")
 
 
+def test_a_pod_with_a_container_that_is_none_is_refused_in_words(claims: ClaimNode) -> None:
+    """It ended in an AttributeError, which says nothing to whoever has to mend the pod."""
+    assert claims.node.api is not None
+    user = pod("p", container("c", 0), uid="uid-p")
+    user["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": "train"}]}
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    for odd in ({"resources": None}, {"resources": {"limits": [], "claims": [None]}}):
+        claims.node.api.put("pods", user | {"spec": user["spec"] | {"containers": [{"name": "c", **odd}]}})
+        assert driver.prepare(item)[uid_of(item)].devices
+        driver.unprepare(item)
+    claims.node.api.put("pods", user | {"spec": user["spec"] | {"containers": [None]}})
+    said = ""
+
+    def refused() -> bool:
+        nonlocal said
+        said = driver.prepare(item)[uid_of(item)].error
+        return bool(said)
+
+    eventually(refused, "the odd pod to be seen", 30)
+    assert "InvalidPod" in said and "lists a container that is not an object" in said
+
+
 def test_what_a_claim_has_is_reported_for_the_extender_to_compare(claims: ClaimNode) -> None:
     def reported() -> Any:
         api = claims.node.api

@@ -305,6 +305,9 @@ def test_explain_tells_of_a_pods_claims() -> None:
         {"name": "late", "state": "missing", "node": None, "cards": {}},
     ]
     engine.see_claim(allocated(claim("c"), ("a", "GPU-a-1", 30, 10)))
+    found = told(engine, one)
+    assert found["state"] == "allocated", "it said that the pod had been released"
+    assert found["summary"].startswith("waits to be bound to node a by kube-scheduler; claim c is allocated on node a")
     one["spec"]["nodeName"] = "a"
     engine.see_pod(one)
     found = told(engine, one)
