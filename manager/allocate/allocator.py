@@ -102,10 +102,11 @@ class Allocator:
         """Answer one container's call for "core" or "memory". Raises Refusal; then nothing new is booked."""
         self.book.called()
         deadline = 0.0
+        listed = self._pod_finder.preferred(resource, device_ids)
         while True:
             with self.book.locked():
                 deadline = deadline or time.monotonic() + BUDGET_S  # whoever had the lock before does not shorten it
-                candidate, pods = self._pod_finder.find(resource, len(device_ids), self.book.index, deadline)
+                candidate, pods = self._pod_finder.find(resource, len(device_ids), self.book.index, deadline, listed)
                 about = (*candidate.full_name, candidate.uid)
                 try:
                     answer = self._allocate(resource, Held.of(device_ids), candidate, pods)
@@ -118,6 +119,9 @@ class Allocator:
                     if not candidate.static:  # those are told by their object's own UID, when the watch shows it
                         self._reconcile(candidate.pod, self.book.index.of_pod(candidate.uid))
                     return answer
+                if listed is not None:
+                    listed = None  # whoever is refused is by kubelet's list of now
+                    continue
                 late = time.monotonic() + LEAVING_LOOK_S > deadline - LEAVING_MARGIN_S
                 if late or refusal.reason not in NO_ROOM or not self._somebody_leaves(candidate, pods):
                     self._pod_finder.refused(candidate.uid)
@@ -367,6 +371,7 @@ class Allocator:
                         available, must_include, size, device_ids.per_card(resource, allocation.shares, size)
                     )
                     if chosen is not None:
+                        self._pod_finder.prefer(resource, chosen)
                         return chosen
         except (Refusal, SpecError) as error:
             log.debug("no preference for %d devices for %s: %s", size, resource, error)

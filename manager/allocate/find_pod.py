@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -29,6 +30,8 @@ PODS_TIMEOUT_S = 0.8
 RECORDS_TIMEOUT_S = 0.3
 BUDGET_S = 1.7
 _LEAST_S = 0.05
+# Kubelet's list is old news after this long, even between the two calls that it makes one right after the other.
+_LISTED_S = 1.0
 _REFUSED_KEPT = 4096
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,8 @@ class PodFinder:
         self._kubelet_is_new = False
         self._lost: set[str] | None = None  # by a kubelet that began without its checkpoint; None: not looked at yet
         self._away = ""  # who could not tell us the pods of the last call
+        self._listed: list[Pod] | None = None  # kubelet's own list, as it was for the last call
+        self._preferred: tuple[str, frozenset[str], float, list[Pod]] | None = None
 
     def refused(self, uid: str) -> None:
         """A refused pod stays in kubelet's list until its status has come back from the API server."""
@@ -98,6 +103,25 @@ class PodFinder:
         with self._lock:
             self._last_uid = None
             self._kubelet_is_new, self._lost = True, None
+            self._preferred = None
+
+    def prefer(self, resource: str, device_ids: Sequence[str]) -> None:
+        """What the last call found was answered with these devices: kubelet's next one gives them."""
+        with self._lock:
+            self._preferred = (
+                None if self._listed is None else (resource, frozenset(device_ids), time.monotonic(), self._listed)
+            )
+
+    def preferred(self, resource: str, device_ids: Sequence[str]) -> list[Pod] | None:
+        """Kubelet's list of its question which devices we prefer, for the call by which it then takes just these.
+
+        It asks both while it admits one pod, and each list costs it and us as much as the node has pods. Once only.
+        """
+        with self._lock:
+            asked, self._preferred = self._preferred, None
+        if asked is None or asked[0] != resource or time.monotonic() - asked[2] > _LISTED_S:
+            return None
+        return asked[3] if asked[1] == frozenset(device_ids) else None
 
     def pods(self, static: StaticPods, deadline: float | None = None) -> tuple[list[Pod], bool]:
         """This node's pods with kubelet's UIDs, and whether they are kubelet's own view.
@@ -131,13 +155,33 @@ class PodFinder:
         raise Refusal(Reason.POD_UNKNOWN, f"the pod being admitted can't be identified: {reason}")
 
     def find(
-        self, resource: str, count: int, allocations: AllocationIndex, deadline: float
+        self,
+        resource: str,
+        count: int,
+        allocations: AllocationIndex,
+        deadline: float,
+        listed: list[Pod] | None = None,
     ) -> tuple[Candidate, list[Facts]]:
         """The container that this call is for, and the facts of all pods of the node.
 
-        Raises Refusal, soon after the deadline at latest.
+        Raises Refusal, soon after the deadline at latest. `listed`: kubelet's list, where it need not be asked.
         """
+        if listed is not None:
+            with contextlib.suppress(Refusal):
+                return self._find_among(listed, True, resource, count, allocations, deadline)
         pods, own_view = self.pods(allocations.static_pods, deadline)
+        self._listed = pods if own_view else None
+        return self._find_among(pods, own_view, resource, count, allocations, deadline)
+
+    def _find_among(
+        self,
+        pods: list[Pod],
+        own_view: bool,
+        resource: str,
+        count: int,
+        allocations: AllocationIndex,
+        deadline: float,
+    ) -> tuple[Candidate, list[Facts]]:
         facts = self._facts.of(pods)
         with self._lock:
             excluded = frozenset(self._refused)

@@ -200,3 +200,43 @@ def test_who_is_there_is_what_either_says_and_certain_only_with_the_api_server(
 )
 def test_nobody_is_gone_while_the_one_who_knows_is_away(tmp_path: Path, kubelet: Any, kube: Any) -> None:
     assert admission(tmp_path, kubelet, kube).presence({}, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("between", "resource", "ids"),
+    [
+        ("nothing", "core", ["1", "0"]),
+        ("nothing", "memory", ["0", "1"]),
+        ("nothing", "core", ["0", "2"]),
+        ("another call", "core", ["0", "1"]),
+        ("a restart of kubelet", "core", ["0", "1"]),
+        ("seconds", "core", ["0", "1"]),
+    ],
+)
+def test_kubelets_list_serves_for_the_devices_that_it_was_answered_with_at_once_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str, resource: str, ids: list[str]
+) -> None:
+    one = admission(tmp_path, [A])
+    find(one)
+    one.prefer("core", ["0", "1"])
+    if between == "another call":
+        one.preferred("memory", ["7"])
+    elif between == "a restart of kubelet":
+        one.kubelet_restarted()
+    elif between == "seconds":
+        later = admission_module.time.monotonic() + 1.1
+        monkeypatch.setattr(admission_module.time, "monotonic", lambda: later)
+    told = one.preferred(resource, ids)
+    assert (told == [A]) == (between == "nothing" and resource == "core" and set(ids) == {"0", "1"})
+    assert one.preferred("core", ["0", "1"]) is None
+
+
+def test_the_api_servers_list_is_asked_each_time(tmp_path: Path) -> None:
+    one = admission(tmp_path, kube=[A])
+    find(one)
+    one.prefer("core", ["0"])
+    assert one.preferred("core", ["0"]) is None
+
+
+def test_a_list_that_names_nobody_is_asked_for_again(tmp_path: Path) -> None:
+    assert admission(tmp_path, [A]).find("core", 30, EMPTY, FAR, [])[0].uid == "a"

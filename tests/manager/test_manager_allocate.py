@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from manager.allocate import allocator
+from manager.kubelet.pods import KubeletPods
 from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
@@ -288,3 +289,38 @@ def test_the_share_in_force_and_time_waited_are_exported(node: Node) -> None:
     assert figures("vcuda_container_limits_impossible_total") == {"whole": 0, "capped": 3}
     assert figures("vcuda_container_gpu_seconds_total") == {"capped": 2.5}
     assert figures("vcuda_container_waited_seconds_total") == {"whole": 0, "capped": 1.25}
+
+
+@pytest.mark.parametrize("prefers", [True, False])
+def test_kubelet_writes_its_list_of_pods_once_for_each_resource(
+    node: Node, monkeypatch: pytest.MonkeyPatch, prefers: bool
+) -> None:
+    """It was four times: in a burst of 200 pods each list costs kubelet and us as much as the pods before it."""
+    node.start(wait=200)
+    asked: list[float] = []
+    listed = KubeletPods.list
+
+    def counted(self: KubeletPods, timeout: float) -> list[dict[str, object]]:
+        asked.append(timeout)
+        return listed(self, timeout)
+
+    monkeypatch.setattr(KubeletPods, "list", counted)
+    monkeypatch.setattr(node.daemon.allocator, "collect", lambda: None)  # asks, too, at times of its own
+    node.kubelet.use_preferred = prefers
+    for number in range(4):
+        node.kubelet.admit(pod(f"p{number}", container("c", 20, 1 + number), container("d", 10, 2)))
+    assert len(asked) == 4 * 2 * 2
+
+
+def test_a_pod_that_went_between_kubelets_questions_gets_nothing_of_the_next_one(node: Node) -> None:
+    """Kubelet says which devices it would give one pod, gives that up, and gives another pod as many, unasked."""
+    node.start(wait=200)
+    first, second = pod("first", container("c", 20, 4)), pod("second", container("c", 20, 4))
+    node.kubelet.pods.append(first)
+    endpoint = node.kubelet.devices.endpoint(NAMES.core)
+    free = [device.id for device in node.kubelet.listed(NAMES.core) or ()]
+    assert len(endpoint.preferred(endpoint.preference(free, [], 20))) == 20
+    node.kubelet.pods.remove(first)
+    node.kubelet.use_preferred = False
+    node.kubelet.admit(second)
+    assert node.region(second, "c").is_dir() and not node.region(first, "c").exists()

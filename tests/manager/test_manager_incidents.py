@@ -179,7 +179,7 @@ def test_i8_every_pod_gets_its_own_limits(
             resource: str,
             _count: int,
             allocations: Mapping[tuple[str, str], Allocation],
-            _: float,
+            *_: object,
         ) -> tuple[Candidate, list[Any]]:
             for item in pods:
                 held = allocations.get((item["metadata"]["uid"], "c"))
