@@ -35,6 +35,7 @@ from kube_system import CORES, System, share_mounts, unmount
 
 from benchmarks import _kube_api, _kube_shares
 from benchmarks._kube_api import PODS, Api, Histogram
+from manager.config.settings import Settings
 from vcuda.spec import inventory
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -211,7 +212,7 @@ def cluster() -> Iterator[Lab]:
         undo.callback(lab.down)
         system = System(lab, folder)
         undo.callback(system.stop)
-        system.start()
+        system.start(f"--allocation-check-period={Settings().allocation_check_period}")  # that of tests is shorter
         yield Lab(system)
 
 

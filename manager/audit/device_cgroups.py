@@ -8,18 +8,22 @@ where it does, it is told and, by `--device-cgroup-policy=restore`, undone.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from manager.allocations.record import Allocation
 from manager.audit.consequences import Tell
-from manager.audit.owners import Key, Owners
+from manager.audit.owners import Key, Owners, Program
 from manager.cgroups import devices, pods
 from manager.cgroups.bpf import Number
 from manager.cgroups.devices import CannotTell, Devices, Unwatched
 from manager.process.logs import Conditions
 from vcuda.logs import fields
+
+# A program may have its runtime's path: then a group that was looked at too early is looked at again.
+_STRANGE_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,22 @@ class Watch:
     why: str = ""
     looked_at: int = 0
     lost: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Stranger:
+    """A group in a pod with a share that is no container's of ours, such as its sandbox's.
+
+    `among`: of which containers it is none; `who` was in it at `when`, by the monotonic clock.
+    """
+
+    among: tuple[Key, ...]
+    who: frozenset[Program] | None
+    when: float
+
+    def still(self, among: tuple[Key, ...], who: frozenset[Program] | None) -> bool:
+        """Whether its processes' mounts, long texts, need not be read again."""
+        return who is not None and (among, who) == (self.among, self.who) and time.monotonic() - self.when < _STRANGE_S
 
 
 class Watcher:
@@ -57,6 +77,7 @@ class Watcher:
         self._tell = tell
         self._owners = owners
         self._groups: dict[tuple[int, Path], Key] = {}  # by inode and path
+        self._strangers: dict[tuple[int, Path], _Stranger] = {}
         self._folders: dict[Key, tuple[Path, ...]] = {}
         self._told: dict[Key, tuple[str, ...]] = {}
         self._conditions = Conditions(log)
@@ -147,14 +168,32 @@ class Watcher:
         owners = self._owners.among(allocations)
         trees = pods.trees(base)
         present = {item.key for item in allocations}
-        uids = {uid for item in allocations for _, uid in item.pods}
-        there = [path for uid in uids for folder in pods.of_pod(trees, uid) for path in pods.folders_in(folder)]
+        by_uid: dict[str, list[Key]] = {}
+        for item in allocations:
+            for _, uid in item.pods:
+                by_uid.setdefault(uid, []).append(item.key)
+        there = [
+            (number, path, tuple(keys))
+            for uid, keys in by_uid.items()
+            for folder in pods.of_pod(trees, uid)
+            for path in pods.folders_in(folder)
+            if (number := pods.inode(path)) is not None
+        ]
         known, self._groups, alive = self._groups, {}, dict[Key, list[Path]]()
-        for inode, path in sorted((number, path) for path in there if (number := pods.inode(path)) is not None):
+        strangers, self._strangers = self._strangers, {}
+        for inode, path, among in sorted(there):
             key = known.get((inode, path))
             if key is None:
-                keys = (owners.given(pid) for pid in pods.processes(path))
-                key = next((key for key in keys if key is not None), None)
+                pids = list(pods.processes(path))
+                who = owners.programs(
+                    pids
+                )  # before the mounts: a runtime's process makes those while it is the runtime
+                stranger = strangers.get((inode, path))
+                if stranger is None or not stranger.still(among, who):
+                    stranger = _Stranger(among, who, time.monotonic())
+                    key = next((key for key in map(owners.given, pids) if key is not None), None)
+                if key is None:
+                    self._strangers[inode, path] = stranger
             if key is None or key not in present:
                 continue
             self._groups[inode, path] = key

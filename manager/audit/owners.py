@@ -18,6 +18,7 @@ from manager.regions.regions import CLAIMS_PATH, CONTAINER_PATH
 from vcuda.region import Usage
 
 Key = tuple[str, str]
+Program = tuple[int, str]  # PID, and the path of what it executes
 
 # Far above what a process's cgroup, status and mounts take.
 _PROC_BYTES = 65536
@@ -111,6 +112,14 @@ class Owners:
         place = self.place(pid)
         mounted = self._mounted(pid, place, self._by_pod.get(place.pod, [])) if place is not None else ()
         return mounted[0] if mounted else None
+
+    def programs(self, pids: Sequence[int]) -> frozenset[Program] | None:
+        """What each executes; None where nobody is there or one does not say."""
+        try:
+            # The link's text: a look at the file could wait for a file system of the tenant's own.
+            return frozenset((pid, os.readlink(f"{self.proc}/{pid}/exe")) for pid in pids) or None  # noqa: PTH115
+        except OSError:
+            return None
 
     def has_share(self, pid: int) -> bool:
         """Whether the process belongs to a pod with a share."""

@@ -68,4 +68,5 @@ class Proc:
         (folder / "ns/pid").symlink_to(f"pid:[{namespace}]")
         (folder / "status").write_text(f"Name:\t{comm}\nPPid:\t{parent}\nNSpid:\t{pid}\t{inner}\n")
         (folder / "comm").write_text(f"{comm}\n")
+        (folder / "exe").symlink_to(f"/usr/bin/{comm}")
         return folder

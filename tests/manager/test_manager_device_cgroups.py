@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from manager.allocations.record import Allocation
+from manager.audit import owners
 from manager.audit.device_cgroups import Watcher
 from manager.audit.owners import Owners
 from manager.cgroups import bpf, pods
@@ -130,6 +132,43 @@ def test_after_a_restart_the_new_group_is_the_containers_while_the_old_one_is_st
     for watcher in watchers:
         watcher.look((one,), restore=False)
         assert watcher.folders == {one.key: (new,)}
+
+
+def test_the_mounts_of_a_pods_sandbox_are_read_once_and_a_container_that_starts_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read at each look they were most of the daemon's work in a burst. A runtime's process has no mounts of ours yet."""
+    tree, one = Tree(tmp_path), allocation(tmp_path, str(uuid.uuid4()))
+    path = f"kubepods/burstable/pod{one.pod_uid}"
+    tree.add(f"{path}/pause", 9, "", DEFAULTS)
+    started = tree.add(f"{path}/abc", 10, "", HEALTHY)
+    read: list[str] = []
+    monkeypatch.setattr(owners, "_mounts", lambda folder, real=owners._mounts: (read.append(folder), real(folder))[1])
+    watcher = Watcher(tree.root, tmp_path / "nodes", lambda _: NEEDED, lambda *_: None, Owners(tree.proc, tree.root))
+    watcher.look((one,), restore=False)
+    assert {Path(folder).name for folder in read} == {"10", "9"}
+    read.clear()
+    for _ in range(4):
+        watcher.look((one,), restore=False)
+    assert read == [] and watcher.folders == {}
+    # The runtime mounts, then becomes the container's program.
+    exe = tree.proc / "10/exe"
+    Proc(tmp_path / "beside").add(10, f"/{path}/abc", region=one.region)
+    (tree.proc / "10/mountinfo").write_bytes((tmp_path / "beside/proc/10/mountinfo").read_bytes())
+    exe.unlink()
+    exe.symlink_to("/bin/train")
+    watcher.look((one,), restore=False)
+    assert watcher.folders == {one.key: (started,)}
+    # One that has the runtime's own path is found, too, only later.
+    two = dataclasses.replace(one, container="d")
+    now = time.monotonic()
+    watcher.look((one, two), restore=False)
+    read.clear()
+    watcher.look((one, two), restore=False)
+    assert read == []
+    monkeypatch.setattr(time, "monotonic", lambda: now + 120)
+    watcher.look((one, two), restore=False)
+    assert {Path(folder).name for folder in read} == {"9"}
 
 
 def test_a_machine_without_control_groups_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

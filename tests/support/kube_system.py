@@ -69,8 +69,9 @@ class System:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._manager_settings: tuple[str, ...] = ()
 
-    def start(self) -> None:
-        self.start_manager()
+    def start(self, *more: str) -> None:
+        """`more`: settings of the daemon beside the usual ones."""
+        self.start_manager(*more)
         self.start_extender()
         extenders = self.folder / "extenders.yaml"
         extenders.write_text(
