@@ -43,6 +43,7 @@ class Tampering:
     name: str
     script: str
     period_s: float = 0.001
+    pattern: str = "steady"  # what the container runs meanwhile
 
     @contextmanager
     def run(self, usage: Path) -> Iterator[None]:
@@ -55,6 +56,11 @@ class Tampering:
             process.kill()
             process.wait(timeout=30)
 
+
+ALL_OF_IT = (
+    "put({credit_ns}, 10_000_000); put({gpu_ns}, 0); put({predicted_finish_ns}, 0); "
+    "put({waiting_until_ns}, now + 10_000_000); put({credit_updated_ns}, now)"
+)
 
 TAMPERINGS = (
     Tampering("credit", "put({credit_ns}, 10_000_000)"),
@@ -70,10 +76,8 @@ TAMPERINGS = (
     Tampering("never begins", "put({began_ns}, (1 << 64) - 1)"),
     Tampering("garbage turns", "put({turn}, now * 0x9E3779B97F4A7C15)"),
     Tampering("bells without end", "ring({wake_futex}); page.flush()", 0.00002),
-    Tampering(
-        "all of it",
-        "put({credit_ns}, 10_000_000); put({gpu_ns}, 0); put({predicted_finish_ns}, 0); "
-        "put({waiting_until_ns}, now + 10_000_000); put({credit_updated_ns}, now)",
-    ),
+    Tampering("all of it", ALL_OF_IT),
+    Tampering("all of it, 2 processes", ALL_OF_IT, pattern="processes_2"),
+    Tampering("all of it, 8 processes", ALL_OF_IT, pattern="processes_8"),
     Tampering("a file that shrinks", "os.truncate(path, 4096 if int(now / 1e8) % 2 else 393216)", 0.01),
 )

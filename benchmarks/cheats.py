@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
             runs: list[Row] = []
             while not runs or (len(runs) < options.repeat and best(runs).faults(name in tamperings)):
                 tampering = tamperings.get(name)
-                runs.append(table.row("steady" if tampering else name, tampering))
+                runs.append(table.row(tampering.pattern if tampering else name, tampering))
             rows.append(best(runs))
             print(line(rows[-1]), flush=True)
     missed = sum(bool(row.faults(row.native == 0)) for row in rows)

@@ -478,9 +478,28 @@ static void test_an_overdrawn_account_is_closed_until_it_is_paid(void)
     CHECK(vc_plan_decide(&plan, T + 25000 * MS) && tenants[0].closed_until_ns == 0);
 }
 
+/* Its processes write into the file that they were charged nothing, but what they lock can't be written. */
+static void test_what_processes_tell_counts_whatever_the_file_says(void)
+{
+    start(2);
+    tenants[0].seen.told_ns = 5000 * MS; /* before this arbiter was */
+    waits(0, T);
+    vc_plan_decide(&plan, T);
+    CHECK(plan.holder == 0 && tenants[0].closed_until_ns == 0);
+    works(0, T + MS, 0, T + MS);
+    tenants[0].seen.told_ns += 120 * MS; /* an honest one is stopped by its bucket long before */
+    vc_plan_decide(&plan, T + MS);
+    CHECK(tenants[0].closed_until_ns == 0);
+    tenants[0].seen.told_ns += 100 * MS;
+    vc_plan_decide(&plan, T + 2 * MS);
+    CHECK_NEAR(tenants[0].closed_until_ns, T + 2 * MS + (220 - 100 - 20) * 4 * MS, 5 * MS);
+    CHECK(vc_plan_decide(&plan, T + 410 * MS) && tenants[0].closed_until_ns == 0 && tenants[1].closed_until_ns == 0);
+}
+
 int main(void)
 {
     test_an_overdrawn_account_is_closed_until_it_is_paid();
+    test_what_processes_tell_counts_whatever_the_file_says();
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_waits_of_several_operations_do_not_add_up();

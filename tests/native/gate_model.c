@@ -516,6 +516,18 @@ static void helper_step(struct model *model, struct process *process)
 
 /* --- the arbiter --- */
 
+/* What a tenant's processes tell of their charges by what they lock. */
+static uint64_t told(struct model *model, unsigned tenant)
+{
+    uint64_t ns = 0;
+    for (unsigned p = 0; p < model->process_count; p++) {
+        struct process *process = &model->processes[p];
+        if (process->tenant == tenant && process->gate == &process->own_gate)
+            ns += vc_gate_tell(process->gate, model->now) / 1000000 * 1000000;
+    }
+    return ns;
+}
+
 static void arbiter_step(struct model *model)
 {
     if (!model->arbiter || model->now < model->decide_at)
@@ -526,9 +538,16 @@ static void arbiter_step(struct model *model)
         const struct vc_card_limit *limit = &model->limits.cards[i];
         vc_tenant_resize(&model->plan_tenants[i], limit->cores, limit->core_limit);
         vc_tenant_prioritise(&model->plan_tenants[i], limit->priority);
-        model->plan_tenants[i].seen =
-            (struct vc_observation){usage->gpu_ns,    usage->credit_ns,        usage->credit_updated_ns,
-                                    usage->refill_ns, usage->waiting_until_ns, usage->predicted_finish_ns, usage->began_ns, false};
+        model->plan_tenants[i].seen = (struct vc_observation){
+            .gpu_ns = usage->gpu_ns,
+            .told_ns = told(model, i),
+            .credit_ns = usage->credit_ns,
+            .credit_updated_ns = usage->credit_updated_ns,
+            .refill_ns = usage->refill_ns,
+            .waiting_until_ns = usage->waiting_until_ns,
+            .predicted_finish_ns = usage->predicted_finish_ns,
+            .began_ns = usage->began_ns,
+        };
     }
     model->decide_at = vc_plan_decide(&model->plan, model->now) + model->timing.late_ns;
     for (unsigned i = 0; i < model->tenant_count; i++) {

@@ -537,6 +537,40 @@ static void test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_las
     CHECK_NEAR(settle_for(T + 5000 * MS, true), VC_ABANDONED_UNKNOWN_NS, 10 * US);
 }
 
+/* The arbiter tells of each process when it ended; siblings live on. */
+static void test_a_dead_process_is_not_charged_for_as_long_as_its_siblings_live(void)
+{
+    start_two();
+    limits.arbiter_heartbeat_ns = limits.cards[0].alive_ns = T + 300 * MS;
+    region_usage.slots[0].claimed_ns = T - MS;
+    limits.ended_ns[0] = T + 5 * MS;
+    CHECK_NEAR(settle_for(T + 300 * MS, true), 5 * MS, 10 * US);
+    start_two();
+    limits.arbiter_heartbeat_ns = limits.cards[0].alive_ns = T + 300 * MS;
+    region_usage.slots[0].claimed_ns = T - MS;
+    limits.ended_ns[0] = T - 2 * MS; /* that was the one before it in its slot */
+    CHECK_NEAR(settle_for(T + 300 * MS, true), 300 * MS, 10 * US);
+}
+
+/* It takes a while to end, and has nothing on the card meanwhile. */
+static void test_who_waited_for_its_work_leaves_none(void)
+{
+    start_two();
+    vc_gate_idle(&one, T + MS); /* but what was not known was not charged yet */
+    CHECK_NEAR(settle_for(T + 20 * MS, false), 20 * MS, 10 * US);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + MS, .unknown = true, .measurable = true, .operations = 1};
+    vc_gate_seen(&one, T + 20 * MS, &interval);
+    vc_gate_enter(&one, T + 30 * MS, MS, 0, &answer);
+    CHECK(answer.reason == VC_GATE_GO);
+    vc_gate_marked(&one, answer.allowance_ns);
+    vc_gate_fold(&one, answer.allowance_ns, 0);
+    vc_gate_idle(&one, T + 32 * MS);
+    CHECK(settle_for(T + 45 * MS, false) == 0 && settle_for(T + 50 * MS, true) == 0);
+    vc_gate_overruns(&one, T + 60 * MS, &(struct vc_interval){.from_ns = T + 59 * MS}); /* it has after all: another thread's */
+    vc_abandoned_open(one.usage, 0);
+    CHECK(settle_for(T + 80 * MS, false) > 19 * MS);
+}
+
 static void test_others_part_of_abandoned_work_is_not_the_containers(void)
 {
     start_two();
@@ -570,14 +604,50 @@ static void test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit(void
     CHECK(ask(T + VC_HEARTBEAT_LIMIT_NS, 100 * US) == VC_GATE_GO); /* one that is dead is not obeyed */
 }
 
+/* An estimate of a second that turns out to be a millisecond was never told; what lasts is told as it lasts. */
+static void test_what_is_told_is_what_can_have_been_done(void)
+{
+    start(50, 50, 0);
+    usage.credit_ns = 10 * MS;
+    CHECK(vc_gate_tell(&gate, T) == 0);
+    CHECK(ask(T, 1000 * MS) == VC_GATE_GO);
+    CHECK(vc_gate_tell(&gate, T + MS) == MS);
+    vc_gate_marked(&gate, 0);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 2 * MS, .estimate_ns = 1000 * MS, .launched_ns = gate.launched_ns, .measurable = true, .operations = 1};
+    vc_gate_seen(&gate, T + 2 * MS, &interval);
+    CHECK(vc_gate_tell(&gate, T + 2 * MS) == 2 * MS);
+    CHECK(vc_gate_tell(&gate, T + 500 * MS) == 2 * MS); /* nothing was done */
+    gate.own = (struct vc_own){.taken_ns = 2 * MS};
+    usage.credit_ns = 10 * MS;
+    CHECK(ask(T + 1000 * MS, 100 * MS) == VC_GATE_GO);
+    CHECK(vc_gate_tell(&gate, T + 1010 * MS) == 12 * MS); /* the pause before it is none of its time */
+    CHECK(vc_gate_tell(&gate, T + 1100 * MS) == 102 * MS);
+    CHECK(vc_gate_tell(&gate, T + 1200 * MS) == 102 * MS);
+}
+
+static void test_who_can_not_tell_has_the_share_of_one_of_many(void)
+{
+    start(50, 50, 0);
+    usage.credit_ns = 10 * MS;
+    gate.untold = true;
+    CHECK(ask(T, 31 * MS) == VC_GATE_GO);
+    usage.credit_ns = 10 * MS;
+    CHECK(ask(T + 200 * MS, 100 * US) == VC_GATE_CREDIT && answer.until_ns > T + 250 * MS);
+    CHECK(ask(T + 260 * MS, 100 * US) == VC_GATE_GO); /* a millisecond of it at 50 % takes 2 ms, and there may be 128 */
+}
+
 int main(void)
 {
+    test_what_is_told_is_what_can_have_been_done();
+    test_who_can_not_tell_has_the_share_of_one_of_many();
     test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit();
     test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
     test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again();
     test_nobody_waits_for_ever_for_a_stopped_process();
     test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive();
     test_others_part_of_abandoned_work_is_not_the_containers();
+    test_a_dead_process_is_not_charged_for_as_long_as_its_siblings_live();
+    test_who_waited_for_its_work_leaves_none();
     test_a_process_that_rests_has_nothing_on_the_card();
     test_who_needs_a_gate();
     test_the_rate_is_the_guaranteed_one_unless_a_living_arbiter_grants_more();

@@ -78,6 +78,7 @@ PROGRAMS = {
     "region_damage": Program(("region_damage_test.c",)),
     "region_witness": Program(("region_witness_test.c",)),
     "region_threads": Program(("region_threads_test.c",)),
+    "charged": Program(("charged_test.c",)),
     "regions": Program(("regions_test.c",)),
     "gate_bucket": Program(("gate_bucket.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
     "gate_rules": Program(("gate_rules.c", "gate_ticks.c"), _RULES, _TICKS, threads=False),
@@ -98,6 +99,7 @@ _REAL_KERNEL = {
     "gate_crowd",
     "gate_shares",
     "region_witness",
+    "charged",
     "regions",
 }
 EMULATED = tuple(name for name in PROGRAMS if name not in _REAL_KERNEL)

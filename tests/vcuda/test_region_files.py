@@ -290,7 +290,7 @@ OFFSETS = {
 }
 SIZES = {
     "vc_header": 64,
-    "vc_limits": 4288,
+    "vc_limits": 5312,
     "vc_card_limit": 256,
     "vc_card_usage": 256,
     "vc_slot": 2176,

@@ -24,6 +24,7 @@ void vc_tenant_init(struct vc_tenant *tenant, uint32_t cores, uint32_t core_limi
     vc_tenant_resize(tenant, cores, core_limit);
     tenant->priority = VC_PRIORITY_NORMAL;
     tenant->account_ns = VC_BUCKET_NS;
+    tenant->told_account_ns = VC_TOLD_SAVED_NS;
     tenant->entitled_ns = VC_BUCKET_NS;
     tenant->was_idle = true;
 }

@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include "base/atomic.h"
+#include "base/clock.h"
+#include "region/charged.h"
 #include "region/slot.h"
 
 static const uint64_t RING_WINDOW_NS = 10000000;
@@ -23,6 +25,10 @@ static const uint64_t LISTENED_AGE_NS = 1000000000;
 static const uint64_t RECENTLY_NS = 1000000000;
 static const uint64_t LOOK_OFTEN_NS = 500000;
 static const uint64_t LOOK_RARELY_NS = 20000000;
+
+/* What processes tell by their locks is asked for so often, and takes so small a part of the time at most. */
+static const uint64_t TOLD_AGE_NS = 10000000;
+static const uint64_t TOLD_COST = 100;
 
 static void withdraw(struct vc_member *member)
 {
@@ -92,20 +98,51 @@ bool vc_member_due(const struct vc_member *member, uint64_t now_ns)
            now_ns - member->read_ns >= vc_member_age_limit(member, now_ns);
 }
 
-/* A process that is gone was alive until now at the latest, where the last look did not find it gone already. One that lives says enough. */
+/* A process that is gone was alive until now at the latest, where the last look did not find it gone already. */
 static void look_for_the_living(struct vc_member *member, uint32_t card, uint64_t now_ns)
 {
     bool alive = false;
     member->open[card] = false;
-    for (uint32_t slot = 0; slot < VC_MAX_SLOTS && !member->open[card]; slot++) {
+    for (uint32_t slot = 0; slot < VC_MAX_SLOTS; slot++) {
         uint64_t bit = UINT64_C(1) << slot % 64, *gone = &member->gone_slots[card][slot / 64];
-        bool open = member->cards[card].open_slots[slot / 64] & bit;
-        member->open[card] = open && vc_slot_locked(member->usage_descriptor, slot);
-        alive = alive || member->open[card] || (open && !(*gone & bit));
-        *gone = open && !member->open[card] ? *gone | bit : *gone & ~bit;
+        bool open = member->cards[card].open_slots[slot / 64] & bit, lives = open && vc_slot_locked(member->usage_descriptor, slot);
+        bool ends = open && !lives && !(*gone & bit);
+        member->open[card] = member->open[card] || lives;
+        alive = alive || lives || ends;
+        if (ends || (lives && vc_load_relaxed(&member->limits->ended_ns[slot]) != 0))
+            vc_store_relaxed(&member->limits->ended_ns[slot], lives ? 0 : now_ns);
+        *gone = open && !lives ? *gone | bit : *gone & ~bit;
     }
     if (alive)
         vc_store_relaxed(&member->limits->cards[card].alive_ns, now_ns);
+}
+
+/* A process's begins anew in its slot. */
+static bool listen_to_locks(struct vc_member *member, uint32_t card)
+{
+    bool more = false;
+    member->told_slots[card] = vc_charged_slots(member->usage_descriptor, member->told_slots[card], card);
+    for (uint32_t slot = 0; slot < member->told_slots[card]; slot++) {
+        uint64_t *last = &member->slot_told_ns[card][slot], told = vc_charged_read(member->usage_descriptor, slot, card);
+        more = more || told > *last;
+        member->told_ns[card] += told >= *last ? told - *last : told;
+        *last = told;
+    }
+    return more;
+}
+
+/* Who works does something, whatever its file says. */
+static void listen_to_charges(struct vc_member *member, uint64_t now_ns)
+{
+    if (now_ns < member->told_next_ns)
+        return;
+    bool more = false;
+    uint64_t began = vc_now_ns();
+    for (uint32_t card = 0; card < member->card_count; card++)
+        more = listen_to_locks(member, card) || more;
+    member->news += more;
+    member->active_ns = more ? now_ns : member->active_ns;
+    member->told_next_ns = now_ns + TOLD_AGE_NS + (vc_now_ns() - began) * TOLD_COST; /* locks without end make each question slow */
 }
 
 void vc_member_read(struct vc_member *member, uint64_t now_ns)
@@ -120,6 +157,7 @@ void vc_member_read(struct vc_member *member, uint64_t now_ns)
     if (member->short_file)
         memset(member->cards, 0, bytes);
     member->news += memcmp(before, member->cards, bytes) != 0;
+    listen_to_charges(member, now_ns);
     if (now_ns - member->ring_window_ns > RING_WINDOW_NS) {
         member->ring_window_ns = now_ns;
         member->rings = 0;
@@ -152,6 +190,7 @@ void vc_member_observation(const struct vc_member *member, uint32_t card, struct
     const struct vc_card_usage *usage = &member->cards[card];
     *seen = (struct vc_observation){
         .gpu_ns = usage->gpu_ns,
+        .told_ns = member->told_ns[card],
         .credit_ns = usage->credit_ns,
         .credit_updated_ns = usage->credit_updated_ns,
         .refill_ns = usage->refill_ns,

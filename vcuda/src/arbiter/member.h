@@ -35,6 +35,11 @@ struct vc_member {
     uint64_t ring_window_ns;
     uint32_t rings;
     uint32_t last_ring[VC_MAX_CARDS];
+    /* What its processes tell by what they lock (charged.h): by slot at the latest look, in all, and when to look again. */
+    uint64_t slot_told_ns[VC_MAX_CARDS][VC_MAX_SLOTS];
+    uint64_t told_ns[VC_MAX_CARDS];
+    uint32_t told_slots[VC_MAX_CARDS];
+    uint64_t told_next_ns;
     uint64_t gone_slots[VC_MAX_CARDS][2]; /* of those that are open: whose process was found gone */
     bool open[VC_MAX_CARDS];              /* one of the others is */
 };

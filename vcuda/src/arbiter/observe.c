@@ -19,6 +19,7 @@ static int64_t charge_since_last_look(struct vc_tenant *tenant)
     if (!tenant->known) {
         tenant->known = true;
         tenant->last_gpu_ns = tenant->seen.gpu_ns;
+        tenant->last_told_ns = tenant->seen.told_ns;
         return 0;
     }
     int64_t delta = (int64_t)(tenant->seen.gpu_ns - tenant->last_gpu_ns);
@@ -33,17 +34,27 @@ static int64_t charge_since_last_look(struct vc_tenant *tenant)
     return delta;
 }
 
-/* An honest tenant stops itself first, at no credit. Charged before it is filled: nobody knows when since the last look it was. */
-static void keep_account(struct vc_tenant *tenant, uint64_t now_ns, uint64_t elapsed_ns, int64_t charged)
+/* Charged before it is filled: nobody knows when since the last look it was. Returns for how long it is closed. */
+static uint64_t pay(int64_t *account_ns, uint32_t rate_ppm, uint64_t elapsed_ns, int64_t charged, int64_t saved_ns, int64_t overdraft_ns)
+{
+    *account_ns -= charged;
+    if (*account_ns < -VC_CHARGE_LIMIT_NS)
+        *account_ns = -VC_CHARGE_LIMIT_NS;
+    *account_ns += (int64_t)(vc_earlier(elapsed_ns, 2 * VC_CHARGE_LIMIT_NS / rate_ppm * VC_PPM) * rate_ppm / VC_PPM);
+    if (*account_ns > saved_ns)
+        *account_ns = saved_ns;
+    return vc_bucket_wait_ns(*account_ns, -overdraft_ns, rate_ppm);
+}
+
+/* An honest tenant stops itself first, at no credit. */
+static void keep_accounts(struct vc_tenant *tenant, uint64_t now_ns, uint64_t elapsed_ns, int64_t charged)
 {
     uint32_t rate = tenant->core_limit * VC_PPM_PER_CORE;
-    tenant->account_ns -= charged;
-    if (tenant->account_ns < -VC_CHARGE_LIMIT_NS)
-        tenant->account_ns = -VC_CHARGE_LIMIT_NS;
-    tenant->account_ns += (int64_t)(vc_earlier(elapsed_ns, 2 * VC_CHARGE_LIMIT_NS / rate * VC_PPM) * rate / VC_PPM);
-    if (tenant->account_ns > VC_BUCKET_NS)
-        tenant->account_ns = VC_BUCKET_NS;
-    uint64_t closed_for = vc_bucket_wait_ns(tenant->account_ns, -OVERDRAFT_NS, rate);
+    uint64_t told = tenant->seen.told_ns - tenant->last_told_ns; /* it only ever grows */
+    tenant->last_told_ns = tenant->seen.told_ns;
+    uint64_t closed_for = pay(&tenant->account_ns, rate, elapsed_ns, charged, VC_BUCKET_NS, OVERDRAFT_NS);
+    int64_t told_ns = (int64_t)vc_earlier(told, CHARGE_BOUND_NS);
+    closed_for = vc_later(closed_for, pay(&tenant->told_account_ns, rate, elapsed_ns, told_ns, VC_TOLD_SAVED_NS, OVERDRAFT_NS));
     tenant->closed_until_ns = closed_for ? now_ns + closed_for : 0;
 }
 
@@ -166,7 +177,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
         busy += on_card(tenant, now_ns);
-        keep_account(tenant, now_ns, elapsed, charged);
+        keep_accounts(tenant, now_ns, elapsed, charged);
         judge_credit(tenant, now_ns);
     }
     for (unsigned i = 0; i < plan->count; i++) {

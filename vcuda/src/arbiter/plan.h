@@ -13,6 +13,7 @@
 #include "region/abi.h"
 
 enum {
+    VC_TOLD_SAVED_NS = 100000000, /* what is told comes late, of many processes by as much */
     VC_LEASE_SCALE_NS = 24000000, /* a lease lasts share × this … */
     VC_LEASE_MIN_NS = 3000000,    /* … but not less than this … */
     VC_LEASE_MAX_NS = 8000000,    /* … nor more than this */
@@ -26,6 +27,7 @@ enum {
 /* What one tenant's usage file said, as read. */
 struct vc_observation {
     uint64_t gpu_ns;
+    uint64_t told_ns; /* its processes' charges by what the kernel keeps of them */
     int64_t credit_ns;
     uint64_t credit_updated_ns;
     int64_t refill_ns;
@@ -42,10 +44,11 @@ struct vc_tenant {
     struct vc_observation seen;
 
     bool known;          /* observed before: deltas make sense */
-    uint64_t last_gpu_ns;
+    uint64_t last_gpu_ns, last_told_ns;
     int64_t refundable_ns; /* charged lately, so that much may be taken back */
     double virtual_ns;
-    int64_t account_ns;  /* its bucket as its charges and its limit make it, whatever credit its file shows */
+    int64_t account_ns;  /* its bucket as its charges and its limit make it, whatever credit its file shows … */
+    int64_t told_account_ns; /* … and whatever charges */
     double entitled_ns;  /* what is left of the guaranteed share: flows in at `cores`, is charged while others wait */
     uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
     int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */

@@ -35,6 +35,7 @@ uint64_t vc_bucket_wait_ns(int64_t credit_ns, int64_t wanted_ns, uint32_t rate_p
 struct vc_own {
     int64_t spent_ns;    /* beyond what flowed in; never below 0 */
     uint64_t filled_ns;  /* until when it has flowed in */
+    int64_t taken_ns;    /* in all */
 };
 
 enum { VC_OWN_OVERDRAFT_NS = 3 * VC_BUCKET_NS };
@@ -42,6 +43,7 @@ enum { VC_OWN_OVERDRAFT_NS = 3 * VC_BUCKET_NS };
 static inline void vc_own_take(struct vc_own *own, int64_t ns)
 {
     own->spent_ns += ns;
+    own->taken_ns += ns;
 }
 
 /* For how long nothing may start. */

@@ -71,7 +71,8 @@ static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
 {
     *credit = vc_bucket_fill(gate->usage, now_ns, policy->rate_ppm);
     /* Whatever the credit says, which lies where the tenant can write. */
-    uint64_t closed_until = vc_later(policy->closed_until_ns, now_ns + vc_own_fill(&gate->own, now_ns, policy->rate_ppm));
+    uint32_t own_rate = vc_load_relaxed(&gate->untold) ? policy->rate_ppm / VC_MAX_SLOTS : policy->rate_ppm;
+    uint64_t closed_until = vc_later(policy->closed_until_ns, now_ns + vc_own_fill(&gate->own, now_ns, own_rate));
     if (closed_until > now_ns) {
         refuse(answer, VC_GATE_CREDIT, closed_until);
         return true;
@@ -205,7 +206,7 @@ static bool rests(const struct vc_gate *gate, uint64_t now_ns)
 /* The container's predicted finish is the latest of its processes': lowered only by the process that set it. */
 static void publish(struct vc_gate *gate)
 {
-    vc_store_relaxed(&gate->slot->others_then_ns, vc_load_relaxed(&gate->limit->others_gpu_ns));
+    vc_store_relaxed(&gate->slot->others_then_ns, gate->all_done ? VC_ALL_DONE : vc_load_relaxed(&gate->limit->others_gpu_ns));
     vc_store_release(&gate->slot->predicted_finish_ns, gate->finish_ns);
     uint64_t current = vc_load_relaxed(&gate->usage->predicted_finish_ns);
     if (gate->finish_ns > current || current == gate->published_ns) {
@@ -240,6 +241,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
         gate->progress_ns = now_ns;
     if (nothing_outstanding)
         gate->idle_ns = gate->launched_ns;
+    if (nothing_outstanding && now_ns > gate->finish_ns + VC_MARK_NS)
+        gate->busy_from_ns = now_ns;
     answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
     gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
@@ -254,6 +257,8 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     account(gate, (int64_t)more);
     gate->finish_ns += more;
     gate->launched_ns += cost_ns + more;
+    gate->unknown += cost_ns == 0;
+    gate->all_done = false;
     vc_store_relaxed(&gate->usage->last_active_ns, now_ns);
     publish(gate);
     if (!gate->open && gate->watched && gate->turns.slots) {
@@ -305,6 +310,7 @@ void vc_gate_undo(struct vc_gate *gate, uint64_t cost_ns, uint64_t risk_ns)
 {
     pthread_mutex_lock(&gate->mutex);
     gate->risk_ns -= vc_earlier(risk_ns, gate->risk_ns);
+    gate->unknown -= cost_ns == 0 && gate->unknown != 0;
     pthread_mutex_unlock(&gate->mutex);
     vc_gate_fold(gate, cost_ns, 0);
 }
@@ -345,6 +351,7 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
     if (gate->unseen != 0 && gate->late_since_ns == 0)
         gate->late_since_ns = expected_ns;
     if (gate->unseen != 0 && gate->finish_ns < now_ns + OVERDUE_STEP_NS / 2) {
+        gate->all_done = false;
         gate->finish_ns = now_ns + OVERDUE_STEP_NS;
         publish(gate);
     }
@@ -429,6 +436,7 @@ void vc_gate_overruns(struct vc_gate *gate, uint64_t now_ns, struct vc_interval 
     vc_gate_progress(gate, now_ns, interval);
     pthread_mutex_lock(&gate->mutex);
     gate->finish_ns = vc_later(gate->finish_ns, now_ns + OVERDUE_STEP_NS);
+    gate->all_done = false;
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);
 }
@@ -453,6 +461,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     if (gate->unseen != 0)
         gate->unseen--;
     gate->risk_ns -= vc_earlier(interval->risk_ns, gate->risk_ns);
+    gate->unknown -= interval->unknown && gate->unknown != 0;
     gate->progress_ns = now_ns;
     gate->late_since_ns = 0;
     if (interval->measurable) {
@@ -507,6 +516,18 @@ bool vc_gate_refilled(struct vc_gate *gate, uint64_t now_ns)
     return refilled;
 }
 
+uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    uint64_t since = vc_later(gate->told_at_ns, gate->busy_from_ns), passed = now_ns > since ? now_ns - since : 0;
+    uint64_t taken = gate->own.taken_ns > 0 ? (uint64_t)gate->own.taken_ns : 0;
+    gate->told_ns = vc_later(gate->told_ns, vc_earlier(taken, gate->told_ns + passed));
+    gate->told_at_ns = now_ns;
+    uint64_t told = gate->told_ns;
+    pthread_mutex_unlock(&gate->mutex);
+    return told;
+}
+
 void vc_gate_owe(struct vc_gate *gate, uint64_t ns)
 {
     vc_bucket_take(gate->usage, (int64_t)ns);
@@ -518,6 +539,7 @@ void vc_gate_idle(struct vc_gate *gate, uint64_t now_ns)
     pthread_mutex_lock(&gate->mutex);
     gate->finish_ns = vc_earlier(gate->finish_ns, now_ns);
     gate->progress_ns = now_ns;
+    gate->all_done = gate->unknown == 0; /* else what it cost is charged when its mark is seen */
     publish(gate);
     pthread_mutex_unlock(&gate->mutex);
 }

@@ -90,8 +90,13 @@ struct vc_gate {
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
+    uint32_t unknown;      /* those of them whose cost was not known */
+    bool all_done;         /* the application waited for all of it, and nothing was launched since */
     uint64_t risk_ns;      /* what the operations whose cost varies among them may turn out to cost */
     struct vc_own own;     /* what this process was charged, where nobody but it can write */
+    uint64_t busy_from_ns; /* since when it had work on the card, with short pauses */
+    uint64_t told_ns, told_at_ns; /* vc_gate_tell: what, and when */
+    bool untold;           /* it can't be told: with all the others that may be so it has the share of one */
     uint64_t charged_ns;   /* … in all, and by siblings for it */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
     bool watched;          /* there is a helper that looks after this gate */
@@ -168,6 +173,10 @@ void vc_gate_clock_moved(struct vc_gate *gate);
 
 /* The helper's: whether the process may have work on the card still. Returns when to look again; UINT64_MAX: not by itself. */
 uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns);
+
+/* What this process was charged in all, as far as that was work that can have been done by now: an estimate that turns out too high is taken
+ * back. Never less than before. Called by one thread, at least every few ms while there is work. */
+uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns);
 
 /* Charge the container for what a sibling left on the card. */
 void vc_gate_owe(struct vc_gate *gate, uint64_t ns);

@@ -14,11 +14,17 @@ void vc_abandoned_close(struct vc_card_usage *usage, uint32_t slot)
     __atomic_and_fetch(&usage->open_slots[slot / 64], ~(UINT64_C(1) << slot % 64), __ATOMIC_RELEASE);
 }
 
-/* When a process that is gone ended, at the latest: the arbiter saw it alive until then. */
-static uint64_t ended(const struct vc_limits *limits, uint32_t card, uint64_t paid_until_ns, uint64_t now_ns)
+/* When a process that is gone ended, at the latest: the arbiter saw it alive until then. Of one that it never saw it says nothing: then
+ * that is when it last saw any of the container. */
+static uint64_t ended(const struct vc_limits *limits, const struct vc_usage *usage, uint32_t card, uint32_t slot, uint64_t paid_until_ns,
+                      uint64_t now_ns)
 {
-    uint64_t end = vc_share_arbitrated(limits, now_ns) ? vc_load_relaxed(&limits->cards[card].alive_ns)
-                                                       : paid_until_ns + VC_ABANDONED_UNKNOWN_NS;
+    uint64_t end = paid_until_ns + VC_ABANDONED_UNKNOWN_NS;
+    if (vc_share_arbitrated(limits, now_ns)) {
+        uint64_t seen = vc_load_relaxed(&limits->ended_ns[slot]);
+        bool its_own = seen > vc_load_relaxed(&usage->slots[slot].claimed_ns);
+        end = its_own ? seen : vc_load_relaxed(&limits->cards[card].alive_ns);
+    }
     return end < now_ns ? end : now_ns;
 }
 
@@ -38,9 +44,9 @@ uint64_t vc_abandoned_take(const struct vc_limits *limits, struct vc_usage *usag
     if (!vc_abandoned_is_open(shared, slot))
         return 0;
     uint64_t paid_until = vc_load_acquire(&own->predicted_finish_ns);
-    uint64_t until = gone ? ended(limits, card, paid_until, now_ns) : now_ns;
+    uint64_t until = gone ? ended(limits, usage, card, slot, paid_until, now_ns) : now_ns;
     uint64_t due = 0;
-    if (until > paid_until) {
+    if (until > paid_until && vc_load_relaxed(&own->others_then_ns) != VC_ALL_DONE) {
         uint64_t owed = vc_load_relaxed(&own->owed_ns), most = owed < VC_ABANDONED_MOST_NS ? VC_ABANDONED_MOST_NS - owed : 0;
         due = without_others(&limits->cards[card], own, until - paid_until);
         due = due < most ? due : most;

@@ -20,6 +20,9 @@ enum {
 /* Nobody sees a stopped process's work end: so much is charged until it runs again, or its container would wait for ever. */
 #define VC_ABANDONED_MOST_NS UINT64_C(5000000000)
 
+/* In vc_slot_card.others_then_ns: the process waited for all that it had on the card, and launched nothing since. */
+#define VC_ALL_DONE UINT64_MAX
+
 void vc_abandoned_open(struct vc_card_usage *usage, uint32_t slot);
 void vc_abandoned_close(struct vc_card_usage *usage, uint32_t slot);
 

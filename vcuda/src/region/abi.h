@@ -39,11 +39,12 @@ VC__OFFSET(vc_card_limit, others_gpu_ns, 160);
 VC__OFFSET(vc_card_limit, alive_ns, 176);
 VC__OFFSET(vc_card_limit, closed_until_ns, 184);
 
-VC__SIZE(vc_limits, 192 + 16 * 256);
+VC__SIZE(vc_limits, 192 + 16 * 256 + 128 * 8);
 VC__OFFSET(vc_limits, sequence, 64);
 VC__OFFSET(vc_limits, usage_inode, 80);
 VC__OFFSET(vc_limits, arbiter_heartbeat_ns, 128);
 VC__OFFSET(vc_limits, cards, 192);
+VC__OFFSET(vc_limits, ended_ns, 192 + 16 * 256);
 
 VC__SIZE(vc_card_usage, 256);
 VC__OFFSET(vc_card_usage, memory_refusals, 40);

@@ -118,7 +118,7 @@ void vc_region_open(struct vc_region *region, const char *directory)
     memset(region, 0, sizeof *region);
     pthread_mutex_init(&region->slow_mutex, NULL);
     pthread_mutex_init(&region->witness.mutex, NULL);
-    region->file.descriptor = region->witness.descriptor = -1;
+    region->file.descriptor = region->witness.descriptor = region->charged.descriptor = -1;
     struct vc_error error;
     uint64_t instance = 0;
     if (!open_limits(region, directory, &instance, &error)) {
@@ -155,6 +155,8 @@ void vc_region_forget(const struct vc_region *region)
 {
     if (!region->slot && vc_descriptor_is_usage(&region->file, region->file.descriptor))
         close(region->file.descriptor);
+    if (vc_descriptor_is_usage(&region->file, region->charged.descriptor))
+        close(region->charged.descriptor);
 }
 
 int vc_region_card(const struct vc_region *region, const char *uuid)

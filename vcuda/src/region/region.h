@@ -26,6 +26,15 @@ struct vc_witness {
     uint32_t behind[VC_MAX_CARDS]; /* memory was given back while another thread held the mutex, which is to lower it */
 };
 
+/* What this process has told of its charges (charged.h). */
+struct vc_charged {
+    int descriptor; /* a file description of its own: its locks end with it */
+    void *page;     /* keeps the locks where the descriptor is closed */
+    uint64_t before_ns[VC_MAX_CARDS]; /* told by descriptions before this one … */
+    uint64_t units[VC_MAX_CARDS];     /* … and by this one */
+    bool locked_out;                  /* another process has locked what is to tell them */
+};
+
 struct vc_region {
     enum vc_region_state state;
     uint32_t card_count;            /* cards that the limits name; 0 in DAMAGED */
@@ -42,6 +51,7 @@ struct vc_region {
     uint32_t seen_slots;               /* at least so many slots are in use, whatever slot_high_water says */
     uint32_t damaged;                  /* our slot was written by somebody else: memory is refused */
     struct vc_witness witness;
+    struct vc_charged charged;
     struct vc_hold *holds;  /* what this process holds that another one owns (shared.h); guarded by slow_mutex */
     uint64_t shared_chunks; /* numbers that were given to what it owns and others may hold */
     uint64_t asked_ns;      /* when it last asked for a sample (overhead.h) … */

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "region/charged.h"
 #include "region/slot.h"
 
 static struct vc_gate gates[VC_MAX_PROCESS_CARDS];
@@ -53,11 +55,26 @@ void vc_gates_settle_abandoned(struct vc_gate *gate)
         vc_gate_owe(gate, due);
 }
 
+/* Where no other process of the container can change it. */
+static void tell(struct vc_gate *gate, uint64_t now_ns)
+{
+    const struct vc_card *card = vc_gates_card(gate);
+    if (!gate->turns.slots)
+        return;
+    bool told = vc_charged_tell(card->region, card->index, vc_gate_tell(gate, now_ns));
+    vc_store_relaxed(&gate->untold, !told);
+    if (VC_UNLIKELY(!told))
+        vc_log_once(VC_NOTICE_LOCKED_OUT, "another process has locked what this one tells of its GPU time: until it lets go of that, this one gets 1/%d of "
+                                          "the limit", VC_MAX_SLOTS);
+}
+
 uint64_t vc_gates_rest(void)
 {
     uint64_t next = UINT64_MAX, now = vc_now_ns();
     for (int card = 0; card < VC_MAX_PROCESS_CARDS; card++) {
         struct vc_gate *gate = vc_gates_find(card);
+        if (gate)
+            tell(gate, now);
         uint64_t again = gate ? vc_gate_rest(gate, now) : UINT64_MAX;
         next = again < next ? again : next;
     }

@@ -17,7 +17,7 @@ const struct vc_card *vc_gates_card(const struct vc_gate *gate);
 /* Charge what other processes of the container left on the card when they stopped or ended. */
 void vc_gates_settle_abandoned(struct vc_gate *gate);
 
-/* The helper's: have gates rest whose work is over; returns when to look again. */
+/* The helper's: tell what was charged, and have gates rest whose work is over; returns when to look again. */
 uint64_t vc_gates_rest(void);
 
 /* Whether any card of the process needs one. */
