@@ -69,6 +69,7 @@ TAMPERINGS = (
     Tampering("the fill clock in the future", "put({credit_updated_ns}, now + 900_000_000)"),
     Tampering("no charges", "put({gpu_ns}, 0)"),
     Tampering("negative charges", "put({gpu_ns}, get({gpu_ns}) - 5_000_000)"),
+    Tampering("siblings that did it", "put({gpu_ns}, now % 100_000_000 * 2)", pattern="long_kernels"),
     Tampering("nothing on the card", "put({predicted_finish_ns}, 0)"),
     Tampering("work until the end of time", "put({predicted_finish_ns}, (1 << 64) - 1)"),
     Tampering("waits for ever", "put({waiting_until_ns}, (1 << 64) - 1); put({refill_ns}, 0)"),

@@ -555,6 +555,7 @@ static void arbiter_step(struct model *model)
         const struct vc_tenant *plan = &model->plan_tenants[i];
         limit->granted_ppm = plan->granted_ppm;
         limit->closed_until_ns = plan->closed_until_ns;
+        limit->told_ns = plan->seen.told_ns;
         limit->others_gpu_ns = plan->others_gpu_ns;
         limit->others_active_ns = plan->others_active_ns;
         limit->lease_start_ns = plan->lease_start_ns;

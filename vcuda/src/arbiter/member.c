@@ -214,6 +214,7 @@ void vc_member_write(struct vc_member *member, uint32_t card, const struct vc_te
     struct vc_card_limit *limit = &member->limits->cards[card];
     vc_store_relaxed(&limit->granted_ppm, tenant->granted_ppm);
     vc_store_relaxed(&limit->closed_until_ns, tenant->closed_until_ns);
+    vc_store_relaxed(&limit->told_ns, tenant->seen.told_ns);
     vc_store_relaxed(&limit->others_gpu_ns, tenant->others_gpu_ns);
     vc_store_relaxed(&limit->others_active_ns, tenant->others_active_ns);
     vc_store_relaxed(&limit->lease_start_ns, tenant->lease_start_ns);

@@ -20,6 +20,7 @@ void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const st
     gate->limit = limit;
     gate->usage = usage;
     gate->slot = slot;
+    gate->believed_ns = VC_BELIEVED_NS;
 }
 
 /* --- policy --- */
@@ -452,6 +453,24 @@ void vc_gate_waited(struct vc_gate *gate, uint64_t from_ns, uint64_t to_ns)
     pthread_mutex_unlock(&gate->mutex);
 }
 
+/* On a card of its own a container's processes run beside each other. What an interval was not charged because siblings had it by the file,
+ * where a tenant can write, is charged after all as far as they did not tell it. */
+static uint64_t not_siblings(struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval, uint64_t charged_ns)
+{
+    if (policy->shared || !policy->arbitrated || interval->others_gpu_ns == 0)
+        return 0;
+    uint64_t all = vc_load_relaxed(&gate->limit->told_ns), siblings = all > gate->told_ns ? all - gate->told_ns : 0;
+    if (all < gate->container_told_ns) /* another arbiter, which counts anew */
+        gate->siblings_told_ns = siblings;
+    gate->container_told_ns = all;
+    uint64_t more = vc_earlier(grown(gate->siblings_told_ns, siblings), VC_BELIEVED_NS);
+    gate->siblings_told_ns = vc_later(gate->siblings_told_ns, siblings);
+    gate->believed_ns = vc_earlier(gate->believed_ns + more + more / 2, VC_BELIEVED_NS); /* estimates are in the file until they are settled */
+    uint64_t spared = grown(charged_ns, interval->uncovered_ns), believed = vc_earlier(spared, gate->believed_ns);
+    gate->believed_ns -= believed;
+    return spared - believed;
+}
+
 struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
     struct vc_settlement settlement = {interval->estimate_ns, interval->estimate_ns, VC_EVIDENCE_UPPER_BOUND};
@@ -474,6 +493,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         interval->launched_meanwhile_ns = gate->launched_ns - vc_earlier(interval->seen_then_ns, gate->launched_ns);
         settlement = vc_interval_settle(&gate->busy, interval, overlapped(gate, &policy, interval),
                                         beside(&policy, interval));
+        settlement.charged_ns += not_siblings(gate, &policy, interval, settlement.charged_ns);
         account_beyond(gate, (int64_t)settlement.charged_ns - (int64_t)(interval->estimate_ns + interval->advance_ns), interval->siblings_ns);
         if (interval->unknown) { /* it counted nothing when it was launched */
             gate->launched_ns += settlement.charged_ns;

@@ -28,6 +28,7 @@ enum {
     VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
     VC_AT_GATE = 4,                   /* threads of a process that sleep at the gate; further ones sleep behind them */
+    VC_BELIEVED_NS = 100000000,       /* so much that siblings did may not be told yet */
     VC_REST_NS = 2000000,             /* a process whose work is predicted to have ended so long ago has none on the card */
 };
 
@@ -96,6 +97,8 @@ struct vc_gate {
     struct vc_own own;     /* what this process was charged, where nobody but it can write */
     uint64_t busy_from_ns; /* since when it had work on the card, with short pauses */
     uint64_t told_ns, told_at_ns; /* vc_gate_tell: what, and when */
+    /* What siblings may have had of our intervals: no more than they told, whatever the file says they were charged. */
+    uint64_t container_told_ns, siblings_told_ns, believed_ns;
     bool untold;           /* it can't be told: with all the others that may be so it has the share of one */
     uint64_t charged_ns;   /* … in all, and by siblings for it */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
