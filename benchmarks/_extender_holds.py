@@ -1,6 +1,7 @@
-"""For how long the engine's lock is held while people ask and kube-scheduler preempts: what a filter may have to wait.
+"""What the heaviest requests do to others (T37): for how long they hold the engine's lock, and how long a light filter waits beside them.
 
-In this process, with the lock's holders timed. Processor time of the holder, which does not depend on what else the machine does.
+In this process, with the lock's holders timed. A hold is processor time of the holder, which does not depend on what else the machine does;
+a wait is what a thread that asks for a light pod all the time saw at most, and does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks._extender_cluster import NAMES, node, running_pods, waiting_pod
 from scheduler_ext.engine.core import Engine
@@ -18,21 +19,35 @@ from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol.extender_v1 import Victims
 
 PROPOSED = 400  # nodes that kube-scheduler proposes for a preemption: a tenth of 4,000, its own bound
+SHARES = 80  # on each of them
+NOMINATED = 1000
+GANG = 1024  # pods of nine containers
+CLASSES = 432  # kinds of pods, as real mixes have
+_QUOTAS = "[{namespace: default, cores: 100000000}, {namespace: default, models: [NVIDIA L40S], cores: 100000000}]"
+
+
+class Heavy(NamedTuple):
+    """Milliseconds. `spent`: of the processor, by whoever asked."""
+
+    held: float
+    spent: float
+    waited: float
 
 
 class _TimedLock:
-    """A lock that knows for how long it was held: seconds of the holder's processor time."""
+    """A lock that knows for how long it was held: seconds of the holder's processor time, but for the thread `light`."""
 
-    def __init__(self) -> None:
-        self._lock, self._since = threading.Lock(), 0.0
-        self.held: list[float] = []
+    def __init__(self, light: int) -> None:
+        self._lock, self._since, self._light = threading.Lock(), 0.0, light
+        self.held = [0.0]
 
     def __enter__(self) -> None:
         self._lock.acquire()
         self._since = time.thread_time()
 
     def __exit__(self, _kind: type[BaseException] | None, _: BaseException | None, _at: TracebackType | None) -> None:
-        self.held.append(time.thread_time() - self._since)
+        if threading.get_ident() != self._light:
+            self.held.append(time.thread_time() - self._since)
         self._lock.release()
 
 
@@ -47,29 +62,95 @@ def _full(names: list[str], cards: int, pods: int) -> Engine:
     return engine
 
 
-def longest_ms(nodes: int, cards: int, pods: int) -> dict[str, float]:
-    """The longest hold of the lock by what was asked, in ms of processor time."""
+def _pod(name: str, cores: int, blocks: int, containers: int = 1, gang: str = "") -> dict[str, Any]:
+    limits = {NAMES.core: str(cores), NAMES.memory: str(blocks)}
+    made = waiting_pod(name, limits, {"cpu": "10m", "memory": "1Mi"})
+    made["spec"]["priority"] = 1000
+    made["spec"]["containers"] = [made["spec"]["containers"][0] | {"name": f"c{at}"} for at in range(containers)]
+    made["metadata"]["annotations"] = {NAMES.gang: gang} if gang else {}
+    return made
+
+
+def _measured(engine: Engine, ask: Callable[[], Any], names: list[str]) -> Heavy:
+    """What `ask` does to filters for one small pod on ten nodes, which this thread's neighbour sends meanwhile."""
+    light, waited, done = _pod("light", 1, 1), 0.0, threading.Event()
+    spent = 0.0
+
+    def heavy() -> None:
+        nonlocal spent
+        began = time.thread_time()
+        try:
+            ask()
+        finally:
+            spent = time.thread_time() - began
+            done.set()
+
+    engine.prepare(light)
+    lock = _TimedLock(threading.get_ident())
+    vars(engine)["_lock"] = lock
+    other = threading.Thread(target=heavy)
+    other.start()
+    while not done.is_set():
+        began = time.perf_counter()
+        engine.filter(light, names[:10])
+        waited = max(waited, time.perf_counter() - began)
+        time.sleep(0.001)
+    other.join()
+    return Heavy(1e3 * max(lock.held), 1e3 * spent, 1e3 * waited)
+
+
+def _crowded() -> tuple[Engine, list[str]]:
+    names = [f"crowded-{number:03d}" for number in range(PROPOSED)]
+    return _full(names, 8, PROPOSED * SHARES), names
+
+
+def longest_ms(nodes: int, cards: int, pods: int) -> dict[str, Heavy]:
     names = [f"gpu-node-{number:05d}" for number in range(nodes)]
     engine = _full(names, cards, pods)
-    asking = waiting_pod("waits", {NAMES.core: "100", NAMES.memory: "320"}, {"cpu": "1", "memory": "1Gi"})
-    asking["spec"]["priority"] = 1000
-    each = pods // nodes
+    asking, each = _pod("waits", 100, 320), pods // nodes
     proposed = {name: Victims(tuple(f"running-{at + nodes * turn}" for turn in range(each)), 0) for at, name in enumerate(names[:PROPOSED])}  # fmt: skip
     engine.prepare(asking)
     engine.filter(asking, names)
-    found: dict[str, float] = {}
-    asks: dict[str, Callable[[], Any]] = {
-        "filter": lambda: engine.filter(asking, names),
-        "explain": lambda: explain.explanation(engine.evidence(namespace="default", name="waits")),
-        "explain of a running pod": lambda: engine.evidence(namespace="default", name=f"running-{pods - 1}"),
-        "defrag": lambda: defrag.plan(engine.snapshot(), 1),
-        f"preempt, {PROPOSED} nodes": lambda: engine.preempt(asking, proposed),
-        "the page": engine.overview,
-        "metrics": engine.figures,
-    }
-    for what, ask in asks.items():
-        lock = _TimedLock()
-        vars(engine)["_lock"] = lock
-        ask()
-        found[what] = 1e3 * max(lock.held)
+    broad, gang = _pod("broad", 1, 1, 64), _pod("gang-0", 1, 1, 9, gang=f"job/{GANG}")
+    found: dict[str, Heavy] = {}
+
+    def measure(what: str, ask: Callable[[], Any], on: Engine = engine, its: list[str] = names) -> None:
+        found[what] = _measured(on, ask, its)
+
+    measure("filter", lambda: engine.filter(asking, names))
+    measure("explain", lambda: explain.explanation(engine.evidence(namespace="default", name="waits")))
+    measure("explain of a running pod", lambda: engine.evidence(namespace="default", name=f"running-{pods - 1}"))
+    measure("defrag", lambda: defrag.plan(engine.snapshot(), 1))
+    measure(f"preempt, {PROPOSED} nodes", lambda: engine.preempt(asking, proposed))
+    measure("the page", engine.overview)
+    measure("metrics", engine.figures)
+    measure("64 containers, first of its class", lambda: (engine.prepare(broad), engine.filter(broad, names)))
+    measure("quotas change", lambda: engine.see_quotas({"data": {"quotas": _QUOTAS}}))
+    changed = node(names[0], random.Random(1), cards)
+    changed["metadata"]["labels"] = {"pool": "other"}
+    measure("a node's labels change", lambda: engine.see_node(changed))
+    measure("filter with quotas", lambda: engine.filter(asking, names))
+    measure(f"{CLASSES} classes, each again", lambda: _classes(engine, names))
+    measure(
+        f"gang of {GANG} of nine containers: its first filter",
+        lambda: (engine.prepare(gang), engine.filter(gang, names[:PROPOSED], engine.plan_gang(gang, names[:PROPOSED]))),
+    )
+    engine.lose_pod(gang["metadata"]["uid"])
+    crowded, there = _crowded()
+    victims = {name: Victims(tuple(f"running-{at + PROPOSED * turn}" for turn in range(SHARES)), 0) for at, name in enumerate(there)}  # fmt: skip
+    measure(f"preempt, {PROPOSED} nodes × {SHARES} shares", lambda: crowded.preempt(asking, victims), crowded, there)
+    whole = _pod("gang-1", 50, 50, 9, gang=f"job2/{PROPOSED}")
+    crowded.filter(whole, there)
+    measure(f"preempt for one of a gang of {PROPOSED}", lambda: crowded.preempt(whole, victims), crowded, there)
+    for at in range(NOMINATED):
+        one = _pod(f"nominated-{at}", 1, 1)
+        one["spec"]["priority"], one["status"] = 1, {"nominatedNodeName": there[at % PROPOSED]}
+        crowded.see_pod(one)
+    measure(f"simulate beside {NOMINATED} nominated pods", lambda: crowded.simulate(asking, there, {}), crowded, there)
     return found
+
+
+def _classes(engine: Engine, names: list[str]) -> None:
+    for _ in range(2):
+        for number in range(CLASSES):
+            engine.filter(_pod(f"class-{number}", 1 + number % 72, 1 + number // 72), names)

@@ -30,6 +30,7 @@ from rich.table import Table
 
 from benchmarks import _extender_holds, _extender_plots, _served
 from benchmarks._extender_cluster import NAMES, Feed, node, running_pods, waiting_pod
+from benchmarks._extender_holds import Heavy
 from benchmarks._served import Connection
 
 CARDS = 8
@@ -277,7 +278,7 @@ def _latency(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _tables(rows: list[Row], packing: dict[str, Any], holds: dict[str, float], machine: dict[str, str]) -> list[Table]:
+def _tables(rows: list[Row], packing: dict[str, Any], holds: dict[str, Heavy], machine: dict[str, str]) -> list[Table]:
     latency = Table(
         title="filter over loopback TLS (T30, T31, T32, T36); " + ", ".join(f"{k} {v}" for k, v in machine.items())
     )
@@ -307,10 +308,13 @@ def _tables(rows: list[Row], packing: dict[str, Any], holds: dict[str, float], m
             variant, str(len(shares["fgd"])), *(f"{100 * sum(some) / len(some):.2f}" for some in shares.values()),
             *(f"{percent:.2f}" for percent in published),
         )  # fmt: skip
-    held = Table(title="longest hold of the engine's lock by what was asked, ms of the holder's processor time")
-    for name in holds:
-        held.add_column(name, justify="right")
-    held.add_row(*(f"{milliseconds:.2f}" for milliseconds in holds.values()))
+    held = Table(
+        title="the heaviest requests (T37): longest hold of the engine's lock, ms of its holder's processor time; longest wait of a light filter"
+    )
+    for column in ("asked", "longest hold", "processor in all", "light filter waited at most"):
+        held.add_column(column, justify="left" if column == "asked" else "right")
+    for name, one in holds.items():
+        held.add_row(name, *(f"{milliseconds:.2f}" for milliseconds in one))
     return [latency, held, *([packed] if packing else [])]
 
 
@@ -354,7 +358,8 @@ def main() -> int:
     if options.plots:
         _extender_plots.draw(options.plots, rows, packing)
     if options.json:
-        figures = {"machine": machine, "rows": [asdict(row) for row in rows], "packing": packing, "holds_ms": holds}
+        figures = {"machine": machine, "rows": [asdict(row) for row in rows], "packing": packing}
+        figures["holds_ms"] = {name: one._asdict() for name, one in holds.items()}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     for table in _tables(rows, packing, holds, machine):
         Console(width=150).print(table)

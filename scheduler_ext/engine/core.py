@@ -17,7 +17,7 @@ from scheduler_ext.engine.claim_book import ClaimBook
 from scheduler_ext.engine.claims import Claims
 from scheduler_ext.engine.comparison import Comparison
 from scheduler_ext.engine.filter import Filter
-from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.engine.gangs import GangPlaces, Plan
 from scheduler_ext.engine.intake import Intake
 from scheduler_ext.engine.preemption import Preemption, Way
 from scheduler_ext.engine.resizes import Resizes, Unanswered
@@ -29,6 +29,7 @@ from scheduler_ext.planning.overview import NodeDetail, NodeLine, Overview
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.extender_v1 import Verdict, Victims
 from scheduler_ext.scoring import quotas, stats
+from scheduler_ext.state import objects
 from scheduler_ext.state.history import Look
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
@@ -72,13 +73,27 @@ class Engine:
         with self._lock:
             return self.cache.cluster.named.offered(body)
 
-    def filter(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
+    def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
         """Decide one node for a pod that asks for a share, and remember the decision as assumed.
 
-        The same pod filtered again is decided anew, unless a write for it may have taken effect.
+        The same pod filtered again is decided anew, unless a write for it may have taken effect. `plan`: of its gang.
         """
         with self._lock:
-            return self._filter.filter(pod, names)
+            return self._filter.filter(pod, names, plan)
+
+    def plan_gang(self, pod: Mapping[str, Any], names: Sequence[str]) -> Plan | None:
+        """Look for the places of a large gang before its first pod is decided. Takes long; the search holds no lock."""
+        try:
+            asked, shape = self.cache.asked(pod)
+        except InvalidRequest:
+            return None
+        with self._lock:
+            outlook = self._gangs.ahead(asked, shape, names, objects.priority(pod))
+        if outlook is None:
+            return None
+        clock = outlook.cluster.clock
+        places = outlook.places()
+        return Plan(clock, places[0], outlook.wishes[1:], places[1:]) if places else None
 
     def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
         """Choose a node for the claims of a pod that are not allocated; None: all nodes pass."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.choose import Chooser
-from scheduler_ext.engine.gangs import GangPlaces
+from scheduler_ext.engine.gangs import GangPlaces, Plan
 from scheduler_ext.protocol.extender_v1 import MAX_PRIORITY, Verdict
 from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
 from scheduler_ext.state import objects
@@ -45,10 +45,10 @@ class Filter:
     def __init__(self, cache: SchedulerCache, chooser: Chooser, gangs: GangPlaces) -> None:
         self._cache, self._chooser, self._gangs = cache, chooser, gangs
 
-    def filter(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
+    def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
         """See Engine.filter."""
         began = time.perf_counter()
-        verdict = self._verdict(pod, names)
+        verdict = self._verdict(pod, names, plan)
         if self._cache.journal is not None:
             self._journal(pod, names, verdict, time.perf_counter() - began)
         return verdict
@@ -64,7 +64,7 @@ class Filter:
             node=verdict.chosen, **reasons,
         )  # fmt: skip
 
-    def _verdict(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict:
+    def _verdict(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None) -> Verdict:
         metadata = pod["metadata"]
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
         begun = self._cache.cluster.clock
@@ -85,8 +85,10 @@ class Filter:
             self._cache.pods.release(asked.uid)
         self._cache.count_demand(asked.uid, shape)
         aside = self._chooser.set_aside(asked.uid, priority)
-        take = self._chooser.take if asked.gang is None else self._gangs.take
-        choice = take(asked, shape, names, priority)
+        if asked.gang is None:
+            choice = self._chooser.take(asked, shape, names, priority)
+        else:
+            choice = self._gangs.take(asked, shape, names, priority, plan)
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
             self._cache.nominations.forget(asked.uid)

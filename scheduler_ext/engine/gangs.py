@@ -16,11 +16,13 @@ from scheduler_ext.scoring import scores
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.typical_pods import Typical
-from scheduler_ext.state.cluster import Cluster, Ints
+from scheduler_ext.state.cluster import Cluster, Ints, Usage
 from scheduler_ext.state.gangs import Gang
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
 from vcuda.spec.request import PodRequest
+
+_LARGE = 16  # places that are looked for without the lock
 
 
 def _roomy(cluster: Cluster, quotas: Quotas, namespace: str, table: Table, rows: Ints) -> int | None:
@@ -32,31 +34,53 @@ def _roomy(cluster: Cluster, quotas: Quotas, namespace: str, table: Table, rows:
     return scores.cheapest(table, cluster, some[~closed])
 
 
+class Place(NamedTuple):
+    """A place of a gang: the row of its node, and what it books there."""
+
+    row: int
+    usage: Usage
+
+
 class Outlook(NamedTuple):
-    """The nodes and a namespace's quotas as they were, and `needed` places of a gang to find there among some rows."""
+    """The nodes and a namespace's quotas as they were, and places of a gang to find there among some rows."""
 
     cluster: Cluster
     quotas: Quotas
     typical: Typical
     namespace: str
-    shape: Shape
     rows: Ints
-    needed: int
+    wishes: list[Shape]
 
-    def has_room(self) -> bool:
-        """Whether all fit at once. Takes long, once, and needs no lock: 1,024 places of nine shares are 0.2 s."""
-        cluster, shape, tables = self.cluster, self.shape, Scores()
+    def places(self) -> list[Place]:
+        """Those that are there at once, in the order of the wishes, up to the first that can't be had.
+
+        Takes long, once, and needs no lock: 1,024 places of nine shares are up to 0.9 s.
+        """
+        cluster, tables, found = self.cluster, Scores(), list[Place]()
         with tables.one_budget():
-            for number in range(self.needed):
+            for number, shape in enumerate(self.wishes):
                 table = tables.table(shape, cluster, self.typical)
                 row = _roomy(cluster, self.quotas, self.namespace, table, self.rows)
                 if row is None:
-                    return False
+                    break
                 uid, usage = str(number), use_of(cluster, shape, table, row)
                 cluster.book(uid, cluster.names[row], usage)
                 place = Record(uid, self.namespace, "", cluster.names[row], usage, State.RESERVED, 0.0)
                 self.quotas.count(place, 1)
-        return True
+                found.append(Place(row, usage))
+        return found
+
+    def has_room(self) -> bool:
+        return len(self.places()) == len(self.wishes)
+
+
+class Plan(NamedTuple):
+    """Places for a gang's members beside its first, which has `own`; of when the cluster's clock was `clock`."""
+
+    clock: int
+    own: Place
+    wishes: list[Shape]
+    places: list[Place]  # fewer than the wishes where not all can be had
 
 
 class GangPlaces:
@@ -65,7 +89,25 @@ class GangPlaces:
     def __init__(self, cache: SchedulerCache, chooser: Chooser) -> None:
         self._cache, self._chooser = cache, chooser
 
-    def take(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Choice:
+    def ahead(self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int) -> Outlook | None:
+        """A copy to look for a large gang's places on before its first member is decided; None: there is no need."""
+        gang, cache = self.join(asked, shape), self._cache
+        if gang is None or gang.running(cache.pods) or gang.places or cache.pods.get(asked.uid) is not None:
+            return None
+        lacking = gang.size - 1 - len(gang.placed(cache.pods))
+        if lacking < _LARGE or (gang.lapsed and len(gang.members) < gang.size):
+            return None
+        aside = self._chooser.set_aside(asked.uid, priority)
+        rows, cluster = cache.rows(names), cache.cluster.frozen()
+        quotas = cache.quotas.elsewhere(gang.namespace, cluster)
+        for record in aside:
+            cache.pods.put(record)
+        wishes = self._wishes(gang, shape, lacking, but=asked.uid)
+        return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows[rows >= 0], [shape, *wishes])
+
+    def take(
+        self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | None = None
+    ) -> Choice:
         """Chooser.take for a member of a gang; for the first one, places for the others are reserved too."""
         gang = self.join(asked, shape)
         if gang is None or gang.running(self._cache.pods):
@@ -78,8 +120,16 @@ class GangPlaces:
         if choice.row is None:
             self._put_back(gang, taken)
             return choice
+        still: list[Place | None] | None = None
+        if plan is not None:
+            # What changed since is looked for anew: so is what would be beside this pod, if it goes elsewhere now.
+            since = self._cache.cluster.changed > plan.clock
+            own = Place(choice.row, use_of(self._cache.cluster, shape, self._cache.table(shape), choice.row))
+            since[choice.row] |= own != plan.own
+            still = [None if since[place.row] else place for place in plan.places]
         self._chooser.assume(asked, shape, self._cache.table(shape), choice.row, priority)
-        lacking = self._reserve(gang, shape, names, priority)
+        wishes = None if plan is None else plan.wishes
+        lacking = self._reserve(gang, shape, names, priority, wishes, still)
         if lacking:
             self._cache.pods.release(asked.uid)
             self._put_back(gang, taken)
@@ -131,10 +181,14 @@ class GangPlaces:
                 return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
         return self._chooser.choose(table, names, asked.namespace)
 
-    def _reserve(self, gang: Gang, shape: Shape, names: Sequence[str], priority: int) -> int:
+    def _reserve(
+        self, gang: Gang, shape: Shape, names: Sequence[str], priority: int,
+        expected: list[Shape] | None, planned: list[Place | None] | None,
+    ) -> int:  # fmt: skip
         """Reserve as many places as the gang lacks. Returns how many could not be had; then none is added.
 
         Members that are known get places of their own shape, those who have not come yet such as this one's.
+        `planned`: where, if these are the shapes that were `expected`.
         """
         lacking = max(0, gang.size - len(gang.placed(self._cache.pods)))
         while len(gang.places) > lacking:
@@ -143,9 +197,15 @@ class GangPlaces:
         if len(gang.places) < lacking:
             rows = self._cache.rows(names)
             rows = rows[rows >= 0]
+            wishes = self._wishes(gang, shape, lacking)
+            if planned is None or expected != wishes:
+                planned = [None] * len(wishes)
+            if len(planned) < len(wishes):
+                return len(wishes) - len(planned)
             with self._cache.scores.one_budget():
-                for wanted in self._wishes(gang, shape, lacking):
-                    uid = self._reserve_one(gang, wanted, rows, priority)
+                # Those that were planned come first: what is looked for anew must not take their room.
+                for wanted, place in sorted(zip(wishes, planned, strict=True), key=lambda pair: pair[1] is None):
+                    uid = self._reserve_one(gang, wanted, rows, priority, place)
                     if uid is None:
                         break
                     added.append(uid)
@@ -163,9 +223,10 @@ class GangPlaces:
             gang.until = self._cache.clock() + self._cache.gang_seconds
         return 0
 
-    def _wishes(self, gang: Gang, shape: Shape, lacking: int) -> list[Shape]:
-        """The shapes for which places are still to be reserved."""
-        waiting = [member.shape for uid, member in gang.members.items() if self._cache.pods.get(uid) is None]
+    def _wishes(self, gang: Gang, shape: Shape, lacking: int, but: str = "") -> list[Shape]:
+        """The shapes for which places are still to be reserved; `but`: a member who needs none."""
+        members = ((uid, one.shape) for uid, one in gang.members.items() if uid != but)
+        waiting = [its for uid, its in members if self._cache.pods.get(uid) is None]
         reserved = Counter(gang.places.values())
         wishes = []
         for wanted in [*waiting, *[shape] * lacking]:
@@ -175,16 +236,23 @@ class GangPlaces:
                 wishes.append(wanted)
         return wishes[: lacking - len(gang.places)]
 
-    def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int) -> str | None:
-        cluster, table = self._cache.cluster, self._cache.table(shape)
-        row = _roomy(cluster, self._cache.quotas, gang.namespace, table, rows)
-        if row is None:
-            return None
+    def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int, place: Place | None) -> str | None:
+        """Reserve a place: the planned one, which is there, if quotas still allow it; else the best."""
+        cluster, quotas = self._cache.cluster, self._cache.quotas
+        if place is not None:
+            if quotas.over(gang.namespace, (), cluster.names[place.row], place.usage.cards):
+                return None
+        else:
+            table = self._cache.table(shape)
+            row = _roomy(cluster, quotas, gang.namespace, table, rows)
+            if row is None:
+                return None
+            place = Place(row, use_of(cluster, shape, table, row))
         uid = self._cache.gangs.new_place(gang, shape)
         self._cache.pods.put(
             Record(
-                uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[row],
-                use_of(cluster, shape, table, row), State.RESERVED, self._cache.clock(), priority=priority,
+                uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[place.row], place.usage,
+                State.RESERVED, self._cache.clock(), priority=priority,
             )
         )  # fmt: skip
         return uid
@@ -199,7 +267,7 @@ class GangPlaces:
             return None
         cluster = cache.cluster.frozen()
         quotas = cache.quotas.elsewhere(gang.namespace, cluster)
-        return Outlook(cluster, quotas, cache.typical(), gang.namespace, shape, rows, needed)
+        return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows, [shape] * needed)
 
     def waits(self, uid: str) -> str | None:
         """Why a member must not be bound yet; None if its gang is complete, or it has none."""

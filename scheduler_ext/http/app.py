@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from scheduler_ext.engine.core import MOST_LIGHT, Engine
+from scheduler_ext.engine.gangs import Plan
 from scheduler_ext.http.overview import OverviewData, html
 from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
 from scheduler_ext.http.server import Answer, Request, error
@@ -21,6 +22,7 @@ from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import BadInput, ExtenderArgs
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.sync.binder import Binder
+from vcuda.spec import gang
 from vcuda.spec import request as pod_request
 from vcuda.spec.claims import asks_as_extended
 
@@ -73,7 +75,7 @@ class Extender:
         spec = args.pod["spec"]
         if len(spec.get("containers") or ()) + len(spec.get("initContainers") or ()) > MOST_LIGHT:
             return self._heavy_filter(args)
-        return self._decided(args)
+        return self._gang_filter(args) if gang.may_name(args.pod, self._engine.names) else self._decided(args)
 
     def filter_claims(self, body: bytes) -> bytes | Awaitable[bytes]:
         args = extender_v1.read_args(body, self._engine.offered)
@@ -99,10 +101,14 @@ class Extender:
 
     async def _heavy_filter(self, args: ExtenderArgs) -> bytes:
         await asyncio.to_thread(self._engine.prepare, args.pod)
-        return self._decided(args)
+        return await self._gang_filter(args)
 
-    def _decided(self, args: ExtenderArgs) -> bytes:
-        verdict = self._engine.filter(args.pod, args.names)
+    async def _gang_filter(self, args: ExtenderArgs) -> bytes:
+        plan = await asyncio.to_thread(self._engine.plan_gang, args.pod, args.names)
+        return self._decided(args, plan)
+
+    def _decided(self, args: ExtenderArgs, plan: Plan | None = None) -> bytes:
+        verdict = self._engine.filter(args.pod, args.names, plan)
         (self._refused if verdict.chosen is None else self._chosen).inc()
         return extender_v1.filter_answer(args, verdict)
 

@@ -276,6 +276,73 @@ def test_the_places_of_a_gang_that_preempts_are_looked_for_without_the_lock(monk
     assert (engine.cache.cluster.free_cores == before).all() and held(engine) == 1
 
 
+def reserved(engine: Engine) -> dict[str, int]:
+    """By node how many places of gangs are reserved there."""
+    found = [one.node for one in engine.cache.pods.pending() if one.state is State.RESERVED]
+    return {name: found.count(name) for name in sorted(set(found))}
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "another pod", "a node goes", "its quota", "another member"])
+def test_a_large_gang_is_planned_without_the_lock_and_reserved_as_it_would_be(
+    meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 0.9 s in one hold, on the server's loop. What changes between plan and decision counts all the same."""
+
+    def made() -> Engine:
+        engine = engine_with(*(node(f"n{at}", cards(f"n{at}", 8)) for at in range(5)))
+        engine.see_quotas({"data": {"quotas": "[{namespace: default, cards: 40}]"}})
+        return engine
+
+    def happen(engine: Engine) -> None:
+        if meanwhile == "another pod":
+            engine.see_pod(holding("y", there, card, cores=100))
+        elif meanwhile == "a node goes":
+            engine.lose_node(there)
+        elif meanwhile == "its quota":
+            engine.see_quotas({"data": {"quotas": "[{namespace: default, cards: 29}]"}})
+        elif meanwhile == "another member":
+            engine.see_pod(member("m2", "g/30", cores=60))
+
+    names, first = [f"n{at}" for at in range(5)], member("m1", "g/30", cores=100)
+    first["metadata"]["annotations"][NAMES.policy] = "spread"  # its own place is not where something has come
+    engine, before = made(), made()
+    usual, looked = scores.cheapest, []
+
+    def cheapest(*given: Any) -> int | None:
+        looked.append(engine._lock.locked())
+        return usual(*given)
+
+    monkeypatch.setattr(scores, "cheapest", cheapest)
+    plan = engine.plan_gang(first, names)
+    assert plan is not None and len(plan.places) == 29 and len(looked) == 30 and not any(looked)
+    assert held(engine) == 0
+    last = next(one for one in plan.places if one.row != plan.own.row)
+    there, (card,) = engine.cache.cluster.names[last.row], last.usage.cards
+    happen(engine)
+    happen(before)
+    verdict = engine.filter(first, names, plan)
+    if meanwhile == "nothing":
+        assert sum(looked) == 1, "under the lock its own place alone is looked for"
+    expected = before.filter(first, names)
+    assert (verdict.chosen, verdict.refusal) == (expected.chosen, expected.refusal)
+    assert held(engine) == held(before) and (meanwhile != "nothing" or reserved(engine) == reserved(before))
+    assert (verdict.chosen is None) == (meanwhile == "its quota")
+    assert engine.overbooked() == [] and sum(reserved(engine).values()) in (0, 29)
+    assert meanwhile != "a node goes" or there not in reserved(engine)
+
+
+def test_a_large_gang_that_does_not_fit_is_refused_by_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kube-scheduler asks again and again: each time all places were looked for in one hold."""
+    engine = engine_with(*(node(f"n{at}", cards(f"n{at}", 8)) for at in range(3)))
+    names, first = [f"n{at}" for at in range(3)], member("m1", "g/30", cores=100)
+    plan = engine.plan_gang(first, names)
+    usual, looked = scores.cheapest, []
+    monkeypatch.setattr(scores, "cheapest", lambda *given: looked.append(1) or usual(*given))
+    found = engine.filter(first, names, plan).refusal
+    assert found is not None and found[0] is ExtenderReason.GANG_DOES_NOT_FIT
+    assert "needs 30 places at once, 24 are there now" in found[1] and len(looked) == 1 and held(engine) == 0
+
+
 def test_explain_shows_the_gang() -> None:
     clock = Clock()
     engine = engine_with(node("a", cards("a", 3)), clock=clock, gang_seconds=60)

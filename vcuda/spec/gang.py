@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL, POD_GROUP_LABEL, Names
@@ -25,6 +26,14 @@ def _size(text: str, where: str) -> int:
     if not 1 <= number <= MOST_MEMBERS:
         raise InvalidRequest(Reason.INVALID_ANNOTATION, f"{where} is {text!r:.60}; a gang has 1 to {MOST_MEMBERS} pods")
     return number
+
+
+def may_name(pod: Mapping[str, Any], names: Names) -> bool:
+    """Whether a pod may be of a gang: read without judging."""
+    metadata = pod.get("metadata")
+    parts = [metadata.get(name) for name in ("annotations", "labels")] if isinstance(metadata, Mapping) else []
+    keys = (names.gang, OLD_POD_GROUP_SIZE_LABEL)
+    return any(key in part for key, part in zip(keys, parts, strict=False) if isinstance(part, Mapping))
 
 
 def parse(annotations: Mapping[str, str], labels: Mapping[str, str], names: Names) -> Gang | None:
