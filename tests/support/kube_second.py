@@ -88,6 +88,7 @@ class SecondNode:
             ("kubelet", "/var/lib/kubelet"),
             ("pods", "/var/log/pods"),
             ("logs", "/var/log/containers"),
+            ("cdi", "/var/run/cdi"),  # each node's daemon writes a file of the same name
         ):
             (self._folder / name).mkdir()
             script.append(
