@@ -70,13 +70,18 @@ def compare(
             elsewhere.setdefault(key, []).append(uuid)
     for item in allocations:
         usage = usages.get(item.key)  # one that can't be read counts nothing: its container may have damaged it
-        ledger = {card.uuid: card.ledger_bytes for card in usage.cards} if usage is not None else {}
+        # What the tenant writes is believed as far as its share goes: processes that see limits of their own, mounted
+        # over ours, count truly what they hold beyond it. Managed memory need not be on the card.
+        may = {share.uuid: max(share.memory_blocks, item.oversell_blocks) * BLOCK_BYTES for share in item.shares}
+        cards = usage.cards if usage is not None else ()
+        ledger = {
+            card.uuid: card.ledger_bytes if item.whole else min(card.ledger_bytes, may.get(card.uuid, 0))
+            for card in cards
+        }
         own = (share.uuid for share in item.shares if share.uuid in held)
         for uuid in (*own, *elsewhere.get(item.key, ())):
             beyond[item.key, uuid] = max(0, by_driver.get((item.key, uuid), 0) - ledger.get(uuid, 0))
-        # Managed memory need not be on the card. The ledger, which the tenant writes, is believed as far as it may go.
-        may = {share.uuid: max(share.memory_blocks, item.oversell_blocks) * BLOCK_BYTES for share in item.shares}
-        for card in usage.cards if usage is not None else ():
+        for card in cards:
             if (item.key, card.uuid) in listed:
                 listed[item.key, card.uuid] -= min(card.managed_bytes, may.get(card.uuid, 0))
     return Finding(beyond, others, listed=listed)
@@ -119,7 +124,8 @@ class Auditor:
                 if key == item.key and times == LASTING_AUDITS:
                     message = (
                         f"container {item.container} holds {over[key, uuid] >> 20} MiB of card {uuid} beyond what its "
-                        "shim has counted: it bypasses its limit, or its modules need more than --audit-tolerance"
+                        "shim has counted within its share: it bypasses its limit, or its modules need more than "
+                        "--audit-tolerance"
                     )
                     log.warning(
                         "%s: %s", item.name, message, extra=fields(item.fields, uuid=uuid, reason="MemoryUnaccounted")

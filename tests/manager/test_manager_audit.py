@@ -90,6 +90,21 @@ def test_a_ledgers_managed_memory_is_believed_as_far_as_the_share_goes(
     assert found.listed == {(item.key, CARD): left * BLOCK_BYTES}
 
 
+@pytest.mark.parametrize(("oversell", "beyond"), [(0, 6), (8, 2)], ids=["its share", "oversold"])
+def test_a_ledger_is_believed_as_far_as_the_share_goes(tmp_path: Path, oversell: int, beyond: int) -> None:
+    """Processes that see other limits, mounted over theirs, count truly what they hold beyond their share: nothing was said."""
+    item = replace(allocation(tmp_path, UIDS[0]), oversell_blocks=oversell)
+    (tmp_path / "p").mkdir()
+    proc = Proc(tmp_path / "p")
+    proc.add(10, group(item.pod_uid))
+    held = {CARD: [CardProcess(10, 10 * BLOCK_BYTES)]}
+    true = {item.key: ledger(10 * BLOCK_BYTES)}
+    found = compare([item], true, held, proc.owners().among([item]))
+    assert found.beyond == {(item.key, CARD): beyond * BLOCK_BYTES}
+    whole = replace(item, cores=100)
+    assert compare([whole], true, held, proc.owners().among([whole])).beyond == {(item.key, CARD): 0}
+
+
 def test_what_lasts_is_told_once(tmp_path: Path) -> None:
     item = allocation(tmp_path, UIDS[0])
     proc = Proc(tmp_path)
