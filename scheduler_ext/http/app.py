@@ -12,14 +12,15 @@ from typing import Any
 
 import orjson
 
+from scheduler_ext.engine.bindings import Refused
 from scheduler_ext.engine.core import MOST_LIGHT, Engine
 from scheduler_ext.engine.gangs import Plan
 from scheduler_ext.http.overview import OverviewData, html
 from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
-from scheduler_ext.http.server import Answer, Request, error
+from scheduler_ext.http.server import Answer, Later, Request, error
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
-from scheduler_ext.protocol.extender_v1 import BadInput, ExtenderArgs
+from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderArgs
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.sync.binder import Binder
 from vcuda.spec import gang
@@ -30,7 +31,7 @@ _OPEN = ("/healthz", "/readyz", "/version", "/scheduler/version")  # to clients 
 
 _UNSEEN_SECONDS, _UNSEEN_PAUSE = 2.0, 0.01  # for a claim that kube-scheduler knows and we do not
 
-Verb = Callable[[bytes], bytes | Awaitable[bytes]]
+Verb = Callable[[bytes], bytes | Awaitable[bytes] | Later[bytes]]
 Observe = Callable[[float], None]
 Reason = Callable[[], str | None]
 Guard = Callable[[str, str], HTTPStatus | None]
@@ -142,10 +143,17 @@ class Extender:
         found = await asyncio.to_thread(self._engine.simulate, args.pod, args.names, args.nodes or {})
         return extender_v1.simulated(args, found)
 
-    async def bind(self, body: bytes) -> bytes:
+    def bind(self, body: bytes) -> Awaitable[bytes] | Later[bytes]:
         args = extender_v1.read_binding(body)
         self._require_ready()
-        refused = await self._binder.bind(args)
+        later = Later[bytes]()
+        begun = self._binder.begin(args, lambda refused: later.give(self._bound(refused)))
+        return later if begun else self._bind_later(args)
+
+    async def _bind_later(self, args: BindingArgs) -> bytes:
+        return self._bound(await self._binder.bind(args))
+
+    def _bound(self, refused: Refused | None) -> bytes:
         self._engine.metrics.binds.labels("bound" if refused is None else str(refused.reason)).inc()
         return extender_v1.binding_answer("" if refused is None else str(refused))
 
@@ -279,7 +287,7 @@ class App(Probes):
             return error(403, f"{ExtenderReason.UNAUTHENTICATED}: {shown}; {way_out}", close=True)
         return super().refuse(method, path, client)
 
-    def _verb(self, observe: Observe, verb: Verb, request: Request) -> Answer | Awaitable[Answer]:
+    def _verb(self, observe: Observe, verb: Verb, request: Request) -> Answer | Awaitable[Answer] | Later[Answer]:
         idle = self._standby_reason()
         if idle is not None:
             return error(503, f"{ExtenderReason.NOT_LEADER}: {idle}")
@@ -288,10 +296,19 @@ class App(Probes):
             result = verb(request.body)
         except (BadInput, NotReady) as problem:
             return self._problem(problem)
-        if not isinstance(result, bytes):
+        if isinstance(result, bytes):
+            observe(time.perf_counter() - began)
+            return Answer(200, result)
+        if not isinstance(result, Later):
             return self._later(result, observe, began)
-        observe(time.perf_counter() - began)
-        return Answer(200, result)
+        later = Later[Answer]()
+
+        def told(body: bytes) -> None:
+            observe(time.perf_counter() - began)
+            later.give(Answer(200, body))
+
+        result.then(told)
+        return later
 
     async def _later(self, coming: Awaitable[bytes], observe: Observe, began: float) -> Answer:
         try:

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 import scheduler_ext
-from scheduler_ext.http.server import Answer, Request, error
+from scheduler_ext.http.server import Answer, Later, Request, error
 from scheduler_ext.protocol.reasons import ExtenderReason
 
 TEXT = "text/plain; charset=utf-8"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
-Page = Callable[[Request], Answer | Awaitable[Answer]]
+Page = Callable[[Request], Answer | Awaitable[Answer] | Later[Answer]]
 
 
 class Pages:
@@ -57,7 +57,7 @@ class Pages:
         message = f"{ExtenderReason.OVERLOADED}: too many bytes of other requests are being read"
         return error(503, message, close=True)
 
-    def answer(self, request: Request) -> Answer | Awaitable[Answer]:
+    def answer(self, request: Request) -> Answer | Awaitable[Answer] | Later[Answer]:
         found = self.posts.get(request.path) or self.page(request.path)
         assert found is not None, "refused before"
         return found(request)

@@ -14,7 +14,7 @@ import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import httptools
 import orjson
@@ -23,6 +23,7 @@ import uvloop
 from scheduler_ext.http.certificate import ServerCertificate
 from vcuda.kube.access import TOKEN_HEADER
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _BACKLOG = 512
 _TOKEN_HEADER = TOKEN_HEADER.lower().encode()
@@ -67,6 +68,25 @@ class Answer(NamedTuple):
     headers: bytes = b""
 
 
+class Later(Generic[_T]):
+    """What is given later, once, from the loop; without a task, which would be one more turn of it."""
+
+    def __init__(self) -> None:
+        self._given: _T | None = None
+        self._wanted: Callable[[_T], None] | None = None
+
+    def give(self, what: _T) -> None:
+        self._given = what
+        if self._wanted is not None:
+            self._wanted(what)
+
+    def then(self, wanted: Callable[[_T], None]) -> None:
+        """Who is told; at once, if it is there."""
+        self._wanted = wanted
+        if self._given is not None:
+            wanted(self._given)
+
+
 def error(status: int, message: str, *, close: bool = False) -> Answer:
     """An answer whose body is {"Error": message}, as kube-scheduler expects it."""
     return Answer(status, orjson.dumps({"Error": message}), close=close)
@@ -90,7 +110,7 @@ class Application(Protocol):
     def overloaded(self) -> Answer:
         """What is said when there was no room for a body for too long."""
 
-    def answer(self, request: Request) -> Answer | Awaitable[Answer]: ...
+    def answer(self, request: Request) -> Answer | Awaitable[Answer] | Later[Answer]: ...
 
 
 def common_name(transport: asyncio.BaseTransport) -> str | None:
@@ -148,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None
         self._client: str | None = None
         self._ready: collections.deque[tuple[Request, bool]] = collections.deque()
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | Later[Answer] | None = None  # an answer that comes later
         self._in_head = False
         self._head_bytes = 0
         self._held = 0  # bytes of room
@@ -168,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closed = True
         self._server.connections.discard(self)
         self._give_room()
-        if self._task is not None:
+        if isinstance(self._task, asyncio.Task):
             self._task.cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size is enough for all
@@ -342,8 +362,11 @@ class Connection(asyncio.BufferedProtocol):
             answer = error(500, "an error of ours; see the extender's log")
         if isinstance(answer, Answer):
             self._send(answer, keep)
-            return
-        self._task = asyncio.get_running_loop().create_task(self._finish(request, answer, keep))
+        elif isinstance(answer, Later):
+            self._task = answer
+            answer.then(functools.partial(self._give, keep))
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._finish(request, answer, keep))
 
     async def _finish(self, request: Request, coming: Awaitable[Answer], keep: bool) -> None:
         try:
@@ -351,11 +374,13 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:  # noqa: BLE001 - as above
             _log.exception("%s %s failed", request.method, request.path)
             answer = error(500, "an error of ours; see the extender's log")
+        self._give(keep, answer)
+
+    def _give(self, keep: bool, answer: Answer) -> None:
         self._task = None
-        if self._closed:
-            return
-        self._send(answer, keep)
-        self._go_on()
+        if not self._closed:
+            self._send(answer, keep)
+            self._go_on()
 
     def _send(self, answer: Answer, keep: bool = True) -> None:
         close = answer.close or not keep or self._server.ending

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from vcuda.kube import config
 from vcuda.kube.aio import AsyncClient
 from vcuda.kube.client import MERGE, Client
 from vcuda.kube.endpoint import Endpoint
+from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import path
 
 
@@ -66,6 +67,18 @@ class Writer:
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         """Create the pod's Binding. The API server copies its annotations to the pod in the same write."""
+        await self._client.post(*self._request(namespace, name, uid, node, annotations))
+
+    def begin(
+        self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str],
+        done: Callable[[KubeError | None], None],
+    ) -> bool:  # fmt: skip
+        """The same at once, if a connection is at hand: then `done` is called later; else nothing was done: False."""
+        return self._client.begin(*self._request(namespace, name, uid, node, annotations), done)
+
+    def _request(
+        self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]
+    ) -> tuple[str, bytes]:
         metadata: dict[str, object] = {"namespace": namespace, "name": name, "uid": uid}
         if annotations:
             metadata["annotations"] = dict(annotations)
@@ -75,4 +88,4 @@ class Writer:
             "metadata": metadata,
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
-        await self._client.post(path("pods", namespace, name, "binding") + self._deadline, orjson.dumps(binding))
+        return path("pods", namespace, name, "binding") + self._deadline, orjson.dumps(binding)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scheduler_ext.engine.bindings import AlreadyBound, Refused, Write
 from scheduler_ext.engine.core import Engine
@@ -51,7 +52,8 @@ class Binder:
         self._standby_reason = standby_reason
         self._writer = writer or Writer(api)
         self._turn = asyncio.Semaphore(_AT_ONCE)
-        self._running: dict[BindingArgs, asyncio.Task[Refused | None]] = {}
+        self._running: dict[BindingArgs, asyncio.Future[Refused | None]] = {}
+        self._late: set[asyncio.Task[Refused | None]] = set()
 
     async def bind(self, args: BindingArgs) -> Refused | None:
         """Bind a pod; None means that it is bound to the node. Equal calls at the same time share one write."""
@@ -63,6 +65,52 @@ class Binder:
             running = self._running[args] = asyncio.create_task(self._bind(args))
             running.add_done_callback(lambda _: self._running.pop(args, None))
         return await asyncio.shield(running)
+
+    def begin(self, args: BindingArgs, done: Callable[[Refused | None], None]) -> bool:
+        """Bind a pod as `bind` does, where nothing has to be waited for before the write: nearly always.
+
+        `done` is called once, now or later from the loop. False: nothing was done. No task is made until something
+        goes wrong: each is one more turn of the loop.
+        """
+        if args in self._running or self._turn.locked() or self._engine.gang_waits(args.uid) is not None:
+            return False
+        begun = self._engine.begin_bind(args.uid, args.node)
+        if begun is None:
+            return False
+        if not isinstance(begun, Write):
+            done(begun if isinstance(begun, Refused) else None)
+            return True
+        running = self._running[args] = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(StopIteration):
+            self._turn.acquire().send(None)  # it is not locked
+
+        def end(refused: Refused | None) -> None:
+            self._turn.release()
+            del self._running[args]
+            running.set_result(refused)
+            done(refused)
+
+        def later(coming: Coroutine[Any, Any, Refused | None]) -> None:
+            task = asyncio.create_task(coming)
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+            task.add_done_callback(lambda task: end(task.result()))
+
+        def written(problem: KubeError | None) -> None:
+            if problem is None:
+                self._engine.end_bind(args.uid, State.BOUND)
+                end(None)
+            else:
+                later(self._failed(args, problem))
+
+        try:
+            if self._standby_reason() is None and self._writer.begin(*self._of(args, begun), written):
+                self._engine.metrics.writes.inc()
+            else:
+                later(self._write(args, begun))
+        except Exception as error:  # noqa: BLE001 - as in `_write`
+            later(self._failed(args, error))
+        return True
 
     async def close(self) -> None:
         """Wait for all writes that have begun, each at most for the API server's time; then disconnect."""
@@ -154,19 +202,25 @@ class Binder:
             return Refused(ExtenderReason.NOT_LEADER, problem)
         self._engine.metrics.writes.inc()
         try:
-            await self._writer.bind(args.namespace, args.name, args.uid, write.node, write.annotations)
-        except ApiError as error:
+            await self._writer.bind(*self._of(args, write))
+        except Exception as error:  # noqa: BLE001 - whatever it is, a booking must not stay in BINDING for ever
+            return await self._failed(args, error)
+        self._engine.end_bind(args.uid, State.BOUND)
+        return None
+
+    @staticmethod
+    def _of(args: BindingArgs, write: Write) -> tuple[str, str, str, str, Mapping[str, str]]:
+        return args.namespace, args.name, args.uid, write.node, write.annotations
+
+    async def _failed(self, args: BindingArgs, error: Exception) -> Refused | None:
+        if isinstance(error, ApiError):
             if error.status == _NOT_FOUND:
                 self._engine.end_bind(args.uid, None)
                 return Refused(ExtenderReason.NO_SUCH_POD, f"pod {args.namespace}/{args.name} does not exist")
             if error.status != _CONFLICT and error.status < _SERVER_ERROR:
                 self._engine.end_bind(args.uid, State.ASSUMED)
                 return Refused(ExtenderReason.BIND_FAILED, str(error))
-            return await self._in_thread(self._after_doubt, args, str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, a booking must not stay in BINDING for ever
-            return await self._in_thread(self._after_doubt, args, str(error) or type(error).__name__)
-        self._engine.end_bind(args.uid, State.BOUND)
-        return None
+        return await self._in_thread(self._after_doubt, args, str(error) or type(error).__name__)
 
     def _after_doubt(self, args: BindingArgs, problem: str) -> Refused | None:
         """The write may have taken effect, or somebody else bound the pod: look, never write again."""

@@ -114,3 +114,17 @@ def test_many_at_once_have_a_connection_each(counting: Counting) -> None:
 
     asyncio.run(work())
     assert len(counting.requests) == 8 and len(counting.connections) == 8
+
+
+@pytest.mark.parametrize("rest", [HEAD.replace(b"200", b"409") + b"Content-Length: 2\r\n\r\nno", b"no HTTP"])
+def test_what_follows_an_answer_in_its_packet_is_no_answer_to_the_next(rest: bytes) -> None:
+    answer = HEAD + b"Content-Length: 2\r\n\r\nok"
+    with server([answer + rest], stay=True) as endpoint:
+
+        async def work() -> None:
+            client, told = AsyncClient(endpoint), asyncio.get_running_loop().create_future()
+            await client.post("/x", b"{}")
+            assert client._kept() is None and not client.begin("/x", b"{}", told.set_result)
+            await client.close()
+
+        asyncio.run(work())

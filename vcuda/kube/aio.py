@@ -11,18 +11,21 @@ import math
 import select
 import ssl
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 import httptools
 
 from vcuda.kube.endpoint import Endpoint, excerpt
-from vcuda.kube.errors import ApiError, ApiUnreachable
+from vcuda.kube.errors import ApiError, ApiUnreachable, KubeError
 
 _UNAUTHORIZED = 401
 _IDLE_SECONDS = 60.0  # that a connection is kept; API servers close theirs after 90 s or later
 _LOGIN_SECONDS = 10.0  # that request headers are used again: to renew a token may take a file or a program
 _READ_BYTES = 64 * 1024
 _MOST_ANSWER = 1 << 20  # bytes; a Status has hundreds
+
+Told = Callable[[int, bytes, Exception | None], None]  # status and body of an answer, or why there is none
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -36,24 +39,24 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: Any = None
         self._parser: Any = None
         self._ended = select.poll()
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._told: Told | None = None  # who waits for the answer
+        self._answer: tuple[int, bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._ended.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
-    def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
-        """Send a request; its answer's status and body. Fails with OSError."""
+    def ask(self, request: bytes, told: Told) -> None:
+        """Send a request. `told` is called once, later, from the loop; with OSError where there is no answer."""
         self._parser, self._body, self._has_end = httptools.HttpResponseParser(self), bytearray(), False
-        self._head_is_there = False
-        self._answer = asyncio.get_running_loop().create_future()
+        self._head_is_there, self._answer = False, None
+        self._told = told
         self._transport.write(request)
-        return self._answer
 
     @property
     def free(self) -> bool:
         """Whether it may be asked again."""
-        return self.usable and self._answer is None
+        return self.usable and self._told is None
 
     def ended(self) -> bool:
         """Whether the server has closed it, or sent what nobody asked for: also what the loop has not come to yet."""
@@ -71,19 +74,23 @@ class _Connection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._answer is None:  # nobody asked
+        if self._told is None:  # nobody asked
             self.close()
             return
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except httptools.HttpParserError as error:
-            self._fail(ConnectionError(f"this is not an HTTP answer: {error}"))
+            if self._answer is None:
+                self._fail(ConnectionError(f"this is not an HTTP answer: {error}"))
+            self.usable = False
+        if self._answer is not None:  # only now: who is told may ask the next, to which no more of this is an answer
+            self._tell(*self._answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
-        if self._answer is not None and not self._answer.done():
+        if self._told is not None:
             if exc is None and self._head_is_there and not self._has_end:
-                self.on_message_complete()
+                self._tell(self._parser.get_status_code(), bytes(self._body))
             else:
                 self._fail(exc or ConnectionError("the connection ended before the answer did"))
 
@@ -99,17 +106,22 @@ class _Connection(asyncio.BufferedProtocol):
             self._fail(ConnectionError("the answer is too long"))
 
     def on_message_complete(self) -> None:
-        answer, self._answer = self._answer, None
-        if answer is None or answer.done():
-            return
-        self.usable = self.usable and self._parser.should_keep_alive()
-        answer.set_result((self._parser.get_status_code(), bytes(self._body)))
+        if self._answer is None:
+            self.usable = self.usable and self._parser.should_keep_alive()
+            self._answer = self._parser.get_status_code(), bytes(self._body)
+        else:  # a second one, to what nobody asked
+            self.usable = False
+
+    def _tell(self, status: int, answer: bytes) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told(status, answer, None)
 
     def _fail(self, why: Exception) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None and not answer.done():
-            answer.set_exception(why)
+        told, self._told = self._told, None
         self.close()
+        if told is not None:
+            told(0, b"", why)
 
 
 class AsyncClient:
@@ -121,7 +133,7 @@ class AsyncClient:
     def __init__(self, endpoint: Endpoint, *, timeout: float = 10.0) -> None:
         self._endpoint, self._timeout = endpoint, timeout
         parts = urllib.parse.urlsplit(endpoint.url)
-        self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
+        self._prefix, self._host = parts.path.encode(), parts.netloc.rpartition("@")[2]
         self._server_name = endpoint.login.server_name or parts.hostname
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._idle: list[_Connection] = []
@@ -133,35 +145,61 @@ class AsyncClient:
         """Create an object from JSON."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout
-        connection, timer = None, None
-        try:
-            if loop.time() < self._headers_until:
-                connection = self._kept()
-            if connection is None:
+        coming: asyncio.Future[KubeError | None] = loop.create_future()
+
+        def done(problem: KubeError | None) -> None:
+            if not coming.done():
+                coming.set_result(problem)
+
+        if not self.begin(path, body, done):
+            try:
                 async with asyncio.timeout_at(deadline):
                     await self._log_in()
                     connection = self._kept() or await self._connect()
-            request = b"POST %b%b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (
-                self._prefix.encode(), path.encode(), self._headers, len(body), body,
-            )  # fmt: skip
-            coming = connection.ask(request)
-            timer = loop.call_at(deadline, connection.late)
-            status, answer = await coming
-        except (TimeoutError, OSError, http.client.HTTPException) as error:
-            if isinstance(error, ssl.SSLError):
-                self._forget()
-            raise ApiUnreachable(
-                f"no answer from {self._endpoint.url}: {str(error) or type(error).__name__:.200}"
-            ) from error
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if connection is not None:
-                self._keep(connection)
-        if status == _UNAUTHORIZED:
+            except (TimeoutError, OSError, http.client.HTTPException) as error:
+                raise self._unreachable(error) from error
+            self._ask(connection, path, body, deadline, done)
+        problem = await coming
+        if problem is not None:
+            raise problem
+
+    def begin(self, path: str, body: bytes, done: Callable[[KubeError | None], None]) -> bool:
+        """Send it at once, if login and a connection are there: `done` is called once, later, from the loop.
+
+        Else nothing is done, and the answer is False. No future and no task: each would be one more turn of the loop.
+        """
+        now = asyncio.get_running_loop().time()
+        connection = self._kept() if now < self._headers_until else None
+        if connection is None:
+            return False
+        self._ask(connection, path, body, now + self._timeout, done)
+        return True
+
+    def _ask(
+        self, connection: _Connection, path: str, body: bytes, deadline: float, done: Callable[[KubeError | None], None]
+    ) -> None:
+        def told(status: int, answer: bytes, error: Exception | None) -> None:
+            timer.cancel()
+            self._keep(connection)
+            problem: KubeError | None = None
+            if error is not None:
+                problem = self._unreachable(error)
+            elif status >= 300:
+                if status == _UNAUTHORIZED:
+                    self._forget()
+                problem = ApiError(status, excerpt(answer))
+            done(problem)
+
+        timer = asyncio.get_running_loop().call_at(deadline, connection.late)
+        head = b"POST %b%b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n"
+        connection.ask(head % (self._prefix, path.encode(), self._headers, len(body)) + body, told)
+
+    def _unreachable(self, error: Exception) -> ApiUnreachable:
+        if isinstance(error, ssl.SSLError):
             self._forget()
-        if status >= 300:
-            raise ApiError(status, excerpt(answer))
+        problem = ApiUnreachable(f"no answer from {self._endpoint.url}: {str(error) or type(error).__name__:.200}")
+        problem.__cause__ = error
+        return problem
 
     async def _log_in(self) -> None:
         now = asyncio.get_running_loop().time()
