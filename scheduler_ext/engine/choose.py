@@ -66,15 +66,15 @@ class Chooser:
         cache, cluster = self._cache, self._cache.cluster
         limited = cache.quotas.of(namespace)
         rows = cache.rows(names)
-        known = rows >= 0
         closed, quota = None, ""
         if limited:
+            known = rows >= 0
             closed = np.zeros(len(rows), np.bool_)
             closed[known], quota = cache.quotas.closed(namespace, table, rows[known])
         row = scores.cheapest(table, cluster, rows if closed is None else rows[known & ~closed])
         if row is not None and len(names) > EXPLAINED_NODES:
             return Choice(row, rows, None, quota)
-        codes = np.where(known, table.code[rows], _UNKNOWN_NODE)
+        codes = np.where(rows >= 0, table.code[rows], _UNKNOWN_NODE)
         return Choice(row, rows, codes if closed is None else np.where(closed, _QUOTA, codes), quota)
 
     def assume(self, asked: PodRequest, shape: Shape, table: Table, row: int, priority: int) -> Record:

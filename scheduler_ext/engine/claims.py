@@ -85,7 +85,7 @@ class Claims:
     def see_pod(self, uid: str, pod: Mapping[str, Any]) -> None:
         """Follow a pod as the watch shows it; _User is what of it matters here."""
         spec = pod.get("spec")
-        if not isinstance(spec, Mapping) or not spec.get("resourceClaims"):
+        if not isinstance(spec, (dict, Mapping)) or not spec.get("resourceClaims"):
             return
         if ended(pod):
             self.lose_pod(uid)

@@ -48,6 +48,7 @@ class Extender:
         self._engine, self._binder = engine, binder
         count = engine.metrics.verdicts.labels
         self._untouched, self._chosen, self._refused = count("untouched"), count("chosen"), count("refused")
+        self._bound_ones = engine.metrics.binds.labels("bound")
 
     def _asks(self, pod: Mapping[str, Any]) -> bool:
         """Whether a pod is our business; then it must have a UID, and we must be ready."""
@@ -154,7 +155,7 @@ class Extender:
         return self._bound(await self._binder.bind(args))
 
     def _bound(self, refused: Refused | None) -> bytes:
-        self._engine.metrics.binds.labels("bound" if refused is None else str(refused.reason)).inc()
+        (self._bound_ones if refused is None else self._engine.metrics.binds.labels(str(refused.reason))).inc()
         return extender_v1.binding_answer("" if refused is None else str(refused))
 
 

@@ -31,6 +31,7 @@ _HEAD_SECONDS = 10.0  # that a request's head may take once it has begun
 _SILENT_SECONDS = 30.0  # before the first one: Go opens connections ahead; each costs a descriptor
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HEAD_BYTES = 64 * 1024
+_LONGEST_KNOWN, _MOST_KNOWN = 1024, 256  # bytes of a head that is kept with its meaning, and how many are
 _READ_BYTES = 256 * 1024
 _IDLE_SECONDS = 75.0  # between two requests: kube-scheduler keeps its connections
 _ROOM_SECONDS = 5.0  # that a body may wait for room
@@ -56,6 +57,16 @@ class Request(NamedTuple):
     client: str | None
     token: str = ""
     gzip: bool = False
+
+
+class _Head(NamedTuple):
+    """What a head meant to the parser, of a request after which the connection is for more."""
+
+    method: str
+    path: str
+    query: str
+    size: int
+    gzip: bool
 
 
 class Answer(NamedTuple):
@@ -133,6 +144,13 @@ def _date(_second: int) -> bytes:
     return f"date: {email.utils.formatdate(usegmt=True)}\r\n".encode()
 
 
+def _ends_once(head: bytes) -> bool:
+    """Whether a parser sees the head end where it ends, and nowhere before; and learns from it how long the body is."""
+    lines = head.count(b"\r\n")
+    plain = head[:1].isalpha() and head.count(b"\n") == head.count(b"\r") == lines
+    return plain and b"transfer-encoding" not in head.lower()
+
+
 class _Room:
     """Bytes of bodies that may be in memory at once; who comes when there is none waits, in order."""
 
@@ -173,6 +191,10 @@ class Connection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._held = 0  # bytes of room
         self._waits = self._closed = False
+        self._size: int | None = None
+        self._between = True  # the parser has seen requests to their end, and would take another
+        self._raw_head = b""  # of the request that it reads, where the whole head came at once
+        self._left = 0  # bytes that lack of the body of one that it need not read
         self._full = False  # the peer does not read what was said
         self.until = 0.0  # the monotonic time when `late` is called
 
@@ -201,13 +223,41 @@ class Connection(asyncio.BufferedProtocol):
         data = self._buffer[:nbytes]
         try:
             while data and not self._closed:
-                data = self._parsed(data)
+                data = self._known(data) if self._between or self._left else self._parsed(data)
         except httptools.HttpParserError as problem:
             self._end(error(400, f"this is not an HTTP/1.1 request: {problem}"[:200], close=True))
             return
         if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
             self._end(error(431, f"the head has more than {_MOST_HEAD_BYTES} bytes", close=True))
         self._go_on()
+
+    def _known(self, data: memoryview) -> memoryview:
+        """Take in a request whose head has come before, byte for byte, as kube-scheduler's do; what is left.
+
+        What the parser made of those bytes then, it would make of them now.
+        """
+        if not self._left:
+            start = bytes(data[:_LONGEST_KNOWN])
+            end = start.find(b"\r\n\r\n") + 4
+            self._raw_head = start[:end] if end >= 4 else b""
+            known = self._server.heads.get(self._raw_head)
+            if known is None:
+                self._between = False
+                return self._parsed(data)
+            self._begin_request()
+            if self._closed:
+                return data[:0]
+            self._method, self._path, self._query, self._size, self._gzip = known
+            self._keep = True
+            self._take_head()
+            self._left, data = known.size, data[end:]
+        part = bytes(data[: self._left])
+        self._left -= len(part)
+        if part:
+            self.on_body(part)
+        if not self._left:
+            self._take_request()
+        return data[len(part) :]
 
     def _parsed(self, data: memoryview) -> memoryview:
         """Parse; what is left, of which the parser thinks that it is another protocol. We never change it."""
@@ -237,11 +287,15 @@ class Connection(asyncio.BufferedProtocol):
     def on_message_begin(self) -> None:
         if self._closed:
             raise ConnectionAbortedError("the rest of the packet is nobody's")
+        self._between = False
+        self._begin_request()
+
+    def _begin_request(self) -> None:
         if self._waits:  # the last one for room; this one came in the same packet
             self._end(self._application.overloaded())
             return
         self._url = b""
-        self._size: int | None = None
+        self._size = None
         self._continues = False
         self._token = ""
         self._gzip = False
@@ -267,11 +321,14 @@ class Connection(asyncio.BufferedProtocol):
     def on_headers_complete(self) -> None:
         if self._closed:
             return
-        self._in_head = False
         path, _, query = self._url.partition(b"?")
         self._path = path.decode("latin-1") if b"%" not in path else urllib.parse.unquote(path)
         self._query = query.decode("latin-1")
         self._method = self._parser.get_method().decode()
+        self._take_head()
+
+    def _take_head(self) -> None:
+        self._in_head = False
         application, size = self._application, self._size
         self._most = 0 if self._method in _BODILESS else application.body_bytes
         refused = application.refuse(self._method, self._path, self._client)
@@ -281,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
         if size is not None and size > self._most:
             self._end(self._too_long(size))
             return
-        if self._parser.should_upgrade() and self._method not in _BODILESS:
+        if not self._between and self._parser.should_upgrade() and self._method not in _BODILESS:
             # The parser takes no body then: it would be the next request.
             self._end(error(400, f"{self._method} {self._path:.80} changes no protocol; leave out Upgrade", close=True))
             return
@@ -307,7 +364,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _complete_late(self) -> None:
-        self.on_message_complete()
+        self._take_request()
         self._go_on()
 
     def _too_long(self, size: int | None) -> Answer:
@@ -330,6 +387,17 @@ class Connection(asyncio.BufferedProtocol):
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
+        self._between = self._keep = self._parser.should_keep_alive()
+        head, self._raw_head = self._raw_head, b""
+        plain = self._keep and not (self._closed or self._continues or self._token or self._method in _BODILESS)
+        if plain and self._size and self._received == self._size and _ends_once(head):
+            if len(self._server.heads) >= _MOST_KNOWN:
+                self._server.heads.clear()
+            found = _Head(self._method, self._path, self._query, self._size, self._gzip)
+            self._server.heads[head] = found
+        self._take_request()
+
+    def _take_request(self) -> None:
         self._complete = True
         if self._closed or self._waits:
             return
@@ -337,9 +405,8 @@ class Connection(asyncio.BufferedProtocol):
         chunks, self._chunks = self._chunks, []
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         request = Request(self._method, self._path, self._query, body, self._client, self._token, self._gzip)
-        keep = self._parser.should_keep_alive()
         self._head_bytes = 0
-        self._ready.append((request, keep))
+        self._ready.append((request, self._keep))
         if len(self._ready) > _MOST_WAITING:
             self._end(error(400, "too many requests were sent ahead of their answers", close=True))
 
@@ -450,6 +517,7 @@ class Server:
         if probes is not None:
             self._served.append((*probes, None))
         self.connections: set[Connection] = set()
+        self.heads: dict[bytes, _Head] = {}  # all connections': what heads mean depends on nobody
         # All connections': what is read is parsed at once. Not all servers': to read lets other threads run.
         self.buffer = memoryview(bytearray(_READ_BYTES))
         self.ending = self.started = False

@@ -38,6 +38,7 @@ class _Struct:
     def __init__(self, kind: str, **fields: Any) -> None:
         self._held = [_pointer(value) if isinstance(value, np.ndarray) else value for value in fields.values()]
         self.pointer = ffi.new(f"struct {kind} *", dict(zip(fields, self._held, strict=True)))
+        self.changed: Any = None  # of a cluster's nodes
 
 
 def _pointer(array: npt.NDArray[Any]) -> Any:
@@ -60,6 +61,7 @@ def _of_cluster(cluster: Cluster) -> _Struct:
     """Made anew only when the cluster has got new arrays."""
     if cluster.native is None:
         cluster.native = _nodes(cluster)
+        cluster.native.changed = _pointer(cluster.changed)
     found: _Struct = cluster.native
     return found
 
@@ -122,11 +124,24 @@ def plan_rows(
     _place(shape, cluster, _of_cluster(cluster), allowed, typical, rows, plan, budget, at_rows=True)
 
 
-def refresh(shape: Shape, cluster: Cluster, typical: Typical, planned: Ints, plan: Plan) -> None:
-    """Plan the rows that changed since they were `planned` (cluster's clock), for a shape of one step, unfiltered."""
-    nodes, now, plans = _of_cluster(cluster).pointer, cluster.clock, [_pointer(array) for array in plan]
-    wish, pods, changed = _wish(shape).pointer, _typical(typical).pointer, _pointer(cluster.changed)
-    if lib.vc_refresh(nodes, pods, wish, _CODES, changed, _pointer(planned), len(cluster), now, plans):
+class Places:
+    """Where a table's arrays and its shape are, for the core: made anew only when the table has got new arrays."""
+
+    def __init__(self, shape: Shape, planned: Ints, plan: Plan) -> None:
+        """`planned`: the cluster's clock when each row was."""
+        self.plan = plan
+        self._held = [_pointer(array) for array in plan]  # keeps the arrays alive
+        self.wish, self.planned = _wish(shape), _pointer(planned)
+        self.plans = ffi.new("struct vc_plans *", self._held)
+
+
+def refresh(places: Places, cluster: Cluster, typical: Typical) -> None:
+    """Plan the rows that changed since they were planned (cluster's clock), for a shape of one step, unfiltered."""
+    nodes, pods = _of_cluster(cluster), _typical(typical).pointer
+    if lib.vc_refresh(
+        nodes.pointer, pods, places.wish.pointer, _CODES, nodes.changed, places.planned, len(cluster), cluster.clock,
+        places.plans[0],
+    ):  # fmt: skip
         raise MemoryError("no memory to plan in")
 
 

@@ -65,6 +65,7 @@ class Table:
         self.shape, self._allowed = shape, allowed
         self.plan = Plan.empty(0, shape.columns)
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
+        self._places: placing.Places | None = None
         self._typical_version = -1
         self._budget = exact_search.Budget(exact_search.MOST_AHEAD)  # of a pass, which may take several refreshes
         self._reads_workload = placing.reads_workload(shape)
@@ -109,7 +110,9 @@ class Table:
             self.size_bytes = self._size()
         self._typical_version = typical.version
         if self._plain and most is None:
-            placing.refresh(self.shape, cluster, typical, self._at, self.plan)
+            if self._places is None or self._places.plan is not self.plan:
+                self._places = placing.Places(self.shape, self._at, self.plan)
+            placing.refresh(self._places, cluster, typical)
             return True
         stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
         now = stale[:most]

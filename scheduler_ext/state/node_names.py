@@ -17,9 +17,9 @@ _LEAST_BYTES = 3  # of a name in a JSON array: two quotes and a comma
 class OfferedNames(Sequence[str]):
     """The names of a request. `rows`: their rows, -1 for unknown ones, as of `version` of the names of the cluster."""
 
-    def __init__(self, rows: npt.NDArray[np.int64], version: int, text: bytes) -> None:
+    def __init__(self, rows: npt.NDArray[np.int64], version: int, text: memoryview) -> None:
         self.rows, self.version = rows, version
-        self._text: bytes = text
+        self._text = text  # of the request, which is kept as long: thousands of names are not copied
         self._names: list[str] | None = None
 
     def _made(self) -> list[str]:
@@ -79,4 +79,4 @@ class NodeNames:
             return None
         start, end = place
         rest = b"%bnull%b" % (body[:start], body[end:])
-        return rest, OfferedNames(self._rows[:count].copy(), self.version, body[start:end])
+        return rest, OfferedNames(self._rows[:count].copy(), self.version, memoryview(body)[start:end])

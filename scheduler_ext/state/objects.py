@@ -38,7 +38,10 @@ class SeenNode:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    # From JSON it is a dict or nothing: an abstract class is asked in Python, a dozen times for each pod.
+    if value is None:
+        return {}
+    return value if isinstance(value, (dict, Mapping)) else {}
 
 
 def _rounded_up(value: object, parts: int = 1) -> int:

@@ -78,6 +78,8 @@ def shared(shape: Shape) -> Shape:
 
 def in_step_order(request: PodRequest) -> list[ContainerRequest]:
     """Containers in the order of a shape's steps."""
+    if len(request.containers) == 1:
+        return [*request.containers]
     return sorted(request.containers, key=lambda container: container.kind is Kind.INIT)
 
 

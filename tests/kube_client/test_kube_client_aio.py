@@ -11,6 +11,7 @@ import pytest
 from tests.kube_client.test_kube_client_endpoint import FORMS, HEAD, Counting, server
 from vcuda.kube import aio
 from vcuda.kube.aio import AsyncClient
+from vcuda.kube.config import Login
 from vcuda.kube.endpoint import Endpoint
 from vcuda.kube.errors import ApiUnreachable, KubeError
 
@@ -128,3 +129,35 @@ def test_what_follows_an_answer_in_its_packet_is_no_answer_to_the_next(rest: byt
             await client.close()
 
         asyncio.run(work())
+
+
+def test_each_of_several_requests_on_kept_connections_has_its_own_time() -> None:
+    """The first answer on a connection comes at once, the next never."""
+    answer = HEAD + b"Content-Length: 2\r\n\r\nok"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(answer)
+        await reader.read()
+        writer.close()
+
+    async def work() -> None:
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        client, loop = (
+            AsyncClient(Endpoint(Login(f"http://127.0.0.1:{port}"), agent="x"), timeout=0.4),
+            asyncio.get_running_loop(),
+        )
+        await asyncio.gather(*(client.post("/x", b"{}") for _ in range(3)))
+        ends: list[float] = []
+        began = loop.time()
+        for _ in range(3):
+            assert client.begin("/x", b"{}", lambda problem: ends.append(loop.time() - began) if problem else None)
+            await asyncio.sleep(0.1)
+        assert not client.begin("/x", b"{}", lambda _: None)
+        await asyncio.sleep(1.0)
+        assert len(ends) == 3 and all(0.38 + 0.1 * at <= end < 0.8 + 0.1 * at for at, end in enumerate(ends)), ends
+        await client.close()
+        listener.close()
+
+    asyncio.run(work())

@@ -34,7 +34,7 @@ class _Connection(asyncio.BufferedProtocol):
     def __init__(self, buffer: memoryview) -> None:
         """`buffer`: that of all connections of a loop; what is read is parsed at once."""
         self._buffer = buffer
-        self.idle_since = 0.0
+        self.idle_since = self.until = 0.0  # `until`: when an answer has to be there
         self.usable = True  # for another request
         self._transport: Any = None
         self._parser: Any = None
@@ -137,6 +137,8 @@ class AsyncClient:
         self._server_name = endpoint.login.server_name or parts.hostname
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._idle: list[_Connection] = []
+        self._asked: set[_Connection] = set()  # whose answers have not come
+        self._timer: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._headers = b""
         self._headers_until = -math.inf
@@ -175,11 +177,26 @@ class AsyncClient:
         self._ask(connection, path, body, now + self._timeout, done)
         return True
 
+    def _look(self) -> None:
+        """End what has no time left. One timer for all: in uvloop one for each is one more turn of the loop."""
+        now, self._timer = asyncio.get_running_loop().time(), None
+        late = [connection for connection in self._asked if connection.until <= now]
+        for connection in late:
+            connection.late()
+        if self._asked:
+            self._wake_at(min(connection.until for connection in self._asked))
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is None or when < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(when, self._look)
+
     def _ask(
         self, connection: _Connection, path: str, body: bytes, deadline: float, done: Callable[[KubeError | None], None]
     ) -> None:
         def told(status: int, answer: bytes, error: Exception | None) -> None:
-            timer.cancel()
+            self._asked.discard(connection)
             self._keep(connection)
             problem: KubeError | None = None
             if error is not None:
@@ -190,7 +207,9 @@ class AsyncClient:
                 problem = ApiError(status, excerpt(answer))
             done(problem)
 
-        timer = asyncio.get_running_loop().call_at(deadline, connection.late)
+        connection.until = deadline
+        self._asked.add(connection)
+        self._wake_at(deadline)
         head = b"POST %b%b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n"
         connection.ask(head % (self._prefix, path.encode(), self._headers, len(body)) + body, told)
 

@@ -78,7 +78,7 @@ def uids_by_name(pods: Iterable[Object]) -> dict[tuple[str, str], str]:
 def phase_of(pod: Object) -> str:
     """ "" for a pod that has none yet."""
     status = pod.get("status")
-    return str(status.get("phase", "")) if isinstance(status, Mapping) else ""
+    return str(status.get("phase", "")) if isinstance(status, (dict, Mapping)) else ""  # from JSON: a dict
 
 
 def terminal(pod: Object) -> bool:
@@ -93,7 +93,7 @@ def ended(pod: Object) -> bool:
     nothing.
     """
     status = pod.get("status")
-    if not isinstance(status, Mapping) or not terminal(pod):
+    if not isinstance(status, (dict, Mapping)) or not terminal(pod):
         return False
     lists = [found for name in STATUSES if isinstance(found := status.get(name), list)]
     states = [item.get("state") for found in lists for item in found if isinstance(item, Mapping)]

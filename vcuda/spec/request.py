@@ -319,15 +319,16 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
 
 def asks_for_share(pod: Mapping[str, Any], names: Names) -> bool:
     """Whether any container names one of our resources in its limits, valid or not. Never raises."""
+    # From JSON they are dicts and lists; to ask an abstract class instead is a call in Python each time.
     spec = pod.get("spec")
-    if not isinstance(spec, Mapping):
+    if not isinstance(spec, (dict, Mapping)):
         return False
     for key in ("containers", "initContainers"):
         listed = spec.get(key)
-        for container in listed if isinstance(listed, Sequence) else ():
-            resources = container.get("resources") if isinstance(container, Mapping) else None
-            limits = resources.get("limits") if isinstance(resources, Mapping) else None
-            if isinstance(limits, Mapping) and (names.core in limits or names.memory in limits):
+        for container in listed if isinstance(listed, (list, Sequence)) else ():
+            resources = container.get("resources") if isinstance(container, (dict, Mapping)) else None
+            limits = resources.get("limits") if isinstance(resources, (dict, Mapping)) else None
+            if isinstance(limits, (dict, Mapping)) and (names.core in limits or names.memory in limits):
                 return True
     return False
 
