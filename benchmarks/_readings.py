@@ -239,6 +239,13 @@ def pod_cost(figures: Figures) -> list[Reading]:
     return [(f"{row['pod_cpu_ms']:.2f} ms, {row['names']} names{floor}", row["pod_cpu_ms"] <= 0.3)]
 
 
+def holds(figures: Figures) -> list[Reading]:
+    """By the lock's holders' processor time: what a light filter sees beside them is the machine's, too."""
+    found = figures["extender"]["holds_ms"]
+    what, worst = max(found.items(), key=lambda item: item[1]["held"])
+    return [(f"{worst['held']:.1f} ms, {what}", worst["held"] <= 20.0)]
+
+
 def reviews(figures: Figures) -> list[Reading]:
     slowest = max(figures["webhook"]["rows"], key=lambda row: row["p99_ms"])
     return [(f"{slowest['p99_ms']:.1f} ms, {slowest['kind']}", slowest["p99_ms"] <= 10.0)]

@@ -213,6 +213,13 @@ TARGETS = (
         ("extender",),
         _readings.pod_cost,
     ),
+    Target(
+        "T37",
+        "the longest that any request keeps decisions waiting, by processor time",
+        "≤ 20 ms",
+        ("extender",),
+        _readings.holds,
+    ),
     Target("T38", "a review of the admission webhook, p99", "≤ 10 ms", ("webhook",), _readings.reviews),
     Target("T32", "API writes per scheduled pod", "1", ("extender",), _readings.writes),
     Target(

@@ -84,6 +84,13 @@ def test_what_the_manager_and_fault_programs_write_is_what_is_read() -> None:
     assert {rows[name].verdict for name in ("T20", "T23", "T26", "T35")} == {"met"}
 
 
+def test_the_longest_hold_of_the_extenders_lock_is_judged() -> None:
+    held = {"filter": {"held": 0.4, "spent": 1, "waited": 90}, "a gang": {"held": 20.5, "spent": 800, "waited": 1}}
+    row = verdicts({"extender": {"holds_ms": held}})["T37"]
+    assert (row.measured, row.verdict) == ("**20.5 ms, a gang**", "missed")
+    assert verdicts({"extender": {"holds_ms": held | {"a gang": held["filter"]}}})["T37"].verdict == "met"
+
+
 def test_a_program_that_skipped_gives_its_reason() -> None:
     assert verdicts({"kube": {"skipped": "no kubelet"}})["T33"].verdict == "not measured: no kubelet"
 
