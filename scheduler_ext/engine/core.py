@@ -93,7 +93,7 @@ class Engine:
             return None
         clock = outlook.cluster.clock
         places = outlook.places()
-        return Plan(clock, places[0], outlook.wishes[1:], places[1:]) if places else None
+        return Plan(clock, places[0], outlook.wishes[1:], places[1:], outlook.held) if places else None
 
     def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
         """Choose a node for the claims of a pod that are not allocated; None: all nodes pass."""

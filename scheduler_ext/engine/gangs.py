@@ -50,6 +50,7 @@ class Outlook(NamedTuple):
     namespace: str
     rows: Ints
     wishes: list[Shape]
+    held: object  # Quotas.held of then
 
     def places(self) -> list[Place]:
         """Those that are there at once, in the order of the wishes, up to the first that can't be had.
@@ -81,6 +82,15 @@ class Plan(NamedTuple):
     own: Place
     wishes: list[Shape]
     places: list[Place]  # fewer than the wishes where not all can be had
+    held: object  # Quotas.held of then
+
+
+class _Planned(NamedTuple):
+    """What still holds of a plan: None for places on nodes that have changed; whether quotas stand as they stood."""
+
+    wishes: list[Shape]
+    places: list[Place | None]
+    within_quotas: bool
 
 
 class GangPlaces:
@@ -99,11 +109,11 @@ class GangPlaces:
             return None
         aside = self._chooser.set_aside(asked.uid, priority)
         rows, cluster = cache.rows(names), cache.cluster.frozen()
-        quotas = cache.quotas.elsewhere(gang.namespace, cluster)
+        quotas, held = cache.quotas.elsewhere(gang.namespace, cluster), cache.quotas.held(gang.namespace)
         for record in aside:
             cache.pods.put(record)
-        wishes = self._wishes(gang, shape, lacking, but=asked.uid)
-        return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows[rows >= 0], [shape, *wishes])
+        wishes = [shape, *self._wishes(gang, shape, lacking, but=asked.uid)]
+        return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows[rows >= 0], wishes, held)
 
     def take(
         self, asked: PodRequest, shape: Shape, names: Sequence[str], priority: int, plan: Plan | None = None
@@ -120,16 +130,16 @@ class GangPlaces:
         if choice.row is None:
             self._put_back(gang, taken)
             return choice
-        still: list[Place | None] | None = None
+        still: _Planned | None = None
         if plan is not None:
             # What changed since is looked for anew: so is what would be beside this pod, if it goes elsewhere now.
             since = self._cache.cluster.changed > plan.clock
             own = Place(choice.row, use_of(self._cache.cluster, shape, self._cache.table(shape), choice.row))
             since[choice.row] |= own != plan.own
-            still = [None if since[place.row] else place for place in plan.places]
+            places = [None if since[place.row] else place for place in plan.places]
+            still = _Planned(plan.wishes, places, plan.held == self._cache.quotas.held(gang.namespace))
         self._chooser.assume(asked, shape, self._cache.table(shape), choice.row, priority)
-        wishes = None if plan is None else plan.wishes
-        lacking = self._reserve(gang, shape, names, priority, wishes, still)
+        lacking = self._reserve(gang, shape, names, priority, still)
         if lacking:
             self._cache.pods.release(asked.uid)
             self._put_back(gang, taken)
@@ -181,14 +191,11 @@ class GangPlaces:
                 return Choice(row, rows, codes if len(names) <= EXPLAINED_NODES else None)
         return self._chooser.choose(table, names, asked.namespace)
 
-    def _reserve(
-        self, gang: Gang, shape: Shape, names: Sequence[str], priority: int,
-        expected: list[Shape] | None, planned: list[Place | None] | None,
-    ) -> int:  # fmt: skip
+    def _reserve(self, gang: Gang, shape: Shape, names: Sequence[str], priority: int, planned: _Planned | None) -> int:
         """Reserve as many places as the gang lacks. Returns how many could not be had; then none is added.
 
         Members that are known get places of their own shape, those who have not come yet such as this one's.
-        `planned`: where, if these are the shapes that were `expected`.
+        `planned`: where, if these are the shapes that were expected.
         """
         lacking = max(0, gang.size - len(gang.placed(self._cache.pods)))
         while len(gang.places) > lacking:
@@ -198,14 +205,20 @@ class GangPlaces:
             rows = self._cache.rows(names)
             rows = rows[rows >= 0]
             wishes = self._wishes(gang, shape, lacking)
-            if planned is None or expected != wishes:
-                planned = [None] * len(wishes)
-            if len(planned) < len(wishes):
-                return len(wishes) - len(planned)
+            if planned is None or planned.wishes != wishes:
+                planned = _Planned(wishes, [None] * len(wishes), within_quotas=False)
+            if len(planned.places) < len(wishes):
+                return len(wishes) - len(planned.places)
+            anew = []
+            # Those that were planned come first: what is looked for anew must not take their room.
+            for wanted, place in zip(wishes, planned.places, strict=True):
+                if place is None or not (planned.within_quotas or self._allowed(gang, place)):
+                    anew.append(wanted)
+                else:
+                    added.append(self._put_place(gang, wanted, place, priority))
             with self._cache.scores.one_budget():
-                # Those that were planned come first: what is looked for anew must not take their room.
-                for wanted, place in sorted(zip(wishes, planned, strict=True), key=lambda pair: pair[1] is None):
-                    uid = self._reserve_one(gang, wanted, rows, priority, place)
+                for wanted in anew:
+                    uid = self._reserve_one(gang, wanted, rows, priority)
                     if uid is None:
                         break
                     added.append(uid)
@@ -236,22 +249,23 @@ class GangPlaces:
                 wishes.append(wanted)
         return wishes[: lacking - len(gang.places)]
 
-    def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int, place: Place | None) -> str | None:
-        """Reserve a place: the planned one, which is there, if quotas still allow it; else the best."""
-        cluster, quotas = self._cache.cluster, self._cache.quotas
-        if place is not None:
-            if quotas.over(gang.namespace, (), cluster.names[place.row], place.usage.cards):
-                return None
-        else:
-            table = self._cache.table(shape)
-            row = _roomy(cluster, quotas, gang.namespace, table, rows)
-            if row is None:
-                return None
-            place = Place(row, use_of(cluster, shape, table, row))
+    def _allowed(self, gang: Gang, place: Place) -> bool:
+        node = self._cache.cluster.names[place.row]
+        return not self._cache.quotas.over(gang.namespace, (), node, place.usage.cards)
+
+    def _reserve_one(self, gang: Gang, shape: Shape, rows: Ints, priority: int) -> str | None:
+        """Reserve the best place that there is."""
+        cluster, table = self._cache.cluster, self._cache.table(shape)
+        row = _roomy(cluster, self._cache.quotas, gang.namespace, table, rows)
+        if row is None:
+            return None
+        return self._put_place(gang, shape, Place(row, use_of(cluster, shape, table, row)), priority)
+
+    def _put_place(self, gang: Gang, shape: Shape, place: Place, priority: int) -> str:
         uid = self._cache.gangs.new_place(gang, shape)
         self._cache.pods.put(
             Record(
-                uid, gang.namespace, f"{gang.name} (reserved)", cluster.names[place.row], place.usage,
+                uid, gang.namespace, f"{gang.name} (reserved)", self._cache.cluster.names[place.row], place.usage,
                 State.RESERVED, self._cache.clock(), priority=priority,
             )
         )  # fmt: skip
@@ -267,7 +281,7 @@ class GangPlaces:
             return None
         cluster = cache.cluster.frozen()
         quotas = cache.quotas.elsewhere(gang.namespace, cluster)
-        return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows, [shape] * needed)
+        return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows, [shape] * needed, None)
 
     def waits(self, uid: str) -> str | None:
         """Why a member must not be bound yet; None if its gang is complete, or it has none."""

@@ -115,6 +115,7 @@ class Quotas:
         self._fixed: dict[_Key, Ints] = {}  # of a copy: what the other book had
         self._quotas: dict[str, list[Quota]] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
+        self._relabelled = 0
         self._sums: dict[_Key, Ints] = {}
         self._next: Quotas | None = None  # those that will be in force once all is counted
         self._uncounted: set[str] = set()  # nodes; what is booked on them is in none of the next ones' sums yet
@@ -195,7 +196,9 @@ class Quotas:
 
     def set_labels(self, node: str, labels: Mapping[str, str]) -> None:
         """Within `recounted`."""
-        self._labels[node] = labels
+        if self._labels.get(node) != labels:
+            self._labels[node] = labels
+            self._relabelled += 1
 
     def copy(self, cluster: Cluster | None = None) -> Quotas:
         """One that later changes do not reach, for a cluster of its own, on which nothing is booked yet."""
@@ -225,7 +228,8 @@ class Quotas:
             self._next.count(record, sign)
         for position, quota in enumerate(self._quotas.get(record.namespace, ())):
             amounts = self._amounts(quota, record.node, record.usage.cards)
-            self._sums[record.namespace, position] += np.multiply(sign, amounts)
+            if any(amounts):
+                self._sums[record.namespace, position] += amounts if sign > 0 else [-one for one in amounts]
 
     def _covers(self, quota: Quota, node: str) -> bool:
         labels = self._labels.get(node, {})
@@ -249,6 +253,11 @@ class Quotas:
         key = quota.namespace, position
         beside = self._fixed.get(key) if self._beside is None else self._beside._sums[key]
         return self._sums[key] if beside is None else self._sums[key] + beside
+
+    def held(self, namespace: str) -> tuple[int, list[tuple[Quota, list[int]]]]:
+        """A namespace's quotas with what is booked against each, and how often a label of a node has changed."""
+        its = enumerate(self._quotas.get(namespace, ()))
+        return self._relabelled, [(quota, self._held(quota, position).tolist()) for position, quota in its]
 
     def standing(self) -> list[Standing]:
         """Every quota with what is held against it now."""

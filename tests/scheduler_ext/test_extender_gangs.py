@@ -276,13 +276,18 @@ def test_the_places_of_a_gang_that_preempts_are_looked_for_without_the_lock(monk
     assert (engine.cache.cluster.free_cores == before).all() and held(engine) == 1
 
 
+POOL = "[{namespace: default, cards: 40}, {namespace: default, cards: 0, nodes: {pool: scarce}}]"
+
+
 def reserved(engine: Engine) -> dict[str, int]:
     """By node how many places of gangs are reserved there."""
     found = [one.node for one in engine.cache.pods.pending() if one.state is State.RESERVED]
     return {name: found.count(name) for name in sorted(set(found))}
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "another pod", "a node goes", "its quota", "another member"])
+@pytest.mark.parametrize(
+    "meanwhile", ["nothing", "another pod", "a node goes", "its quota", "its pool", "another member"]
+)
 def test_a_large_gang_is_planned_without_the_lock_and_reserved_as_it_would_be(
     meanwhile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +295,7 @@ def test_a_large_gang_is_planned_without_the_lock_and_reserved_as_it_would_be(
 
     def made() -> Engine:
         engine = engine_with(*(node(f"n{at}", cards(f"n{at}", 8)) for at in range(5)))
-        engine.see_quotas({"data": {"quotas": "[{namespace: default, cards: 40}]"}})
+        engine.see_quotas({"data": {"quotas": POOL}})
         return engine
 
     def happen(engine: Engine) -> None:
@@ -300,6 +305,10 @@ def test_a_large_gang_is_planned_without_the_lock_and_reserved_as_it_would_be(
             engine.lose_node(there)
         elif meanwhile == "its quota":
             engine.see_quotas({"data": {"quotas": "[{namespace: default, cards: 29}]"}})
+        elif meanwhile == "its pool":
+            relabelled = node("n0", cards("n0", 8))
+            relabelled["metadata"]["labels"] = {"pool": "scarce"}
+            engine.see_node(relabelled)
         elif meanwhile == "another member":
             engine.see_pod(member("m2", "g/30", cores=60))
 
@@ -327,6 +336,7 @@ def test_a_large_gang_is_planned_without_the_lock_and_reserved_as_it_would_be(
     assert (verdict.chosen, verdict.refusal) == (expected.chosen, expected.refusal)
     assert held(engine) == held(before) and (meanwhile != "nothing" or reserved(engine) == reserved(before))
     assert (verdict.chosen is None) == (meanwhile == "its quota")
+    assert meanwhile != "its pool" or "n0" not in reserved(engine)
     assert engine.overbooked() == [] and sum(reserved(engine).values()) in (0, 29)
     assert meanwhile != "a node goes" or there not in reserved(engine)
 
