@@ -181,6 +181,7 @@ class Probes(Pages):
         self._engine, self._refusal = engine, refusal
         self._unhealthy_reason, self._standby_reason = unhealthy_reason, standby_reason
         self._overview = OverviewData(engine)
+        self._explaining = asyncio.Lock()
         self.gets |= {
             "/scheduler/version": self.gets["/version"], "/healthz": self._healthz, "/readyz": self._readyz,
             "/metrics": lambda _: Answer(200, engine.metrics.render(), METRICS),
@@ -235,8 +236,9 @@ class Probes(Pages):
             return error(503, f"{ExtenderReason.NOT_LEADER}: {idle}")
         where = _asked_for(request.path)
         named = {"uid": where[0]} if len(where) == 1 else dict(zip(("namespace", "name"), where, strict=True))
-        evidence = self._engine.evidence(**named)
-        found = await asyncio.to_thread(explain.explanation, evidence)
+        # One at a time: the threads are there for gangs and preemptions, too.
+        async with self._explaining:
+            found = await asyncio.to_thread(lambda: explain.explanation(self._engine.evidence(**named)))
         if found is not None:
             return Answer(200, orjson.dumps(found))
         missing = f"nothing is known about pod {'/'.join(where)}: kube-scheduler has not asked about it lately"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.scheduler_ext.conftest import Running
@@ -73,6 +76,64 @@ def test_a_pod_of_many_containers_of_any_kind_is_scored_off_the_loop(
     assert extender.filter(heavy, ["a"])["NodeNames"] == ["a"]
     assert extender.filter(pod("q", containers=main), ["a"])["NodeNames"] == ["a"]
     assert prepared == ["p"]
+
+
+def test_no_request_sleeps_on_the_loop(api: FakeApi, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An explanation copied the nodes there, 1 ms asleep after each piece: for half a second no filter was answered."""
+    api.put("nodes", *(node(f"n{at}", cards(f"n{at}")) for at in range(130)))
+    extender = start()
+    slept: list[bool] = []
+    sleep = time.sleep
+
+    def noted(seconds: float) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            slept.append(threading.current_thread() is extender.thread)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", noted)
+    names, waits = [f"n{at}" for at in range(130)], pod("p", 50, 10**5)
+    extender.filter(waits, names)
+    many = pod("m", containers=[container(f"c{at}", 5, 1) for at in range(9)])
+    body = {"Pod": many, "NodeNames": names}
+    gang = pod("g", 1, 1, annotations={NAMES.gang: "job/20"})
+    asked: list[Callable[[], httpx.Response]] = [
+        lambda: extender.client.get("/explain/default/p"),
+        lambda: extender.client.get("/scheduler/explain/default/p"),
+        lambda: extender.client.get("/defrag"),
+        lambda: extender.client.get("/cluster"),
+        lambda: extender.client.get("/cluster?node=n0"),
+        lambda: extender.client.get("/metrics"),
+        lambda: extender.client.post("/scheduler/filter", json=body),
+        lambda: extender.client.post("/scheduler/filter", json=body | {"Pod": gang}),
+        lambda: extender.client.post("/scheduler/simulate", json=body),
+        lambda: extender.client.post("/scheduler/preempt", json={"Pod": many, "NodeNameToMetaVictims": {"n0": {}}}),
+    ]
+    for one in asked:
+        assert one().status_code == 200
+    assert slept and not any(slept)
+
+
+def test_explanations_are_made_one_at_a_time(api: FakeApi, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took all threads from the filters of gangs and of pods with many containers."""
+    api.put("nodes", node("a", cards("a")))
+    extender = start()
+    extender.filter(pod("p", 50, 10**5), ["a"])
+    go, begun, evidence = threading.Event(), [0], extender.engine.evidence
+
+    def held(**named: Any) -> Any:
+        begun[0] += 1
+        go.wait(10)
+        return evidence(**named)
+
+    monkeypatch.setattr(extender.engine, "evidence", held)
+    with ThreadPoolExecutor(40) as asking:
+        answers = [asking.submit(extender.client.get, "/explain/default/p") for _ in range(40)]
+        eventually(lambda: begun[0] == 1)
+        heavy = pod("m", containers=[container(f"c{at}", 5, 1) for at in range(9)])
+        assert extender.filter(heavy, ["a"])["NodeNames"] == ["a"]
+        assert begun == [1]
+        go.set()
+        assert {one.result().status_code for one in answers} == {200}
 
 
 def test_whole_node_objects_come_back_as_they_were_sent(api: FakeApi, start: Start) -> None:
