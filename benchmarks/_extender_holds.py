@@ -18,6 +18,7 @@ from scheduler_ext.engine.core import Engine
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol.extender_v1 import Victims
 
+# At so many nodes and more; smaller clusters get their part of it.
 PROPOSED = 400  # nodes that kube-scheduler proposes for a preemption: a tenth of 4,000, its own bound
 SHARES = 80  # on each of them
 NOMINATED = 1000
@@ -99,19 +100,22 @@ def _measured(engine: Engine, ask: Callable[[], Any], names: list[str]) -> Heavy
     return Heavy(1e3 * max(lock.held), 1e3 * spent, 1e3 * waited)
 
 
-def _crowded() -> tuple[Engine, list[str]]:
-    names = [f"crowded-{number:03d}" for number in range(PROPOSED)]
-    return _full(names, 8, PROPOSED * SHARES), names
+def _crowded(count: int) -> tuple[Engine, list[str]]:
+    names = [f"crowded-{number:03d}" for number in range(count)]
+    return _full(names, 8, count * SHARES), names
 
 
 def longest_ms(nodes: int, cards: int, pods: int) -> dict[str, Heavy]:
     names = [f"gpu-node-{number:05d}" for number in range(nodes)]
+    proposal, nominated, many, classes = (
+        max(2, size * min(nodes, PROPOSED) // PROPOSED) for size in (PROPOSED, NOMINATED, GANG, CLASSES)
+    )
     engine = _full(names, cards, pods)
     asking, each = _pod("waits", 100, 320), pods // nodes
-    proposed = {name: Victims(tuple(f"running-{at + nodes * turn}" for turn in range(each)), 0) for at, name in enumerate(names[:PROPOSED])}  # fmt: skip
+    proposed = {name: Victims(tuple(f"running-{at + nodes * turn}" for turn in range(each)), 0) for at, name in enumerate(names[:proposal])}  # fmt: skip
     engine.prepare(asking)
     engine.filter(asking, names)
-    broad, gang = _pod("broad", 1, 1, 64), _pod("gang-0", 1, 1, 9, gang=f"job/{GANG}")
+    broad, gang = _pod("broad", 1, 1, 64), _pod("gang-0", 1, 1, 9, gang=f"job/{many}")
     found: dict[str, Heavy] = {}
 
     def measure(what: str, ask: Callable[[], Any], on: Engine = engine, its: list[str] = names) -> None:
@@ -121,7 +125,7 @@ def longest_ms(nodes: int, cards: int, pods: int) -> dict[str, Heavy]:
     measure("explain", lambda: explain.explanation(engine.evidence(namespace="default", name="waits")))
     measure("explain of a running pod", lambda: engine.evidence(namespace="default", name=f"running-{pods - 1}"))
     measure("defrag", lambda: defrag.plan(engine.snapshot(), 1))
-    measure(f"preempt, {PROPOSED} nodes", lambda: engine.preempt(asking, proposed))
+    measure(f"preempt, {proposal} nodes", lambda: engine.preempt(asking, proposed))
     measure("the page", engine.overview)
     measure("metrics", engine.figures)
     measure("64 containers, first of its class", lambda: (engine.prepare(broad), engine.filter(broad, names)))
@@ -130,27 +134,27 @@ def longest_ms(nodes: int, cards: int, pods: int) -> dict[str, Heavy]:
     changed["metadata"]["labels"] = {"pool": "other"}
     measure("a node's labels change", lambda: engine.see_node(changed))
     measure("filter with quotas", lambda: engine.filter(asking, names))
-    measure(f"{CLASSES} classes, each again", lambda: _classes(engine, names))
+    measure(f"{classes} classes, each again", lambda: _classes(engine, names, classes))
     measure(
-        f"gang of {GANG} of nine containers: its first filter",
-        lambda: (engine.prepare(gang), engine.filter(gang, names[:PROPOSED], engine.plan_gang(gang, names[:PROPOSED]))),
+        f"gang of {many} of nine containers: its first filter",
+        lambda: (engine.prepare(gang), engine.filter(gang, names[:proposal], engine.plan_gang(gang, names[:proposal]))),
     )
     engine.lose_pod(gang["metadata"]["uid"])
-    crowded, there = _crowded()
-    victims = {name: Victims(tuple(f"running-{at + PROPOSED * turn}" for turn in range(SHARES)), 0) for at, name in enumerate(there)}  # fmt: skip
-    measure(f"preempt, {PROPOSED} nodes × {SHARES} shares", lambda: crowded.preempt(asking, victims), crowded, there)
-    whole = _pod("gang-1", 50, 50, 9, gang=f"job2/{PROPOSED}")
+    crowded, there = _crowded(proposal)
+    victims = {name: Victims(tuple(f"running-{at + proposal * turn}" for turn in range(SHARES)), 0) for at, name in enumerate(there)}  # fmt: skip
+    measure(f"preempt, {proposal} nodes × {SHARES} shares", lambda: crowded.preempt(asking, victims), crowded, there)
+    whole = _pod("gang-1", 50, 50, 9, gang=f"job2/{proposal}")
     crowded.filter(whole, there)
-    measure(f"preempt for one of a gang of {PROPOSED}", lambda: crowded.preempt(whole, victims), crowded, there)
-    for at in range(NOMINATED):
+    measure(f"preempt for one of a gang of {proposal}", lambda: crowded.preempt(whole, victims), crowded, there)
+    for at in range(nominated):
         one = _pod(f"nominated-{at}", 1, 1)
-        one["spec"]["priority"], one["status"] = 1, {"nominatedNodeName": there[at % PROPOSED]}
+        one["spec"]["priority"], one["status"] = 1, {"nominatedNodeName": there[at % proposal]}
         crowded.see_pod(one)
-    measure(f"simulate beside {NOMINATED} nominated pods", lambda: crowded.simulate(asking, there, {}), crowded, there)
+    measure(f"simulate beside {nominated} nominated pods", lambda: crowded.simulate(asking, there, {}), crowded, there)
     return found
 
 
-def _classes(engine: Engine, names: list[str]) -> None:
+def _classes(engine: Engine, names: list[str], count: int) -> None:
     for _ in range(2):
-        for number in range(CLASSES):
+        for number in range(count):
             engine.filter(_pod(f"class-{number}", 1 + number % 72, 1 + number // 72), names)

@@ -35,6 +35,7 @@ _BACKLOG = 512
 _LONGEST_SWEEP = 5.0
 _TOLD_EVERY = 2.0
 _ANSWERED_EVERY = 0.5
+_ASKED_EVERY = 1.0  # whether it is to end, by a thread that waits for work
 _ON_THE_WAY = 1.0  # seconds in which a request that was sent has reached the API server
 
 
@@ -164,6 +165,11 @@ class _Replica:
             failed=engine.metrics.worker_failures.labels("events").inc,
             pause=_TOLD_EVERY,
         )
+        self._scorer = Worker(
+            "scoring ahead",
+            lambda: engine.score_next(_ASKED_EVERY),
+            failed=engine.metrics.worker_failures.labels("scoring ahead").inc,
+        )
         self._unanswered = Refused(engine.metrics.worker_failures.labels("resizes").inc)
         self._answerer = Worker(
             "resizes",
@@ -191,6 +197,7 @@ class _Replica:
             self._teller,
             self._answerer,
             self._historian,
+            self._scorer,
             self._templates,
             *(informer.worker for informer in self._informers),
         ]
@@ -250,6 +257,7 @@ class _Replica:
         self._teller.start()
         self._answerer.start()
         self._historian.start()
+        self._scorer.start()
         if self._settings.claims:
             self._templates.start()
         if self._election is None:
@@ -278,6 +286,7 @@ class _Replica:
             self._teller.stop()
             self._answerer.stop()
             self._historian.stop()
+            self._scorer.stop()
             self._templates.stop()
             if self._election is not None:
                 self._election.stop()

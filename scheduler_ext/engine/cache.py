@@ -15,6 +15,7 @@ from scheduler_ext.engine.metrics import Metrics
 from scheduler_ext.scoring.quotas import Quotas
 from scheduler_ext.scoring.scores import Scores, Table
 from scheduler_ext.scoring.typical_pods import Typical, Workload
+from scheduler_ext.state.ahead import Ahead
 from scheduler_ext.state.cluster import Cluster, Ints
 from scheduler_ext.state.decisions import Decisions
 from scheduler_ext.state.gangs import Gangs
@@ -71,7 +72,7 @@ class SchedulerCache:
         self.decisions = Decisions()
         self.nominations = Nominations()
         self.gangs = Gangs()
-        self.waiting = WaitingPods()
+        self.waiting, self.ahead = WaitingPods(), Ahead()
         self.history = History()
         self.unsynced = {"nodes", "pods"}  # lists that are not complete yet
         # By node: what its manager gave each pod, and where that has differed from the bookings here.

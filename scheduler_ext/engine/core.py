@@ -40,19 +40,23 @@ from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
 
-MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 _COMPARED_AT_ONCE = 64  # nodes for which the lock is held
 _JUDGED_AT_ONCE = 32  # nodes
 _BETWEEN = 0.001  # seconds
+_LONGEST_REST = 20  # of those; what is done ahead rests so long while events of pods come
 
 
 class Engine:
-    """Thread-safe; no method waits for anything but the lock, and none does I/O. `options`: those of SchedulerCache."""
+    """Thread-safe; no method but `score_next` waits for anything but the lock, and none does I/O.
+
+    `options`: those of SchedulerCache.
+    """
 
     def __init__(self, names: Names, policy: Policy = Policy.FGD, **options: Any) -> None:
         self.cache = cache = SchedulerCache(names, policy, **options)
         self.names, self.metrics = cache.names, cache.metrics
         self._lock = threading.Lock()
+        self._events = 0  # of pods, so far
         chooser = Chooser(cache)
         self._gangs = GangPlaces(cache, chooser)
         self._filter = Filter(cache, chooser, self._gangs)
@@ -299,31 +303,39 @@ class Engine:
         """
         wishes = self._intake.wishes(pod)
         with self._lock:
-            uid, waiting = self._intake.see_pod(pod, wishes)
+            self._events += 1
+            uid = self._intake.see_pod(pod, wishes)
             self._claims.see_pod(uid, pod)
             self._templates.see_pod(uid, pod)
-        # A heavy one is scored when kube-scheduler asks: an owner who edits it faster must not hold up this watch.
-        if waiting is not None and len(waiting.steps) <= MOST_LIGHT:
-            self._score_ahead(waiting)
         return uid
+
+    def score_next(self, seconds: float) -> None:
+        """Score the class of a pod that has come for all nodes, waiting for one so long."""
+        shape = self.cache.ahead.take(seconds)
+        if shape is not None:
+            self._score_ahead(shape, after_events=True)
 
     def prepare(self, pod: Mapping[str, Any]) -> None:
         """Score a pod's class for all nodes ahead of its decision. May take long, and holds up no other request."""
         with contextlib.suppress(InvalidRequest):
             self._score_ahead(self.cache.asked(pod)[1])
 
-    def _score_ahead(self, shape: Shape) -> None:
-        """A few rows at a time, between requests."""
+    def _score_ahead(self, shape: Shape, *, after_events: bool = False) -> None:
+        """A few rows at a time, between requests; also after events of pods, while these come."""
         more = True
         while more:
             with self._lock:
-                more = self.cache.scores.warm(shape, self.cache.cluster, self.cache.typical())
-            if more:  # a lock that is let go of and taken at once is seen free by nobody else
-                time.sleep(_BETWEEN)
+                events, more = self._events, self.cache.scores.warm(shape, self.cache.cluster, self.cache.typical())
+            for _ in range(_LONGEST_REST if more else 0):
+                time.sleep(_BETWEEN)  # a lock that is let go of and taken at once is seen free by nobody else
+                if not after_events or events == self._events:
+                    break
+                events = self._events
 
     def lose_pod(self, uid: str) -> None:
         """The pod is gone, or has ended: nothing of it stays booked."""
         with self._lock:
+            self._events += 1
             self._intake.lose_pod(uid)
             self._claims.lose_pod(uid)
             self._templates.lose_pod(uid)

@@ -26,6 +26,7 @@ from vcuda.spec.errors import InvalidRequest
 from vcuda.spec.request import PodRequest
 
 DELETED, EXPIRED = "deleted", "expired"
+MOST_LIGHT = 3  # containers; scoring more for all nodes at once would hold up other requests
 _WRITTEN = (State.BINDING, State.UNCERTAIN, State.BOUND)
 _log = logging.getLogger(__name__)
 
@@ -125,35 +126,43 @@ class Intake:
         except InvalidRequest as error:
             return error
 
-    def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> tuple[str, Shape | None]:
-        """See Engine.see_pod; also the shape to score ahead, of a pod that waits in a class that is new."""
+    def see_pod(self, pod: Mapping[str, Any], wishes: Wishes | None) -> str:
+        """See Engine.see_pod."""
         uid, node = objects.uid(pod), objects.place(pod)
         if ended(pod) or (not node and objects.leaving(pod)):
             self.lose_pod(uid)
         elif node:
             self._cache.waiting.drop(uid)
+            self._cache.ahead.drop(uid)
             self._see_bound(uid, pod, node)
             self._resizes.see(uid, pod)
         elif wishes is not None:
-            return uid, self._see_waiting(uid, pod, wishes)
-        return uid, None
+            self._see_waiting(uid, pod, wishes)
+        return uid
 
-    def _see_waiting(self, uid: str, pod: Mapping[str, Any], wishes: Wishes) -> Shape | None:
+    def _see_waiting(self, uid: str, pod: Mapping[str, Any], wishes: Wishes) -> None:
         if "pods" in self._cache.unsynced:
             self._cache.inherited.add(uid)
         record = self._cache.pods.get(uid)
         if record is not None and record.state is State.CONFIRMED:
             self._unbind(record)
         self._preemption.see_nomination(uid, pod)
+        new = uid not in self._cache.waiting
         if isinstance(wishes, InvalidRequest):
             self._cache.waiting.show(pod, wishes)
             self._gangs.lose_member(uid)
-            return None
+            self._cache.ahead.drop(uid)
+            return
         asked, shape = wishes
         self._cache.waiting.show(pod, asked)
         if asked:
             self._gangs.join(asked, shape, shown=True)
-        return shape if self._cache.not_ready() is None and not self._cache.scores.knows(shape) else None
+        # What an owner edits again and again is scored once here, then when kube-scheduler asks; heavy ones only then.
+        if (new or uid in self._cache.ahead) and len(shape.steps) <= MOST_LIGHT:
+            if self._cache.not_ready() is None and not self._cache.scores.knows(shape):
+                self._cache.ahead.put(uid, shape)
+        else:
+            self._cache.ahead.drop(uid)
 
     def _unbind(self, record: Record) -> None:
         """No pod loses its node, unless an etcd was restored: then kubelet ends it, and it waits again."""
@@ -253,6 +262,7 @@ class Intake:
         """See Engine.lose_pod."""
         self._cache.inherited.discard(uid)
         self._cache.waiting.drop(uid)
+        self._cache.ahead.drop(uid)
         self._cache.pods.release(uid)
         self._cache.nominations.forget(uid)
         self._cache.forget_demand(uid)

@@ -177,7 +177,7 @@ class Resizes:
         goal = placement.peak_use(asked, resize.applied(before, new))
         use = resize.most(has, goal)
         self._require_room(record, use)
-        over = self._cache.quotas.over(record.namespace, [record.uid], record.node, use)
+        over = self._cache.quotas.over(record.namespace, [record.uid], record.node, use, record.usage.cards)
         if use != has and over:
             raise _Refused(ExtenderReason.QUOTA_EXCEEDED, f"{over}; free some, or raise its quota")
         self._book(record, resize.most(record.usage.cards, goal), goal)

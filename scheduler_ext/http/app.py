@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 
 from scheduler_ext.engine.bindings import Refused
-from scheduler_ext.engine.core import MOST_LIGHT, Engine
+from scheduler_ext.engine.core import Engine
 from scheduler_ext.engine.gangs import Plan
+from scheduler_ext.engine.intake import MOST_LIGHT
 from scheduler_ext.http.overview import OverviewData, html
 from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
 from scheduler_ext.http.server import Answer, Later, Request, error

@@ -274,18 +274,23 @@ class Quotas:
         without: Collection[str],
         node: str,
         cards: Mapping[str, tuple[int, int]],
+        before: Mapping[str, tuple[int, int]] | None = None,
     ) -> str:
-        """Which quota a pod with this use of a node's cards would exceed when the pods in `without` are gone, or ""."""
+        """Which quota a pod with this use of a node's cards would exceed when the pods in `without` are gone, or "".
+
+        Only amounts that grow over its use `before` count: a quota may be lowered below what is held.
+        """
         for position, quota in enumerate(self._quotas.get(namespace, ())):
             if quota.nodes and not self._covers(quota, node):
                 continue
             used, own = self._held(quota, position), self._amounts(quota, node, cards)
+            had = self._amounts(quota, node, before or {})
             for uid in without:
                 gone = self._pods.get(uid) if self._pods is not None else None
                 if gone is not None and gone.namespace == namespace:
                     used = used - np.array(self._amounts(quota, gone.node, gone.usage.cards))
-            for limit, name, held, more in zip(quota.limits, AMOUNTS, used, own, strict=True):
-                if limit is not None and held + more > limit:
+            for limit, name, held, more, old in zip(quota.limits, AMOUNTS, used, own, had, strict=True):
+                if limit is not None and more > old and held + more > limit:
                     return f"{quota} may hold {limit} {name}, the others hold {held}, and this pod would hold {more}"
         return ""
 

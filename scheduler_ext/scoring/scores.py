@@ -32,9 +32,15 @@ def allowed_cards(shape: Shape, cluster: Cluster, rows: Ints) -> Bools | None:
     accepted = np.array([models.allows(model) for model in cluster.models] or [True], np.bool_)
     allowed: Bools = accepted[cluster.model[rows]]
     if uuids != _ANY:
+        names = uuids.include - uuids.exclude if uuids.include else uuids.exclude
+        # Owners choose the names, 64 of them, and an own class for each pod: a node costs one look at a set.
+        named = np.zeros_like(allowed)
         for position, row in enumerate(rows.tolist()):
-            for column, card in enumerate(cluster.cards[row]):
-                allowed[position, column] &= uuids.allows(card.uuid)
+            columns = cluster.columns(row)
+            if not names.isdisjoint(columns):
+                for uuid, column in columns.items():
+                    named[position, column] = uuid in names
+        allowed = allowed & (named if uuids.include else ~named)
     return allowed
 
 

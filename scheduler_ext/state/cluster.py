@@ -164,6 +164,10 @@ class Cluster:
             self._order[sorted(range(len(self.names)), key=self.names.__getitem__)] = np.arange(len(self.names))
         return self._order
 
+    def columns(self, row: int) -> Mapping[str, int]:
+        """Of the cards of a row, by UUID."""
+        return self._columns[row]
+
     def _touch(self, row: int) -> None:
         self.clock += 1
         self.changed[row] = self.clock

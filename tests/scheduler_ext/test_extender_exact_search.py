@@ -168,5 +168,6 @@ def test_a_heavy_pod_that_its_owner_edits_holds_up_no_watch() -> None:
     light = pod("q", 5, 1, uid="q")
     for one in heavy, light:
         engine.see_pod(one)
+        engine.score_next(0)
     assert not engine.cache.scores.knows(engine.cache.asked(heavy)[1])
     assert engine.cache.scores.knows(engine.cache.asked(light)[1])

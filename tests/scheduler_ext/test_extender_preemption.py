@@ -182,6 +182,17 @@ def test_a_quota_that_eviction_does_not_open_drops_the_node() -> None:
     assert victims(engine, important(pod("new", 50), 1), a=["x"]) == {}
 
 
+def test_a_quota_below_what_is_held_drops_no_node_for_what_counts_none_of_it() -> None:
+    engine = engine_with(
+        node("a", cards("a", 2)),
+        holding("whole", "a", "GPU-a-0", cores=100, priority=9),
+        holding("x", "a", "GPU-a-1", cores=90),
+    )
+    engine.see_quotas({"data": {"quotas": "[{namespace: default, cards: 0}]"}})
+    assert victims(engine, important(pod("new", 50), 1), a=["x"]) == {"a": {"x"}}
+    assert victims(engine, important(pod("new", 100, None), 1), a=["x"]) == {}
+
+
 def test_the_smallest_set_agrees_with_trying_all_sets() -> None:
     dice = random.Random(7)
     for _ in range(25):

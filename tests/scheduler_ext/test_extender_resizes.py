@@ -247,6 +247,21 @@ def test_a_quota_holds_for_what_grows_and_lets_shrink() -> None:
     assert one.answer.refused == ""
 
 
+@pytest.mark.parametrize("limit", ["cards: 0", "memoryBlocks: 2"])
+def test_a_quota_below_what_is_held_refuses_no_growth_that_counts_none_of_it(limit: str) -> None:
+    engine, _ = engine_with(node("a", cards("a", 2)))
+    placed(engine, pod("whole", 100, None, uid="whole"))
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    engine.see_quotas({"data": {"quotas": f"[{{namespace: default, {limit}}}]"}})
+    engine.see_pod(annotated(shown, resize="core=40"))
+    (one,) = engine.unanswered()
+    assert one.answer.refused == ""
+    engine.answered(one)
+    if "memory" in limit:
+        engine.see_pod(annotated(shown, resize="memory=5"))
+        assert "QuotaExceeded" in refused(engine)
+
+
 def test_an_edited_placement_gets_no_grant(engine: Engine) -> None:
     """Else a pod could have what it never had moved to a card of its choice."""
     shown = placed(engine, pod("p", 30, 4, uid="p"))
