@@ -154,8 +154,8 @@ def test_a_use_counts_only_against_quotas_of_its_models_and_nodes(quota: str, ov
     engine, _ = engine_with(node("a", cards("a", 2)))
     engine.see_quotas({"metadata": {"name": "q"}, "data": {"quotas": f"[{{namespace: default, {quota}}}]"}})
     held: quotas.Quotas = engine.cache.quotas
-    assert bool(held.over("default", engine.cache.pods, (), "a", {"GPU-a-0": (100, 5), "GPU-a-1": (1, 5)})) is over
-    assert not held.over("other", engine.cache.pods, (), "a", {"GPU-a-0": (100, 5)})
+    assert bool(held.over("default", (), "a", {"GPU-a-0": (100, 5), "GPU-a-1": (1, 5)})) is over
+    assert not held.over("other", (), "a", {"GPU-a-0": (100, 5)})
 
 
 def test_a_lease_that_can_not_be_written_for_another_reason_than_a_rival_is_no_leadership() -> None:
