@@ -23,6 +23,8 @@ JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC
+# Where it is set, each of the thousand processes that the tests start would compile the same modules again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test coverage model lint fmt bench bench-gpu test-gpu gpu-clients gpu-wheels test-kube sanitize native arm64 clean
 

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.simulated import python
 from vcuda import region
 from vcuda._build import native
 from vcuda.driver import layout
@@ -92,7 +92,7 @@ class Share:
     def start(self, code: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Start Python `code` with the prelude's names as a client of the share."""
         return subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *arguments],
+            python(PRELUDE + textwrap.dedent(code), *arguments),
             env=self.environment(**more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

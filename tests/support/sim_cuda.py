@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -87,7 +86,7 @@ def wrong(pointer, size, step=65536, seed=7):
 
 def script(code: str) -> list[str]:
     """The command line of a client that runs `code` after the prelude."""
-    return [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
+    return simulated.python(PRELUDE + textwrap.dedent(code))
 
 
 def run(machine: Machine, code: str, *, wrapper: Sequence[str] = (), **more: str) -> Any:
