@@ -32,7 +32,6 @@ struct entry {
 };
 
 struct mark {
-    bool from_idle;
     struct vc_mark_times times;
     bool noticed; /* the helper has seen that an interval began */
     struct vc_gate_others others;
@@ -278,12 +277,14 @@ static uint64_t held_up(struct model *model)
     return timing->stall_every && uniform(model) * timing->stall_every < 1 ? (uint64_t)(uniform(model) * (double)timing->stall_ns) : 0;
 }
 
-static int record(struct model *model, struct process *process, bool from_idle, uint64_t *host_ns)
+static int record(struct model *model, struct process *process, uint64_t *host_ns)
 {
     int index = (int)(process->next_mark++ % MODEL_MARKS);
-    *host_ns += varied(model, model->timing.record_ns);
-    process->marks[index] = (struct mark){.from_idle = from_idle, .times.recorded_ns = *host_ns, .others = vc_gate_others(process->gate)};
-    push(process, 0, *host_ns + model->timing.reach_ns, index);
+    uint64_t recording = *host_ns, stall = model->timing.stalls_marks ? held_up(model) : 0, submits = varied(model, model->timing.record_ns);
+    bool before = stall != 0 && uniform(model) < 0.5;
+    *host_ns += submits + stall;
+    push(process, 0, recording + submits + (before ? stall : 0) + model->timing.reach_ns, index);
+    process->marks[index] = (struct mark){.times = {.recording_ns = recording, .recorded_ns = *host_ns}, .others = vc_gate_others(process->gate)};
     return index;
 }
 
@@ -310,7 +311,7 @@ static void hand_over(struct model *model, struct process *process, struct mark 
         submits += stall;
     push(process, (uint64_t)(ns * noise), *host_ns + submits + model->timing.reach_ns, -1);
     *host_ns += call + stall;
-    if (before && before->from_idle) {
+    if (before) {
         before->times.stuck_ns = call + stall < VC_LAUNCH_GAP_NS ? 0 : call + stall - VC_LAUNCH_GAP_NS;
         before->times.begins_ns = begins + call + stall - before->times.stuck_ns;
     }
@@ -361,7 +362,7 @@ static void pause_streams(struct model *model, struct process *thread)
     for (struct process *stream = first; stream < first + (thread->load.in_turn ? first->streams : 1); stream++) {
         struct vc_lane_step step;
         if (stream->open >= 0 && stream->lane.open && vc_lane_pause(&stream->lane, &step)) {
-            expect_end(stream, stream->open, record(model, stream, false, &host), &step);
+            expect_end(stream, stream->open, record(model, stream, &host), &step);
             stream->open = -1;
         }
     }
@@ -379,6 +380,8 @@ static void launch(struct model *model, struct process *process)
         struct vc_lane_step step;
         if (process->blocked)
             stops_waiting(model, process);
+        if (process->open >= 0 && process->marks[process->open].noticed && vc_lane_all_marked(&process->lane))
+            vc_lane_idle(&process->lane, model->now);
         vc_lane_ask(&process->lane, estimate, model->now, model->now, &answer, &step);
         if (answer.reason != VC_GATE_GO) {
             if (answer.reason != VC_GATE_OUTSTANDING)
@@ -387,13 +390,13 @@ static void launch(struct model *model, struct process *process)
             return;
         }
         if (step.mark_before) {
-            process->open = record(model, process, step.from_idle, &host);
+            process->open = record(model, process, &host);
             vc_lane_opened(&process->lane, true);
         }
-        hand_over(model, process, step.mark_before ? &process->marks[process->open] : NULL, &host);
+        hand_over(model, process, vc_lane_all_marked(&process->lane) ? &process->marks[process->open] : NULL, &host);
         vc_lane_launched(&process->lane, estimate, &answer, &step);
         if (step.mark_after) {
-            int end = record(model, process, false, &host);
+            int end = record(model, process, &host);
             expect_end(process, !step.interval.loose ? process->open : -1, end, &step);
             process->open = end;
         }
@@ -464,7 +467,7 @@ static void progress(const struct model *model, struct process *process, struct 
 {
     struct vc_gate_others now = vc_gate_others(process->gate);
     if (interval->from_ns == 0)
-        vc_interval_begin(interval, &from->times, from->times.reached_ns, model->now);
+        vc_interval_begin(interval, &from->times, from->times.reached_ns, model->now, 0);
     if (model->now <= interval->from_ns + interval->estimate_ns)
         return;
     interval->others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &now);
@@ -499,7 +502,7 @@ static void helper_step(struct model *model, struct process *process)
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
             uint64_t placed = interval.from_ns;
-            vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns);
+            vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns, 0);
             interval.from_ns = placed ? placed : interval.from_ns; /* so far it was looked at */
             interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &to->others);
         }

@@ -38,6 +38,7 @@ struct model_timing {
     double jitter;        /* … and that and a launch vary by this part */
     unsigned stall_every; /* one launch in so many is held up, for up to `stall_ns`, before or behind its work is handed over */
     uint64_t stall_ns;
+    bool stalls_marks;    /* … and one mark in so many */
     bool sleeps;          /* the helper, until vc_interval_look_again says; else it sees all after `see_ns` */
 };
 extern const struct model_timing MODEL_TIMING, MODEL_H100, MODEL_H100_HOST;

@@ -636,6 +636,25 @@ static void test_who_can_not_tell_has_the_share_of_one_of_many(void)
     CHECK(ask(T + 260 * MS, 100 * US) == VC_GATE_GO); /* a millisecond of it at 50 % takes 2 ms, and there may be 128 */
 }
 
+static uint64_t charged(const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns, uint64_t uncertain_ns)
+{
+    struct vc_busy busy = {0};
+    struct vc_interval interval = {.to_ns = until_ns, .estimate_ns = 200 * US, .operations = 1, .measurable = true};
+    vc_interval_begin(&interval, from, reached_ns, until_ns, uncertain_ns);
+    return vc_interval_settle(&busy, &interval, false, false).charged_ns;
+}
+
+static void test_no_work_begins_before_it_is_handed_over(void)
+{
+    struct vc_mark_times held_up = {.recording_ns = T, .recorded_ns = T + 3 * MS, .begins_ns = T + 3 * MS};
+    CHECK(charged(&held_up, T, T + 3 * MS + 210 * US, 0) == 210 * US); /* within the record of its mark */
+    CHECK(charged(&held_up, T, T + 3 * MS + 210 * US, 10 * US) == 220 * US); /* the clocks may be apart */
+    CHECK(charged(&held_up, T, T + 3 * MS + 210 * US, 5 * MS) == 3 * MS + 210 * US);
+    struct vc_mark_times behind = {.recording_ns = T, .recorded_ns = T, .begins_ns = T + 3 * MS};
+    CHECK(charged(&behind, T + MS, T + 3 * MS + 210 * US, 0) == 210 * US); /* since what came before had ended */
+    CHECK(charged(&behind, T + 4 * MS, T + 7 * MS, 0) == 3 * MS); /* that was still under way */
+}
+
 int main(void)
 {
     test_what_is_told_is_what_can_have_been_done();
@@ -660,6 +679,7 @@ int main(void)
     test_a_new_holder_counts_from_its_predecessors_end();
     test_a_permit_is_paid_for_and_the_rest_comes_back();
     test_the_difference_to_the_estimate_is_settled();
+    test_no_work_begins_before_it_is_handed_over();
     test_few_pass_until_an_estimate_is_proven_or_when_it_is_refuted();
     test_a_host_that_launches_slowly_asks_for_permits_not_for_launches();
     test_overlapped_work_is_charged_fairly();

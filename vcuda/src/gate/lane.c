@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/atomic.h"
+#include "base/clock.h"
 
 /* Waiting for the card takes what the threads of a busy machine take to be woken, too. */
 static const uint64_t DOUBTFUL_NS = 100000, CERTAIN_NS = 2000000;
@@ -120,7 +121,6 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     lane->finish_ns += cost;
     step->cost_ns = cost;
     step->risk_ns = risk;
-    step->from_idle = answer->from_idle || idle;
     step->closing = answer->closing;
     bool beside = runs_beside(lane, now_ns, answer);
     step->concurrent = idle && beside && cost >= VC_CONCURRENT_NS;
@@ -199,9 +199,21 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     lane->sequence = answer->sequence;
 }
 
+void vc_lane_idle(struct vc_lane *lane, uint64_t now_ns)
+{
+    lane->finish_ns = vc_earlier(lane->finish_ns, now_ns);
+}
+
+bool vc_lane_all_marked(const struct vc_lane *lane)
+{
+    return lane->open && lane->operations == 0 && lane->passed == 0;
+}
+
 void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns)
 {
     uint64_t expected = lane->estimate_ns + lane->used_ns, waited = to_ns - from_ns;
+    if (vc_lane_all_marked(lane))
+        vc_lane_idle(lane, to_ns);
     if (lane->unmarked_since_ns == 0 || waited < 2 * expected + DOUBTFUL_NS)
         return;
     for (unsigned i = 0; i < lane->distinct; i++)

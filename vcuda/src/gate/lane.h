@@ -53,7 +53,6 @@ struct vc_lane_step {
     uint64_t risk_ns; /* what it may turn out to cost, where that varies */
     bool mark_before; /* record an event before it: an interval begins */
     bool mark_after;  /* record an event behind it: `interval` ends there, and the next one begins */
-    bool from_idle;   /* the card had nothing of this process, or of this stream, to do when it was launched */
     bool closing;     /* the gate shuts behind it */
     bool late;        /* operations before it wait for a mark for too long */
     bool due;         /* it is to be measured */
@@ -112,6 +111,12 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
 /* The thread is about to sleep: give back what is left of the permit. True: what the interval under way holds so far is taken out of
  * the lane as `step`'s, and its end has to be marked now. */
 bool vc_lane_pause(struct vc_lane *lane, struct vc_lane_step *step);
+
+/* The stream was seen to have done all of this lane: whatever the estimates said, what comes next begins on an idle stream. */
+void vc_lane_idle(struct vc_lane *lane, uint64_t now_ns);
+
+/* Whether nothing was launched since the mark that opened the interval: what that tells, it tells of all. */
+bool vc_lane_all_marked(const struct vc_lane *lane);
 
 /* The application waited for the card from `from_ns` to `to_ns`: what that says of operations without a mark. */
 void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns);

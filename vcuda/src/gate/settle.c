@@ -25,13 +25,18 @@ static bool found_idle(const struct vc_mark_times *mark, uint64_t reached_ns)
     return reached_ns <= mark->recorded_ns + HOST_BOUND_NS;
 }
 
-void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns)
+void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns, uint64_t uncertain_ns)
 {
-    bool idle = found_idle(from, reached_ns); /* it was thought to be, by estimates that may be too low */
-    uint64_t behind = idle && from->begins_ns > from->recorded_ns ? from->begins_ns - from->recorded_ns : 0;
-    interval->from_ns = reached_ns + vc_earlier(behind, (until_ns - reached_ns) / 2);
-    interval->slack_ns = idle ? from->stuck_ns : 0;
-    interval->from_idle = idle && from->begins_ns != 0;
+    uint64_t begins = from->begins_ns, earliest = begins > uncertain_ns ? begins - uncertain_ns : 0;
+    bool found = found_idle(from, reached_ns); /* it was thought to be, by estimates that may be too low */
+    uint64_t behind = found && begins > from->recorded_ns ? begins - from->recorded_ns : 0;
+    /* Who was held up within the record, or since, had given the card nothing to do: the host's clock tells that, too. */
+    if (earliest > reached_ns)
+        behind = vc_later(behind, earliest - reached_ns);
+    uint64_t moved = vc_earlier(behind, (until_ns - reached_ns) / 2); /* the rest may be the clocks' fault */
+    interval->from_ns = reached_ns + moved;
+    interval->slack_ns = (found ? from->stuck_ns : 0) + behind - moved;
+    interval->from_idle = found && begins != 0;
 }
 
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)

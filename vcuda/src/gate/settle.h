@@ -20,8 +20,7 @@ enum {
 /* What is known of the times of a mark. CLOCK_MONOTONIC ns. */
 struct vc_mark_times {
     uint64_t recording_ns, recorded_ns; /* before and behind the driver's call: it is reached no earlier */
-    /* Recorded onto an idle card: its work was handed over then, as far as that took no longer than VC_LAUNCH_GAP_NS;
-     * 0: not known. */
+    /* The first operation behind it was handed over then, as far as that took no longer than VC_LAUNCH_GAP_NS; 0: not known. */
     uint64_t begins_ns;
     uint64_t stuck_ns;  /* … the rest of what it took: the work began before, within or behind it */
     uint64_t reached_ns; /* 0 until the helper knows */
@@ -71,10 +70,11 @@ static inline bool vc_interval_has_gaps(const struct vc_interval *interval)
     return interval->host_bound && (interval->operations > 1 || interval->paused) && !interval->unknown;
 }
 
-/* Where the interval began that lasts until `until_ns`, or not yet ended then: as much behind its mark as the host
+/* Where the interval began that lasts until `until_ns`, or not yet ended then: where the card was idle at its mark, as much behind it as the host
  * handed its work over behind it. The card's own clock tells both: how late it is reached is the same for both, and
- * not known. */
-void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns);
+ * not known. And never before that; the mark may have been reached `uncertain_ns` later by the host's clock. */
+void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times *from, uint64_t reached_ns, uint64_t until_ns,
+                       uint64_t uncertain_ns);
 
 /* It ended at that mark. */
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to);

@@ -90,6 +90,12 @@ static uint64_t origin(const struct vc_tracker *tracker)
     return near ? tracker->base_low_ns : tracker->base_high_ns;
 }
 
+/* By how much earlier than it was that may be. */
+static uint64_t uncertain(const struct vc_tracker *tracker)
+{
+    return origin(tracker) == tracker->base_low_ns ? tracker->base_high_ns - tracker->base_low_ns : 0;
+}
+
 /* It was reached after its record was asked for, and before it is seen: that bounds the base's own time. A stream that is idle when it is
  * marked makes the lower bound the better one; where there was none, what is seen is seen at once. */
 static uint64_t when(struct vc_tracker *tracker, const struct vc_mark *mark, uint64_t now_ns)
@@ -127,7 +133,7 @@ static void place(struct vc_tracker *tracker, struct vc_interval *interval, cons
     uint64_t lasted = from && to->times.reached_ns != 0 ? between(from, to) : 0, placed = interval->from_ns;
     if (lasted == 0)
         return;
-    vc_interval_begin(interval, &from->times, to->times.reached_ns - lasted, to->times.reached_ns);
+    vc_interval_begin(interval, &from->times, to->times.reached_ns - lasted, to->times.reached_ns, uncertain(tracker));
     if (placed == 0)
         return;
     if (apart(placed, interval->from_ns) > MOVED_NS) {
@@ -153,6 +159,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
         from->noticed = true;
         vc_gate_began(tracker->gate, from->times.reached_ns);
     }
+    vc_store_release(&to->seen, true);
     interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &before, &to->others);
     interval->measurable = interval->measurable && interval->from_ns != 0 && to->times.reached_ns > interval->from_ns;
     struct vc_settlement settlement = vc_gate_seen(tracker->gate, now_ns, interval);
@@ -194,7 +201,7 @@ static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
     if (!interval->measurable)
         return;
     if (from && interval->from_ns == 0 && from->times.reached_ns != 0)
-        vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns);
+        vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns, uncertain(tracker));
     uint64_t late = interval->loose ? interval->estimate_ns + VC_MARK_NS : interval->estimate_ns;
     if (interval->from_ns == 0 || now_ns <= interval->from_ns + late)
         return;

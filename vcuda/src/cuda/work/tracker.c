@@ -223,7 +223,7 @@ bool vc_mark_make(struct vc_tracker *tracker)
     return true;
 }
 
-struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool from_idle)
+struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream)
 {
     struct vc_mark *mark = tracker ? take_spare(tracker) : NULL;
     if (!mark)
@@ -236,13 +236,12 @@ struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool
         return NULL;
     }
     mark->times.recorded_ns = vc_now_ns();
-    mark->from_idle = from_idle;
     return mark;
 }
 
 void vc_mark_launching(struct vc_mark *mark)
 {
-    if (mark && mark->from_idle)
+    if (mark)
         mark->times.begins_ns = vc_now_ns();
 }
 

@@ -28,7 +28,7 @@ struct vc_mark {
     struct vc_tracker *tracker;
     uint32_t references;
     struct vc_mark_times times;
-    bool from_idle;         /* recorded onto an idle card */
+    bool seen;              /* the helper saw that it was reached, as the end of an interval */
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
     struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */
     struct vc_mark *next;   /* in the list of spare ones */
@@ -92,8 +92,8 @@ void vc_tracker_release(struct vc_tracker *tracker);
 bool vc_mark_is_spare(struct vc_tracker *tracker);
 /* Record a mark in `stream` (never NULL: an explicit handle) of the current context. Where no event is spare it waits for the helper
  * for some ms. NULL if it can't be done. The caller owns a reference. */
-struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream, bool from_idle);
-/* The operation behind it is handed to the driver now, and was. On an idle card the work can't begin before that; what the driver
+struct vc_mark *vc_mark_record(struct vc_tracker *tracker, CUstream stream);
+/* The first operation behind it is handed to the driver now, and was. The work can't begin before that; what the driver
  * took for it is the application's time too, VC_LAUNCH_GAP_NS at most: it may have been interrupted behind the start. */
 void vc_mark_launching(struct vc_mark *mark);
 void vc_mark_launched(struct vc_mark *mark);

@@ -46,7 +46,7 @@ static void pause_lane(struct vc_stream_lane *lane)
     if (!lane->open || !lane->lane.open || !vc_mark_is_spare(lane->tracker) || vc_capture_is(lane->stream) ||
         !vc_lane_pause(&lane->lane, &step))
         return;
-    struct vc_mark *end = vc_mark_record(lane->tracker, lane->stream, false);
+    struct vc_mark *end = vc_mark_record(lane->tracker, lane->stream);
     if (end)
         vc_mark_submit(lane->open, end, lane->stream, &step);
     else
@@ -71,6 +71,8 @@ static void wait_for_go(struct vc_work *work)
         struct vc_gate_words words = vc_gate_words(lane->gate);
         vc_gates_settle_abandoned(lane->gate);
         uint64_t now = vc_now_ns();
+        if (vc_lane_all_marked(lane) && work->lane->open && vc_load_acquire(&work->lane->open->seen))
+            vc_lane_idle(lane, now);
         vc_lane_ask(lane, work->estimate, now, vc_ticks(), &work->answer, &work->step);
         if (VC_UNLIKELY(work->answer.impossible))
             complain(lane->gate);
@@ -102,10 +104,12 @@ static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
         lane->open = NULL;
     }
     if (work->step.mark_before) {
-        lane->open = vc_mark_record(lane->tracker, work->stream, work->step.from_idle);
+        lane->open = vc_mark_record(lane->tracker, work->stream);
         vc_lane_opened(&lane->lane, lane->open != NULL);
-        vc_mark_launching(lane->open);
     }
+    work->first = vc_lane_all_marked(&lane->lane);
+    if (work->first)
+        vc_mark_launching(lane->open);
     return true;
 }
 
@@ -188,7 +192,7 @@ bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread,
 CUresult vc_work_end(struct vc_work *work, CUresult result)
 {
     struct vc_stream_lane *lane = work->lane;
-    if (work->step.mark_before)
+    if (work->first)
         vc_mark_launched(lane->open);
     if (result != CUDA_SUCCESS) {
         vc_lane_refused(&lane->lane, &work->step);
@@ -198,7 +202,7 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
     vc_tracker_left(lane->tracker, work->stream);
     if (!work->step.mark_after)
         return result;
-    struct vc_mark *end = vc_mark_record(lane->tracker, work->stream, false);
+    struct vc_mark *end = vc_mark_record(lane->tracker, work->stream);
     if (end)
         vc_mark_submit(lane->open, end, work->stream, &work->step);
     else

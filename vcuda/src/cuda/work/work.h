@@ -17,6 +17,7 @@ struct vc_work {
     CUstream stream; /* explicit: never NULL */
     struct vc_gate_answer answer;
     struct vc_lane_step step;
+    bool first; /* behind the mark that opened the lane's interval */
 };
 
 /* Exact for every launch that a card accepts. */
