@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,50 @@ answer(free())
 """,
     )
     assert answered == 960 - 4  # four streams
+
+
+@pytest.fixture
+def held_up(share: Share) -> Share:
+    """A share whose driver holds a thread up between its answer what of a pool is in use and the next that the shim does."""
+    folder, compiler = share.lib64 / "drv", ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-x", "c"]
+    alias, name = folder / "libcuda-driver.so.1", "libsimulated-driver.so"
+    source = Path(__file__).with_name("pool_reading_driver.c")
+    alias.rename(folder / name)
+    stub = share.folder / name  # the simulated driver is called like the shim
+    subprocess.run([*compiler, "/dev/null", f"-Wl,-soname,{name}", "-o", str(stub)], check=True, timeout=60)
+    output = [f"-Wl,-soname,{alias.name}", "-Wl,--no-as-needed", "-o", str(alias)]
+    needed = [f"-L{share.folder}", f"-l:{name}", "-Wl,-rpath,$ORIGIN", "-ldl"]
+    subprocess.run([*compiler, str(source), *output, *needed], check=True, timeout=60)
+    return share
+
+
+@pytest.mark.parametrize("first, second", [(900, 100), (940, 60), (100, 100)])
+def test_a_call_knows_of_what_another_took_while_it_looked_how_much_is_in_use(
+    held_up: Share, first: int, second: int
+) -> None:
+    answered = books.within(
+        held_up,
+        f"""
+import threading
+driver, context, results = C.CDLL("libcuda-driver.so.1"), begin(), []
+ok("cuMemFreeAsync", alloc(1, "cuMemAllocAsync", None)[1], None)
+ok("cuStreamSynchronize", None)
+held = C.c_int.in_dll(driver, "is_held")
+def late():
+    ok("cuCtxSetCurrent", context)
+    driver.hold_next()
+    results.append(alloc({second} * MIB, "cuMemAllocAsync", None)[0])
+thread = threading.Thread(target=late, daemon=True)
+thread.start()
+while not held.value and thread.is_alive():
+    time.sleep(0.001)
+results.append(alloc({first} * MIB, "cuMemAllocAsync", None)[0])
+C.c_int.in_dll(driver, "may_go").value = 1
+thread.join()
+answer(results)
+""",
+    )
+    assert answered == [0, 0 if first + second < 900 else 2]
 
 
 def test_what_a_pool_gave_back_beside_a_call_that_was_refused_is_not_charged(share: Share) -> None:

@@ -83,6 +83,7 @@ static void leave(const struct vc_metered *call)
     struct vc_meter *meter = call->meter;
     meter->expected -= call->expected;
     meter->asked -= call->bytes;
+    vc_add(&meter->ended, call->bytes);
     meter->calls--;
     meter->changes++;
 }
@@ -104,15 +105,32 @@ static uint64_t in_the_way(const struct vc_reading *reading, uint64_t others)
     return reading->used < others ? reading->used : others;
 }
 
+/* Read for a call that begins, and lock. What is in use is never told too small: what a call has taken that was under way when it was read,
+ * and has left since, is neither among what is asked for nor surely in the reading. */
+static void read_to_begin(struct vc_meter *meter, uint64_t others, struct vc_reading *reading)
+{
+    for (int attempt = 0;; attempt++) {
+        uint64_t before = vc_load(&meter->ended);
+        *reading = (struct vc_reading){0};
+        meter->read(meter, reading);
+        pthread_mutex_lock(&meter->mutex);
+        uint64_t since = meter->ended - before;
+        if (since == 0 || attempt == VC__READINGS) {
+            reading->used = in_the_way(reading, others) + since;
+            return;
+        }
+        pthread_mutex_unlock(&meter->mutex);
+    }
+}
+
 /* Away from the edge there is room for all that might happen, and nothing is given back. */
 static bool begin_amply(struct vc_metered *call, uint64_t others)
 {
     struct vc_meter *meter = call->meter;
-    struct vc_reading reading = {0};
-    meter->read(meter, &reading);
-    pthread_mutex_lock(&meter->mutex);
+    struct vc_reading reading;
+    read_to_begin(meter, others, &reading);
     uint64_t asked = meter->asked + call->bytes;
-    enter(call, growth_beyond(meter->cards, meter->charged, in_the_way(&reading, others), asked, vc_load_relaxed(&step)), reading.reserved);
+    enter(call, growth_beyond(meter->cards, meter->charged, reading.used, asked, vc_load_relaxed(&step)), reading.reserved);
     pthread_mutex_unlock(&meter->mutex);
     return vc_cards_reserve(meter->cards, call->expected);
 }
@@ -124,11 +142,10 @@ static bool begin_exactly(struct vc_metered *call, uint64_t others)
     struct vc_meter *meter = call->meter;
     vc_account_make_room(meter->cards);
     vc_meter_trim(meter);
-    struct vc_reading reading = {0};
-    meter->read(meter, &reading);
+    struct vc_reading reading;
     uint64_t most = free_on(meter->cards);
-    pthread_mutex_lock(&meter->mutex);
-    uint64_t asked = meter->asked + call->bytes, used = in_the_way(&reading, others);
+    read_to_begin(meter, others, &reading);
+    uint64_t asked = meter->asked + call->bytes, used = reading.used;
     uint64_t grows = growth_beyond(meter->cards, reading.reserved, used, asked, 0);
     uint64_t needs = used + asked > reading.reserved ? vc_round_up(used + asked - reading.reserved, VC_CHUNK) : 0;
     if (grows > most)

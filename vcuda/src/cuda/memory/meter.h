@@ -23,6 +23,7 @@ struct vc_meter {
     uint64_t purse;    /* reserved in the quota for calls under way */
     uint64_t expected; /* what they may grow by, at most */
     uint64_t asked;    /* what they ask for */
+    uint64_t ended;    /* what those asked for that have left */
     uint32_t calls;
     uint64_t changes;  /* a reading is as old as this was */
     bool put_off;      /* somebody settled while calls were under way: the last of them does it */
