@@ -151,7 +151,7 @@ def stress(figures: Figures) -> list[Reading]:
     over = max(peaks) - row["limit_bytes"]
     left = row["left_bytes"] + row["left_in_ledger_bytes"]
     return [
-        (f"{max(0, over)} over", over <= 0),
+        (f"{max(0, over)} over{' in the ledger' if 0 < over == peaks[0] - row['limit_bytes'] else ''}", over <= 0),
         (f"{left} left, {row['operations']:,} operations, {row['kills']} SIGKILLs", left == 0),
     ]
 
