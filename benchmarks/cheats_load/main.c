@@ -10,6 +10,7 @@
 #include "launches.h"
 #include "processes.h"
 #include "streams.h"
+#include "unseen.h"
 
 struct pattern {
     const char *name;
@@ -72,6 +73,11 @@ static const struct pattern patterns[] = {
     PATTERN(ended_after_launch, 1, 1, 1),
     PATTERN(exec_after_launch, 1, 1, 1),
     PATTERN(fork_tree, 1, 1, 1),
+    PATTERN(no_memory, 1, 1, 0),
+    PATTERN(no_descriptors, 1, 1, 1),
+    PATTERN(no_threads, 1, 1, 0),
+    PATTERN(helper_ended, 1, 1, 0),
+    PATTERN(helper_held, 1, 1, 0),
 };
 
 static const struct pattern *chosen;

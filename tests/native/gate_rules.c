@@ -117,8 +117,21 @@ static void test_one_unknown_operation_at_a_time_but_no_dead_lock(void)
     vc_gate_fold(&gate, answer.allowance_ns, 0);
     CHECK(ask(T + MS, 0) == VC_GATE_OUTSTANDING);
     CHECK(ask(T + 60 * MS, 0) == VC_GATE_OUTSTANDING);
+    vc_gate_rest(&gate, T + 100 * MS);          /* the helper looked */
     CHECK(ask(T + 110 * MS, 0) == VC_GATE_GO); /* it may be what the first one waits for */
     CHECK(ask(T + 111 * MS, 0) == VC_GATE_OUTSTANDING);
+}
+
+static void test_what_nobody_looks_at_is_charged_as_time_passes(void)
+{
+    start(30, 30, 0);
+    CHECK(ask(T, 0) == VC_GATE_GO);
+    vc_gate_marked(&gate, answer.allowance_ns);
+    vc_gate_fold(&gate, answer.allowance_ns, 0);
+    uint64_t charged = usage.gpu_ns, predicted = gate.finish_ns;
+    CHECK(ask(T + 90 * MS, 0) != VC_GATE_CREDIT && usage.gpu_ns == charged); /* somebody may look yet */
+    CHECK(ask(predicted + 150 * MS, 0) == VC_GATE_CREDIT);
+    CHECK(usage.gpu_ns == charged + 150 * MS && gate.owed_ns == 150 * MS);
 }
 
 static void test_only_the_holder_of_the_lease_passes(void)
@@ -673,6 +686,7 @@ int main(void)
     test_limits_that_make_no_sense_give_the_guaranteed_share();
     test_debt_shuts_the_gate_until_a_chunk_is_there();
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
+    test_what_nobody_looks_at_is_charged_as_time_passes();
     test_only_the_holder_of_the_lease_passes();
     test_the_holder_fits_its_work_into_the_lease();
     test_a_request_from_idle_never_sleeps_while_nobody_waits();

@@ -20,6 +20,7 @@ static const struct {
     {"memory/small_array.c", "&mutex", 2},
     {"memory/exported.c", "&mutex", 2},
     {"memory/ipc.c", "&mutex", 2},
+    {"work/helper.c", "&looking", 2},
     {"memory/meter.c", "&meter->mutex", 3},
     {"memory/object.c", "&mutex", 3},
     {"memory/holder.c", "&mutex", 3},

@@ -40,6 +40,11 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "killed_after_launch",
         "ended_after_launch",
         "exec_after_launch",
+        "no_memory",
+        "no_descriptors",
+        "no_threads",
+        "helper_ended",
+        "helper_held",
     ],
 )
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:

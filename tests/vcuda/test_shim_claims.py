@@ -127,7 +127,7 @@ def cut(path: Path) -> None:
 
 
 def test_a_claim_with_unreadable_limits_takes_the_memory_of_no_other(tmp_path: Path, machine: Machine) -> None:
-    """Which cards it names nobody knows: all that no other claim names may compute, and get no memory."""
+    """Which cards it names nobody knows: all that no other claim names get no memory."""
     share = both(tmp_path, machine)
     cut(claim(share, "a") / "limits")
     (found, said) = outcome(share)

@@ -10,7 +10,8 @@
 #include "cuda/driver/hooks.def"
 #undef VC_HOOK
 
-#define VC__BODY(name, arguments)                                 \
+/* `refusal`: of what the share does not let be asked at all. */
+#define VC__BODY_UNLESS(refusal, name, arguments)                 \
     {                                                             \
         if (VC_UNLIKELY(!vc_load_acquire(&vc_real.ready)))        \
             vc_real_load();                                       \
@@ -18,13 +19,18 @@
             return CUDA_ERROR_NOT_FOUND;                          \
         if (!vc_regions_get()->any)                               \
             return vc_real.name arguments;                        \
+        CUresult refused = refusal;                               \
+        if (VC_UNLIKELY(refused != CUDA_SUCCESS))                 \
+            return refused;                                       \
         return vc_hook_##name arguments;                          \
     }
+#define VC__BODY(name, arguments) VC__BODY_UNLESS(CUDA_SUCCESS, name, arguments)
+#define VC__WORK_BODY(name, arguments) VC__BODY_UNLESS(vc_work_refusal(), name, arguments)
 #define VC_HOOK(name, parameters, arguments) CUresult name parameters VC__BODY(name, arguments)
 
 /* No call but jumps, so that no argument is ever saved: `python -m benchmarks.launch_cost` shows what it compiles to. */
 #define VC_HOOK_WORK(name, parameters, arguments)                                                        \
-    static __attribute__((noinline)) CUresult asked_##name parameters VC__BODY(name, arguments)          \
+    static __attribute__((noinline)) CUresult asked_##name parameters VC__WORK_BODY(name, arguments)     \
     CUresult name parameters                                                                             \
     {                                                                                                    \
         const struct vc_card_limit *limit = vc_regions_only_limit();                                      \
@@ -36,7 +42,7 @@
 /* And a launch within its permit: one more. Only in a share of one card: in a forked child its limit is NULL until what belonged
  * to the parent is forgotten. */
 #define VC_HOOK_LAUNCH(name, parameters, arguments)                                                      \
-    static __attribute__((noinline)) CUresult asked_##name parameters VC__BODY(name, arguments)          \
+    static __attribute__((noinline)) CUresult asked_##name parameters VC__WORK_BODY(name, arguments)     \
     static __attribute__((noinline)) CUresult limited_##name parameters                                  \
     {                                                                                                    \
         if (VC_LIKELY(vc_frame_is_paid(function)) && VC_LIKELY(VC__PASSES_##name))                       \

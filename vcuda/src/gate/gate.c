@@ -204,6 +204,17 @@ static bool rests(const struct vc_gate *gate, uint64_t now_ns)
     return gate->unseen == 0 && now_ns > gate->finish_ns + VC_REST_NS;
 }
 
+/* Nobody looks: what is outstanding beyond its predicted finish has the card, as far as anybody knows. What its marks say settles that. */
+static void charge_unwatched(struct vc_gate *gate, uint64_t now_ns)
+{
+    uint64_t since = vc_later(gate->looked_ns, gate->finish_ns);
+    if (gate->unseen == 0 || now_ns <= since + VC_UNWATCHED_NS)
+        return;
+    account(gate, (int64_t)(now_ns - since));
+    gate->owed_ns += now_ns - since;
+    gate->looked_ns = now_ns;
+}
+
 /* The container's predicted finish is the latest of its processes': lowered only by the process that set it. */
 static void publish(struct vc_gate *gate)
 {
@@ -242,13 +253,15 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
         gate->progress_ns = now_ns;
     if (nothing_outstanding)
         gate->idle_ns = gate->launched_ns;
+    if (gate->unseen == 0)
+        gate->looked_ns = now_ns;
     if (nothing_outstanding && now_ns > gate->finish_ns + VC_MARK_NS)
         gate->busy_from_ns = now_ns;
     answer->joins_until_ns = gate->finish_ns > now_ns ? gate->finish_ns : 0;
     gate->finish_ns = vc_later(gate->finish_ns, start) + cost_ns;
     account(gate, (int64_t)cost_ns);
     credit -= (int64_t)cost_ns;
-    uint64_t more = allowance(gate, now_ns, credit, policy);
+    uint64_t more = vc_load_relaxed(&gate->unwatched) ? 0 : allowance(gate, now_ns, credit, policy);
     answer->reason = VC_GATE_GO;
     answer->allowance_ns = more;
     answer->permit_until_ns = policy->lease_end_ns;
@@ -274,6 +287,7 @@ void vc_gate_enter(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint
     pthread_mutex_lock(&gate->mutex);
     struct vc_policy policy = vc_gate_policy(gate, now_ns);
     answer->impossible = policy.impossible;
+    charge_unwatched(gate, now_ns);
     bool nothing_outstanding = gate->finish_ns <= now_ns && gate->unseen == 0;
     int64_t credit = 0;
     bool refused = false;
@@ -349,6 +363,7 @@ void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns)
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns)
 {
     pthread_mutex_lock(&gate->mutex);
+    gate->looked_ns = now_ns;
     if (gate->unseen != 0 && gate->late_since_ns == 0)
         gate->late_since_ns = expected_ns;
     if (gate->unseen != 0 && gate->finish_ns < now_ns + OVERDUE_STEP_NS / 2) {
@@ -413,6 +428,7 @@ static void pay_owed(struct vc_gate *gate, struct vc_interval *interval)
 void vc_gate_progress(struct vc_gate *gate, uint64_t now_ns, struct vc_interval *interval)
 {
     pthread_mutex_lock(&gate->mutex);
+    gate->looked_ns = now_ns;
     pay_owed(gate, interval);
     vc_interval_cover(&gate->busy, interval, now_ns);
     uint64_t used = vc_interval_own(interval), paid = interval->estimate_ns + interval->advance_ns;
@@ -481,7 +497,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
         gate->unseen--;
     gate->risk_ns -= vc_earlier(interval->risk_ns, gate->risk_ns);
     gate->unknown -= interval->unknown && gate->unknown != 0;
-    gate->progress_ns = now_ns;
+    gate->progress_ns = gate->looked_ns = now_ns;
     gate->late_since_ns = 0;
     if (interval->measurable) {
         pay_owed(gate, interval);
@@ -521,6 +537,7 @@ void vc_gate_clock_moved(struct vc_gate *gate)
 uint64_t vc_gate_rest(struct vc_gate *gate, uint64_t now_ns)
 {
     pthread_mutex_lock(&gate->mutex);
+    gate->looked_ns = now_ns;
     if (gate->open && rests(gate, now_ns))
         close_gate(gate);
     uint64_t again = !gate->open || gate->unseen != 0 ? UINT64_MAX : gate->finish_ns + VC_REST_NS + 1;

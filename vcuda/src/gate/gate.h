@@ -27,6 +27,7 @@ enum {
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
+    VC_UNWATCHED_NS = 100000000, /* nobody looked for so long, with something outstanding: all of it is charged until somebody does */
     VC_AT_GATE = 4,                   /* threads of a process that sleep at the gate; further ones sleep behind them */
     VC_BELIEVED_NS = 100000000,       /* so much that siblings did may not be told yet */
     VC_REST_NS = 2000000,             /* a process whose work is predicted to have ended so long ago has none on the card */
@@ -103,6 +104,8 @@ struct vc_gate {
     uint64_t charged_ns;   /* … in all, and by siblings for it */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
     bool watched;          /* there is a helper that looks after this gate */
+    bool unwatched;        /* … which did not look when it should have: everything is marked */
+    uint64_t looked_ns;    /* when somebody last looked, or nothing was outstanding */
     bool open;             /* our bit in vc_card_usage.open_slots is set (region/abandoned.h) */
     uint64_t owed_ns;      /* what siblings charged for us while we stood still, not yet settled */
     uint64_t published_ns; /* the predicted finish that this process wrote into the region */

@@ -125,7 +125,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     bool beside = runs_beside(lane, now_ns, answer);
     step->concurrent = idle && beside && cost >= VC_CONCURRENT_NS;
     /* A stream that idles in between asks once in a millisecond, whatever it launched meanwhile. */
-    step->due = due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
+    step->due = vc_load_relaxed(&lane->gate->unwatched) || due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
     step->mark_before = !lane->open && (step->due || beside || vc_gate_beside(lane->gate, now_ns));
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
     issue_permit(lane, answer, now_ns, now_ticks);

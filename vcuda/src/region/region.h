@@ -14,7 +14,7 @@
 enum vc_region_state {
     VC_REGION_ENFORCED, /* limits and usage are mapped */
     VC_REGION_UNCOUNTED, /* limits are mapped, usage can't be used: memory refused, guaranteed share, no lending */
-    VC_REGION_DAMAGED,  /* limits exist but can't be read: memory refused, compute unthrottled */
+    VC_REGION_DAMAGED,  /* limits exist but can't be read: memory and work refused */
 };
 
 /* What this process has witnessed (witness.h). */

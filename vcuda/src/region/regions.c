@@ -243,9 +243,9 @@ static void lock_page(struct vc_regions_page *page)
 
 static const struct vc_card_limit *only_limit(void)
 {
-    if (the_regions.card_count == 0)
-        return &no_limit;
-    return the_regions.card_count == 1 && !the_regions.lost ? the_regions.cards[0].limit : NULL;
+    if (the_regions.lost) /* whose work is refused */
+        return NULL;
+    return the_regions.card_count == 0 ? &no_limit : the_regions.card_count == 1 ? the_regions.cards[0].limit : NULL;
 }
 
 static struct vc_regions *open_once(const char *directory)

@@ -20,7 +20,7 @@ struct vc_card {
 
 struct vc_regions {
     bool any;  /* false: nothing is configured, pass everything through */
-    bool lost; /* some limits can't be read: cards that no other region names may be theirs; memory refused there, compute unthrottled */
+    bool lost; /* some limits can't be read: cards that no other region names may be theirs; memory and work refused there */
     uint32_t count, card_count;
     struct vc_card cards[VC_MAX_PROCESS_CARDS]; /* each once, in the order of their regions */
     struct vc_region all[VC_MAX_PROCESS_CARDS]; /* each with a card of its own */

@@ -103,7 +103,7 @@ static CUresult begin_creation(struct creation *creation, CUdevice device)
     creation->measuring = creation->turn = false;
     creation->charge = (struct vc_charge){0};
     if (number == VC_CARD_LOST)
-        return CUDA_SUCCESS; /* computing is allowed then, allocating is not */
+        return CUDA_SUCCESS; /* allocating and launching are refused then */
     const struct vc_card *card = number >= 0 ? vc_card((uint32_t)number) : NULL;
     uint64_t expected = card ? known_cost(card) : 0;
     if (card && expected == 0)

@@ -6,7 +6,7 @@
 
 #define VC_CARD_NONE (-1)    /* the device is not part of the share */
 #define VC_CARD_UNKNOWN (-2) /* no current context, or an invalid device: the driver's own error will say so */
-#define VC_CARD_LOST (-3)    /* limits that can't be read may name it: it may compute, and has no memory */
+#define VC_CARD_LOST (-3)    /* limits that can't be read may name it: it has neither memory nor work */
 
 /* A set of cards of the process: bit i is its card i. */
 typedef uint32_t vc_cards;

@@ -211,7 +211,7 @@ static CUresult begin_load(struct loading *loading, struct need need)
     uint64_t most = need.variables > UINT64_MAX - need.code ? UINT64_MAX : vc_round_up(need.code + need.variables, VC__CODE_STEP);
     *loading = (struct loading){.need = need, .most = most};
     if (vc_card_of_current(NULL) == VC_CARD_LOST)
-        return CUDA_SUCCESS; /* computing is allowed then, and takes code */
+        return CUDA_SUCCESS; /* nothing of it is launched then */
     CUresult result = vc_charge_current(charge, need.upper_bound ? need.variables : most);
     if (result != CUDA_SUCCESS || !charge->cards || !need.upper_bound)
         return result;

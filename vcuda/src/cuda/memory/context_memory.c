@@ -121,7 +121,7 @@ CUresult vc_hook_cuCtxSetLimit(int limit, size_t value)
     CUdevice device;
     if (limit < 0 || limit >= LIMITS || vc_card_of_current(&context) == VC_CARD_LOST || !context ||
         vc_real.cuCtxGetDevice(&device) != CUDA_SUCCESS || !ask_default(limit))
-        return vc_real.cuCtxSetLimit(limit, value); /* computing is allowed without readable limits, and takes stacks */
+        return vc_real.cuCtxSetLimit(limit, value); /* without readable limits nothing is launched */
     context = vc_context_owner(context);
     vc_table_get(&contexts, (uint64_t)(uintptr_t)context, &known);
     uint64_t frame = limit == LOCAL ? known.frame : 0, have = known.bytes[limit];

@@ -17,7 +17,7 @@ static CUresult changed(CUgraphExec graph, CUresult result)
 CUresult vc_hook_cuGraphLaunch(CUgraphExec graph, CUstream stream)
 {
     struct vc_work work;
-    if (vc_stream_pay(vc_work_stream(stream, false)) != CUDA_SUCCESS)
+    if (vc_work_refusal() != CUDA_SUCCESS || vc_stream_pay(vc_work_stream(stream, false)) != CUDA_SUCCESS)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!vc_work_begin(&work, vc_work_stream(stream, false), key_of(graph)))
         return vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch);
@@ -27,7 +27,7 @@ CUresult vc_hook_cuGraphLaunch(CUgraphExec graph, CUstream stream)
 CUresult vc_hook_cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
 {
     struct vc_work work;
-    if (vc_stream_pay(vc_work_stream(stream, true)) != CUDA_SUCCESS)
+    if (vc_work_refusal() != CUDA_SUCCESS || vc_stream_pay(vc_work_stream(stream, true)) != CUDA_SUCCESS)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!vc_work_begin(&work, vc_work_stream(stream, true), key_of(graph)))
         return vc_graph_memory_launch(graph, stream, vc_real.cuGraphLaunch_ptsz);

@@ -16,10 +16,15 @@ static const uint64_t BASE_NEAR_NS = 300000;
 static const uint64_t MOVED_NS = 100000;
 static const uint64_t BEGIN_LOOK_NS = 200000;
 
+/* What nobody may ask about any more: then it is over, as far as we know. */
+static const uint64_t UNASKED_NS = 5000000000u;
+
 static uint32_t started;
+static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER; /* held by whoever looks */
 
 void vc_helper_forked(void)
 {
+    pthread_mutex_init(&looking, NULL);
     vc_store_relaxed(&started, 0);
 }
 
@@ -144,6 +149,12 @@ static void place(struct vc_tracker *tracker, struct vc_interval *interval, cons
     }
 }
 
+static void notify(const struct vc_tracker *tracker)
+{
+    if (vc_load(&tracker->gate->waiting_threads) != 0)
+        vc_gate_notify(tracker->gate);
+}
+
 static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
 {
     struct vc_interval *interval = &entry->interval;
@@ -151,6 +162,10 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     if (from && from->times.reached_ns == 0)
         from->times.reached_ns = when(tracker, from, now_ns);
     to->times.reached_ns = when(tracker, to, now_ns);
+    if (from && from->times.reached_ns == 0 && tracker->broken) /* no clock: between these it was */
+        from->times.reached_ns = from->times.recording_ns;
+    if (to->times.reached_ns == 0 && tracker->broken)
+        to->times.reached_ns = now_ns;
     struct vc_gate_others before = from ? from->others : to->others;
     to->others = vc_gate_others(tracker->gate);
     vc_interval_end(interval, &to->times);
@@ -164,10 +179,39 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     interval->measurable = interval->measurable && interval->from_ns != 0 && to->times.reached_ns > interval->from_ns;
     struct vc_settlement settlement = vc_gate_seen(tracker->gate, now_ns, interval);
     vc_lane_learn(entry->learners, entry->distinct, interval, &settlement);
-    if (vc_load(&tracker->gate->waiting_threads) != 0)
-        vc_gate_notify(tracker->gate);
+    notify(tracker);
     vc_mark_release(from);
     vc_mark_release(to);
+}
+
+/* What no mark tells the end of lasted until now. Nothing is learnt of it. */
+static void settle_unmarked(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
+{
+    struct vc_interval interval = entry->interval;
+    struct vc_gate_others now = vc_gate_others(tracker->gate);
+    pthread_mutex_lock(&tracker->mutex);
+    entry->stream = NULL;
+    pthread_mutex_unlock(&tracker->mutex);
+    interval.to_ns = now_ns;
+    interval.others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &interval.others_then, &now);
+    vc_gate_seen(tracker->gate, now_ns, &interval);
+    notify(tracker);
+}
+
+static bool unmarked_is_done(const struct vc_under_way *entry, uint64_t now_ns)
+{
+    bool asked = false, busy = false;
+    if (entry->stream != CU_STREAM_PER_THREAD && entry->epoch == vc_visit_epoch() && vc_visit_begin()) {
+        asked = entry->epoch == vc_visit_epoch() && !vc_visit_captures() && !vc_capture_is(entry->stream);
+        busy = asked && vc_real.cuStreamQuery(entry->stream) == CUDA_ERROR_NOT_READY;
+        vc_visit_end();
+    }
+    return asked ? !busy : now_ns > entry->interval.from_ns + UNASKED_NS;
+}
+
+static bool is_done(const struct vc_under_way *entry, uint64_t now_ns)
+{
+    return entry->to ? reached(entry->to->event) : unmarked_is_done(entry, now_ns);
 }
 
 /* Whether an earlier entry of the queue is of the same stream: then this one can't have been reached before it. */
@@ -189,6 +233,8 @@ static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
     from->noticed = true;
     from->others = vc_gate_others(tracker->gate);
     from->times.reached_ns = when(tracker, from, vc_now_ns());
+    if (from->times.reached_ns == 0 && tracker->broken)
+        from->times.reached_ns = vc_now_ns();
     vc_gate_began(tracker->gate, from->times.reached_ns);
     return true;
 }
@@ -206,7 +252,7 @@ static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
     if (interval->from_ns == 0 || now_ns <= interval->from_ns + late)
         return;
     struct vc_gate_others now = vc_gate_others(tracker->gate);
-    interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : &entry->to->others, &now);
+    interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : entry->to ? &entry->to->others : &interval->others_then, &now);
     vc_gate_progress(tracker->gate, now_ns, interval);
 }
 
@@ -218,9 +264,9 @@ static void make_spares(struct vc_tracker *tracker)
     if (count >= VC_SPARE_MARKS_LOW)
         return;
     vc_real.cuCtxSetCurrent(tracker->context);
-    for (; count < VC_SPARE_MARKS_HIGH && !tracker->broken; count++)
+    for (; count < VC_SPARE_MARKS_HIGH; count++)
         if (!vc_mark_make(tracker))
-            tracker->broken = count == 0;
+            break;
 }
 
 /* Whether the stream has work, as far as one may ask. */
@@ -298,14 +344,17 @@ static uint64_t work_off(struct vc_tracker *tracker)
             break;
         bool behind = behind_another(tracker->first, entry);
         uint64_t now = vc_now_ns(); /* before the question: while this thread is not let run it may end */
-        if (!behind && reached(entry->to->event)) {
+        if (!behind && is_done(entry, now)) {
             vc_mark_unlink(tracker, link);
-            settle(tracker, entry, vc_now_ns());
-            free(entry);
+            if (entry->to)
+                settle(tracker, entry, vc_now_ns());
+            else
+                settle_unmarked(tracker, entry, vc_now_ns());
             continue;
         }
         if (!behind) {
-            uint64_t poll = vc_interval_look_again(&entry->interval, entry->to->times.recorded_ns, entry->expected_ns, now);
+            uint64_t recorded = entry->to ? entry->to->times.recorded_ns : entry->interval.from_ns;
+            uint64_t poll = vc_interval_look_again(&entry->interval, recorded, entry->expected_ns, now);
             bool has_begun = notice_begin(tracker, entry->from);
             if (!has_begun && poll > now + BEGIN_LOOK_NS)
                 poll = now + BEGIN_LOOK_NS;
@@ -326,6 +375,30 @@ static uint64_t work_off(struct vc_tracker *tracker)
 
 /* --- the thread --- */
 
+static uint64_t look(void)
+{
+    uint64_t marks = vc_trackers_round(work_off), rest = vc_gates_rest();
+    return marks < rest ? marks : rest;
+}
+
+bool vc_helper_stand_in(uint64_t *next_ns)
+{
+    *next_ns = UINT64_MAX;
+    if (VC_LIKELY(!vc_bell_missed(vc_now_ns())) || !vc_real.cuThreadExchangeStreamCaptureMode || pthread_mutex_trylock(&looking) != 0)
+        return false;
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED, cancellable; /* a thread that is cancelled in here would never unlock */
+    CUcontext before = NULL;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable);
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    vc_real.cuCtxGetCurrent(&before);
+    *next_ns = look();
+    vc_real.cuCtxSetCurrent(before);
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    pthread_mutex_unlock(&looking);
+    pthread_setcancelstate(cancellable, NULL);
+    return true;
+}
+
 static void *help(void *argument)
 {
     prctl(PR_SET_NAME, "vcuda-helper");
@@ -334,19 +407,20 @@ static void *help(void *argument)
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
     for (;;) {
         uint32_t word = vc_bell_awake();
-        uint64_t marks = vc_trackers_round(work_off), rest = vc_gates_rest();
-        vc_bell_sleep(marks < rest ? marks : rest, word);
+        pthread_mutex_lock(&looking);
+        uint64_t next = look();
+        pthread_mutex_unlock(&looking);
+        vc_bell_sleep(next, word);
     }
     return argument;
 }
 
-bool vc_helper_start(void)
+void vc_helper_start(void)
 {
     uint32_t no = 0;
-    if (vc_load_relaxed(&started))
-        return true;
-    if (!__atomic_compare_exchange_n(&started, &no, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        return true;
+    vc_store_relaxed(&vc_stand_in, vc_helper_stand_in);
+    if (vc_load_relaxed(&started) || !__atomic_compare_exchange_n(&started, &no, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        return;
     pthread_t thread;
     pthread_attr_t attributes;
     sigset_t all, before;
@@ -357,7 +431,8 @@ bool vc_helper_start(void)
     bool created = pthread_create(&thread, &attributes, help, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    if (!created)
+    if (created)
+        vc_bell_started();
+    else
         vc_store(&started, 0);
-    return created;
 }

@@ -63,6 +63,8 @@ static void thread_ends(void *argument)
     struct vc_thread_work *work = argument;
     drop_lanes(work);
     vc__known_launches = NULL;
+    free(work->spare);
+    free(work->spare_tracker);
     free(work);
 }
 
@@ -106,12 +108,25 @@ struct vc_thread_work *vc_lanes_of_thread(void)
     return work;
 }
 
+bool vc_lanes_reserve(void)
+{
+    struct vc_thread_work *work = vc_lanes_of_thread();
+    if (!work)
+        return false;
+    if (VC_UNLIKELY(!work->spare))
+        work->spare = make_aligned(sizeof *work->spare);
+    if (VC_UNLIKELY(!work->spare_tracker))
+        work->spare_tracker = calloc(1, sizeof *work->spare_tracker);
+    return work->spare && work->spare_tracker;
+}
+
 static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned index, int card, CUcontext context,
                                         CUstream stream)
 {
-    struct vc_stream_lane *lane = make_aligned(sizeof *lane);
-    if (!lane)
+    if (!vc_lanes_reserve()) /* several cards in one call; else it was before */
         return NULL;
+    struct vc_stream_lane *lane = work->spare;
+    work->spare = NULL;
     if (work->lanes[index]) {
         drop_lane(work->lanes[index], true);
         memset(work->known, 0, sizeof work->known);
@@ -119,7 +134,8 @@ static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned in
     vc_lane_init(&lane->lane, vc_gates_get(card));
     lane->context = context;
     lane->stream = stream;
-    lane->tracker = vc_helper_start() ? vc_tracker_get(context, lane->lane.gate) : NULL;
+    vc_helper_start();
+    lane->tracker = vc_tracker_get(context, lane->lane.gate, &work->spare_tracker);
     if (lane->tracker)
         vc_store_relaxed(&lane->lane.gate->watched, true);
     work->lanes[index] = lane;

@@ -37,6 +37,8 @@ struct vc_thread_work {
     struct vc_known_launch known[VC_KNOWN_LAUNCHES];
     struct vc_stream_lane *lanes[VC_THREAD_LANES];
     uint32_t epoch, generation;
+    struct vc_stream_lane *spare; /* reserved: what the next operation may need */
+    struct vc_tracker *spare_tracker;
 };
 
 /* Of the calling thread; NULL until it passed the gate once. Only a pointer lives in static TLS, which is scarce in libraries
@@ -45,6 +47,9 @@ extern __thread struct vc_known_launch *vc__known_launches __attribute__((tls_mo
 
 /* The calling thread's, made at its first call; NULL without memory. */
 struct vc_thread_work *vc_lanes_of_thread(void);
+
+/* Have the memory that an operation needs which the calling thread has not made before. False: there is none. */
+bool vc_lanes_reserve(void);
 
 /* Its lane for the current context's stream, or NULL if the operation is not gated. */
 struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream);

@@ -16,6 +16,7 @@ static const uint64_t LAST_LOOK_NS = 50000000;
 static pthread_mutex_t trackers_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t trackers_idle = PTHREAD_COND_INITIALIZER;
 static struct vc_tracker *trackers;
+bool (*vc_stand_in)(uint64_t *next_ns);
 static struct vc_tracker *in_use; /* the helper works on it right now */
 static uint64_t trackers_changes;
 static uint32_t on_their_way; /* intervals of all trackers */
@@ -25,8 +26,16 @@ static uint32_t on_their_way; /* intervals of all trackers */
 static uint32_t wake_word;
 static uint64_t awake_at_ns; /* when the helper will look next; UINT64_MAX: not by itself; 0: it is awake */
 
+static uint64_t rung_ns;       /* when it was first woken since it last was awake; 0: it was not */
+static uint64_t awake_since_ns;
+
+/* So late a helper has others look in its place. */
+static const uint64_t MISSED_NS = 20000000;
+
 static void wake(void)
 {
+    uint64_t no = 0; /* before the word: the helper reads that first */
+    __atomic_compare_exchange_n(&rung_ns, &no, vc_now_ns(), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     vc_add(&wake_word, 1);
     syscall(SYS_futex, &wake_word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL, NULL, 0);
 }
@@ -51,8 +60,23 @@ void vc_bell_kick(void)
 uint32_t vc_bell_awake(void)
 {
     uint32_t word = vc_load(&wake_word);
+    vc_store(&awake_since_ns, vc_now_ns());
+    vc_store(&rung_ns, 0);
     vc_store(&awake_at_ns, 0); /* whoever submits need not wake us, we look at the word again */
     return word;
+}
+
+void vc_bell_started(void)
+{
+    vc_store(&awake_since_ns, vc_now_ns());
+}
+
+bool vc_bell_missed(uint64_t now_ns)
+{
+    uint64_t awake_at = vc_load(&awake_at_ns), rung = vc_load(&rung_ns);
+    uint64_t since = awake_at == 0 ? vc_load(&awake_since_ns) : awake_at;
+    since = rung != 0 ? vc_earlier(since, rung) : since;
+    return since < now_ns && now_ns - since > MISSED_NS;
 }
 
 void vc_bell_sleep(uint64_t until_ns, uint32_t word)
@@ -82,11 +106,8 @@ static struct vc_tracker *find_tracker(CUcontext context)
     return tracker;
 }
 
-static struct vc_tracker *make_tracker(CUcontext context, struct vc_gate *gate)
+static struct vc_tracker *make_tracker(struct vc_tracker *tracker, CUcontext context, struct vc_gate *gate)
 {
-    struct vc_tracker *tracker = calloc(1, sizeof *tracker);
-    if (!tracker)
-        return NULL;
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -103,17 +124,18 @@ static struct vc_tracker *make_tracker(CUcontext context, struct vc_gate *gate)
     return tracker;
 }
 
-struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate)
+struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate, struct vc_tracker **spare)
 {
     if (!driver_can_measure())
         return NULL;
     pthread_mutex_lock(&trackers_mutex);
     struct vc_tracker *tracker = find_tracker(context);
     bool made = !tracker;
-    if (made)
-        tracker = make_tracker(context, gate);
-    if (tracker)
-        vc_add(&tracker->references, 1);
+    if (made) {
+        tracker = make_tracker(*spare, context, gate);
+        *spare = NULL;
+    }
+    vc_add(&tracker->references, 1);
     pthread_mutex_unlock(&trackers_mutex);
     if (made)
         vc_bell_expect(0); /* for spare marks */
@@ -173,8 +195,14 @@ static struct vc_mark *take_spare(struct vc_tracker *tracker)
     while (!tracker->spare && !tracker->gone && !tracker->broken && tracker->under_way_count < VC_MOST_UNDER_WAY) {
         if (until.tv_sec == 0)
             until = deadline(SPARE_WAIT_NS);
+        pthread_mutex_unlock(&tracker->mutex);
         vc_bell_expect(0);
-        if (pthread_cond_timedwait(&tracker->changed, &tracker->mutex, &until) != 0)
+        uint64_t again;
+        bool stood_in = vc_stand_in(&again);
+        pthread_mutex_lock(&tracker->mutex);
+        if (tracker->spare)
+            break;
+        if (stood_in || pthread_cond_timedwait(&tracker->changed, &tracker->mutex, &until) != 0)
             break;
     }
     struct vc_mark *mark = tracker->under_way_count < VC_MOST_UNDER_WAY ? tracker->spare : NULL;
@@ -263,22 +291,26 @@ void vc_mark_release(struct vc_mark *mark)
     vc_tracker_release(tracker);
 }
 
+/* Pre: locked. */
+static void append(struct vc_tracker *tracker, struct vc_under_way *entry)
+{
+    vc_add(&on_their_way, 1);
+    *tracker->last = entry;
+    tracker->last = &entry->next;
+    tracker->under_way_count++;
+}
+
 void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, const struct vc_lane_step *step)
 {
     struct vc_tracker *tracker = to->tracker;
-    struct vc_under_way *entry = calloc(1, sizeof *entry);
-    if (!entry) { /* nobody will see it end: as if it had been seen, uncharged */
-        struct vc_interval lost = step->interval;
-        lost.measurable = false;
-        vc_gate_seen(tracker->gate, vc_now_ns(), &lost);
-        return;
-    }
+    struct vc_under_way *entry = &to->interval;
     vc_add(&to->references, 1);
     if (from)
         vc_add(&from->references, 1);
     entry->from = from;
     entry->to = to;
     entry->stream = stream;
+    entry->next = NULL;
     entry->interval = step->interval;
     entry->interval.measurable = step->interval.loose || from;
     entry->distinct = step->distinct;
@@ -287,13 +319,39 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
     uint64_t now = vc_now_ns();
     uint64_t expected = vc_load_relaxed(&tracker->gate->finish_ns);
     entry->expected_ns = expected > now ? expected : now;
-    vc_add(&on_their_way, 1);
     pthread_mutex_lock(&tracker->mutex);
-    *tracker->last = entry;
-    tracker->last = &entry->next;
-    tracker->under_way_count++;
+    append(tracker, entry);
     pthread_mutex_unlock(&tracker->mutex);
     vc_bell_expect(step->interval.risk_ns != 0 ? now : entry->expected_ns);
+}
+
+void vc_mark_missing(struct vc_tracker *tracker, const struct vc_mark *from, CUstream stream, const struct vc_lane_step *step)
+{
+    uint64_t now = vc_now_ns();
+    struct vc_under_way *entry = NULL;
+    pthread_mutex_lock(&tracker->mutex);
+    for (unsigned i = 0; i < VC_MOST_UNMARKED && !entry; i++)
+        if (!tracker->unmarked[i].stream)
+            entry = &tracker->unmarked[i];
+    if (entry) {
+        *entry = (struct vc_under_way){.stream = stream, .epoch = vc_visit_epoch(), .interval = step->interval, .expected_ns = now};
+        struct vc_interval *interval = &entry->interval;
+        if (interval->from_ns == 0)
+            interval->from_ns = from ? from->times.recording_ns : now;
+        interval->measurable = interval->loose = true;
+        interval->others_then = vc_gate_others(tracker->gate);
+        append(tracker, entry);
+    } else { /* what is waited for already is charged until then */
+        tracker->unmarked[0].stream = stream;
+        tracker->unmarked[0].epoch = vc_visit_epoch();
+    }
+    pthread_mutex_unlock(&tracker->mutex);
+    if (!entry) {
+        struct vc_interval with_it = step->interval;
+        with_it.measurable = false;
+        vc_gate_seen(tracker->gate, now, &with_it);
+    }
+    vc_bell_expect(now);
 }
 
 void vc_tracker_left(struct vc_tracker *tracker, CUstream stream)
@@ -334,7 +392,6 @@ static void drop_under_way(struct vc_tracker *tracker)
         vc_gate_seen(tracker->gate, now, &lost);
         vc_mark_release(entry->from);
         vc_mark_release(entry->to);
-        free(entry);
         vc_sub(&on_their_way, 1);
         entry = next;
     }
@@ -351,8 +408,12 @@ static void have_it_looked_at(struct vc_tracker *tracker)
     uint64_t wanted = tracker->looks + 2; /* one round may be half done */
     bool late = false;
     while (tracker->first && tracker->looks < wanted && !late) {
+        pthread_mutex_unlock(&tracker->mutex);
+        uint64_t again;
         vc_bell_expect(0);
-        late = pthread_cond_timedwait(&tracker->changed, &tracker->mutex, &until) != 0;
+        bool stood_in = vc_stand_in(&again);
+        pthread_mutex_lock(&tracker->mutex);
+        late = !stood_in && pthread_cond_timedwait(&tracker->changed, &tracker->mutex, &until) != 0;
     }
     pthread_mutex_unlock(&tracker->mutex);
 }
@@ -424,5 +485,7 @@ void vc_trackers_forked(void)
     trackers = NULL; /* the parent's; its memory here is left alone */
     in_use = NULL;
     vc_store_relaxed(&awake_at_ns, 0);
+    vc_store_relaxed(&awake_since_ns, 0);
+    vc_store_relaxed(&rung_ns, 0);
     vc_store_relaxed(&on_their_way, 0);
 }

@@ -17,10 +17,24 @@ enum {
     VC_SPARE_MARKS_LOW = 8,   /* below so many the helper makes more … */
     VC_SPARE_MARKS_HIGH = 24, /* … up to so many */
     VC_MOST_UNDER_WAY = 512,  /* intervals whose end is not seen; beyond it nothing is marked */
+    VC_MOST_UNMARKED = 8,     /* of them those of a context whose end no event could be recorded behind */
     VC_STREAMS_LEFT = 32,     /* streams that are looked after once nobody puts work on them any more */
 };
 
 struct vc_tracker;
+struct vc_mark;
+
+/* An interval whose end the helper waits for. */
+struct vc_under_way {
+    struct vc_mark *from, *to; /* no `to`: no event could be had behind it, so its stream is asked */
+    CUstream stream;
+    uint32_t epoch; /* of the stream's handle, where that is asked */
+    struct vc_interval interval;
+    unsigned distinct;
+    struct vc_learner learners[VC_LANE_OPERATIONS];
+    uint64_t expected_ns;
+    struct vc_under_way *next;
+};
 
 /* One event recorded in a stream. Its owners: the lane whose interval it opened, intervals under way. */
 struct vc_mark {
@@ -32,17 +46,7 @@ struct vc_mark {
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
     struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */
     struct vc_mark *next;   /* in the list of spare ones */
-};
-
-/* An interval whose end the helper waits for. */
-struct vc_under_way {
-    struct vc_mark *from, *to;
-    CUstream stream;
-    struct vc_interval interval;
-    unsigned distinct;
-    struct vc_learner learners[VC_LANE_OPERATIONS];
-    uint64_t expected_ns;
-    struct vc_under_way *next;
+    struct vc_under_way interval; /* that it ends: what was launched can be waited for without memory */
 };
 
 /* A stream on which something was launched, the last of it perhaps without a mark. */
@@ -73,6 +77,7 @@ struct vc_tracker {
     uint64_t looks; /* rounds of the helper through the queue */
     struct vc_under_way *first, **last;
     uint32_t under_way_count;
+    struct vc_under_way unmarked[VC_MOST_UNMARKED]; /* without a stream: free */
 
     /* The helper's own. */
     CUstream clock_stream;
@@ -83,9 +88,9 @@ struct vc_tracker {
     uint64_t renewing_since_ns;
 };
 
-/* The tracker of a context, made at its first use. NULL without the driver's event functions or without memory: then there are no
- * marks, and estimates are all there is. The caller holds a reference. */
-struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate);
+/* The tracker of a context, made at its first use, of `*spare` if that is none yet (and NULL then). NULL without the driver's event functions: then
+ * there are no marks, and estimates are all there is. The caller holds a reference. */
+struct vc_tracker *vc_tracker_get(CUcontext context, struct vc_gate *gate, struct vc_tracker **spare);
 void vc_tracker_release(struct vc_tracker *tracker);
 
 /* Whether a mark could be recorded without waiting for the helper, as it seems. */
@@ -104,6 +109,9 @@ bool vc_mark_make(struct vc_tracker *tracker);
 /* Have the helper look out for `to` and settle the interval from `from` (NULL: none was measured) when it is reached. */
 void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, const struct vc_lane_step *step);
 
+/* No mark could be recorded behind it: its stream is asked, and until that says that it is done all of the time is charged. */
+void vc_mark_missing(struct vc_tracker *tracker, const struct vc_mark *from, CUstream stream, const struct vc_lane_step *step);
+
 /* Something was launched there, maybe without a mark: the helper sees to it that it does not last for nothing. */
 void vc_tracker_left(struct vc_tracker *tracker, CUstream stream);
 
@@ -119,6 +127,9 @@ void vc_tracker_resume(struct vc_tracker *tracker, bool gone);
 /* In a forked child: nothing of the parent's exists any more. */
 void vc_trackers_forked(void);
 
+/* vc_helper_stand_in, which the helper sets before there is any tracker. */
+extern bool (*vc_stand_in)(uint64_t *next_ns) __attribute__((visibility("hidden")));
+
 /* --- for the helper: one round through all trackers --- */
 
 /* Call `look` for each tracker that is not suspended; it says when it wants to look again. Returns the earliest of these. */
@@ -130,6 +141,10 @@ uint64_t vc_trackers_round(uint64_t (*look)(struct vc_tracker *));
 void vc_bell_expect(uint64_t expected_ns);
 /* The application has just waited for the card: look now, if a mark is on its way. */
 void vc_bell_kick(void);
+/* Whether the helper should have looked by now, and has not: it is held, or ended, or there is none. */
+bool vc_bell_missed(uint64_t now_ns);
+/* The helper's: it was started. */
+void vc_bell_started(void);
 /* The helper's: it is awake from now on; returns what to pass to the sleep. */
 uint32_t vc_bell_awake(void);
 /* … and sleeps until then (UINT64_MAX: until it is woken), or until somebody expects it earlier. */

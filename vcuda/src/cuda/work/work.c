@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "cuda/work/capture.h"
 #include "cuda/work/gates.h"
+#include "cuda/work/helper.h"
 
 /* On the legacy or a thread's own stream: good in one context only. As many captures there never are. */
 static const uint64_t OF_CONTEXT = UINT64_C(1) << 31;
@@ -31,9 +32,22 @@ static void complain(const struct vc_gate *gate)
                                           "cores to 100): it is held to its guaranteed share until they are corrected");
 }
 
+CUresult vc_work_refusal(void)
+{
+    if (VC_UNLIKELY(vc_regions_get()->lost) && vc_card_of_current(NULL) == VC_CARD_LOST)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return !vc_work_gated() || vc_lanes_reserve() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* No event could be had for its end. */
 static void lose(struct vc_stream_lane *lane, const struct vc_lane_step *step)
 {
     struct vc_interval lost = step->interval;
+    if (lane->tracker && vc_real.cuStreamQuery) {
+        vc_mark_missing(lane->tracker, lane->open, lane->stream, step);
+        vc_lane_opened(&lane->lane, false);
+        return;
+    }
     lost.measurable = false;
     vc_gate_seen(lane->lane.gate, vc_now_ns(), &lost);
     vc_lane_opened(&lane->lane, false);
@@ -70,9 +84,12 @@ static void wait_for_go(struct vc_work *work)
     for (bool waited = false;; waited = true) {
         struct vc_gate_words words = vc_gate_words(lane->gate);
         vc_gates_settle_abandoned(lane->gate);
+        uint64_t look;
+        bool stood_in = vc_helper_stand_in(&look);
         uint64_t now = vc_now_ns();
         if (vc_lane_all_marked(lane) && work->lane->open && vc_load_acquire(&work->lane->open->seen))
             vc_lane_idle(lane, now);
+        vc_store_relaxed(&lane->gate->unwatched, stood_in || vc_bell_missed(now));
         vc_lane_ask(lane, work->estimate, now, vc_ticks(), &work->answer, &work->step);
         if (VC_UNLIKELY(work->answer.impossible))
             complain(lane->gate);
@@ -86,6 +103,8 @@ static void wait_for_go(struct vc_work *work)
             return;
         }
         before_sleep(work);
+        if (work->answer.until_ns > look)
+            work->answer.until_ns = look;
         vc_gate_wait(lane->gate, words, &work->answer);
     }
 }

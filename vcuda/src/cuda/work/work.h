@@ -78,6 +78,9 @@ bool vc_work_on_device(CUdeviceptr pointer);
 /* Whether anything here is gated at all: cheap, before an operation is looked at. */
 bool vc_work_gated(void);
 
+/* Whether an operation may be begun at all: not on a card whose limits can't be read, nor without the memory to account for it. */
+CUresult vc_work_refusal(void);
+
 /* Account for the driver's answer; returns it unchanged. */
 CUresult vc_work_end(struct vc_work *work, CUresult result);
 
