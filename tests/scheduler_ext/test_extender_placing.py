@@ -279,6 +279,8 @@ def test_a_class_is_scored_before_it_is_asked_for_a_few_rows_at_a_time(
 
     monkeypatch.setattr(scores.Table, "refresh", counted)
     warm.see_pod(pod("early"))
+    assert computed == [], "the watch computes nothing"
+    warm.score_next(0)
     assert computed == [256, 256, 88]
     warm.see_pod(pod("again"))
     computed.clear()

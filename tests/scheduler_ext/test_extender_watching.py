@@ -21,9 +21,7 @@ from vcuda.kube import client
 from vcuda.kube.errors import ApiError, ApiUnreachable
 
 
-def test_the_engine_follows_nodes_through_broken_watches_and_malformed_objects(
-    api: FakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_engine_follows_nodes_through_broken_watches_and_malformed_objects(api: FakeApi, tmp_path: Path) -> None:
     api.put("nodes", node("a", cards("a", 1)))
     engine, _ = engine_with()
     server = ApiServer.connect(api.kubeconfig(tmp_path), timeout_seconds=3)
@@ -38,7 +36,7 @@ def test_the_engine_follows_nodes_through_broken_watches_and_malformed_objects(
     eventually(lambda: free(engine) == 100)
     following.stop()
     following.worker.join(10)
-    assert following.worker.problem() is None and "listing again" not in caplog.text
+    assert following.worker.problem() is None
 
 
 # The client below it.
