@@ -1,5 +1,6 @@
 /* Streams, contexts and threads without end. */
 #pragma once
+#include "costs.h"
 #include "work.h"
 
 static void work_on_new_streams(struct place *place)
@@ -73,4 +74,77 @@ static void per_thread_stream(struct place *place)
     for (unsigned i = 0; i < 8; i++)
         CALL(cuLaunchKernel_ptsz, function_of(place, "spin_300us"), 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
     synchronize();
+}
+
+/* A stream carries its context: that one need not be current. */
+static void no_current(struct place *place)
+{
+    handle function = function_of(place, "spin_20ms");
+    CALL(cuCtxSetCurrent, NULL);
+    for (unsigned i = 0; i < 16; i++)
+        CALL(cuLaunchKernel, function, 1, 1, 1, 32, 1, 1, 0, place->streams[0], NULL, NULL);
+    CALL(cuCtxSetCurrent, place->context);
+}
+
+static void foreign_stream(struct place *place)
+{
+    static struct place other;
+    if (!other.context) {
+        open_context(&other);
+        CALL(cuStreamCreate, &other.streams[0], 1);
+        other.graph = function_of(&other, "spin_20ms");
+        CALL(cuCtxSetCurrent, place->context);
+    }
+    CALL(cuLaunchKernel, other.graph, 1, 1, 1, 32, 1, 1, 0, other.streams[0], NULL, NULL);
+}
+
+static void *toggle_capture(void *stream)
+{
+    CALL(cuCtxSetCurrent, NULL);
+    for (;;) {
+        handle graph = NULL;
+        if (driver("cuStreamBeginCapture_v2")(stream, 2))
+            continue;
+        driver("cuStreamEndCapture")(stream, &graph);
+        if (graph)
+            CALL(cuGraphDestroy, graph);
+    }
+    return stream;
+}
+
+/* Another thread begins and ends captures on the stream all the time. */
+static void capture_toggled(struct place *place)
+{
+    static pthread_t thread;
+    if (place->round == 0)
+        pthread_create(&thread, NULL, toggle_capture, place->streams[1]);
+    driver("cuLaunchKernel")(function_of(place, "spin_20ms"), 1, 1, 1, 32, 1, 1, 0, place->streams[1], NULL, NULL);
+}
+
+static void *launch_and_end(void *place)
+{
+    CALL(cuCtxSetCurrent, ((struct place *)place)->context);
+    CALL(cuLaunchKernel_ptsz, function_of(place, "ragged"), 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+    return place;
+}
+
+/* A kernel that was proven short is long for once, on the stream of a thread that ends. */
+static void left_by_threads(struct place *place)
+{
+    pthread_t thread;
+    if (place->round == 0) {
+        write_kernel_time(20000);
+        sleep_us(8000); /* until the card has read it */
+        for (unsigned i = 0; i < 20; i++) {
+            launch(place, "ragged", place->streams[0]);
+            synchronize();
+        }
+    }
+    write_kernel_time(100000000);
+    sleep_us(8000); /* until the card has read it */
+    pthread_create(&thread, NULL, launch_and_end, place);
+    pthread_join(thread, NULL);
+    write_kernel_time(20000);
+    sleep_us(8000); /* until the card has read it */
+    sleep_us(100000);
 }

@@ -209,6 +209,18 @@ bool vc_lane_all_marked(const struct vc_lane *lane)
     return lane->open && lane->operations == 0 && lane->passed == 0;
 }
 
+void vc_lane_launched_before(struct vc_lane *lane, struct vc_estimate *estimate, uint64_t from_ns, const struct vc_gate_answer *answer,
+                             struct vc_lane_step *step)
+{
+    lane->open = false;
+    if (lane->unmarked_since_ns == 0 || lane->unmarked_since_ns > from_ns)
+        lane->unmarked_since_ns = from_ns;
+    step->mark_before = false;
+    step->due = true;
+    vc_lane_launched(lane, estimate, answer, step);
+    lane->open = false; /* its mark is older than the wait for the gate */
+}
+
 void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns)
 {
     uint64_t expected = lane->estimate_ns + lane->used_ns, waited = to_ns - from_ns;

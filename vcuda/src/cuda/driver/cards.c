@@ -157,23 +157,54 @@ bool vc_several_contexts(void)
     return vc_load_relaxed(&contexts_made) > 1;
 }
 
+static bool is_current(CUcontext context)
+{
+    CUcontext now = NULL;
+    return vc_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context;
+}
+
+bool vc_context_enter(CUcontext context)
+{
+    return !is_current(context) && vc_real.cuCtxPushCurrent_v2 && vc_real.cuCtxPopCurrent_v2 &&
+           vc_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+}
+
+void vc_context_leave(bool entered)
+{
+    CUcontext left;
+    if (entered)
+        vc_real.cuCtxPopCurrent_v2(&left);
+}
+
 /* The device of a context that need not be current. */
 static bool device_of(CUcontext context, CUdevice *device)
 {
-    CUcontext now = NULL;
-    if (vc_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context)
-        return vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
-    if (!vc_real.cuCtxPushCurrent_v2 || !vc_real.cuCtxPopCurrent_v2 || vc_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-        return false;
-    bool known = vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
-    vc_real.cuCtxPopCurrent_v2(&now);
+    bool entered = vc_context_enter(context);
+    bool known = (entered || is_current(context)) && vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
+    vc_context_leave(entered);
     return known;
+}
+
+int vc_card_of_stream(CUstream stream, CUcontext *context)
+{
+    CUdevice device;
+    CUcontext own = NULL;
+    int card = vc_card_of_current(context);
+    bool known = vc_real.cuStreamGetCtx && vc_real.cuStreamGetCtx(stream, &own) == CUDA_SUCCESS && own;
+    if (card != VC_CARD_UNKNOWN && (!known || *context == own))
+        return card;
+    if (!known)
+        own = vc_only_context(&card);
+    else if (!device_of(own, &device) || (card = vc_card_of_device(device)) == VC_CARD_UNKNOWN)
+        own = NULL;
+    *context = own;
+    return own ? card : VC_CARD_UNKNOWN;
 }
 
 bool vc_stream_device(CUstream stream, CUdevice *device, CUcontext *context)
 {
     *context = NULL;
-    bool of_current = stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !vc_real.cuStreamGetCtx;
+    bool of_current = vc_stream_of_context(stream) || !vc_real.cuStreamGetCtx;
     if (of_current)
         return vc_real.cuCtxGetCurrent(context) == CUDA_SUCCESS && *context && vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
     return vc_real.cuStreamGetCtx(stream, context) == CUDA_SUCCESS && device_of(*context, device);

@@ -41,6 +41,13 @@ bool vc_card_is_visible(CUdevice device);
  * thread. */
 int vc_card_of_current(CUcontext *context);
 
+/* … of a stream (an explicit handle), whichever context is current; where the driver can't say whose it is, of the current one or the only one. */
+int vc_card_of_stream(CUstream stream, CUcontext *context);
+
+/* Make the context current, unless it is; true: it was not, and vc_context_leave has to be called. */
+bool vc_context_enter(CUcontext context);
+void vc_context_leave(bool entered);
+
 /* The process's only context, with its card, or NULL: none, or there were several. What it asks for while none is current the driver
  * refuses. Spares a call of the driver for each allocation. */
 CUcontext vc_only_context(int *card);
@@ -52,6 +59,12 @@ bool vc_several_contexts(void); /* ever */
 /* The device of a stream (an explicit handle) and its context. False: the driver will say what is
  * wrong with the stream. */
 bool vc_stream_device(CUstream stream, CUdevice *device, CUcontext *context);
+
+/* Streams that are another one in each context. */
+static inline bool vc_stream_of_context(CUstream stream)
+{
+    return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
 
 /* An explicit handle for the default stream that a call means. */
 static inline CUstream vc_stream_handle(CUstream stream, bool per_thread)

@@ -31,6 +31,20 @@ bool vc_capture_is(CUstream stream)
     return vc_real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+uint64_t vc_capture_under_way(CUstream stream)
+{
+    static uint64_t unknown = UINT64_C(1) << 63;
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    uint64_t id = 0;
+    if (!vc_capture_is(stream))
+        return 0;
+    if (!vc_real.cuStreamGetCaptureInfo) /* as old as capture itself */
+        return 1;
+    if (vc_real.cuStreamGetCaptureInfo(stream, &status, &id) != CUDA_SUCCESS || status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return vc_add(&unknown, 1);
+    return id + 1;
+}
+
 void vc_capture_begins(CUstream stream)
 {
     CUcontext context = NULL;

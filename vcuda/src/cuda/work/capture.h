@@ -12,6 +12,10 @@
 /* Whether work put on the stream now is captured, not run. An answer that is an error counts as yes: the stream is left alone. */
 bool vc_capture_is(CUstream stream);
 
+/* Which capture that is: another number for each, 0: none. Where the driver can't tell them apart, or whether there is one, it is a number
+ * that is no other's, not even its own. */
+uint64_t vc_capture_under_way(CUstream stream);
+
 /* A capture is about to begin on this stream of the current context: from the driver's first moment on nobody may touch it. */
 void vc_capture_begins(CUstream stream);
 /* It is over, or did not begin. */

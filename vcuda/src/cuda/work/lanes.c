@@ -142,6 +142,11 @@ static struct vc_stream_lane *make_lane(struct vc_thread_work *work, unsigned in
     return lane;
 }
 
+static inline bool is_needed(int card)
+{
+    return card >= 0 && vc_gate_needed(vc_card((uint32_t)card)->limit);
+}
+
 static inline unsigned place_of(CUcontext context, CUstream stream)
 {
     uint64_t value = (uintptr_t)stream ^ (uintptr_t)context >> 4;
@@ -150,15 +155,18 @@ static inline unsigned place_of(CUcontext context, CUstream stream)
 
 struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream)
 {
-    CUcontext context;
-    int card = vc_card_of_current(&context);
-    if (VC_UNLIKELY(card < 0) || !vc_gate_needed(vc_card((uint32_t)card)->limit))
+    CUcontext context = NULL; /* another stream's handle is enough to know it by */
+    bool of_context = vc_stream_of_context(stream);
+    int card = of_context ? vc_card_of_current(&context) : VC_CARD_UNKNOWN;
+    if (of_context && !is_needed(card))
         return NULL;
     unsigned index = place_of(context, stream);
     struct vc_stream_lane *lane = work->lanes[index];
-    if (VC_LIKELY(lane && lane->stream == stream && lane->context == context))
-        return lane;
-    return make_lane(work, index, card, context, stream);
+    if (VC_LIKELY(lane && lane->stream == stream && (!of_context || lane->context == context)))
+        return vc_gate_needed(vc_gates_card(lane->lane.gate)->limit) ? lane : NULL;
+    if (!of_context)
+        card = vc_card_of_stream(stream, &context);
+    return is_needed(card) ? make_lane(work, index, card, context, stream) : NULL;
 }
 
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
@@ -169,7 +177,8 @@ void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
     uint64_t now = vc_now_ns();
     for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
         struct vc_stream_lane *lane = work->lanes[i];
-        if (lane && lane->context == context && (!stream || lane->stream == stream))
+        if (lane && (stream ? lane->stream == stream : lane->context == context) &&
+            (lane->context == context || !vc_stream_of_context(lane->stream)))
             vc_lane_waited(&lane->lane, from_ns, now);
     }
 }
@@ -182,7 +191,7 @@ void vc_lanes_each(CUcontext context, void (*pause)(struct vc_stream_lane *))
     if (work && work->epoch == vc_visit_epoch())
         for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
             struct vc_stream_lane *lane = work->lanes[i];
-            if (lane && lane->context == context && lane->stream != CU_STREAM_LEGACY && lane->stream != CU_STREAM_PER_THREAD)
+            if (lane && lane->context == context && !vc_stream_of_context(lane->stream))
                 pause(lane);
         }
     vc_visit_end();

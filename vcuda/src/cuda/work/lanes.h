@@ -51,7 +51,7 @@ struct vc_thread_work *vc_lanes_of_thread(void);
 /* Have the memory that an operation needs which the calling thread has not made before. False: there is none. */
 bool vc_lanes_reserve(void);
 
-/* Its lane for the current context's stream, or NULL if the operation is not gated. */
+/* Its lane for the stream, in whichever context that is (the legacy and the thread's own: the current one), or NULL if the operation is not gated. */
 struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream);
 
 /* The thread waited for all of a context's work on a stream (NULL: on all of its streams) from `from_ns` until now. */

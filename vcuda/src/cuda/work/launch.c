@@ -111,33 +111,11 @@ CUresult vc_hook_cuLaunchGridAsync(CUfunction function, int grid_width, int grid
 
 enum { MOST_PARTS = 32 };
 
-/* Make the context of the part's stream current, and say which one was. */
-static bool enter_context(const CUDA_LAUNCH_PARAMS *part, CUcontext *before)
-{
-    CUcontext context;
-    return vc_real.cuStreamGetCtx && vc_real.cuStreamGetCtx(part->hStream, &context) == CUDA_SUCCESS &&
-           vc_real.cuCtxGetCurrent(before) == CUDA_SUCCESS && vc_real.cuCtxSetCurrent(context) == CUDA_SUCCESS;
-}
-
 static bool begin_part(struct vc_work *work, const CUDA_LAUNCH_PARAMS *part)
 {
-    CUcontext before;
-    if (!enter_context(part, &before))
-        return false;
     uint64_t blocks = (uint64_t)part->gridDimX * part->gridDimY * part->gridDimZ;
     uint64_t threads = (uint64_t)part->blockDimX * part->blockDimY * part->blockDimZ;
-    bool begun = vc_work_begin_kernel(work, part->hStream, part->function, blocks, threads);
-    vc_real.cuCtxSetCurrent(before);
-    return begun;
-}
-
-static void end_part(struct vc_work *work, const CUDA_LAUNCH_PARAMS *part, CUresult result)
-{
-    CUcontext before;
-    bool entered = enter_context(part, &before);
-    vc_work_end(work, result);
-    if (entered)
-        vc_real.cuCtxSetCurrent(before);
+    return vc_work_begin_kernel(work, part->hStream, part->function, blocks, threads);
 }
 
 CUresult vc_hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
@@ -155,6 +133,6 @@ CUresult vc_hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launch
     CUresult result = vc_real.cuLaunchCooperativeKernelMultiDevice(launches, count, flags);
     for (unsigned i = 0; i < MOST_PARTS; i++)
         if (begun[i])
-            end_part(&works[i], &launches[i], result);
+            vc_work_end(&works[i], result);
     return result;
 }

@@ -109,14 +109,17 @@ static void wait_for_go(struct vc_work *work)
     }
 }
 
-/* The slow half: ask the gate, wait for it, and record where an interval begins. */
-static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
+/* Ask the gate, wait for it, and record where an interval begins. */
+static bool begin_here(struct vc_work *work)
 {
     struct vc_stream_lane *lane = work->lane;
-    if (vc_capture_is(work->stream)) {
-        work->lane = NULL;
-        return false;
+    work->capture = vc_capture_under_way(work->stream);
+    if (VC_UNLIKELY(work->capture != 0)) {
+        work->from_ns = vc_now_ns();
+        return true;
     }
+    if (VC_UNLIKELY(vc_visit_captures()) && vc_lane_pass(&lane->lane, work->estimate))
+        return false;
     wait_for_go(work);
     if (!lane->lane.open) {
         vc_mark_release(lane->open);
@@ -132,23 +135,24 @@ static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
     return true;
 }
 
+/* The slow half. Marks are recorded in the stream's own context, which need not be current. */
+static __attribute__((noinline)) bool begin_slowly(struct vc_work *work)
+{
+    bool entered = vc_context_enter(work->lane->context);
+    bool begun = begin_here(work);
+    vc_context_leave(entered);
+    return begun;
+}
+
 static inline __attribute__((always_inline)) bool begin(struct vc_work *work, struct vc_thread_work *mine, CUstream stream,
                                                         struct vc_estimate *estimate)
 {
-    work->lane = NULL;
-    if (VC_UNLIKELY(vc_visit_captures()) && vc_capture_is(stream))
-        return false;
     work->lane = vc_lane_of_stream(mine, stream);
-    if (!work->lane || VC_LIKELY(vc_lane_pass(&work->lane->lane, estimate)))
+    if (!work->lane || VC_LIKELY(!vc_visit_captures() && vc_lane_pass(&work->lane->lane, estimate)))
         return false;
     work->stream = stream;
     work->estimate = estimate;
     return begin_slowly(work);
-}
-
-static inline bool of_context(CUstream stream)
-{
-    return stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
 /* The legacy and per-thread streams belong to the current context: unless there is one only, ask the driver which that is. */
@@ -172,7 +176,7 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
     if (VC_UNLIKELY(!mine))
         return false;
     uint64_t shape = vc_launch_shape(blocks, threads);
-    uint64_t epoch = (uint64_t)mine->epoch << VC_EPOCH_SHIFT, state = epoch | (of_context(stream) && !only_context() ? OF_CONTEXT : 0);
+    uint64_t epoch = (uint64_t)mine->epoch << VC_EPOCH_SHIFT, state = epoch | (vc_stream_of_context(stream) && !only_context() ? OF_CONTEXT : 0);
     struct vc_known_launch *known = vc__known_launch(mine->known, function, shape, stream);
     bool is_known = known->state == state && known->function == function && known->shape == shape && known->stream == stream;
     if (is_known && !vc_visit_captures() && (!(state & OF_CONTEXT) || context_is(known->context)) &&
@@ -184,7 +188,7 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
     bool asked = begin(work, mine, stream, estimate);
     if (work->lane) {
         CUcontext context = work->lane->context; /* of one that we did not see made it is not the only */
-        state = epoch | (of_context(stream) && context != only_context() ? OF_CONTEXT : 0);
+        state = epoch | (vc_stream_of_context(stream) && context != only_context() ? OF_CONTEXT : 0);
         *known = (struct vc_known_launch){state, function, shape, stream, context, &work->lane->lane, estimate};
     }
     return asked;
@@ -208,19 +212,34 @@ bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread,
     return mine && begin(work, mine, vc_work_stream(stream, per_thread), estimate);
 }
 
-CUresult vc_work_end(struct vc_work *work, CUresult result)
+/* It was thought to be captured, and ran: another thread ended the capture meanwhile. It is marked at once, and then waits as it would have. */
+static void charge_late(struct vc_work *work)
 {
     struct vc_stream_lane *lane = work->lane;
-    if (work->first)
-        vc_mark_launched(lane->open);
-    if (result != CUDA_SUCCESS) {
-        vc_lane_refused(&lane->lane, &work->step);
-        return result;
+    struct vc_mark *end = vc_capture_is(work->stream) ? NULL : vc_mark_record(lane->tracker, work->stream);
+    wait_for_go(work);
+    vc_mark_release(lane->open);
+    lane->open = NULL;
+    vc_lane_launched_before(&lane->lane, work->estimate, work->from_ns, &work->answer, &work->step);
+    if (end)
+        vc_mark_submit(NULL, end, work->stream, &work->step);
+    else
+        lose(lane, &work->step);
+    vc_mark_release(end);
+}
+
+static void end_here(struct vc_work *work)
+{
+    struct vc_stream_lane *lane = work->lane;
+    if (VC_UNLIKELY(work->capture != 0)) {
+        if (vc_capture_under_way(work->stream) != work->capture)
+            charge_late(work);
+        return;
     }
     vc_lane_launched(&lane->lane, work->estimate, &work->answer, &work->step);
     vc_tracker_left(lane->tracker, work->stream);
     if (!work->step.mark_after)
-        return result;
+        return;
     struct vc_mark *end = vc_mark_record(lane->tracker, work->stream);
     if (end)
         vc_mark_submit(lane->open, end, work->stream, &work->step);
@@ -228,6 +247,20 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
         lose(lane, &work->step);
     vc_mark_release(lane->open);
     lane->open = end;
+}
+
+CUresult vc_work_end(struct vc_work *work, CUresult result)
+{
+    struct vc_stream_lane *lane = work->lane;
+    if (work->capture == 0 && work->first)
+        vc_mark_launched(lane->open);
+    if (result == CUDA_SUCCESS) {
+        bool entered = vc_context_enter(lane->context);
+        end_here(work);
+        vc_context_leave(entered);
+    } else if (work->capture == 0) {
+        vc_lane_refused(&lane->lane, &work->step);
+    }
     return result;
 }
 
@@ -252,8 +285,8 @@ void vc_work_waited(uint64_t from_ns, CUstream stream)
     if (from_ns == 0)
         return;
     int card = vc_card_of_current(&context);
-    if (card >= 0)
-        vc_lanes_waited(context, stream, from_ns);
+    if (card >= 0 || stream)
+        vc_lanes_waited(card >= 0 ? context : NULL, stream, from_ns);
     struct vc_gate *gate = card >= 0 && !stream ? vc_gates_find(card) : NULL;
     if (gate)
         vc_gate_idle(gate, vc_now_ns());

@@ -15,6 +15,8 @@ struct vc_work {
     struct vc_stream_lane *lane;
     struct vc_estimate *estimate;
     CUstream stream; /* explicit: never NULL */
+    uint64_t capture; /* begin found this capture under way on the stream; 0: none */
+    uint64_t from_ns; /* … then */
     struct vc_gate_answer answer;
     struct vc_lane_step step;
     bool first; /* behind the mark that opened the lane's interval */
@@ -34,7 +36,7 @@ static inline struct vc_known_launch *vc__known_launch(struct vc_known_launch *k
 }
 
 /* Whether the kernel may go at once: known, on a stream that is nobody else's, and within the permit. False says nothing; without
- * a share nothing is known. A stream's context needs no look: the driver refuses a launch from another one. */
+ * a share nothing is known. A stream's context needs no look: it has one for good. */
 static inline __attribute__((always_inline)) bool vc_work_passes(CUstream stream, CUfunction function, uint64_t blocks, uint64_t threads)
 {
     struct vc_known_launch *known = vc__known_launches;
