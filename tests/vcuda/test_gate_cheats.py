@@ -48,7 +48,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "no_current",
         "foreign_stream",
         "capture_toggled",
-        "left_by_threads",
     ],
 )
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:
