@@ -185,9 +185,8 @@ class Watcher:
             key = known.get((inode, path))
             if key is None:
                 pids = list(pods.processes(path))
-                who = owners.programs(
-                    pids
-                )  # before the mounts: a runtime's process makes those while it is the runtime
+                # Before the mounts: a runtime's process makes those while it is the runtime.
+                who = owners.programs(pids)
                 stranger = strangers.get((inode, path))
                 if stranger is None or not stranger.still(among, who):
                     stranger = _Stranger(among, who, time.monotonic())

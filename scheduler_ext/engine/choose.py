@@ -10,9 +10,9 @@ import numpy as np
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, AnyReason, ExtenderReason
-from scheduler_ext.scoring import placing, scores
+from scheduler_ext.scoring import scores
 from scheduler_ext.scoring.scores import Table
-from scheduler_ext.state.cluster import Cluster, Ints, Usage
+from scheduler_ext.state.cluster import Ints, Usage
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape, placement_of
 from vcuda.spec import placement
@@ -34,18 +34,6 @@ class Choice(NamedTuple):
     codes: Ints | None = None
     quota: str = ""
     refusal: tuple[AnyReason, str] | None = None
-
-
-def use_of(cluster: Cluster, shape: Shape, table: Table, row: int) -> Usage:
-    """What a shape books with the table's picks on a row."""
-    here = np.array([row])
-    cores, blocks = placing.peaks(shape, cluster.total_blocks[here], table.picks[here])
-    use = {
-        card.uuid: (int(cores[0, column]), int(blocks[0, column]))
-        for column, card in enumerate(cluster.cards[row])
-        if cores[0, column] or blocks[0, column]
-    }
-    return Usage(use, shape.cpu_milli, shape.memory_bytes)
 
 
 class Chooser:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler_ext.engine.cache import SchedulerCache
-from scheduler_ext.engine.choose import Choice, Chooser, use_of
+from scheduler_ext.engine.choose import Choice, Chooser
 from scheduler_ext.protocol.extender_v1 import EXPLAINED_NODES
 from scheduler_ext.protocol.reasons import CODE_OF, ExtenderReason
 from scheduler_ext.scoring import scores
@@ -64,7 +64,7 @@ class Outlook(NamedTuple):
                 row = _roomy(cluster, self.quotas, self.namespace, table, self.rows)
                 if row is None:
                     break
-                uid, usage = str(number), use_of(cluster, shape, table, row)
+                uid, usage = str(number), scores.use_of(cluster, table, row)
                 cluster.book(uid, cluster.names[row], usage)
                 place = Record(uid, self.namespace, "", cluster.names[row], usage, State.RESERVED, 0.0)
                 self.quotas.count(place, 1)
@@ -134,7 +134,7 @@ class GangPlaces:
         if plan is not None:
             # What changed since is looked for anew: so is what would be beside this pod, if it goes elsewhere now.
             since = self._cache.cluster.changed > plan.clock
-            own = Place(choice.row, use_of(self._cache.cluster, shape, self._cache.table(shape), choice.row))
+            own = Place(choice.row, scores.use_of(self._cache.cluster, self._cache.table(shape), choice.row))
             since[choice.row] |= own != plan.own
             places = [None if since[place.row] else place for place in plan.places]
             still = _Planned(plan.wishes, places, plan.held == self._cache.quotas.held(gang.namespace))
@@ -259,7 +259,7 @@ class GangPlaces:
         row = _roomy(cluster, self._cache.quotas, gang.namespace, table, rows)
         if row is None:
             return None
-        return self._put_place(gang, shape, Place(row, use_of(cluster, shape, table, row)), priority)
+        return self._put_place(gang, shape, Place(row, scores.use_of(cluster, table, row)), priority)
 
     def _put_place(self, gang: Gang, shape: Shape, place: Place, priority: int) -> str:
         uid = self._cache.gangs.new_place(gang, shape)

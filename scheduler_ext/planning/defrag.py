@@ -16,8 +16,8 @@ import numpy as np
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.reasons import FITS
 from scheduler_ext.scoring import placing, stats
-from scheduler_ext.scoring.scores import Table, allowed_cards, cheapest
-from scheduler_ext.state.cluster import Bools, Cluster, Ints, Usage
+from scheduler_ext.scoring.scores import Table, allowed_cards, cheapest, use_of
+from scheduler_ext.state.cluster import Bools, Cluster, Ints
 from scheduler_ext.state.pods import PodCache, Record, State
 from vcuda.spec.units import CORES_PER_CARD
 
@@ -213,15 +213,7 @@ class _Planner:
         row = cheapest(table, cluster, rows)
         if row is None:
             return None
-        here = np.array([row])
-        cores, blocks = placing.peaks(shape, cluster.total_blocks[here], table.picks[here])
-        use = {
-            card.uuid: (int(cores[0, column]), int(blocks[0, column]))
-            for column, card in enumerate(cluster.cards[row])
-            if cores[0, column] or blocks[0, column]
-        }
-        usage = Usage(use, shape.cpu_milli, shape.memory_bytes)
-        return replace(record, node=cluster.names[row], usage=usage)
+        return replace(record, node=cluster.names[row], usage=use_of(cluster, table, row))
 
     def _rows(self, record: Record) -> Ints:
         """Nodes with cpu and memory for a pod, and with some shared card that is open."""

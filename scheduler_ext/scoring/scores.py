@@ -11,7 +11,7 @@ import numpy as np
 from scheduler_ext.scoring import exact_search, placing
 from scheduler_ext.scoring.placing import Plan
 from scheduler_ext.scoring.typical_pods import Typical
-from scheduler_ext.state.cluster import Bools, Cluster, Floats, Ints
+from scheduler_ext.state.cluster import Bools, Cluster, Floats, Ints, Usage
 from scheduler_ext.state.shape import Shape
 from vcuda.spec.request import CardFilter
 
@@ -194,3 +194,15 @@ def cheapest(table: Table, cluster: Cluster, rows: Ints) -> int | None:
     Ties must not depend on the order of the request: that costs five points of allocation on the public trace.
     """
     return placing.cheapest(table.cost, cluster.order, rows)
+
+
+def use_of(cluster: Cluster, table: Table, row: int) -> Usage:
+    """What a table's shape books with its picks on a row."""
+    shape, here = table.shape, np.array([row])
+    cores, blocks = placing.peaks(shape, cluster.total_blocks[here], table.picks[here])
+    use = {
+        card.uuid: (int(cores[0, column]), int(blocks[0, column]))
+        for column, card in enumerate(cluster.cards[row])
+        if cores[0, column] or blocks[0, column]
+    }
+    return Usage(use, shape.cpu_milli, shape.memory_bytes)
