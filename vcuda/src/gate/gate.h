@@ -27,7 +27,7 @@ enum {
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
     VC_LATE_NS = 1000000,             /* work that is overdue for so long refutes the estimates: nothing more is launched until its end is seen */
     VC_STALL_NS = 50000000,           /* nothing seen for so long: do not wait for it any more */
-    VC_UNWATCHED_NS = 100000000, /* nobody looked for so long, with something outstanding: all of it is charged until somebody does */
+    VC_UNWATCHED_NS = 100000000,      /* nobody looked for so long, with something outstanding: all of it is charged until somebody does */
     VC_AT_GATE = 4,                   /* threads of a process that sleep at the gate; further ones sleep behind them */
     VC_BELIEVED_NS = 100000000,       /* so much that siblings did may not be told yet */
     VC_REST_NS = 2000000,             /* a process whose work is predicted to have ended so long ago has none on the card */

@@ -157,7 +157,7 @@ bool vc_several_contexts(void)
     return vc_load_relaxed(&contexts_made) > 1;
 }
 
-static bool is_current(CUcontext context)
+bool vc_context_is_current(CUcontext context)
 {
     CUcontext now = NULL;
     return vc_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context;
@@ -165,7 +165,7 @@ static bool is_current(CUcontext context)
 
 bool vc_context_enter(CUcontext context)
 {
-    return !is_current(context) && vc_real.cuCtxPushCurrent_v2 && vc_real.cuCtxPopCurrent_v2 &&
+    return !vc_context_is_current(context) && vc_real.cuCtxPushCurrent_v2 && vc_real.cuCtxPopCurrent_v2 &&
            vc_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
 }
 
@@ -180,7 +180,7 @@ void vc_context_leave(bool entered)
 static bool device_of(CUcontext context, CUdevice *device)
 {
     bool entered = vc_context_enter(context);
-    bool known = (entered || is_current(context)) && vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
+    bool known = (entered || vc_context_is_current(context)) && vc_real.cuCtxGetDevice(device) == CUDA_SUCCESS;
     vc_context_leave(entered);
     return known;
 }

@@ -44,6 +44,8 @@ int vc_card_of_current(CUcontext *context);
 /* … of a stream (an explicit handle), whichever context is current; where the driver can't say whose it is, of the current one or the only one. */
 int vc_card_of_stream(CUstream stream, CUcontext *context);
 
+bool vc_context_is_current(CUcontext context);
+
 /* Make the context current, unless it is; true: it was not, and vc_context_leave has to be called. */
 bool vc_context_enter(CUcontext context);
 void vc_context_leave(bool entered);

@@ -155,13 +155,7 @@ static inline __attribute__((always_inline)) bool begin(struct vc_work *work, st
     return begin_slowly(work);
 }
 
-/* The legacy and per-thread streams belong to the current context: unless there is one only, ask the driver which that is. */
-static inline bool context_is(CUcontext context)
-{
-    CUcontext now = NULL;
-    return vc_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == context;
-}
-
+/* The legacy and per-thread streams belong to the current context: unless there is one only, the driver is asked which that is. */
 static inline CUcontext only_context(void)
 {
     int card;
@@ -179,7 +173,7 @@ bool vc_work_begin_kernel(struct vc_work *work, CUstream stream, CUfunction func
     uint64_t epoch = (uint64_t)mine->epoch << VC_EPOCH_SHIFT, state = epoch | (vc_stream_of_context(stream) && !only_context() ? OF_CONTEXT : 0);
     struct vc_known_launch *known = vc__known_launch(mine->known, function, shape, stream);
     bool is_known = known->state == state && known->function == function && known->shape == shape && known->stream == stream;
-    if (is_known && !vc_visit_captures() && (!(state & OF_CONTEXT) || context_is(known->context)) &&
+    if (is_known && !vc_visit_captures() && (!(state & OF_CONTEXT) || vc_context_is_current(known->context)) &&
         VC_LIKELY(vc_lane_pass(known->lane, known->estimate)))
         return false;
     struct vc_estimate *estimate =
