@@ -61,6 +61,17 @@ class Truth:
         uses = [use[card] for use in self.held.values() if card in use]
         return sum(cores for cores, _ in uses), sum(blocks for _, blocks in uses)
 
+    def places(self, cores: int, blocks: int | None) -> int:
+        """How many pods of one container that asks for this have room at once, on cards that are all well."""
+        whole: collections.Counter[str] = collections.Counter()
+        shares = 0
+        for card, size in self.blocks.items():
+            used_cores, used_blocks = self.on(card)
+            whole[self.nodes[card]] += not (used_cores or used_blocks)
+            if blocks is not None:
+                shares += min((CORES_PER_CARD - used_cores) // cores, (size - used_blocks) // blocks)
+        return shares if blocks is not None else sum(free // (cores // CORES_PER_CARD) for free in whole.values())
+
 
 class Faults:
     """Draws a fault per request. `rate`: how many of a hundred requests fail while `on`."""
@@ -131,6 +142,33 @@ class Api(Server):
             self.truth.held.pop(change.last["metadata"]["uid"], None)
         elif before is not None and pod["spec"].get("nodeName") and not before["spec"].get("nodeName"):
             self.truth.bind(pod)
+
+    def waiting(self) -> list[Object]:
+        return [pod for key, pod in self.pods().items() if not pod["spec"].get("nodeName") and "/p" in key]
+
+    def has_room(self) -> list[str]:
+        """The waiting pods for which there is room, by what the cards really hold; of a gang, if all that wait have a place."""
+        with self.operations.lock:
+            bound: set[str] = set()
+            waiting: dict[str, list[Object]] = {}
+            for pod in self.pods().values():
+                gang = pod["metadata"].get("annotations", {}).get(NAMES.gang, "")
+                if pod["spec"].get("nodeName"):
+                    bound.add(gang)
+                else:
+                    waiting.setdefault(gang, []).append(pod)
+            found = []
+            for gang, pods in waiting.items():
+                # Once a member is bound, each of the others counts by itself.
+                together = int(gang.split("/")[1]) if gang and gang not in bound else 1
+                if len(pods) < together:
+                    continue  # it waits for pods that are not there
+                for pod in pods:
+                    limits = pod["spec"]["containers"][0]["resources"]["limits"]
+                    blocks = int(limits[NAMES.memory]) if NAMES.memory in limits else None
+                    if self.truth.places(int(limits[NAMES.core]), blocks) >= together:
+                        found.append(pod["metadata"]["name"])
+            return found
 
     def delete(self, plural: str, key: str) -> None:
         """Delete an object, if it is still there."""

@@ -74,6 +74,7 @@ class Load:
         self.counts: collections.Counter[str] = collections.Counter()
         self.lies: list[str] = []
         self.chaos = True
+        self.paused = False  # nobody comes, goes or is evicted
         self._api, self._replicas = api, replicas
         self._dice = random.Random(seed)
         self._pods, self._live = pods, live
@@ -99,8 +100,20 @@ class Load:
         return self.counts["pods created"]
 
     def waiting(self) -> int:
-        pods = self._api.pods()
-        return sum(not pod["spec"].get("nodeName") for key, pod in pods.items() if "/p" in key)
+        return len(self._api.waiting())
+
+    def make_room(self, part: float) -> None:
+        """End some of those that run."""
+        bound = [key for key, pod in self._api.pods().items() if pod["spec"].get("nodeName") and "/p" in key]
+        for key in self._dice.sample(bound, int(len(bound) * part)):
+            self._end(key)
+
+    def take_nominations_back(self) -> None:
+        """As kube-scheduler does where evicting did not help: what is kept for such a pod is anybody's room again."""
+        for pod in self._api.waiting():
+            if pod["status"].pop("nominatedNodeName", None):
+                key = f"default/{pod['metadata']['name']}"
+                self._api.change(key, lambda one: one["status"].pop("nominatedNodeName", None))
 
     # --- pods ---
 
@@ -129,6 +142,8 @@ class Load:
         """Keeps some pods pending and some running; ends and deletes others, now and then in storms."""
         dice, storm, refused = self._dice, time.monotonic() + 3, 0
         while not self._stop.wait(0.02):
+            if self.paused:
+                continue
             pods = self._api.pods()
             bound = [key for key, pod in pods.items() if pod["spec"].get("nodeName") and "/p" in key]
             while self.created < self._pods and self._pending.qsize() + len(self._later) < 40:
@@ -223,7 +238,7 @@ class Load:
             return True
         if not answer["NodeNames"]:
             self.counts["filters refused"] += 1
-            if pod["spec"]["priority"] > 0 and dice.random() < 0.3:
+            if pod["spec"]["priority"] > 0 and not self.paused and dice.random() < 0.3:
                 self._preempt(pod, dice)
             return True
         node = answer["NodeNames"][0]

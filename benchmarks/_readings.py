@@ -317,7 +317,11 @@ def faults(figures: Figures) -> list[Reading]:
     tally = figures["extender_faults"]
     bad = [
         (f"{len(tally[what])} {text}", not tally[what])
-        for what, text in (("double_bookings", "doubled"), ("stale", "stale"))
+        for what, text in (
+            ("double_bookings", "doubled"),
+            ("stale", "stale"),
+            ("waiting_with_room", "waiting where there is room"),
+        )
     ]
     return [(f"{tally['pods']:,} pods", tally["pods"] >= 10_000 and tally["finished"]), *bad]
 

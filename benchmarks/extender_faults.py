@@ -2,7 +2,8 @@
 
 Two real processes share a Lease. A scheduler asks them, repeats itself, forgets binds and deletes pods in storms, while a stand-in API
 server fails on purpose and the replicas are killed. It writes down what each bound pod really holds: two pods on one share
-of a card, a bind that was reported and is not there, or anything still booked when all is quiet, is a finding.
+of a card, a bind that was reported and is not there, or anything still booked when all is quiet, is a finding. So is a pod that waits
+where there is room: now and then the faults and the coming and going pause, and what every waiting pod asks is held against the free cards.
 """
 
 from __future__ import annotations
@@ -32,11 +33,17 @@ from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 CARDS, BLOCKS = 8, 64
 PENDING = ("assumed", "binding", "uncertain", "bound", "nominated", "reserved")
 _QUIET_S = 60.0
+_HELD_S = 4  # what is assumed, and the places of a gang that never was complete
+_LOOKED_S = 30.0  # a pod with room that waits for longer, without any fault, is a finding
 
 
 @dataclass
 class Tally:
-    """What happened. All of `double_bookings`, `stale`, `lies` and `tracebacks` must be empty: each entry says what was found."""
+    """What happened. All lists must be empty: each entry says what was found.
+
+    `looks`: how often it was looked at who waits; `waiting_seen`: pods that waited then, of them `with_room` at first, and
+    `longest_with_room_s` is the longest that it took until none of these was left.
+    """
 
     pods: int = 0
     nodes: int = 0
@@ -46,18 +53,27 @@ class Tally:
     starts: int = 0
     bindings_sent: int = 0
     standby_ready: int = 0
+    looks: int = 0
+    waiting_seen: int = 0
+    with_room: int = 0
+    longest_with_room_s: float = 0.0
     seconds: float = 0.0
     finished: bool = False
     happened: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     double_bookings: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
+    waiting_with_room: list[str] = field(default_factory=list)
     lies: list[str] = field(default_factory=list)
     tracebacks: list[str] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
-        return self.finished and not (self.double_bookings or self.stale or self.lies or self.tracebacks)
+        return self.finished and not self.findings
+
+    @property
+    def findings(self) -> list[str]:
+        return [*self.double_bookings, *self.stale, *self.waiting_with_room, *self.lies, *self.tracebacks]
 
 
 def _node(name: str, sick: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -92,9 +108,9 @@ def _until(check: Callable[[], bool], seconds: float) -> bool:
 class Run:
     """One run."""
 
-    def __init__(self, folder: Path, pods: int, nodes: int, seed: int, kills: int, rate: float) -> None:
+    def __init__(self, folder: Path, pods: int, nodes: int, seed: int, kills: int, rate: float, looks: int) -> None:
         self.tally = Tally(pods, nodes, seed)
-        self._kills, self._dice = kills, random.Random(seed)
+        self._kills, self._pauses, self._dice = kills, looks, random.Random(seed)
         self._api = Api(Faults(seed, rate, late_s=1.5))
         for number in range(nodes):
             name = f"n{number:03d}"
@@ -105,8 +121,8 @@ class Run:
         self._api.write_kubeconfig(folder / "kubeconfig")
         self._arguments = [
             "--kubeconfig", str(folder / "kubeconfig"), "--bind-address", "127.0.0.1", "--port", "0",
-            "--lease", LEASE, "--lease-seconds", "3", "--api-timeout-seconds", "1", "--assume-seconds", "4",
-            "--gang-seconds", "4", "--log-level", "warning",
+            "--lease", LEASE, "--lease-seconds", "3", "--api-timeout-seconds", "1", "--assume-seconds", str(_HELD_S),
+            "--gang-seconds", str(_HELD_S), "--log-level", "warning",
         ]  # fmt: skip
         self._arguments[-1] = "info"  # the address is in the log
         self._replicas: list[Replica] = []
@@ -149,6 +165,9 @@ class Run:
             if self._role(replica) == "standby" and replica.url and self._ready(replica.url):
                 self.tally.standby_ready += 1
 
+    def _led(self) -> bool:
+        return any(self._role(one) == "leader" and self._ready(one.url) for one in self._replicas if one.url)
+
     def _ready(self, url: str) -> bool:
         try:
             return urllib3.PoolManager(retries=False).request("GET", f"{url}/readyz", timeout=2).status == 200
@@ -166,6 +185,8 @@ class Run:
             while time.monotonic() - began < limit_s and (load.created < self.tally.pods or load.waiting() > 40):
                 time.sleep(0.25)
                 self._disturb(load)
+                if load.created > (self.tally.looks // 2 + 1) * self.tally.pods / (self._pauses + 1):
+                    self._pause(load)
             self._quiet_down(load, began + limit_s)
         finally:
             for replica in self._replicas:
@@ -183,11 +204,38 @@ class Run:
         tally.tracebacks = [line for replica in self._replicas for line in replica.traces]
         return tally
 
+    def _heal(self) -> None:
+        for number in range(self.tally.nodes):
+            self._api.put("nodes", _node(f"n{number:03d}"))
+
+    def _pause(self, load: Load) -> None:
+        """Nothing goes wrong, comes or goes for a while: who waits then, with the cluster full and with some room made?"""
+        self._api.faults.on, load.chaos, load.paused = False, False, True
+        self._heal()
+        # What nobody came for is nobody's after the one or the other time; its cards may be offered from then on.
+        time.sleep(2 * _HELD_S + 1)
+        _until(self._led, _QUIET_S)
+        load.take_nominations_back()
+        self._look(load)
+        load.make_room(0.1)
+        self._look(load)
+        self._api.faults.on, load.chaos, load.paused = True, True, False
+
+    def _look(self, load: Load) -> None:
+        tally, began = self.tally, time.monotonic()
+        tally.looks += 1
+        tally.waiting_seen += load.waiting()
+        tally.with_room += len(self._api.has_room())
+        _until(lambda: not self._api.has_room(), _LOOKED_S)
+        tally.longest_with_room_s = max(tally.longest_with_room_s, time.monotonic() - began)
+        tally.waiting_with_room += [
+            f"look {tally.looks}: pod {name} waits where there is room" for name in self._api.has_room()
+        ]
+
     def _quiet_down(self, load: Load, end: float) -> None:
         """No more faults: the rest is scheduled, then nothing may be booked but what bound pods hold."""
         self._api.faults.on = load.chaos = False
-        for number in range(self.tally.nodes):
-            self._api.put("nodes", _node(f"n{number:03d}"))
+        self._heal()
         self.tally.finished = (
             _until(lambda: load.waiting() == 0, max(30.0, end - time.monotonic())) and load.created >= self.tally.pods
         )
@@ -244,12 +292,14 @@ def show(tally: Tally, console: Console) -> None:
             table.add_row(name, str(count))
         console.print(table)
     table = Table("", "", title="result", title_justify="left", show_header=False)
-    for name in ("kills_of_the_leader", "kills_of_the_standby", "starts", "bindings_sent", "standby_ready"):
+    for name in ("kills_of_the_leader", "kills_of_the_standby", "starts", "bindings_sent", "standby_ready", "looks"):
         table.add_row(name.replace("_", " "), str(getattr(tally, name)))
-    for name in ("double_bookings", "stale", "lies", "tracebacks"):
+    table.add_row("pods that waited at a look", str(tally.waiting_seen))
+    table.add_row("of them with room at first", f"{tally.with_room}, at most for {tally.longest_with_room_s:.1f} s")
+    for name in ("double_bookings", "stale", "waiting_with_room", "lies", "tracebacks"):
         table.add_row(name.replace("_", " "), str(len(getattr(tally, name))))
     console.print(table)
-    for finding in [*tally.double_bookings, *tally.stale, *tally.lies, *tally.tracebacks][:10]:
+    for finding in tally.findings[:10]:
         console.print(f"FOUND: {finding}", markup=False)
     console.print("no finding" if tally.clean else "NOT CLEAN")
 
@@ -263,16 +313,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--rate", type=float, default=8.0, help="API requests of a hundred that fail (default %(default)s)"
     )
+    parser.add_argument(
+        "--looks", type=int, default=8, help="pauses in which is looked who waits (default %(default)s)"
+    )
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds (default %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="300 pods, 2 kills")
+    parser.add_argument("--quick", action="store_true", help="300 pods, 2 kills, 2 looks")
     parser.add_argument("--json", type=Path, help="write the tally there")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.pods, options.nodes, options.kills = 300, 3, 2
+        options.pods, options.nodes, options.kills, options.looks = 300, 3, 2, 2
     with tempfile.TemporaryDirectory(prefix="extender-faults-") as folder:
-        tally = Run(Path(folder), options.pods, options.nodes, options.seed, options.kills, options.rate).run(
-            options.limit
-        )
+        run = Run(Path(folder), options.pods, options.nodes, options.seed, options.kills, options.rate, options.looks)
+        tally = run.run(options.limit)
     show(tally, Console())
     if options.json:
         options.json.write_text(json.dumps(asdict(tally), indent=1))
