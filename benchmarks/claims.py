@@ -283,11 +283,15 @@ class Run:
             self._here.forget(item)
 
     def check(self) -> None:
-        """What kubelet holds, against the state file, the regions and the runtime's files."""
+        """What kubelet holds, against the state file, the regions and the runtime's files.
+
+        No runtime reads a file that a kill has left unfinished; it goes with its claim.
+        """
         here = self._here
         self._same("state", here.state())
         self._same("region", {path.name for path in here.regions.iterdir()} if here.regions.is_dir() else set())
-        files = {path.stem.rpartition("claim-")[2] for path in here.cdi.iterdir()} if here.cdi.is_dir() else set()
+        names = [path.name for path in here.cdi.iterdir()] if here.cdi.is_dir() else []
+        files = {Path(name).stem.rpartition("claim-")[2] for name in names if not (self._prepared and name[0] == ".")}
         self._same("CDI file", files)
         used: dict[str, tuple[int, int]] = {}
         for uid, (_, card, cores, blocks) in self._prepared.items():

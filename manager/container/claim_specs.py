@@ -106,12 +106,12 @@ class ClaimSpecs:
         }
 
     def remove(self, uid: str) -> None:
-        """Take a claim's file away. Raises Refusal."""
+        """Take a claim's file away, and those that a kill has left unfinished. Raises Refusal."""
         path = self._path(uid)
         try:
-            path.unlink()
-        except (FileNotFoundError, NotADirectoryError):
-            return
+            for one in (*self._directory.glob(f".{path.name}.*"), path):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    one.unlink()
         except OSError as error:
             raise Refusal(
                 Reason.CDI_UNAVAILABLE, f"{path} can't be removed: {error.strerror}; make its folder writable"

@@ -104,6 +104,19 @@ def test_unprepared_it_leaves_nothing(claims: ClaimNode) -> None:
     assert claims.left() == [] and booked(claims) == [(0, 0), (0, 0)] and not claims.node.arbiter.regions
 
 
+def test_unprepared_it_leaves_no_file_that_a_kill_left_unfinished(claims: ClaimNode) -> None:
+    """The next start leaves it, because it is young and may be another driver's; the claim's own end need not."""
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    driver.prepare(item)
+    (claims.cdi / f".tencent.com-claim-{uid_of(item)}.json.4711").write_text("{")
+    other = claims.cdi / ".tencent.com-claim-others.json.4711"
+    other.write_text("{")
+    assert not driver.unprepare(item)[uid_of(item)].error
+    assert claims.left() == [other.name]
+
+
 def test_one_that_was_never_prepared_is_unprepared_all_the_same(claims: ClaimNode) -> None:
     driver = claims.start()
     stranger = claim("never", result(claims.cards[0]))
