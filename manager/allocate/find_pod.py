@@ -269,6 +269,12 @@ class PodFinder:
 
     def _narrow(self, found: list[Candidate], deadline: float) -> list[Candidate]:
         """Drop candidates that hold devices by kubelet's own records, or have ended by the API server's newer view."""
+        # Kubelet's list has a pod that was refused for ambiguity as long as it is not deleted. An end that the watch
+        # has told is final: asking for it again would be a list of the node's pods for each call to come.
+        over = {uid_of(pod) for pod in self._known() or () if terminal(pod)}
+        found = [item for item in found if item.static or item.uid not in over] or found
+        if len(found) == 1:
+            return found
         known = self._kubelet_holdings([candidate.pod for candidate in found], deadline)
         if known is not None:
             started = {uid for uid, _ in known}

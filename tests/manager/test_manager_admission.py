@@ -121,6 +121,14 @@ def test_pods_that_nothing_tells_apart_are_refused_by_name(tmp_path: Path, kube:
     assert {name for _, name, _ in error.value.pods} == {"a", "b"}
 
 
+def test_who_has_ended_by_the_watch_needs_no_question(tmp_path: Path) -> None:
+    """A pod that was refused because two were waiting is in kubelet's list for long, and each later call meets it."""
+    over = dict(A, status={"phase": "Failed"})
+    never = Source(AssertionError("the API server is asked for what the watch has told"))
+    kubelet, kube = cast(KubeletPods, Source([A, B])), cast(Kube, never)
+    assert find(PodFinder(NAMES, tmp_path, kubelet, None, kube, known=lambda: [over, B])) == "b"
+
+
 def test_both_holding_by_the_records_tells_nothing(tmp_path: Path) -> None:
     checkpoint(tmp_path, ("a", "c", NAMES.core, 30), ("b", "c", NAMES.core, 30))
     with pytest.raises(Refusal, match="PodAmbiguous"):
