@@ -150,7 +150,21 @@ def longest_ms(nodes: int, cards: int, pods: int) -> dict[str, Heavy]:
         one = _pod(f"nominated-{at}", 1, 1)
         one["spec"]["priority"], one["status"] = 1, {"nominatedNodeName": there[at % proposal]}
         crowded.see_pod(one)
-    measure(f"simulate beside {nominated} nominated pods", lambda: crowded.simulate(asking, there, {}), crowded, there)
+    beside = f"beside {nominated} nominated pods"
+    measure(
+        f"preempt, {proposal} nodes × {SHARES} shares, {beside}",
+        lambda: crowded.preempt(asking, victims),
+        crowded,
+        there,
+    )
+    measure(f"filter {beside}", lambda: crowded.filter(asking, there), crowded, there)
+    measure(
+        f"explain {beside}",
+        lambda: explain.explanation(crowded.evidence(uid=asking["metadata"]["uid"])),
+        crowded,
+        there,
+    )
+    measure(f"simulate {beside}", lambda: crowded.simulate(asking, there, {}), crowded, there)
     return found
 
 

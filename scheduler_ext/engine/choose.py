@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -88,9 +90,7 @@ class Chooser:
                 return Reason.UNHEALTHY_CARD, f"card {uuid} on node {record.node} has become unhealthy"
         return None
 
-    def set_aside(self, uid: str, priority: int) -> list[Record]:
-        """Take out what is kept for the pod itself and for nominated pods of lower priority, which it may pass."""
+    def passing(self, uid: str, priority: int) -> AbstractContextManager[None]:
+        """Meanwhile nothing is kept for the pod itself, nor for nominated pods of lower priority, which it may pass."""
         aside = [one for one in self._cache.pods.nominated() if one.uid == uid or one.priority < priority]
-        for record in aside:
-            self._cache.pods.release(record.uid)
-        return aside
+        return self._cache.pods.without(aside) if aside else contextlib.nullcontext()

@@ -135,7 +135,7 @@ class Engine:
             search, others = self._preemption.begin(asked, pod, proposed)
         if others is not None and not others.has_room():
             return {}
-        pieces.copied(self._lock, self.cache.cluster, lambda: search.nodes, search.take, search.last)
+        pieces.copied(self._lock, self.cache.cluster, lambda: search.nodes, search.take, lambda: None)
         ways = list(self._preemption.search(search).items())
         agreed: dict[str, Way] = {}
         for start in range(0, len(ways), _JUDGED_AT_ONCE):

@@ -74,8 +74,10 @@ class Filter:
         except InvalidRequest as error:
             self._cache.decisions.add(decision(begun, len(names), refusal=(error.reason, error.message)))
             return Verdict(refusal=(error.reason, error.message))
-        old, priority = self._cache.pods.get(asked.uid), objects.priority(pod)
-        if old is not None and old.state is not State.NOMINATED:
+        old, nominated, priority = self._cache.pods.get(asked.uid), None, objects.priority(pod)
+        if old is not None and old.state is State.NOMINATED:
+            nominated = self._cache.pods.release(asked.uid)
+        elif old is not None:
             kept = self._keep(old, names)
             if kept is not None:
                 self._cache.decisions.add(
@@ -84,17 +86,16 @@ class Filter:
                 return kept
             self._cache.pods.release(asked.uid)
         self._cache.count_demand(asked.uid, shape)
-        aside = self._chooser.set_aside(asked.uid, priority)
-        if asked.gang is None:
-            choice = self._chooser.take(asked, shape, names, priority)
-        else:
-            choice = self._gangs.take(asked, shape, names, priority, plan)
+        with self._chooser.passing("", priority):
+            if asked.gang is None:
+                choice = self._chooser.take(asked, shape, names, priority)
+            else:
+                choice = self._gangs.take(asked, shape, names, priority, plan)
         row, rows, codes, quota = choice.row, choice.rows, choice.codes, choice.quota
         if row is not None:
             self._cache.nominations.forget(asked.uid)
-        for record in aside:
-            if self._cache.pods.get(record.uid) is None:
-                self._cache.pods.put(record)
+        elif nominated is not None:
+            self._cache.pods.put(nominated)
         decision = partial(decision, candidates=len(names), asked=asked, shape=shape)
         if choice.refusal is not None:
             offered = packed(rows, len(self._cache.cluster))

@@ -107,11 +107,9 @@ class GangPlaces:
         lacking = gang.size - 1 - len(gang.placed(cache.pods))
         if lacking < _LARGE or (gang.lapsed and len(gang.members) < gang.size):
             return None
-        aside = self._chooser.set_aside(asked.uid, priority)
-        rows, cluster = cache.rows(names), cache.cluster.frozen()
-        quotas, held = cache.quotas.elsewhere(gang.namespace, cluster), cache.quotas.held(gang.namespace)
-        for record in aside:
-            cache.pods.put(record)
+        with self._chooser.passing(asked.uid, priority):
+            rows, cluster = cache.rows(names), cache.cluster.frozen()
+            quotas, held = cache.quotas.elsewhere(gang.namespace, cluster), cache.quotas.held(gang.namespace)
         wishes = [shape, *self._wishes(gang, shape, lacking, but=asked.uid)]
         return Outlook(cluster, quotas, cache.typical(), gang.namespace, rows[rows >= 0], wishes, held)
 

@@ -28,7 +28,8 @@ from vcuda.spec.request import PodRequest
 class Search:
     """What a preempt request asks, and a copy of the state in the making, so that the search for victims holds no lock.
 
-    The caller of `take` and `last` holds the engine's lock.
+    In it nothing is kept for the pod itself, nor for nominated pods of lower priority, which it may pass. The caller of
+    `take` holds the engine's lock.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Search:
         self.asked, self.priority, self.proposed = asked, priority, proposed
         self.nodes = [node for node in proposed if node in cache.cluster.index]
         self._cache = cache
-        self._copy = CandidateCopy(cache.cluster, cache.pods, shape, self.nodes)
+        self._copy = CandidateCopy(cache.cluster, cache.pods, shape, self.nodes, self._passes)
         self._typical = cache.typical()
         self._known: dict[str, dict[str, tuple[Usage, int]]] = {}  # by node and UID: of proposed pods; with priority
 
@@ -49,11 +50,8 @@ class Search:
             uid: (one.usage, one.priority) for uid, one in found if one is not None and one.node == node
         }
 
-    def last(self) -> None:
-        """Leave out what is kept for the pod itself and for nominated pods of lower priority, which it may pass."""
-        for record in self._cache.pods.nominated():
-            if record.uid == self.asked.uid or record.priority < self.priority:
-                self._copy.without(record)
+    def _passes(self, nominated: Record) -> bool:
+        return nominated.uid == self.asked.uid or nominated.priority < self.priority
 
     def candidates(self) -> CandidateNodes:
         """Without nodes where kube-scheduler proposes a pod without a share that is as important as the preemptor."""
@@ -207,7 +205,6 @@ class Preemption:
             return None
         search = Search(self._cache, asked, objects.priority(pod), self._cache.asked(pod)[1], {node: Victims((), 0)})
         search.take(node)
-        search.last()
         candidates = search.candidates()
         gone = tuple(one for one in candidates.holders[0] if one.leaving)
         if candidates.codes(np.array([0]), freed=[gone])[0] != FITS:

@@ -52,13 +52,9 @@ class Simulation:
         """
         cache = self._cache
         asked, shape = cache.asked(pod)
-        aside = self._chooser.set_aside(asked.uid, objects.priority(pod))
-        try:
-            known = [name for name in names if name in cache.cluster.index]
+        known = [name for name in names if name in cache.cluster.index]
+        with self._chooser.passing(asked.uid, objects.priority(pod)):
             found = _reasons(known, cache.rows(known), cache.table(shape), asked.namespace, cache.quotas)
-        finally:
-            for record in aside:
-                cache.pods.put(record)
         own = cache.pods.get(asked.uid)
         if own is not None and own.node in found:
             found[own.node] = ""  # it has its place there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -188,11 +188,21 @@ class _Part(NamedTuple):
 
 
 class CandidateCopy:
-    """CandidateNodes in the making, node by node. The caller of `take` holds the engine's lock."""
+    """CandidateNodes in the making, node by node. The caller of `take` holds the engine's lock.
 
-    def __init__(self, cluster: Cluster, pods: PodCache, shape: Shape, nodes: list[str]) -> None:
+    `passed`: what is booked for such a nominated pod counts as free.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        pods: PodCache,
+        shape: Shape,
+        nodes: list[str],
+        passed: Callable[[Record], bool] = lambda _: False,
+    ) -> None:
         self.nodes = nodes
-        self._cluster, self._pods, self._shape = cluster, pods, shape
+        self._cluster, self._pods, self._shape, self._passed = cluster, pods, shape, passed
         self._parts: dict[str, _Part] = {}
 
     def take(self, node: str) -> None:
@@ -201,26 +211,16 @@ class CandidateCopy:
         if row is None:
             self._parts.pop(node, None)
             return
-        booked = [(self._pods.get(held), usage) for held, usage in cluster.bookings(node).items()]
-        holders = [_holder(one, usage) for one, usage in booked if one is not None and (usage.cards or usage.unplaced)]
-        rows = np.array([row])
+        rows, holders = np.array([row]), []
         view = cluster.view(rows)._replace(free_cores=cluster.free_cores[rows], free_blocks=cluster.free_blocks[rows])
+        for uid, usage in cluster.bookings(node).items():
+            record = self._pods.get(uid)
+            if record is not None and record.state is State.NOMINATED and self._passed(record):
+                _add(view, cluster.columns(row), usage)
+            elif record is not None and (usage.cards or usage.unplaced):
+                holders.append(_holder(record, usage))
         allowed = allowed_cards(self._shape, cluster, rows)
         self._parts[node] = _Part(int(cluster.code[row]), view, allowed, cluster.cards[row], holders)
-
-    def without(self, record: Record) -> None:
-        """Copy what is as if a pod were not there."""
-        part = self._parts.get(record.node)
-        if part is None or all(one.uid != record.uid for one in part.holders):
-            return
-        columns = {card.uuid: column for column, card in enumerate(part.cards)}
-        for uuid, (cores, blocks) in record.usage.cards.items():
-            if uuid in columns:
-                part.view.free_cores[0, columns[uuid]] += cores
-                part.view.free_blocks[0, columns[uuid]] += blocks
-        part.view.free_cpu[0] += record.usage.cpu_milli
-        part.view.free_memory[0] += record.usage.memory_bytes
-        part.holders[:] = [one for one in part.holders if one.uid != record.uid]
 
     def made(self, typical: Typical, leave_out: Container[str] = ()) -> CandidateNodes:
         """Of the nodes that are still there. Needs no lock, and comes last."""
@@ -243,6 +243,16 @@ def _padded(array: Any, width: int) -> Any:
     """One node's row, per card, as wide as the others: a node with more cards than all before may have come."""
     more = [(0, 0)] + [(0, width - size) for size in array.shape[1:]]
     return np.pad(array, more) if any(after for _, after in more) else array
+
+
+def _add(view: View, columns: Mapping[str, int], usage: Usage) -> None:
+    """Give back what is booked on the one node of a view."""
+    for uuid, (cores, blocks) in usage.cards.items():
+        if uuid in columns:
+            view.free_cores[0, columns[uuid]] += cores
+            view.free_blocks[0, columns[uuid]] += blocks
+    view.free_cpu[0] += usage.cpu_milli
+    view.free_memory[0] += usage.memory_bytes
 
 
 def _holder(record: Record, usage: Usage) -> Holder:

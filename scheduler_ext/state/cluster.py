@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -308,6 +309,36 @@ class Cluster:
                 self._settle(row)
             else:
                 self._touch(row)
+
+    @contextlib.contextmanager
+    def without(self, bookings: Collection[tuple[str, Usage]]) -> Iterator[None]:
+        """Meanwhile some bookings, by node, do not count. All at once: a thousand one by one are 20 ms.
+
+        Nodes may not be described anew meanwhile. Nobody who follows is told: it is as before once the lock is free.
+        """
+        cards, rows = [], []
+        for node, usage in bookings:
+            if (row := self.index.get(node)) is None:
+                continue
+            rows.append((row, usage.cpu_milli, usage.memory_bytes))
+            columns = self._columns[row]
+            cards += [(row, columns[uuid], *use) for uuid, use in usage.cards.items() if uuid in columns]
+        its_rows, its_columns, cores, blocks = np.array(cards, np.int64).reshape(-1, 4).T
+        touched, cpu, memory = np.array(rows, np.int64).reshape(-1, 3).T
+
+        def shift(sign: int) -> None:
+            self.clock += 1
+            self.changed[touched] = self.clock
+            np.add.at(self.free_cores, (its_rows, its_columns), sign * cores)
+            np.add.at(self.free_blocks, (its_rows, its_columns), sign * blocks)
+            np.add.at(self.free_cpu, touched, sign * cpu)
+            np.add.at(self.free_memory, touched, sign * memory)
+
+        shift(1)
+        try:
+            yield
+        finally:
+            shift(-1)
 
     def free(self, node: str, uuid: str) -> tuple[int, int] | None:
         """Cores and blocks of a card that nobody has booked, below 0 if overbooked; None if it is unhealthy or gone."""

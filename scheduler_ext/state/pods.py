@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from scheduler_ext.state.cluster import Cluster, Usage
@@ -90,7 +91,12 @@ class PodCache:
     def put(self, record: Record) -> None:
         """Keep a record, in place of any other of its UID."""
         old = self._records.get(record.uid)
-        same = old is not None and (old.node, old.usage) == (record.node, record.usage)
+        # What is only kept for a pod others may pass: that it is no more has to be seen like any change of the node.
+        same = old is not None and (old.node, old.usage, old.state is State.NOMINATED) == (
+            record.node,
+            record.usage,
+            record.state is State.NOMINATED,
+        )
         if old is not None:
             self._remove(old)
             if not same:
@@ -117,6 +123,18 @@ class PodCache:
             self._remove(record)
             self._cluster.release(uid, record.node)
         return record
+
+    @contextlib.contextmanager
+    def without(self, records: Collection[Record]) -> Iterator[None]:
+        """Meanwhile what some of them hold is free, and counts nowhere; none of them may be put or released."""
+        for record in records:
+            self._changed(record, -1)
+        try:
+            with self._cluster.without([(record.node, record.usage) for record in records]):
+                yield
+        finally:
+            for record in records:
+                self._changed(record, 1)
 
     def _remove(self, record: Record) -> None:
         self._changed(record, -1)
