@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -283,6 +284,22 @@ def test_a_watch_that_drips_without_a_whole_line_is_silent() -> None:
         with pytest.raises(ApiUnreachable, match="timed out"):
             list(endpoint.stream("/api/v1/pods", {}, silence=0.3).lines())
         assert time.monotonic() - began < 2
+
+
+def test_events_of_a_busy_watch_are_taken_together_and_none_waits_for_what_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "_REST_SECONDS", 0.5)
+    events = [b"%d\n" % number for number in range(10)]
+    with server([HEAD + b"Connection: close\r\n\r\n", *events], pause=0.02, stay=True) as endpoint:
+        lines = endpoint.stream("/api/v1/pods", {}, silence=9).lines()
+        began = time.monotonic()
+        came = [0.0]
+        for event in events:
+            assert next(lines) == event
+            came.append(time.monotonic() - began)
+    assert came[-1] < 2, "each rests for itself"
+    assert max(later - earlier for earlier, later in itertools.pairwise(came)) > 0.3, "it never rested"
 
 
 def test_closing_a_watch_ends_its_reader() -> None:

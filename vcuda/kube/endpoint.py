@@ -27,6 +27,7 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 _MOST_EXCERPT = 200
 _UNAUTHORIZED = 401
 _LATER = 1.01  # a deadline may be missed by so much of the time that was left
+_REST_SECONDS = 0.005  # in which more of a busy stream gathers
 _REPEATABLE = ("GET", "PATCH")
 _STALE = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
 # A peer whose machine is gone is noticed after 15 + 3 × 5 s, also when nothing is being sent.
@@ -68,11 +69,38 @@ class _Within(io.RawIOBase):
     def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: float) -> None:
         self._raw, self.connection, self.deadline = raw, connection, deadline
         self._set = 0.0  # seconds
+        self._more: select.poll | None = None  # of a stream: whether there is more
+        self._busy = False
 
     def readable(self) -> bool:
         return True
 
+    def follow(self) -> None:
+        """It is a stream from now on: after what has come it rests, then reads all that has come meanwhile.
+
+        To wait lets go of Python's lock and takes it back from who decides: for each event, more than to read it costs.
+        """
+        self.connection.setblocking(False)
+        self._more = select.poll()
+        self._more.register(self.connection, select.POLLIN)
+
+    def _followed(self, buffer: Any, more: select.poll) -> int:
+        while True:
+            left = _remaining(self.deadline)
+            with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                count = self._raw.readinto(buffer)
+                if count is not None:
+                    self._busy = True
+                    return count
+            if self._busy:
+                self._busy = False
+                time.sleep(min(_REST_SECONDS, left))
+            else:
+                more.poll(1000 * left)
+
     def readinto(self, buffer: Any) -> int | None:
+        if self._more is not None:
+            return self._followed(buffer, self._more)
         left = _remaining(self.deadline)
         # To set it lets go of Python's lock: for each event of a busy watch that is a change of threads for nothing.
         if not left <= self._set <= left * _LATER:
@@ -102,6 +130,7 @@ class Stream:
 
     def __init__(self, connection: http.client.HTTPConnection, response: _Response, path: str, silence: float) -> None:
         self._connection, self._response, self._path, self._silence = connection, response, path, silence
+        response.within.follow()
 
     def lines(self) -> Iterator[bytes]:
         """Its lines that are not empty, each whole within the time of silence. Raises ApiUnreachable."""
