@@ -9,6 +9,8 @@ from scheduler_ext.sync.api import ApiServer
 from vcuda.kube.informer import Handlers, Informer
 from vcuda.kube.objects import Object
 
+_REST_SECONDS = 0.02  # between two looks at a busy watch: each is a change of threads
+
 
 def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
     """How the engine takes in nodes and pods."""
@@ -88,4 +90,4 @@ def claim_handlers(engine: Engine) -> tuple[Handlers, ...]:
 def informer(api: ApiServer, engine: Engine, how: Handlers, *, longest_wait: float = 30.0) -> Informer:
     """The thread that feeds the engine with one kind of objects."""
     failed = engine.metrics.watch_errors.labels(how.kind).inc
-    return Informer(api.client, how, failed=failed, longest_wait=longest_wait)
+    return Informer(api.client, how, failed=failed, longest_wait=longest_wait, rest=_REST_SECONDS)

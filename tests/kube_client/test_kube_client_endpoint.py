@@ -286,13 +286,10 @@ def test_a_watch_that_drips_without_a_whole_line_is_silent() -> None:
         assert time.monotonic() - began < 2
 
 
-def test_events_of_a_busy_watch_are_taken_together_and_none_waits_for_what_comes_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(endpoints, "_REST_SECONDS", 0.5)
+def test_events_of_a_busy_watch_are_taken_together_and_none_waits_for_what_comes_later() -> None:
     events = [b"%d\n" % number for number in range(10)]
     with server([HEAD + b"Connection: close\r\n\r\n", *events], pause=0.02, stay=True) as endpoint:
-        lines = endpoint.stream("/api/v1/pods", {}, silence=9).lines()
+        lines = endpoint.stream("/api/v1/pods", {}, silence=9, rest=0.5).lines()
         began = time.monotonic()
         came = [0.0]
         for event in events:

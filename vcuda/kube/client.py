@@ -94,17 +94,25 @@ class Client:
         return str(metadata.get("resourceVersion", ""))
 
     def watch(
-        self, kind: str, namespace: str, version: str, selector: str, *, seconds: float, silence: float
+        self,
+        kind: str,
+        namespace: str,
+        version: str,
+        selector: str,
+        *,
+        seconds: float,
+        silence: float,
+        rest: float = 0.0,
     ) -> Stream:
         """Begin a watch after `version`; its lines are events, one JSON object each.
 
-        The server ends it after `seconds`.
+        The server ends it after `seconds`. `silence` and `rest`: see Endpoint.stream.
         """
         query = {
             "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true",
             "timeoutSeconds": str(int(seconds)),
         }  # fmt: skip
-        return self.endpoint.stream(path(kind, namespace), query | _fields(selector), silence=silence)
+        return self.endpoint.stream(path(kind, namespace), query | _fields(selector), silence=silence, rest=rest)
 
 
 def _fields(selector: str) -> dict[str, str]:

@@ -27,7 +27,6 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 _MOST_EXCERPT = 200
 _UNAUTHORIZED = 401
 _LATER = 1.01  # a deadline may be missed by so much of the time that was left
-_REST_SECONDS = 0.005  # in which more of a busy stream gathers
 _REPEATABLE = ("GET", "PATCH")
 _STALE = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
 # A peer whose machine is gone is noticed after 15 + 3 × 5 s, also when nothing is being sent.
@@ -70,19 +69,20 @@ class _Within(io.RawIOBase):
         self._raw, self.connection, self.deadline = raw, connection, deadline
         self._set = 0.0  # seconds
         self._more: select.poll | None = None  # of a stream: whether there is more
-        self._busy = False
+        self._busy, self._rest = False, 0.0
 
     def readable(self) -> bool:
         return True
 
-    def follow(self) -> None:
-        """It is a stream from now on: after what has come it rests, then reads all that has come meanwhile.
+    def follow(self, rest: float) -> None:
+        """It is a stream from now on: after what has come it rests so long, then reads all that has come meanwhile.
 
         To wait lets go of Python's lock and takes it back from who decides: for each event, more than to read it costs.
         """
         self.connection.setblocking(False)
         self._more = select.poll()
         self._more.register(self.connection, select.POLLIN)
+        self._rest = rest
 
     def _followed(self, buffer: Any, more: select.poll) -> int:
         while True:
@@ -90,11 +90,11 @@ class _Within(io.RawIOBase):
             with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 count = self._raw.readinto(buffer)
                 if count is not None:
-                    self._busy = True
+                    self._busy = self._rest > 0
                     return count
             if self._busy:
                 self._busy = False
-                time.sleep(min(_REST_SECONDS, left))
+                time.sleep(min(self._rest, left))
             else:
                 more.poll(1000 * left)
 
@@ -128,9 +128,11 @@ class _Response(http.client.HTTPResponse):
 class Stream:
     """An answer without an end, such as a watch. `close` may be called by any thread, and ends the reader."""
 
-    def __init__(self, connection: http.client.HTTPConnection, response: _Response, path: str, silence: float) -> None:
+    def __init__(
+        self, connection: http.client.HTTPConnection, response: _Response, path: str, silence: float, rest: float
+    ) -> None:
         self._connection, self._response, self._path, self._silence = connection, response, path, silence
-        response.within.follow()
+        response.within.follow(rest)
 
     def lines(self) -> Iterator[bytes]:
         """Its lines that are not empty, each whole within the time of silence. Raises ApiUnreachable."""
@@ -269,8 +271,11 @@ class Endpoint:
             raise self._refused(response.status, data)
         return data
 
-    def stream(self, path: str, query: Mapping[str, str], *, silence: float) -> Stream:
-        """Begin an answer without an end, on a connection of its own; `silence`: the longest time without a byte."""
+    def stream(self, path: str, query: Mapping[str, str], *, silence: float, rest: float = 0.0) -> Stream:
+        """Begin an answer without an end, on a connection of its own; `silence`: the longest time without a byte.
+
+        `rest`: seconds in which what comes soon after something gathers.
+        """
         headers, deadline = self.headers(None), time.monotonic() + silence
         connection = None
         try:
@@ -281,7 +286,7 @@ class Endpoint:
                 raise self._refused(response.status, data)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error, connection) from error
-        return Stream(connection, response, path, silence)
+        return Stream(connection, response, path, silence, rest)
 
     def _begin(
         self,

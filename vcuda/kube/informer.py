@@ -41,7 +41,10 @@ class Handlers(NamedTuple):
 
 
 class Informer:
-    """One supervised thread that follows one kind. `failed`: told of every failure and every malformed object."""
+    """One supervised thread that follows one kind. `failed`: told of every failure and every malformed object.
+
+    `rest`: seconds after an event in which others gather; they are then taken in together.
+    """
 
     def __init__(
         self,
@@ -51,10 +54,11 @@ class Informer:
         failed: Callable[[], object] = lambda: None,
         longest_wait: float = 30.0,
         silence: float = SILENCE_SECONDS,
+        rest: float = 0.0,
     ) -> None:
         self.kind = handlers.kind
         self._client, self._handlers, self._failed = client, handlers, failed
-        self._silence = silence
+        self._silence, self._rest = silence, rest
         self._version = ""
         self._stream: Stream | None = None
         self._heard = time.monotonic()
@@ -125,6 +129,7 @@ class Informer:
             how.selector,
             seconds=_WATCH_SECONDS,
             silence=self._silence,
+            rest=self._rest,
         )
         self.cut = False
         try:
