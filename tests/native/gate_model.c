@@ -44,31 +44,33 @@ struct expected {
     struct vc_lane_step step;
 };
 
+/* What each step looks at of each comes first and lies close together: half a megabyte of arrays is elsewhere. */
 struct process {
     unsigned tenant;
-    struct model_load load;
     unsigned context; /* the process whose thread this is; its own number for the first */
-    struct vc_gate own_gate, *gate;
-    struct vc_lane lane;
-    struct vc_estimate estimates[MODEL_KINDS];
-    unsigned kind;
-    struct vc_slot_card *slot;
-    struct entry queue[MODEL_QUEUE];
-    unsigned head, count;
-    uint64_t held_until_ns; /* by a mark, on the card */
-    struct mark marks[MODEL_MARKS];
-    int open;
-    struct expected expected[MODEL_MARKS];
+    unsigned head, count; /* of the queue */
     unsigned expected_head, expected_count;
+    uint64_t held_until_ns; /* by a mark, on the card */
     uint64_t ready_ns, sync_from_ns;
     bool blocked, syncing;
     enum vc_gate_reason why;
     unsigned since_sync;
-    uint64_t burst_from_ns;
-    unsigned next_mark;
     unsigned turn; /* of the first stream of a thread that launches on several in turn: whose it is, counted from here */
     unsigned streams;
+    struct vc_gate *gate;
+    struct model_load load;
+    struct vc_slot_card *slot;
+    unsigned kind;
+    int open;
+    uint64_t burst_from_ns;
+    unsigned next_mark;
     uint64_t worked_ns;
+    struct vc_gate own_gate;
+    struct vc_lane lane;
+    struct vc_estimate estimates[MODEL_KINDS];
+    struct expected *expected; /* MODEL_MARKS */
+    struct mark *marks;        /* MODEL_MARKS */
+    struct entry *queue;       /* MODEL_QUEUE */
 };
 
 struct tenant {
@@ -127,6 +129,8 @@ void model_free(struct model *model)
 {
     for (unsigned i = 0; i < model->tenant_count; i++)
         free(model->tenants[i].bins), free(model->tenants[i].region);
+    for (unsigned i = 0; i < model->process_count; i++)
+        free(model->processes[i].expected), free(model->processes[i].marks), free(model->processes[i].queue);
     free(model);
 }
 
@@ -146,13 +150,22 @@ unsigned model_tenant(struct model *model, uint32_t cores, uint32_t core_limit, 
     return index;
 }
 
-void model_process(struct model *model, unsigned tenant, struct model_load load)
+static struct process *new_process(struct model *model, unsigned tenant, struct model_load load)
 {
     struct process *process = &model->processes[model->process_count++];
     process->tenant = tenant;
     process->load = load;
     process->ready_ns = model->now + load.from_ns;
     process->open = -1;
+    process->expected = calloc(MODEL_MARKS, sizeof *process->expected);
+    process->marks = calloc(MODEL_MARKS, sizeof *process->marks);
+    process->queue = calloc(MODEL_QUEUE, sizeof *process->queue);
+    return process;
+}
+
+void model_process(struct model *model, unsigned tenant, struct model_load load)
+{
+    struct process *process = new_process(model, tenant, load);
     process->context = model->process_count - 1;
     process->streams = 1;
     process->gate = &process->own_gate;
@@ -166,11 +179,7 @@ void model_process(struct model *model, unsigned tenant, struct model_load load)
 
 void model_thread(struct model *model, struct model_load load)
 {
-    struct process *before = &model->processes[model->process_count - 1], *thread = &model->processes[model->process_count++];
-    thread->tenant = before->tenant;
-    thread->load = load;
-    thread->ready_ns = model->now + load.from_ns;
-    thread->open = -1;
+    struct process *before = &model->processes[model->process_count - 1], *thread = new_process(model, before->tenant, load);
     thread->context = before->context;
     thread->gate = before->gate;
     thread->slot = before->slot;
@@ -189,7 +198,7 @@ static bool has_work(const struct model *model, const struct process *process)
 static int next_stream(const struct model *model, unsigned context, unsigned after)
 {
     for (unsigned i = 1; i <= model->process_count; i++) {
-        unsigned next = (after + i) % model->process_count;
+        unsigned next = after + i < model->process_count ? after + i : after + i - model->process_count; /* a division takes longer */
         if (model->processes[next].context == context && has_work(model, &model->processes[next]))
             return (int)next;
     }

@@ -3,6 +3,7 @@
  * each kill nothing may be booked, lost, locked or half made. Between two changes all instructions leave the same behind. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
@@ -262,6 +263,10 @@ int main(void)
     printf("skipped: no threads here, and single steps through the thread sanitizer take minutes\n");
     return 0;
 #endif
+    cpu_set_t here; /* tracer and victim take turns, a million times: on one core a turn wakes up no other */
+    CPU_ZERO(&here);
+    CPU_SET(sched_getcpu(), &here);
+    sched_setaffinity(0, sizeof here, &here);
     folder = make_region(LIMIT);
     snprintf(limits_path, sizeof limits_path, "%s.limits", folder);
     snprintf(usage_path, sizeof usage_path, "%s.usage", folder);

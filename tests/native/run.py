@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcuda._build import gcc
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "native"
 SOURCES = ROOT / "vcuda" / "src"
@@ -105,32 +107,27 @@ _REAL_KERNEL = {
 EMULATED = tuple(name for name in PROGRAMS if name not in _REAL_KERNEL)
 
 
-def compile_command(program: Program, sanitizer: str, output: Path) -> list[str]:
-    return [
-        *shlex.split(os.environ.get("CC", "gcc")),
+def build(program: Program, sanitizer: str, objects: gcc.Objects, output: Path) -> None:
+    """Compile what `objects` does not hold yet, and link. Raises gcc.BuildError."""
+    flags = [
         *("-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing"),
         *SANITIZERS[sanitizer],
         *program.flags,
         *(f"-I{path}" for path in INCLUDES),
-        *("-o", str(output)),
-        *(str(path) for path in program.files()),
-        *("-lpthread", "-ldl", "-lm"),
     ]
+    what = f"cannot build {output.name}"
+    made = [str(each.result()) for each in objects.begin(program.files(), flags, what)]
+    gcc.run([*gcc.compiler(), *SANITIZERS[sanitizer], "-o", str(output), *made, "-lpthread", "-ldl", "-lm"], what)
 
 
-def run(name: str, sanitizer: str) -> str:
-    """Compile and run one program; return "" or what went wrong."""
+def run(name: str, sanitizer: str, objects: gcc.Objects) -> str:
+    """Build and run one program; return "" or what went wrong."""
     with tempfile.TemporaryDirectory(prefix="vcuda-native-") as folder:
         output = Path(folder) / name
-        built = subprocess.run(
-            compile_command(PROGRAMS[name], sanitizer, output),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        if built.returncode != 0:
-            return built.stderr
+        try:
+            build(PROGRAMS[name], sanitizer, objects, output)
+        except gcc.BuildError as error:
+            return str(error)
         environment = {**os.environ, "TMPDIR": folder}
         try:
             ran = subprocess.run(
@@ -151,14 +148,15 @@ def main(arguments: list[str]) -> int:
     if unknown:
         parser.error(f"no program {unknown[0]}; there are {', '.join(PROGRAMS)}")
     failed = 0
-    for sanitizer in ALL if options.sanitizers else (options.sanitizer,):
-        for name in options.names or (EMULATED if EMULATOR else PROGRAMS):
-            if options.sanitizers and sanitizer == "thread" and not PROGRAMS[name].threads:
-                continue
-            began = time.monotonic()
-            problem = run(name, sanitizer)
-            failed += bool(problem)
-            print(f"{name} [{sanitizer}]: {problem or 'ok'} ({time.monotonic() - began:.1f} s)", flush=True)
+    with tempfile.TemporaryDirectory(prefix="vcuda-native-") as folder, gcc.Objects(Path(folder)) as objects:
+        for sanitizer in ALL if options.sanitizers else (options.sanitizer,):
+            for name in options.names or (EMULATED if EMULATOR else PROGRAMS):
+                if options.sanitizers and sanitizer == "thread" and not PROGRAMS[name].threads:
+                    continue
+                began = time.monotonic()
+                problem = run(name, sanitizer, objects)
+                failed += bool(problem)
+                print(f"{name} [{sanitizer}]: {problem or 'ok'} ({time.monotonic() - began:.1f} s)", flush=True)
     return 1 if failed else 0
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Iterator
 
 import pytest
 
+from tests.native import run
+from vcuda._build import gcc
 
-def _runner() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "native" / "run.py"
-    spec = importlib.util.spec_from_file_location("vcuda_native_tests", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gcc.Objects]:
+    """What programs have in common is compiled once."""
+    with gcc.Objects(tmp_path_factory.mktemp("native")) as compiled:
+        yield compiled
 
 
 @pytest.mark.timeout(320)  # a little more than the runner gives a program
@@ -30,6 +27,6 @@ def _runner() -> ModuleType:
         *("gate_bucket", "gate_rules", "gate_shares", "arbiter_rules"),
     ],
 )
-def test_claims_of_the_native_program_hold(name: str) -> None:
-    problem = _runner().run(name, "none")
+def test_claims_of_the_native_program_hold(name: str, objects: gcc.Objects) -> None:
+    problem = run.run(name, "none", objects)
     assert problem == "", problem
