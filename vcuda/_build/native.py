@@ -257,9 +257,9 @@ def link_command(library: Library, objects: Iterable[Path], output: Path, out: P
 
 
 def fingerprint(library: Library, out: Path) -> str:
-    """Hash of every input and of the compiler's command line: what decides whether a library is stale."""
+    """Hash of every input and of the compiler's command line: what decides whether a library is stale. The same in every checkout."""
     words = [*gcc.compiler(), *C_FLAGS, *LINK_FLAGS, *library.link, library.stub_names]
-    digest = hashlib.sha256(" ".join(words).encode())
+    digest = hashlib.sha256(" ".join(words).replace(str(ROOT), "").encode())
     for path in [*library.inputs(), *(_stubbed(library, out) if library.stub_names else ())]:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
