@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "arbiter/plan.h"
+#include "gate/bucket.h"
 #include "gate_check.h"
 #include "region/share.h"
 
@@ -292,6 +293,24 @@ static void test_waits_of_several_operations_do_not_add_up(void)
     CHECK(plan.uncut_until_ns == 0);
 }
 
+/* Between two looks one of them may begin and the next be queued and begin: what began last is not what was seen to wait. */
+static void test_what_began_is_not_what_was_seen_to_wait(void)
+{
+    start(2);
+    waits(0, T);
+    waits(1, T);
+    vc_plan_decide(&plan, T);
+    works(0, T, 20 * MS, T + 20 * MS);
+    works(1, T, 20 * MS, T + 40 * MS);
+    tenants[0].seen.began_ns = T;
+    tenants[1].seen.began_ns = VC_NOT_BEGUN | T;
+    for (unsigned ms = 1; ms <= 4; ms++)
+        vc_plan_decide(&plan, T + ms * MS);
+    tenants[1].seen.began_ns = T + 5 * MS;
+    vc_plan_decide(&plan, T + 5 * MS);
+    CHECK(plan.uncut_until_ns == 0);
+}
+
 static void test_a_returner_of_high_priority_interrupts_whoever_was_served_less(void)
 {
     for (uint32_t priority = VC_PRIORITY_LOW; priority <= VC_PRIORITY_HIGH; priority++) {
@@ -455,6 +474,38 @@ static void test_side_by_side_in_vain_means_leases_for_a_while(void)
     CHECK(until_side_by_side(now + MS) == 0);
 }
 
+/* What one has taken beyond its limit it pays by standing still, and who had less meanwhile may save that up: no more than that, and not while idle. */
+static void test_what_others_owe_may_be_saved_up(void)
+{
+    start(3);
+    for (unsigned i = 0; i < 2; i++)
+        waits(i, T);
+    vc_plan_decide(&plan, T);
+    CHECK(tenants[0].saved_ns == 0 && tenants[1].saved_ns == 0);
+    works(0, T + MS, 110 * MS, T + 2 * MS);
+    waits(1, T + MS);
+    vc_plan_decide(&plan, T + MS);
+    CHECK_NEAR(tenants[1].saved_ns, 100 * MS - MS / 4, MS / 100);
+    CHECK(tenants[0].saved_ns == 0 && tenants[2].saved_ns == 0); /* who owes it; and who wants nothing */
+    tenants[1].seen.credit_ns = 60 * MS;
+    for (unsigned ms = 2; ms <= 200; ms++) {
+        waits(0, T + ms * MS);
+        tenants[1].seen.waiting_until_ns = T + (ms + 20) * MS;
+        vc_plan_decide(&plan, T + ms * MS);
+    }
+    CHECK_NEAR(tenants[1].saved_ns, 50 * MS, MS / 100); /* the rest is paid */
+    CHECK_NEAR(tenants[1].account_ns, 60 * MS, MS);
+    waits(0, T + 300 * MS);
+    tenants[1].seen.waiting_until_ns = 0;
+    works(0, T + 300 * MS, 400 * MS, T + 301 * MS);
+    vc_plan_decide(&plan, T + 300 * MS);
+    CHECK(tenants[1].saved_ns <= 50 * MS);
+    waits(1, T + 301 * MS);
+    works(0, T + 301 * MS, 8000 * MS, T + 302 * MS);
+    vc_plan_decide(&plan, T + 301 * MS);
+    CHECK(tenants[1].saved_ns == VC_SAVED_NS);
+}
+
 /* Whatever credit its file shows: what was charged, and the limit, say when it may go on. */
 static void test_an_overdrawn_account_is_closed_until_it_is_paid(void)
 {
@@ -498,11 +549,13 @@ static void test_what_processes_tell_counts_whatever_the_file_says(void)
 
 int main(void)
 {
+    test_what_others_owe_may_be_saved_up();
     test_an_overdrawn_account_is_closed_until_it_is_paid();
     test_what_processes_tell_counts_whatever_the_file_says();
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_waits_of_several_operations_do_not_add_up();
+    test_what_began_is_not_what_was_seen_to_wait();
     test_a_returner_of_high_priority_interrupts_whoever_was_served_less();
     test_high_priority_waits_for_one_lease_at_most();
     test_a_low_returner_does_not_interrupt_a_high_holder();

@@ -9,9 +9,20 @@
 static void test_fills_at_the_rate_and_not_beyond_the_bucket(void)
 {
     struct vc_card_usage usage = {.credit_updated_ns = 1000 * MS};
-    CHECK(vc_bucket_fill(&usage, 1001 * MS, 300000) == (int64_t)(300 * US));
-    CHECK(vc_bucket_fill(&usage, 1002 * MS, 500000) == (int64_t)(800 * US));
-    CHECK(vc_bucket_fill(&usage, 9000 * MS, 300000) == VC_BUCKET_NS);
+    CHECK(vc_bucket_fill(&usage, 1001 * MS, 300000, 0) == (int64_t)(300 * US));
+    CHECK(vc_bucket_fill(&usage, 1002 * MS, 500000, 0) == (int64_t)(800 * US));
+    CHECK(vc_bucket_fill(&usage, 9000 * MS, 300000, 0) == VC_BUCKET_NS);
+}
+
+static void test_holds_more_as_long_as_others_owe(void)
+{
+    struct vc_card_usage usage = {.credit_updated_ns = 1000 * MS};
+    struct vc_own own = {.filled_ns = 1000 * MS};
+    CHECK(vc_bucket_fill(&usage, 9000 * MS, 300000, 50 * MS) == (int64_t)(60 * MS));
+    CHECK(vc_bucket_take(&usage, -5, 50 * MS) == (int64_t)(60 * MS));
+    CHECK(vc_own_fill(&own, 9000 * MS, 300000, 50 * MS) == 0 && own.spent_ns == -(int64_t)(50 * MS));
+    CHECK(vc_bucket_fill(&usage, 9001 * MS, 300000, 20 * MS) == (int64_t)(30 * MS)); /* they have paid */
+    CHECK(vc_own_fill(&own, 9001 * MS, 300000, 20 * MS) == 0 && own.spent_ns == -(int64_t)(20 * MS));
 }
 
 static void test_loses_no_fraction_over_many_fills(void)
@@ -20,7 +31,7 @@ static void test_loses_no_fraction_over_many_fills(void)
     uint64_t now = 1000 * MS;
     for (int i = 0; i < 1000000; i++) {
         now += 7;
-        vc_bucket_fill(&usage, now, 50000);
+        vc_bucket_fill(&usage, now, 50000, 0);
     }
     CHECK_NEAR(usage.credit_ns + (int64_t)(100 * MS), 7 * MS * 0.05, 20);
 }
@@ -28,10 +39,10 @@ static void test_loses_no_fraction_over_many_fills(void)
 static void test_debt_carries_and_tells_when_it_is_paid(void)
 {
     struct vc_card_usage usage = {.credit_updated_ns = 1000 * MS};
-    int64_t credit = vc_bucket_take(&usage, 3 * MS);
+    int64_t credit = vc_bucket_take(&usage, 3 * MS, 0);
     CHECK(credit == -(int64_t)(3 * MS));
     CHECK(vc_bucket_wait_ns(credit, 0, 300000) == 10 * MS);
-    CHECK(vc_bucket_fill(&usage, 1010 * MS, 300000) == 0);
+    CHECK(vc_bucket_fill(&usage, 1010 * MS, 300000, 0) == 0);
     CHECK(vc_bucket_wait_ns(5, 5, 300000) == 0);
 }
 
@@ -40,14 +51,14 @@ static void test_survives_a_damaged_file(void)
     struct vc_card_usage usage;
     memset(&usage, 0xff, sizeof usage);
     usage.credit_ns = INT64_MIN;
-    vc_bucket_fill(&usage, 1000 * MS, 300000);
+    vc_bucket_fill(&usage, 1000 * MS, 300000, 0);
     CHECK(usage.credit_updated_ns == 1000 * MS);
-    CHECK(vc_bucket_take(&usage, INT64_MIN) >= -VC_CHARGE_LIMIT_NS);
-    CHECK(vc_bucket_fill(&usage, 1001 * MS, 0) >= -VC_CHARGE_LIMIT_NS);
+    CHECK(vc_bucket_take(&usage, INT64_MIN, 0) >= -VC_CHARGE_LIMIT_NS);
+    CHECK(vc_bucket_fill(&usage, 1001 * MS, 0, 0) >= -VC_CHARGE_LIMIT_NS);
     usage.credit_ns = INT64_MAX;
-    CHECK(vc_bucket_take(&usage, -5) == VC_BUCKET_NS);
+    CHECK(vc_bucket_take(&usage, -5, 0) == VC_BUCKET_NS);
     usage.credit_updated_ns = 0;
-    CHECK(vc_bucket_fill(&usage, UINT64_MAX / 2, 1000000) == VC_BUCKET_NS);
+    CHECK(vc_bucket_fill(&usage, UINT64_MAX / 2, 1000000, 0) == VC_BUCKET_NS);
 }
 
 static void test_estimates_follow_the_evidence(void)
@@ -123,6 +134,7 @@ static void test_overlapping_intervals_are_paid_once(void)
 int main(void)
 {
     test_fills_at_the_rate_and_not_beyond_the_bucket();
+    test_holds_more_as_long_as_others_owe();
     test_loses_no_fraction_over_many_fills();
     test_debt_carries_and_tells_when_it_is_paid();
     test_survives_a_damaged_file();

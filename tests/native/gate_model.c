@@ -568,6 +568,7 @@ static void arbiter_step(struct model *model)
         limit->granted_ppm = plan->granted_ppm;
         limit->closed_until_ns = plan->closed_until_ns;
         limit->told_ns = plan->seen.told_ns;
+        limit->saved_ns = plan->saved_ns;
         limit->others_gpu_ns = plan->others_gpu_ns;
         limit->others_active_ns = plan->others_active_ns;
         limit->lease_start_ns = plan->lease_start_ns;

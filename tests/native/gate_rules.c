@@ -485,6 +485,19 @@ static void test_a_call_that_is_held_up_hides_nothing_of_what_it_launched(void)
     CHECK(vc_gate_seen(&gate, T + 6 * MS, &interval).charged_ns == 5 * MS);
 }
 
+/* … on a card that may cut no kernel: what it waits for is not the work of its own before it. */
+static void test_work_waits_since_its_own_before_it_ended(void)
+{
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 3 * MS, .estimate_ns = MS, .measurable = true, .operations = 1};
+    start(50, 50, 0);
+    CHECK(ask(T, MS) == VC_GATE_GO);
+    vc_gate_waits(&gate, T + MS);
+    CHECK(usage.began_ns == (VC_NOT_BEGUN | (T + MS)));
+    vc_gate_seen(&gate, T + 4 * MS, &interval);
+    vc_gate_waits(&gate, T + MS);
+    CHECK(usage.began_ns == (VC_NOT_BEGUN | (T + 3 * MS)));
+}
+
 /* Two processes of a container; `one` has launched something of unknown cost. */
 static struct vc_usage region_usage;
 static struct vc_gate one, other;
@@ -506,7 +519,7 @@ static void start_two(void)
         gates[i]->turns = (struct vc_turns){&region_usage.cards[0], region_usage.slots, &region_usage.slot_high_water, 0, i, 0};
         gates[i]->watched = true;
     }
-    vc_bucket_fill(one.usage, T, 500000);
+    vc_bucket_fill(one.usage, T, 500000, 0);
     vc_gate_enter(&one, T, 0, 0, &answer);
     CHECK(answer.reason == VC_GATE_GO && answer.opened);
     vc_gate_marked(&one, answer.allowance_ns);
@@ -674,6 +687,7 @@ int main(void)
     test_who_can_not_tell_has_the_share_of_one_of_many();
     test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit();
     test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
+    test_work_waits_since_its_own_before_it_ended();
     test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again();
     test_nobody_waits_for_ever_for_a_stopped_process();
     test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive();

@@ -400,10 +400,45 @@ static void test_long_kernels_of_several_tenants_are_charged_what_they_had(void)
         }
         model_run(model, 9 * S);
         for (unsigned tenant = 0; tenant < 4; tenant++) {
-            CHECK(model_error(model, tenant, 10.0 * (tenant + 1), S, S, 9 * S) <= 5.0);
+            CHECK(model_error(model, tenant, 10.0 * (tenant + 1), S, S, 9 * S) <= 4.5);
             double real = (double)model_work_ns(model, tenant, 0, 9 * S);
             CHECK_NEAR((double)model_usage(model, tenant)->gpu_ns / real * 1000, 1000, 80);
         }
+        model_free(model);
+    }
+}
+
+/* Beside a steady 70 on an H100, where a slice and two switches are long: who waits behind its own work does not wait for a card that cuts no kernel.
+ * For ten seconds after that was believed the 30 had 51 points, charged 30. */
+static void test_waiting_behind_work_of_its_own_shows_no_uncut_card(void)
+{
+    struct model *model = model_new(1, true);
+    model_set_timing(model, &MODEL_H100);
+    model_tenant(model, 30, 30, true);
+    model_process(model, 0, greedy(20 * MS));
+    model_tenant(model, 70, 70, true);
+    model_process(model, 1, greedy(MS));
+    model_run(model, 8 * S);
+    CHECK_NEAR(share(model, 0, 4 * S, 8 * S), 29, 2);
+    CHECK(share(model, 1, 4 * S, 8 * S) >= 68);
+    model_free(model);
+}
+
+/* Kernels that suddenly take a thousand times as long, waited for one by one or not: nothing takes the card from one of 100 ms, but what its tenant owes
+ * then the neighbour may have. It had 61 and 66 of 70. */
+static void test_what_a_neighbour_takes_in_advance_comes_back(void)
+{
+    static const struct model_load loads[] = {
+        {.kernel_ns = 20 * US, .slower_ns = 100 * MS, .change_ns = 200 * MS, .sync_every = 1, .until_ns = 100 * S},
+        {.kernel_ns = 20 * US, .slower_ns = 20 * MS, .change_ns = 50 * MS, .sync_every = 8, .until_ns = 100 * S}};
+    struct model_timing sleepy = MODEL_TIMING;
+    sleepy.sleeps = true;
+    for (unsigned i = 0; i < 2; i++) {
+        struct model *model = streams(30, true, 1, loads[i]);
+        model_set_timing(model, &sleepy);
+        model_run(model, 7 * S);
+        CHECK(share(model, 0, S, 7 * S) <= 31);
+        CHECK(share(model, 1, S, 7 * S) >= 68 && share(model, 1, S, 7 * S) <= 71);
         model_free(model);
     }
 }
@@ -419,7 +454,7 @@ static void test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost(void)
     }
     model_run(model, 9 * S);
     CHECK_NEAR(100 * share(model, 0, S, 9 * S), 3000, 150);
-    CHECK_NEAR(100 * share(model, 1, S, 9 * S), 7000, 150);
+    CHECK_NEAR(100 * share(model, 1, S, 9 * S), 7000, 200);
     CHECK(share(model, 0, S, 9 * S) + share(model, 1, S, 9 * S) >= 97.5);
     model_free(model);
 }
@@ -578,6 +613,8 @@ int main(void)
     test_side_by_side_nobody_takes_more_than_its_own();
     test_many_kinds_of_kernels_get_their_shares_on_the_card_that_was_measured();
     test_long_kernels_of_several_tenants_are_charged_what_they_had();
+    test_waiting_behind_work_of_its_own_shows_no_uncut_card();
+    test_what_a_neighbour_takes_in_advance_comes_back();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();
     test_a_card_that_cuts_no_kernel_is_divided_by_what_each_ran();
     test_without_an_arbiter_everyone_has_the_guaranteed_share();

@@ -143,6 +143,7 @@ static void start_lease(struct vc_card_plan *plan, uint64_t now_ns, uint64_t clo
     plan->contended = others_wait(plan, plan->holder);
     plan->occupancy_counts = plan->contended;
     holder->lease_charged_ns = 0;
+    plan->lease_others_ns = holder->others_gpu_ns;
     holder->deep = false;
 }
 
@@ -179,7 +180,8 @@ static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
     if (!plan->occupancy_counts)
         return;
     double occupied = (double)(until - plan->lease_clock_ns);
-    double unexplained = occupied - (double)holder->lease_charged_ns;
+    double others = (double)(holder->others_gpu_ns - plan->lease_others_ns); /* what others had left on the card was theirs */
+    double unexplained = occupied - (double)holder->lease_charged_ns - others;
     if (unexplained > UNEXPLAINED_PART * occupied) {
         holder->virtual_ns += unexplained / share(holder);
         take_entitled(holder, unexplained);

@@ -39,6 +39,7 @@ static void withdraw(struct vc_member *member)
         vc_store_release(&limit->lease_sequence, 0);
         vc_store_release(&limit->granted_ppm, 0);
         vc_store_release(&limit->closed_until_ns, 0);
+        vc_store_release(&limit->saved_ns, 0);
         vc_add(&limit->grant_futex, 1);
         syscall(SYS_futex, &limit->grant_futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
@@ -215,6 +216,7 @@ void vc_member_write(struct vc_member *member, uint32_t card, const struct vc_te
     vc_store_relaxed(&limit->granted_ppm, tenant->granted_ppm);
     vc_store_relaxed(&limit->closed_until_ns, tenant->closed_until_ns);
     vc_store_relaxed(&limit->told_ns, tenant->seen.told_ns);
+    vc_store_relaxed(&limit->saved_ns, tenant->saved_ns);
     vc_store_relaxed(&limit->others_gpu_ns, tenant->others_gpu_ns);
     vc_store_relaxed(&limit->others_active_ns, tenant->others_active_ns);
     vc_store_relaxed(&limit->lease_start_ns, tenant->lease_start_ns);

@@ -50,12 +50,37 @@ static uint64_t pay(int64_t *account_ns, uint32_t rate_ppm, uint64_t elapsed_ns,
 static void keep_accounts(struct vc_tenant *tenant, uint64_t now_ns, uint64_t elapsed_ns, int64_t charged)
 {
     uint32_t rate = tenant->core_limit * VC_PPM_PER_CORE;
+    int64_t saved = (int64_t)tenant->saved_ns;
     uint64_t told = tenant->seen.told_ns - tenant->last_told_ns; /* it only ever grows */
     tenant->last_told_ns = tenant->seen.told_ns;
-    uint64_t closed_for = pay(&tenant->account_ns, rate, elapsed_ns, charged, VC_BUCKET_NS, OVERDRAFT_NS);
+    uint64_t closed_for = pay(&tenant->account_ns, rate, elapsed_ns, charged, VC_BUCKET_NS + saved, OVERDRAFT_NS);
     int64_t told_ns = (int64_t)vc_earlier(told, CHARGE_BOUND_NS);
-    closed_for = vc_later(closed_for, pay(&tenant->told_account_ns, rate, elapsed_ns, told_ns, VC_TOLD_SAVED_NS, OVERDRAFT_NS));
+    closed_for = vc_later(closed_for, pay(&tenant->told_account_ns, rate, elapsed_ns, told_ns, VC_TOLD_SAVED_NS + saved, OVERDRAFT_NS));
     tenant->closed_until_ns = closed_for ? now_ns + closed_for : 0;
+}
+
+/* What a tenant owes the others, for each hundredth of the card that they have. */
+static double owed_of_one_part(const struct vc_tenant *tenant, double parts)
+{
+    double others = parts - (tenant->active ? tenant->cores : 0);
+    return tenant->account_ns < 0 && others > 0 ? (double)-tenant->account_ns / others : 0;
+}
+
+/* Who has taken more than its limit pays by standing still. That time belongs to those who had less meanwhile: a bucket of 10 ms would have lost
+ * what flowed in. Nobody gets more than its limit over the time; who is idle saves up nothing more. */
+static void let_save(struct vc_card_plan *plan)
+{
+    double parts = 0, owed = 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        parts += plan->tenants[i].active ? plan->tenants[i].cores : 0;
+    for (unsigned i = 0; i < plan->count; i++)
+        owed += owed_of_one_part(&plan->tenants[i], parts);
+    for (unsigned i = 0; i < plan->count; i++) {
+        struct vc_tenant *tenant = &plan->tenants[i];
+        double ns = tenant->cores * (owed - owed_of_one_part(tenant, parts));
+        uint64_t saved = ns < VC_SAVED_NS ? (uint64_t)(ns < 0 ? 0 : ns) : VC_SAVED_NS;
+        tenant->saved_ns = tenant->active ? saved : vc_earlier(saved, tenant->saved_ns);
+    }
 }
 
 /* The bucket as the tenant will see it at its next look; in debt, also when it will have refilled. */
@@ -66,8 +91,9 @@ static void judge_credit(struct vc_tenant *tenant, uint64_t now_ns)
     int64_t credit = seen->credit_ns;
     if (credit < -VC_CHARGE_LIMIT_NS)
         credit = -VC_CHARGE_LIMIT_NS;
-    if (credit > VC_BUCKET_NS) /* no bucket holds more, whatever a tenant writes */
-        credit = VC_BUCKET_NS;
+    int64_t most = VC_BUCKET_NS + (int64_t)tenant->saved_ns;
+    if (credit > most) /* no bucket holds more, whatever a tenant writes */
+        credit = most;
     uint64_t elapsed = now_ns > seen->credit_updated_ns ? now_ns - seen->credit_updated_ns : 0;
     elapsed = vc_earlier(elapsed, CHARGE_BOUND_NS);
     credit += (int64_t)(elapsed * rate / VC_PPM);
@@ -144,7 +170,8 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
         struct vc_tenant *tenant = &plan->tenants[i];
         bool waits = tenant->seen.began_ns & VC_NOT_BEGUN;
         if (!waits || tenant->finish_ns <= now_ns) {
-            uint64_t began = vc_earlier(tenant->seen.began_ns, now_ns);
+            /* What began since the last look may have waited behind another that was not seen to begin. */
+            uint64_t began = vc_earlier(tenant->seen.began_ns, tenant->queued_until_ns);
             uint64_t slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
             if (tenant->queued_since_ns != 0 && !waits && slices != 0 && began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
                 plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
@@ -158,6 +185,7 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
             tenant->queued_since_ns = now_ns;
             tenant->queued_behind = 0;
         }
+        tenant->queued_until_ns = now_ns;
         tenant->queued_behind = present - 1 > tenant->queued_behind ? present - 1 : tenant->queued_behind;
     }
 }
@@ -178,10 +206,11 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
         busy += on_card(tenant, now_ns);
         keep_accounts(tenant, now_ns, elapsed, charged);
-        judge_credit(tenant, now_ns);
     }
+    let_save(plan);
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
+        judge_credit(tenant, now_ns);
         if (busy > on_card(tenant, now_ns))
             tenant->others_active_ns = now_ns;
     }

@@ -53,7 +53,8 @@ struct vc_tenant {
     uint32_t rank;       /* the priority in force: beyond the guaranteed share, the lowest on the card */
     int64_t lease_charged_ns, look_charged_ns; /* since the lease began, since the last look */
     uint64_t finish_ns;  /* bounded predicted finish */
-    uint64_t queued_since_ns; /* its work has not begun since then; 0: it has */
+    uint64_t queued_since_ns; /* its work has not begun since then; 0: it has … */
+    uint64_t queued_until_ns; /* … and had not at that look */
     unsigned queued_behind;   /* the most others that had work on the card meanwhile */
     bool waiting, active, was_idle, returned, in_credit;
     double fill;          /* what part of its leases it used, as far as it was charged */
@@ -72,6 +73,7 @@ struct vc_tenant {
     uint64_t lease_clock_ns;
     uint64_t lease_sequence;
     uint64_t closed_until_ns;  /* the account is overdrawn: nothing starts before */
+    uint64_t saved_ns;         /* so much more its bucket holds: others have taken that beyond their limits */
     uint64_t others_gpu_ns;    /* a clock: others' parts of the card while this tenant had work on it */
     uint64_t others_active_ns; /* when others last had work on the card */
     bool wake; /* the grant changed: wake its waiting threads */
@@ -84,6 +86,7 @@ struct vc_card_plan {
     bool contended;        /* somebody else waits: the lease ends */
     bool occupancy_counts; /* somebody waited from its beginning: the holder answers for all of its time */
     uint64_t lease_start_ns, lease_end_ns, lease_clock_ns;
+    uint64_t lease_others_ns; /* the holder's clock of others' parts when its lease began */
     uint64_t held_from_ns; /* when the holder's work could first run; renewals keep it */
     uint64_t sequence;
     bool together;           /* all that are known to leave room for each other launch side by side */

@@ -5,26 +5,27 @@
 
 static const uint64_t CLOCK_AHEAD_NS = 1000000000;
 
-static int64_t within_bucket(int64_t credit)
+static int64_t within_bucket(int64_t credit, uint64_t saved_ns)
 {
-    if (credit > VC_BUCKET_NS)
-        return VC_BUCKET_NS;
+    int64_t most = VC_BUCKET_NS + (int64_t)saved_ns;
+    if (credit > most)
+        return most;
     return credit < -VC_CHARGE_LIMIT_NS ? -VC_CHARGE_LIMIT_NS : credit;
 }
 
 /* Credit never exceeds the bucket; the loop only retries when another process changed it in between. */
-static int64_t add_bounded(int64_t *credit, int64_t ns)
+static int64_t add_bounded(int64_t *credit, int64_t ns, uint64_t saved_ns)
 {
     int64_t old = vc_load_relaxed(credit);
     for (;;) {
         /* Bounded before and after: the word may hold anything, a tenant can write it. */
-        int64_t bounded = within_bucket(within_bucket(old) + ns);
+        int64_t bounded = within_bucket(within_bucket(old, saved_ns) + ns, saved_ns);
         if (__atomic_compare_exchange_n(credit, &old, bounded, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             return bounded;
     }
 }
 
-int64_t vc_bucket_fill(struct vc_card_usage *usage, uint64_t now_ns, uint32_t rate_ppm)
+int64_t vc_bucket_fill(struct vc_card_usage *usage, uint64_t now_ns, uint32_t rate_ppm, uint64_t saved_ns)
 {
     uint64_t last = vc_load_acquire(&usage->credit_updated_ns);
     if (rate_ppm == 0)
@@ -52,25 +53,26 @@ int64_t vc_bucket_fill(struct vc_card_usage *usage, uint64_t now_ns, uint32_t ra
     if (!__atomic_compare_exchange_n(&usage->credit_updated_ns, &last, paid_until, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return vc_load_acquire(&usage->credit_ns);
-    return add_bounded(&usage->credit_ns, (int64_t)inflow);
+    return add_bounded(&usage->credit_ns, (int64_t)inflow, saved_ns);
 }
 
-int64_t vc_bucket_take(struct vc_card_usage *usage, int64_t ns)
+int64_t vc_bucket_take(struct vc_card_usage *usage, int64_t ns, uint64_t saved_ns)
 {
     if (ns > VC_CHARGE_LIMIT_NS)
         ns = VC_CHARGE_LIMIT_NS;
     if (ns < -VC_CHARGE_LIMIT_NS)
         ns = -VC_CHARGE_LIMIT_NS;
-    return add_bounded(&usage->credit_ns, -ns);
+    return add_bounded(&usage->credit_ns, -ns, saved_ns);
 }
 
-uint64_t vc_own_fill(struct vc_own *own, uint64_t now_ns, uint32_t rate_ppm)
+uint64_t vc_own_fill(struct vc_own *own, uint64_t now_ns, uint32_t rate_ppm, uint64_t saved_ns)
 {
     uint64_t elapsed = now_ns > own->filled_ns ? now_ns - own->filled_ns : 0;
     own->filled_ns += elapsed;
     unsigned __int128 inflow = (unsigned __int128)elapsed * rate_ppm / VC_PPM;
-    if (own->spent_ns < 0 || inflow > (uint64_t)own->spent_ns)
-        own->spent_ns = 0;
+    int64_t least = -(int64_t)saved_ns;
+    if (own->spent_ns < least || inflow > (uint64_t)(own->spent_ns - least))
+        own->spent_ns = least;
     else
         own->spent_ns -= (int64_t)inflow;
     return vc_bucket_wait_ns(-own->spent_ns, -VC_OWN_OVERDRAFT_NS, rate_ppm);

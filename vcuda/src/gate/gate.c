@@ -39,6 +39,7 @@ struct vc_policy vc_gate_policy(const struct vc_gate *gate, uint64_t now_ns)
     if (!policy.arbitrated)
         return policy;
     policy.closed_until_ns = vc_load_relaxed(&limit->closed_until_ns);
+    policy.saved_ns = vc_earlier(vc_load_relaxed(&limit->saved_ns), VC_SAVED_NS);
     policy.lease_sequence = vc_load_acquire(&limit->lease_sequence);
     policy.leased = policy.shared && policy.lease_sequence != 0;
     if (policy.leased) {
@@ -70,10 +71,11 @@ static bool stalled(const struct vc_gate *gate, uint64_t now_ns)
 static bool credit_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, const struct vc_policy *policy,
                            int64_t *credit, struct vc_gate_answer *answer)
 {
-    *credit = vc_bucket_fill(gate->usage, now_ns, policy->rate_ppm);
+    gate->saved_ns = policy->saved_ns;
+    *credit = vc_bucket_fill(gate->usage, now_ns, policy->rate_ppm, policy->saved_ns);
     /* Whatever the credit says, which lies where the tenant can write. */
     uint32_t own_rate = vc_load_relaxed(&gate->untold) ? policy->rate_ppm / VC_MAX_SLOTS : policy->rate_ppm;
-    uint64_t closed_until = vc_later(policy->closed_until_ns, now_ns + vc_own_fill(&gate->own, now_ns, own_rate));
+    uint64_t closed_until = vc_later(policy->closed_until_ns, now_ns + vc_own_fill(&gate->own, now_ns, own_rate, policy->saved_ns));
     if (closed_until > now_ns) {
         refuse(answer, VC_GATE_CREDIT, closed_until);
         return true;
@@ -164,7 +166,7 @@ static void account_beyond(struct vc_gate *gate, int64_t ns, uint64_t siblings_n
 {
     vc_own_take(&gate->own, ns + (int64_t)siblings_ns);
     __atomic_add_fetch(&gate->charged_ns, (uint64_t)ns, __ATOMIC_RELAXED);
-    vc_bucket_take(gate->usage, ns);
+    vc_bucket_take(gate->usage, ns, gate->saved_ns);
     __atomic_add_fetch(&gate->usage->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED); /* two's complement: also refunds */
     __atomic_add_fetch(&gate->slot->gpu_ns, (uint64_t)ns, __ATOMIC_RELAXED);
     __atomic_add_fetch(&gate->slot->served_ns, (uint64_t)ns, __ATOMIC_RELAXED);
@@ -357,7 +359,7 @@ void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)
 
 void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns)
 {
-    vc_store_relaxed(&gate->usage->began_ns, VC_NOT_BEGUN | since_ns);
+    vc_store_relaxed(&gate->usage->began_ns, VC_NOT_BEGUN | vc_later(since_ns, vc_load_relaxed(&gate->ended_ns)));
 }
 
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns)
@@ -519,6 +521,7 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     vc_store_relaxed(&gate->seen_ns, vc_later(gate->seen_ns, vc_earlier(launched, gate->launched_ns))); /* lanes read it without the lock */
     uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
     uint64_t ended = interval->to_ns ? vc_earlier(interval->to_ns, now_ns) : now_ns;
+    vc_store_relaxed(&gate->ended_ns, vc_later(gate->ended_ns, ended)); /* its helper reads it without the lock */
     gate->finish_ns = behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended;
     if (rests(gate, now_ns))
         close_gate(gate);
@@ -567,7 +570,7 @@ uint64_t vc_gate_tell(struct vc_gate *gate, uint64_t now_ns)
 
 void vc_gate_owe(struct vc_gate *gate, uint64_t ns)
 {
-    vc_bucket_take(gate->usage, (int64_t)ns);
+    vc_bucket_take(gate->usage, (int64_t)ns, VC_SAVED_NS);
     __atomic_add_fetch(&gate->usage->gpu_ns, ns, __ATOMIC_RELAXED);
 }
 

@@ -43,6 +43,7 @@ struct vc_policy {
     bool holder;         /* … and we hold it */
     bool together;       /* … beside others */
     uint32_t rate_ppm;   /* GPU ns per million wall ns */
+    uint64_t saved_ns;   /* the bucket holds so much more, because others owe it */
     uint64_t closed_until_ns; /* the arbiter's account of what was charged is overdrawn until then */
     uint64_t lease_start_ns;
     uint64_t lease_end_ns; /* UINT64_MAX: nobody else waits */
@@ -93,6 +94,7 @@ struct vc_gate {
     uint32_t unseen;       /* end marks on their way */
     uint64_t late_since_ns; /* when the first of them was expected, if that is past; else 0 */
     uint32_t unknown;      /* those of them whose cost was not known */
+    uint64_t ended_ns;     /* when work was last seen to end, by its mark */
     bool all_done;         /* the application waited for all of it, and nothing was launched since */
     uint64_t risk_ns;      /* what the operations whose cost varies among them may turn out to cost */
     struct vc_own own;     /* what this process was charged, where nobody but it can write */
@@ -103,6 +105,7 @@ struct vc_gate {
     bool untold;           /* it can't be told: with all the others that may be so it has the share of one */
     uint64_t charged_ns;   /* … in all, and by siblings for it */
     int64_t refill_ns;     /* credit to wait for after the bucket ran dry; 0: not refilling */
+    uint64_t saved_ns;     /* of the latest policy */
     bool watched;          /* there is a helper that looks after this gate */
     bool unwatched;        /* … which did not look when it should have: everything is marked */
     uint64_t looked_ns;    /* when somebody last looked, or nothing was outstanding */
@@ -149,7 +152,7 @@ bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns);
 
 /* When the work under way began, as its mark tells. */
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns);
-/* It still waits for others' on the card, since then. */
+/* It still waits for others' on the card, since then, or since work of our own before it ended. */
 void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns);
 
 /* An end mark is still on its way past the predicted finish, `expected_ns`: the card is busy, not idle. */

@@ -39,6 +39,7 @@ VC__OFFSET(vc_card_limit, others_gpu_ns, 160);
 VC__OFFSET(vc_card_limit, alive_ns, 176);
 VC__OFFSET(vc_card_limit, closed_until_ns, 184);
 VC__OFFSET(vc_card_limit, told_ns, 192);
+VC__OFFSET(vc_card_limit, saved_ns, 200);
 
 VC__SIZE(vc_limits, 192 + 16 * 256 + 128 * 8);
 VC__OFFSET(vc_limits, sequence, 64);
