@@ -61,7 +61,8 @@ def sending(api: Answers) -> Iterator[ApiWriter]:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "_FIRST_PAUSE_S", 0.01)
+    for pause in ("_FIRST_PAUSE_S", "_BETWEEN_FAILURES_S"):
+        monkeypatch.setattr(outbox_module, pause, 0.01)
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
