@@ -18,6 +18,7 @@ import pytest
 
 from localcluster import breaks, cli
 from localcluster.cluster import Cluster, ClusterOptions
+from manager.config.settings import ENV_PREFIX
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECONDS = 90.0
@@ -75,9 +76,12 @@ class Playground:
 
 @pytest.fixture(scope="module")
 def playground() -> Iterator[Playground]:
-    made = Playground()
-    yield made
-    made.close()
+    with pytest.MonkeyPatch.context() as patch:
+        # Two breaks, their mending and a full disk are seen by that look alone.
+        patch.setenv(f"{ENV_PREFIX}HEALTH_CHECK_INTERVAL", "1")
+        made = Playground()
+        yield made
+        made.close()
 
 
 @pytest.mark.parametrize("name", breaks.BREAKS)
