@@ -72,7 +72,8 @@ class Throughput:
 class Start:
     """Create to Running in seconds, as a watch of pods sees it; `refused` pods never ran: kubelet's deadlines on a slow machine.
 
-    `*_cpu`: processor time per pod in milliseconds, of the whole machine (others' work, too), the daemon and the extender.
+    `*_cpu`: processor time per pod in milliseconds, of the whole machine (others' work, too), the daemon and the extender;
+    `shims_cpu` with the runc that they call, which mounts and makes device nodes.
     """
 
     kind: str
@@ -87,6 +88,9 @@ class Start:
     extender_cpu: float
     kubelet_cpu: float
     containerd_cpu: float
+    shims_cpu: float
+    server_cpu: float
+    etcd_cpu: float
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class Lab:
     def processor_ms(self) -> dict[str, float]:
         """Processor time so far: of the whole machine, of our programs, and of the cluster's."""
         pids = {"extender": self.system.pid("extender"), "manager": self.system.pid("manager")}
-        for name in ("kube-scheduler", "kube-apiserver", "kubelet", "containerd"):
+        for name in ("kube-scheduler", "kube-apiserver", "kubelet", "containerd", "etcd"):
             file = Path(self.system.lab.environment["KUBELAB_DIR"]) / f"run/{name}.pid"
             pids[name] = int(file.read_text().split()[0])
         ticks = os.sysconf("SC_CLK_TCK")
@@ -189,6 +193,7 @@ class Lab:
         for name, pid in pids.items():
             words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             found[name] = 1e3 * (int(words[11]) + int(words[12])) / ticks
+        found["shims"] = 1e3 * sum(_shims()) / ticks
         return found
 
     def extender_metrics(self) -> str:
@@ -197,6 +202,15 @@ class Lab:
     def wait_free(self, cores: int) -> None:
         free = f"vcuda_extender_free_cores {cores}.0"
         kubelab.eventually(f"the extender says {free}", lambda: free in self.extender_metrics(), 120)
+
+
+def _shims() -> Iterator[int]:
+    """Ticks of each shim that is there, with what it has waited for."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(")")
+            if name == "containerd-shim":
+                yield sum(map(int, rest.split()[11:15]))
 
 
 @contextlib.contextmanager
@@ -283,7 +297,7 @@ class Runs:
 
     def row(self, kind: str, share: bool) -> Start:
         ordered = sorted(self.seconds)
-        parts = ("machine", "manager", "extender", "kubelet", "containerd")
+        parts = ("machine", "manager", "extender", "kubelet", "containerd", "shims", "kube-apiserver", "etcd")
         return Start(
             kind, share, len(ordered), self.asked - len(ordered), statistics.median(ordered),
             ordered[math.ceil(0.99 * len(ordered)) - 1], ordered[-1], *(self.cpu_ms[part] / self.asked for part in parts),

@@ -58,7 +58,10 @@ class Owners:
     def __init__(self, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> None:
         """`root`: where the host's control groups are mounted."""
         self.proc, self.root = str(proc), root
-        self._trees: list[Path] | None = None
+        self._trees: list[Path] = []
+        self._base: tuple[Path, str] | None = None
+        self._looked = False
+        self._groups: dict[str, list[Path]] = {}  # of the pods that were asked for
         self._by_pod: dict[str, list[Key]] = {}
         self._uids: dict[str, str] = {}  # of these pods, as kubelet writes them
         self._regions: dict[Key, str] = {}
@@ -132,10 +135,11 @@ class Owners:
         The text of its path, which may be in `cgroup`, tells only where to look: it may be relative to a namespace of
         control groups. Of pods without a share nothing hangs on it, and it is believed.
         """
-        found = pods.hierarchy(self.root)
-        if found is None:
+        if not self._looked:
+            self._looked, self._base = True, pods.hierarchy(self.root)
+        if self._base is None:
             return None
-        base, controller = found
+        base, controller = self._base
         named = claimed(read(f"{self.proc}/{pid}/cgroup") if cgroup is None else cgroup, controller)
         if named is None:
             return None
@@ -143,9 +147,10 @@ class Owners:
         place = Place(pods.plain(uid), groups[1] if len(groups) > 1 else "")
         if place.pod not in self._by_pod:
             return place
-        if self._trees is None:
-            self._trees = pods.trees(base)
-        for folder in pods.of_pod(self._trees, self._uids[place.pod]):
+        if place.pod not in self._groups:
+            self._trees = self._trees or pods.trees(base)
+            self._groups[place.pod] = pods.of_pod(self._trees, self._uids[place.pod])
+        for folder in self._groups[place.pod]:
             # In a group of threads only one above it says; who goes from group to group is in one of the pod's.
             if pid in pods.processes(folder.joinpath(*groups[1:])) or pid in pods.processes(folder):
                 return place

@@ -329,9 +329,13 @@ class DriverLimits:
         off, trees = settings.driver_limits == "off", pods.trees(settings.cgroup_root)
         with self._lock:
             self._forget(allocations)
-        for uid in sorted(by_pod(allocations())):
+        known = allocations()
+        groups = by_pod(known)
+        for uid in sorted(groups):
             with self._lock:
-                pod = [item for item in allocations() if item.pod_uid == uid]
+                if (now := allocations()) is not known:  # as they are now, each pod in turn: not all of them for each
+                    known, groups = now, by_pod(now)
+                pod = groups.get(uid, [])
                 if pod and off:
                     self._let_go(pod, trees, leaves)
                 elif pod and promised.wanted(pod):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,6 +143,24 @@ def make(tmp_path: Path) -> Callable[..., Place]:
 @pytest.fixture
 def place(make: Callable[..., Place]) -> Place:
     return make()
+
+
+def test_a_look_goes_through_the_allocations_as_often_with_many_pods_as_with_few(place: Place) -> None:
+    class Counted(tuple[Allocation, ...]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[Allocation]:
+            Counted.passes += 1
+            return super().__iter__()
+
+    seen = []
+    for many in (2, 40):
+        for number in range(many):
+            place.pod(f"{number:08x}-1111-2222-3333-444455556666", ("main", {"G0": 1}))
+        known, Counted.passes = Counted(place.pods), 0
+        place.daemon.look(lambda known=known: known, place.leaves, place.listed)
+        seen.append(Counted.passes)
+    assert seen[0] == seen[1] and len(place.driver.limits) == 40
 
 
 # Whose group it is.

@@ -12,6 +12,7 @@ from manager.audit.device_cgroups import Watcher
 from manager.audit.foreign_use import ForeignUse
 from manager.audit.owners import Place
 from manager.cards.driver import CardProcess, NodeCard
+from manager.cgroups import pods
 from tests.manager import manager_pods
 from tests.manager.manager_proc import Proc, group
 from vcuda.region import ProcessUsage, Usage
@@ -33,6 +34,23 @@ def allocation(directory: Path, uid: str, name: str = "c") -> Allocation:
 
 
 FLAT = MINE.replace("-", "")
+
+
+def test_a_look_asks_for_a_pods_groups_once_however_many_processes_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look goes through all processes of the node: what is asked for each of them is its processor time."""
+    item, proc = allocation(tmp_path, MINE), Proc(tmp_path)
+    for pid in range(10, 20):
+        proc.add(pid, group(MINE))
+    asked: list[str] = []
+    for name in ("of_pod", "hierarchy"):
+        real = getattr(pods, name)
+        monkeypatch.setattr(pods, name, lambda *words, name=name, real=real: (asked.append(name), real(*words))[1])
+    look = proc.owners().among([item])
+    assert all(look.place(pid) is not None for pid in range(10, 20))
+    assert sorted(asked) == ["hierarchy", "of_pod"]
+    assert proc.owners().among([item]).place(10) is not None and len(asked) == 4, "the next look asks anew"
 
 
 def placed(tmp_path: Path, uid: str, text: str, listed: str) -> tuple[Place | None, tuple[str, str] | None]:
