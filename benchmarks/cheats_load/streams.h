@@ -121,17 +121,9 @@ static void capture_toggled(struct place *place)
     driver("cuLaunchKernel")(function_of(place, "spin_20ms"), 1, 1, 1, 32, 1, 1, 0, place->streams[1], NULL, NULL);
 }
 
-static void *launch_and_end(void *place)
+/* A kernel that was proven short is long for once, and left alone there. */
+static void leave_long(struct place *place, void (*leave)(struct place *))
 {
-    CALL(cuCtxSetCurrent, ((struct place *)place)->context);
-    CALL(cuLaunchKernel_ptsz, function_of(place, "ragged"), 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
-    return place;
-}
-
-/* A kernel that was proven short is long for once, on the stream of a thread that ends. */
-static void left_by_threads(struct place *place)
-{
-    pthread_t thread;
     if (place->round == 0) {
         write_kernel_time(20000);
         sleep_us(8000); /* until the card has read it */
@@ -142,9 +134,105 @@ static void left_by_threads(struct place *place)
     }
     write_kernel_time(100000000);
     sleep_us(8000); /* until the card has read it */
-    pthread_create(&thread, NULL, launch_and_end, place);
-    pthread_join(thread, NULL);
+    leave(place);
     write_kernel_time(20000);
     sleep_us(8000); /* until the card has read it */
     sleep_us(100000);
+}
+
+static void leave_on_own(struct place *place)
+{
+    CALL(cuLaunchKernel_ptsz, function_of(place, "ragged"), 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+}
+
+/* On a thread's own stream, which nobody else can ask. */
+static void left_on_own(struct place *place)
+{
+    leave_long(place, leave_on_own);
+}
+
+static void *launch_and_end(void *place)
+{
+    CALL(cuCtxSetCurrent, ((struct place *)place)->context);
+    leave_on_own(place);
+    return place;
+}
+
+static void leave_by_thread(struct place *place)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, launch_and_end, place);
+    pthread_join(thread, NULL);
+}
+
+/* On the stream of a thread that ends. */
+static void left_by_threads(struct place *place)
+{
+    leave_long(place, leave_by_thread);
+}
+
+static void leave_on_destroyed(struct place *place)
+{
+    handle stream;
+    CALL(cuStreamCreate, &stream, 1);
+    launch(place, "ragged", stream);
+    CALL(cuStreamDestroy_v2, stream);
+}
+
+/* On a stream that is destroyed at once. */
+static void left_on_destroyed(struct place *place)
+{
+    leave_long(place, leave_on_destroyed);
+}
+
+static void *destroy_streams(void *context)
+{
+    CALL(cuCtxSetCurrent, context);
+    for (;;) {
+        handle stream;
+        CALL(cuStreamCreate, &stream, 1);
+        sleep_us(300);
+        CALL(cuStreamDestroy_v2, stream);
+        sleep_us(200);
+    }
+    return context;
+}
+
+static void leave(struct place *place)
+{
+    launch(place, "ragged", place->streams[1]);
+}
+
+/* While another thread destroys streams all the time. */
+static void left_among_destroyed(struct place *place)
+{
+    pthread_t thread;
+    if (place->round == 0)
+        pthread_create(&thread, NULL, destroy_streams, place->context);
+    leave_long(place, leave);
+}
+
+/* While a capture is open on another stream. */
+static void left_while_capturing(struct place *place)
+{
+    if (place->round == 0)
+        CALL(cuStreamBeginCapture_v2, place->streams[2], 2);
+    leave_long(place, leave);
+}
+
+static void leave_and_capture(struct place *place)
+{
+    handle graph = NULL;
+    if (place->round)
+        CALL(cuStreamEndCapture, place->streams[2], &graph);
+    if (graph)
+        CALL(cuGraphDestroy, graph);
+    leave(place);
+    CALL(cuStreamBeginCapture_v2, place->streams[2], 2);
+}
+
+/* Before one begins. */
+static void left_before_capture(struct place *place)
+{
+    leave_long(place, leave_and_capture);
 }

@@ -48,6 +48,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "no_current",
         "foreign_stream",
         "capture_toggled",
+        "left_by_threads",
+        "left_on_own",
+        "left_on_destroyed",
+        "left_among_destroyed",
+        "left_while_capturing",
+        "left_before_capture",
     ],
 )
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:

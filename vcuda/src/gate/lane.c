@@ -125,9 +125,14 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     bool beside = runs_beside(lane, now_ns, answer);
     step->concurrent = idle && beside && cost >= VC_CONCURRENT_NS;
     /* A stream that idles in between asks once in a millisecond, whatever it launched meanwhile. */
-    step->due = vc_load_relaxed(&lane->gate->unwatched) || due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
+    bool all = lane->mark_all || vc_load_relaxed(&lane->gate->unwatched);
+    step->due = all || due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
     step->mark_before = !lane->open && (step->due || beside || vc_gate_beside(lane->gate, now_ns));
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
+    if (lane->mark_all) {
+        vc_gate_fold(lane->gate, answer->allowance_ns, 0);
+        answer->allowance_ns = 0;
+    }
     issue_permit(lane, answer, now_ns, now_ticks);
 }
 
@@ -186,7 +191,8 @@ void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const 
     lane->launches++;
     publish_launches(lane);
     /* A busy lane without an interval opens one behind this operation: the mark begins the next and proves the end of this. */
-    step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS : !step->mark_before && (own_mark || !answer->from_idle);
+    step->mark_after = lane->open ? own_mark || lane->estimate_ns >= VC_MARK_NS
+                                  : lane->mark_all || (!step->mark_before && (own_mark || !answer->from_idle));
     if (!step->mark_after) {
         /* Where nothing is measured it does not matter that the stream is idle in between, because its host launches slowly. */
         if (!lane->open && lane->busy_until_ticks != 0)

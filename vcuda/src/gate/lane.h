@@ -36,6 +36,7 @@ struct vc_lane {
     uint64_t unmarked_since_ns; /* when the oldest operation without a mark behind it was launched, at most a permit later; 0: none */
     struct vc_gate_others others_then; /* what others had had of the card by then */
     uint64_t launches;     /* not yet added to the region */
+    bool mark_all;         /* nobody could ask its stream: no permit, and a mark behind each operation */
 
     /* The interval under way, if a mark opened it. */
     bool open;

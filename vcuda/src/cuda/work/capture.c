@@ -55,9 +55,9 @@ void vc_capture_begins(CUstream stream)
         captures[count++].context = context;
     }
     pthread_mutex_unlock(&mutex);
-    vc_visit_forbid();    /* a visitor must not be at this stream any more … */
+    vc_visit_forbid_all(); /* a visitor must not be at this stream any more … */
     vc_visit_change_captures(1); /* … nor come; of one that the list can't hold for ever: it costs a question at each launch, nothing else */
-    vc_visit_allow();
+    vc_visit_allow_all();
 }
 
 /* Take out the first that matches (`stream` or `context`), or all. */

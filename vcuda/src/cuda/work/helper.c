@@ -18,6 +18,8 @@ static const uint64_t BEGIN_LOOK_NS = 200000;
 
 /* What nobody may ask about any more: then it is over, as far as we know. */
 static const uint64_t UNASKED_NS = 5000000000u;
+/* What may not be asked just now, because a capture begins, can be for a moment within this. */
+static const uint64_t ASK_AGAIN_NS = 20000000;
 
 static uint32_t started;
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER; /* held by whoever looks */
@@ -269,16 +271,34 @@ static void make_spares(struct vc_tracker *tracker)
             break;
 }
 
-/* Whether the stream has work, as far as one may ask. */
-static bool stream_is_busy(const struct vc_left_stream *left)
+enum answer { IDLE, BUSY, NO_ANSWER };
+
+/* Whether a stream has work that should have been done at `done_ns`, as far as one may ask. What nobody may ask about has, until it can be asked or for as long as such
+ * things may last. */
+static enum answer ask_stream(struct vc_tracker *tracker, unsigned place, const struct vc_left_stream *left, uint64_t done_ns, uint64_t now_ns)
 {
-    bool busy = false;
-    if (!vc_visit_begin())
-        return left->interval.from_ns != 0;
-    if (left->epoch == vc_visit_epoch() && !vc_visit_captures() && !vc_capture_is(left->stream))
-        busy = vc_real.cuStreamQuery(left->stream) == CUDA_ERROR_NOT_READY;
-    vc_visit_end();
-    return busy;
+    enum answer answer = NO_ANSWER;
+    if (vc_left_visit(tracker, &tracker->left[place], left->stamp)) {
+        if (!vc_visit_captures() && !vc_capture_is(left->stream))
+            answer = vc_real.cuStreamQuery(left->stream) == CUDA_ERROR_NOT_READY ? BUSY : IDLE;
+        vc_visit_end();
+    }
+    if (answer != NO_ANSWER)
+        return answer;
+    if (now_ns > done_ns + UNASKED_NS)
+        return IDLE;
+    bool was_busy = tracker->overruns[place].stamp == left->stamp || left->gone;
+    return was_busy || (now_ns > done_ns + ASK_AGAIN_NS && left->stream != CU_STREAM_LEGACY) ? BUSY : NO_ANSWER;
+}
+
+static void charge_overrun(struct vc_tracker *tracker, unsigned place, uint64_t stamp, uint64_t done_ns, uint64_t now_ns)
+{
+    struct vc_overrun *overrun = &tracker->overruns[place];
+    struct vc_gate_others others = vc_gate_others(tracker->gate);
+    if (overrun->stamp != stamp)
+        *overrun = (struct vc_overrun){.stamp = stamp, .interval = {.from_ns = done_ns}, .others = others};
+    overrun->interval.others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &overrun->others, &others);
+    vc_gate_overruns(tracker->gate, now_ns, &overrun->interval);
 }
 
 /* What was launched last has no mark behind it until the next launch. Where none comes, and nobody waits: nothing told whether it lasts longer than
@@ -286,32 +306,33 @@ static bool stream_is_busy(const struct vc_left_stream *left)
 static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns)
 {
     uint64_t done_ns, next = UINT64_MAX;
-    bool rests = vc_gate_should_rest(tracker->gate, now_ns, &done_ns);
+    bool rests = vc_gate_should_rest(tracker->gate, now_ns, &done_ns), own = vc_own_streams_left();
+    if (own && rests)
+        vc_own_streams_rest();
+    else if (own)
+        next = done_ns + VC_REST_NS + 1;
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT; i++) {
+        if (!vc_load_relaxed(&tracker->left[i].stream))
+            continue;
         pthread_mutex_lock(&tracker->mutex);
         struct vc_left_stream left = tracker->left[i];
         pthread_mutex_unlock(&tracker->mutex);
         if (!left.stream)
             continue;
-        uint64_t again = now_ns + VC_MARK_NS;
-        if (left.interval.from_ns == 0 && !rests) {
+        bool was_busy = tracker->overruns[i].stamp == left.stamp;
+        uint64_t again = now_ns + VC_MARK_NS, since = was_busy ? tracker->overruns[i].interval.from_ns : done_ns;
+        enum answer answer = NO_ANSWER;
+        if (!was_busy && !rests)
             again = done_ns + VC_REST_NS + 1;
-        } else if (!stream_is_busy(&left)) {
-            left.stream = NULL;
-        } else {
-            if (left.interval.from_ns == 0) {
-                left.interval.from_ns = done_ns;
-                left.others = vc_gate_others(tracker->gate);
-            }
-            struct vc_gate_others others = vc_gate_others(tracker->gate);
-            left.interval.others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &left.others, &others);
-            vc_gate_overruns(tracker->gate, now_ns, &left.interval);
-        }
+        else
+            answer = ask_stream(tracker, i, &left, since, now_ns);
+        if (answer == BUSY)
+            charge_overrun(tracker, i, left.stamp, done_ns, now_ns);
         pthread_mutex_lock(&tracker->mutex);
-        if (tracker->left[i].stamp == left.stamp) /* nothing was launched meanwhile */
-            tracker->left[i] = left;
+        if (answer == IDLE && tracker->left[i].stamp == left.stamp) /* nothing was launched meanwhile */
+            tracker->left[i] = (struct vc_left_stream){0};
         pthread_mutex_unlock(&tracker->mutex);
-        next = left.stream && again < next ? again : next;
+        next = answer != IDLE && again < next ? again : next;
     }
     return next;
 }

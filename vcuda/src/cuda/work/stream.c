@@ -10,7 +10,7 @@ enum { WRONG_THREAD = 908, ILLEGAL_STATE = 401 };
 #define VC__BEGINS(name, per_thread, parameters, arguments)            \
     CUresult vc_hook_##name parameters                                 \
     {                                                                  \
-        vc_capture_begins(vc_work_stream(stream, per_thread));         \
+        vc_work_capture_begins(vc_work_stream(stream, per_thread));         \
         CUresult result = vc_real.name arguments;                      \
         if (result != CUDA_SUCCESS)                                    \
             vc_capture_over(vc_work_stream(stream, per_thread));       \
@@ -48,11 +48,11 @@ CUresult vc_hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
 static CUresult end_stream(CUstream stream, CUresult (*call)(CUstream))
 {
     CUcontext context = vc_stream_ending(stream);
-    vc_work_stream_ending();
+    vc_work_stream_ending(stream);
     CUresult result = call(stream);
     if (result == CUDA_SUCCESS)
         vc_stream_ended(context);
-    vc_work_stream_gone(stream);
+    vc_work_stream_gone(stream, result == CUDA_SUCCESS);
     return result;
 }
 

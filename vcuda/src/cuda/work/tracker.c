@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "cuda/driver/cards.h"
 
 /* The helper makes an event in microseconds; on a busy machine it has to be let run first. */
 static const uint64_t SPARE_WAIT_NS = 20000000;
@@ -354,15 +355,156 @@ void vc_mark_missing(struct vc_tracker *tracker, const struct vc_mark *from, CUs
     vc_bell_expect(now);
 }
 
-void vc_tracker_left(struct vc_tracker *tracker, CUstream stream)
+/* --- what was launched without a mark --- */
+
+bool vc_tracker_left(struct vc_tracker *tracker, CUstream stream)
 {
-    if (!tracker || stream == CU_STREAM_PER_THREAD) /* which is another one in the helper */
-        return;
-    struct vc_left_stream *left = &tracker->left[((uintptr_t)stream * UINT64_C(0x9e3779b97f4a7c15)) >> 59];
+    if (!tracker)
+        return true;
+    uint64_t first = ((uintptr_t)stream * UINT64_C(0x9e3779b97f4a7c15)) >> 57;
+    struct vc_left_stream *place = NULL;
     pthread_mutex_lock(&tracker->mutex);
-    *left = (struct vc_left_stream){.stream = stream, .epoch = vc_visit_epoch(), .stamp = ++tracker->launches};
+    for (unsigned i = 0; i < VC_LEFT_PLACES; i++) {
+        struct vc_left_stream *left = &tracker->left[(first + i) % VC_STREAMS_LEFT];
+        bool own = left->stream == stream && !left->gone;
+        if (own || (!place && !left->stream))
+            place = left;
+        if (own)
+            break;
+    }
+    if (place)
+        *place = (struct vc_left_stream){.stream = stream, .stamp = ++tracker->launches};
+    pthread_mutex_unlock(&tracker->mutex);
+    return place;
+}
+
+bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *place, uint64_t stamp)
+{
+    if (!vc_visit_begin_living())
+        return false;
+    pthread_mutex_lock(&tracker->mutex); /* whoever destroys it has taken it out before, and waits for visits to end */
+    bool lives = place->stamp == stamp && !place->gone;
+    pthread_mutex_unlock(&tracker->mutex);
+    if (!lives)
+        vc_visit_end();
+    return lives;
+}
+
+void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream)
+{
+    struct vc_lane_step step = {.interval = {.from_ns = vc_load_relaxed(&tracker->gate->finish_ns), .loose = true, .measurable = true}};
+    step.interval.others_then = vc_gate_others(tracker->gate);
+    step.interval.launched_ns = vc_gate_marked(tracker->gate, 0);
+    struct vc_mark *end = vc_mark_record(tracker, stream);
+    if (end)
+        vc_mark_submit(NULL, end, stream, &step);
+    else
+        vc_mark_missing(tracker, NULL, stream, &step);
+    vc_mark_release(end);
+}
+
+/* Those of one context that have work under way; what is idle is forgotten. */
+static void mark_left_of(struct vc_tracker *tracker, CUstream stream)
+{
+    bool inside = false, entered = false;
+    for (unsigned i = 0; i < VC_STREAMS_LEFT; i++) {
+        pthread_mutex_lock(&tracker->mutex);
+        struct vc_left_stream left = tracker->left[i];
+        pthread_mutex_unlock(&tracker->mutex);
+        if (!left.stream || left.gone || (stream ? left.stream != stream : vc_stream_of_context(left.stream)))
+            continue;
+        if (!inside)
+            entered = vc_context_enter(tracker->context);
+        inside = true;
+        if (!vc_left_visit(tracker, &tracker->left[i], left.stamp))
+            continue;
+        bool busy = !vc_stream_captures(left.stream) && vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY;
+        if (busy)
+            vc_tracker_mark_left(tracker, left.stream);
+        pthread_mutex_lock(&tracker->mutex);
+        if (tracker->left[i].stamp == left.stamp)
+            tracker->left[i] = (struct vc_left_stream){0};
+        pthread_mutex_unlock(&tracker->mutex);
+        vc_visit_end();
+    }
+    if (inside)
+        vc_context_leave(entered);
+}
+
+/* Once for each tracker there is; other threads' trackers may come and go meanwhile. */
+static void each_tracker(void (*call)(struct vc_tracker *, CUstream), CUstream stream)
+{
+    static uint64_t rounds;
+    pthread_mutex_lock(&trackers_mutex);
+    uint64_t round = ++rounds;
+    for (struct vc_tracker *tracker = trackers; tracker;) {
+        if (tracker->round >= round || tracker->suspended != 0) {
+            tracker = tracker->next;
+            continue;
+        }
+        tracker->round = round;
+        vc_add(&tracker->references, 1);
+        pthread_mutex_unlock(&trackers_mutex);
+        call(tracker, stream);
+        vc_tracker_release(tracker);
+        pthread_mutex_lock(&trackers_mutex);
+        tracker = trackers;
+    }
+    pthread_mutex_unlock(&trackers_mutex);
+}
+
+void vc_trackers_mark_left(CUstream stream)
+{
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the thread may be capturing another stream */
+    if (!vc_real.cuStreamQuery || !driver_can_measure())
+        return;
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+    each_tracker(mark_left_of, stream);
+    vc_real.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+static void stream_gone(struct vc_tracker *tracker, CUstream stream)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    for (unsigned i = 0; i < VC_STREAMS_LEFT; i++)
+        if (tracker->left[i].stream == stream)
+            tracker->left[i].gone = true;
     pthread_mutex_unlock(&tracker->mutex);
 }
+
+void vc_trackers_stream_gone(CUstream stream)
+{
+    each_tracker(stream_gone, stream);
+}
+
+static uint32_t own_left, own_marked;
+
+void vc_own_stream_left(void)
+{
+    vc_add(&own_left, 1);
+}
+
+void vc_own_stream_followed(void)
+{
+    vc_sub(&own_left, 1);
+}
+
+void vc_own_streams_rest(void)
+{
+    vc_store_relaxed(&own_marked, 1);
+}
+
+bool vc_own_streams_left(void)
+{
+    return vc_load(&own_left) != 0 && !vc_own_streams_marked();
+}
+
+bool vc_own_streams_marked(void)
+{
+    return vc_load_relaxed(&own_marked);
+}
+
+/* --- the queue --- */
 
 void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link)
 {
@@ -427,6 +569,8 @@ struct vc_tracker *vc_tracker_suspend(CUcontext context)
     pthread_mutex_unlock(&trackers_mutex);
     if (!tracker)
         return NULL;
+    if (vc_real.cuStreamQuery)
+        mark_left_of(tracker, NULL);
     have_it_looked_at(tracker);
     pthread_mutex_lock(&trackers_mutex);
     tracker->suspended++;
@@ -488,4 +632,5 @@ void vc_trackers_forked(void)
     vc_store_relaxed(&awake_since_ns, 0);
     vc_store_relaxed(&rung_ns, 0);
     vc_store_relaxed(&on_their_way, 0);
+    vc_store_relaxed(&own_left, 0);
 }

@@ -18,7 +18,8 @@ enum {
     VC_SPARE_MARKS_HIGH = 24, /* … up to so many */
     VC_MOST_UNDER_WAY = 512,  /* intervals whose end is not seen; beyond it nothing is marked */
     VC_MOST_UNMARKED = 8,     /* of them those of a context whose end no event could be recorded behind */
-    VC_STREAMS_LEFT = 32,     /* streams that are looked after once nobody puts work on them any more */
+    VC_STREAMS_LEFT = 128,    /* streams that are looked after once nobody puts work on them any more … */
+    VC_LEFT_PLACES = 8,       /* … each in one of so many places */
 };
 
 struct vc_tracker;
@@ -52,9 +53,13 @@ struct vc_mark {
 /* A stream on which something was launched, the last of it perhaps without a mark. */
 struct vc_left_stream {
     CUstream stream; /* NULL: none */
-    uint32_t epoch;  /* then: its handle may mean something else since */
+    bool gone;       /* it was destroyed meanwhile: nobody can ask it */
     uint64_t stamp;  /* of the latest launch there */
-    /* The helper's: found busy after all should have been done; `from_ns` 0: not yet. */
+};
+
+/* The helper's: that stream was found busy after all should have been done. */
+struct vc_overrun {
+    uint64_t stamp; /* of the launch that it was; else it is done */
     struct vc_interval interval;
     struct vc_gate_others others;
 };
@@ -72,14 +77,16 @@ struct vc_tracker {
     bool broken; /* the driver refused us a clock or an event: nothing is measured */
     struct vc_mark *spare;
     unsigned spare_count;
+    uint64_t round;    /* each_tracker's */
     uint64_t launches; /* that were noted in: */
-    struct vc_left_stream left[VC_STREAMS_LEFT]; /* places by the stream's handle; a stream may push another one out */
+    struct vc_left_stream left[VC_STREAMS_LEFT]; /* places by the stream's handle */
     uint64_t looks; /* rounds of the helper through the queue */
     struct vc_under_way *first, **last;
     uint32_t under_way_count;
     struct vc_under_way unmarked[VC_MOST_UNMARKED]; /* without a stream: free */
 
     /* The helper's own. */
+    struct vc_overrun overruns[VC_STREAMS_LEFT];
     CUstream clock_stream;
     CUevent base, next_base; /* base: reached, all times are taken from it */
     uint64_t base_low_ns, base_high_ns; /* when, in CLOCK_MONOTONIC: the tightest bounds so far */
@@ -112,8 +119,28 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
 /* No mark could be recorded behind it: its stream is asked, and until that says that it is done all of the time is charged. */
 void vc_mark_missing(struct vc_tracker *tracker, const struct vc_mark *from, CUstream stream, const struct vc_lane_step *step);
 
-/* Something was launched there, maybe without a mark: the helper sees to it that it does not last for nothing. */
-void vc_tracker_left(struct vc_tracker *tracker, CUstream stream);
+/* --- what was launched without a mark --- */
+
+/* Something was launched there, maybe without a mark: the helper asks the stream, so that it does not last for nothing. False: so many are asked
+ * already. */
+bool vc_tracker_left(struct vc_tracker *tracker, CUstream stream);
+/* Begin a visit to the stream of that place as it was: false if it is not what it was, or may not be visited. */
+bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *place, uint64_t stamp);
+/* The stream can't be asked any more: what is under way there is marked now, and paid for from when it should have been done. Pre: the tracker's context
+ * is current. */
+void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream);
+/* … for one that is about to be destroyed, or (NULL) for all, because a capture is about to begin. */
+void vc_trackers_mark_left(CUstream stream);
+/* It was destroyed: what was launched there since is charged for as long as anything that nobody can ask about. */
+void vc_trackers_stream_gone(CUstream stream);
+
+/* A thread's own stream only the thread can ask. It put something there, maybe without a mark, or has waited for that. Where all should have been done and it did
+ * not wait, threads of this process leave things there: from then on all is marked on such streams. */
+void vc_own_stream_left(void);
+void vc_own_stream_followed(void);
+void vc_own_streams_rest(void); /* … should have been done */
+bool vc_own_streams_marked(void);
+bool vc_own_streams_left(void);
 
 /* The helper's: take the entry that `*link` points to out of the queue. */
 void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link);

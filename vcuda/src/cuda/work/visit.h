@@ -31,11 +31,16 @@ void vc_visit_change_captures(int change);
 
 /* True: visit, and say when it is over. */
 bool vc_visit_begin(void);
+/* … while streams are being destroyed, too: of the one that is visited it is known, from then on, that it is not. */
+bool vc_visit_begin_living(void);
 void vc_visit_end(void);
 
 /* Nobody visits between these two. The first waits for visitors, 50 ms at most: one may have been cancelled meanwhile. */
 void vc_visit_forbid(void);
 void vc_visit_allow(void);
+/* … nor of living streams: a capture begins. */
+void vc_visit_forbid_all(void);
+void vc_visit_allow_all(void);
 
 /* In a forked child: the threads that were counted are the parent's. */
 void vc_visits_forked(void);

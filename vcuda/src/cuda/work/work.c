@@ -118,8 +118,8 @@ static bool begin_here(struct vc_work *work)
         work->from_ns = vc_now_ns();
         return true;
     }
-    if (VC_UNLIKELY(vc_visit_captures()) && vc_lane_pass(&lane->lane, work->estimate))
-        return false;
+    /* What is left there nobody could ask about. */
+    lane->lane.mark_all = vc_visit_captures() || (work->stream == CU_STREAM_PER_THREAD && vc_own_streams_marked());
     wait_for_go(work);
     if (!lane->lane.open) {
         vc_mark_release(lane->open);
@@ -222,6 +222,20 @@ static void charge_late(struct vc_work *work)
     vc_mark_release(end);
 }
 
+/* What has no mark behind it, or soon, is somebody's to ask about. */
+static void leave(struct vc_work *work)
+{
+    struct vc_stream_lane *lane = work->lane;
+    bool all_marked = work->step.mark_after && lane->lane.allowance_ns == 0;
+    if (work->stream == CU_STREAM_PER_THREAD) {
+        vc_lanes_left_own(lane, !all_marked);
+    } else if (!all_marked && !vc_tracker_left(lane->tracker, work->stream)) {
+        vc_lane_fold(&lane->lane);
+        if (!work->step.mark_after)
+            vc_tracker_mark_left(lane->tracker, work->stream);
+    }
+}
+
 static void end_here(struct vc_work *work)
 {
     struct vc_stream_lane *lane = work->lane;
@@ -231,7 +245,7 @@ static void end_here(struct vc_work *work)
         return;
     }
     vc_lane_launched(&lane->lane, work->estimate, &work->answer, &work->step);
-    vc_tracker_left(lane->tracker, work->stream);
+    leave(work);
     if (!work->step.mark_after)
         return;
     struct vc_mark *end = vc_mark_record(lane->tracker, work->stream);
@@ -299,13 +313,24 @@ void vc_work_functions_gone(void)
     vc_lanes_new_epoch();
 }
 
-void vc_work_stream_ending(void)
+void vc_work_capture_begins(CUstream stream)
 {
+    if (vc_work_gated() && !vc_visit_captures())
+        vc_trackers_mark_left(NULL); /* nobody can be asked from now on */
+    vc_capture_begins(stream);
+}
+
+void vc_work_stream_ending(CUstream stream)
+{
+    if (vc_work_gated() && stream)
+        vc_trackers_mark_left(stream);
     vc_visit_forbid();
 }
 
-void vc_work_stream_gone(CUstream stream)
+void vc_work_stream_gone(CUstream stream, bool gone)
 {
+    if (gone && vc_work_gated())
+        vc_trackers_stream_gone(stream);
     vc_capture_stream_gone(stream);
     vc_lanes_new_epoch();
     vc_visit_allow();

@@ -96,9 +96,12 @@ void vc_work_waited_otherwise(void);
 /* Code was unloaded: what was learnt of functions may be another's. */
 void vc_work_functions_gone(void);
 
+/* A capture is about to begin on this stream. */
+void vc_work_capture_begins(CUstream stream);
+
 /* Around the destruction of a stream, whose handle may come back as another's. */
-void vc_work_stream_ending(void);
-void vc_work_stream_gone(CUstream stream);
+void vc_work_stream_ending(CUstream stream);
+void vc_work_stream_gone(CUstream stream, bool gone);
 
 /* Around a call that destroys a context, or may (the release of a primary one). */
 struct vc_tracker *vc_work_context_ending(CUcontext context);
