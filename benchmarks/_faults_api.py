@@ -26,6 +26,7 @@ from vcuda.spec.units import CORES_PER_CARD
 
 NAMES = Names()
 Object = dict[str, Any]
+_BEAT_S = 0.02
 _HISTORY = 4000  # changes that a watch can go back
 
 
@@ -37,6 +38,7 @@ class Truth:
     nodes: dict[str, str] = field(default_factory=dict)  # card → node
     held: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
+    since: dict[str, float] = field(default_factory=dict)  # pod → when it was bound, on the clock of `bind`
 
     def bind(self, pod: Object) -> None:
         """A pod was bound: add what its placement says, and look whether any card has more than it can hold."""
@@ -49,13 +51,22 @@ class Truth:
             self.findings.append(f"pod {name} was bound with a wrong placement: {error!r}")
             return
         use = placement.peak_use(asked, chosen)
-        self.held[uid] = use
+        self.held[uid], self.since[uid] = use, time.time()
         for card in use:
             if self.nodes.get(card) != pod["spec"]["nodeName"]:
                 self.findings.append(f"pod {name} was given card {card}, which is not on its node")
             cores, blocks = self.on(card)
             if cores > CORES_PER_CARD or blocks > self.blocks.get(card, 0):
-                self.findings.append(f"card {card} is booked twice: {cores} cores, {blocks} blocks with pod {name}")
+                decided = float(pod["metadata"]["annotations"].get(NAMES.predicate_time, "nan")) / 1e9
+                others = [
+                    f"{time.time() - self.since[one]:.1f}"
+                    for one, its in self.held.items()
+                    if card in its and one in self.since and one != uid
+                ]
+                self.findings.append(
+                    f"card {card} is booked twice: {cores} cores, {blocks} blocks with pod {name}, decided "
+                    f"{time.time() - decided:.1f} s before; others are bound for {', '.join(others)} s"
+                )
 
     def on(self, card: str) -> tuple[int, int]:
         uses = [use[card] for use in self.held.values() if card in use]
@@ -120,15 +131,23 @@ class Api(Server):
         super().__init__(token="t", history=_HISTORY)
         self.faults, self.truth = faults, Truth()
         self.bindings = 0
+        self.longest_stall_s = 0.0  # for which this process did not get to run
         self.hook = self._fault
         self.store("pods").on_change = self._follow
         self.start()
+        threading.Thread(target=self._beat, daemon=True).start()
         for plural in ("nodes", "pods"):
             threading.Thread(target=self._break, args=(plural,), daemon=True).start()
 
     def _fault(self, request: Request) -> Fault | None:
         self.bindings += request.path.endswith("/binding")
         return None if request.watches else self.faults.draw()
+
+    def _beat(self) -> None:
+        while not self.stopping:
+            began = time.monotonic()
+            time.sleep(_BEAT_S)
+            self.longest_stall_s = max(self.longest_stall_s, time.monotonic() - began - _BEAT_S)
 
     def _break(self, plural: str) -> None:
         while not self.stopping:

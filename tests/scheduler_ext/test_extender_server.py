@@ -273,3 +273,39 @@ def test_servers_of_several_threads_never_read_each_others_bytes(tmp_path: Path)
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_over_tls_a_client_that_would_speak_http_2_gets_http_1_on_one_kept_connection_and_no_tickets(
+    tmp_path: Path,
+) -> None:
+    """What kube-scheduler's client does: it offers both, reads an answer by its length, keeps the connection, and resumes no session."""
+    chain, key = certificate(tmp_path, "server")
+
+    async def whole() -> tuple[str | None, bool, list[bytes]]:
+        application = Application()
+        application.body_bytes = 1 << 20
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = servers.Server(cast(Any, application), listener, ServerCertificate(str(chain), str(key)))
+        task = asyncio.create_task(server.run_until_stopped(catch_signals=False))
+        trusted = ssl.create_default_context(cafile=str(chain))
+        trusted.set_alpn_protocols(["h2", "http/1.1"])
+        # The standard loop: a ticket would come with the first answer and be in the session that its object shows.
+        reader, writer = await asyncio.open_connection(
+            *listener.getsockname(), ssl=trusted, server_hostname="127.0.0.1"
+        )
+        heads = []
+        for _ in range(20):
+            writer.write(post("/x", b"y"))
+            status, body, head = await answer(reader)
+            assert (status, body) == (200, b"/x||y")
+            heads.append(head)
+        tls = writer.get_extra_info("ssl_object")
+        found = tls.selected_alpn_protocol(), tls.session.has_ticket
+        writer.close()
+        server.stop()
+        await task
+        return *found, heads
+
+    spoken, ticket, heads = asyncio.run(whole())
+    assert spoken in (None, "http/1.1") and not ticket
+    assert all(b"content-length:" in head and b"connection: close" not in head for head in heads)
