@@ -11,6 +11,7 @@ import pytest
 
 from localcluster import api as apis
 from localcluster.apiserver.server import Server
+from localcluster.kubelet import status, worker
 from tests.local.local_kubelet_node import Node, running_node
 from tests.support import monitors
 
@@ -56,6 +57,13 @@ def api(server: Server) -> apis.Api:
 def node(api: apis.Api, tmp_path: Path) -> Iterator[Node]:
     with running_node(api, tmp_path, wait_for) as made:
         yield made
+
+
+@pytest.fixture
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelet tries again after a tenth of the time: for tests that only wait for it."""
+    monkeypatch.setattr(status, "_BACKOFF_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(worker, "_DELETE_AGAIN_SECONDS", 0.1)
 
 
 @pytest.fixture

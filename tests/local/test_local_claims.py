@@ -22,6 +22,7 @@ from tests.local.local_kubelet_node import CORE, Node, running_node
 from vcuda.spec.names import Names
 
 NAMES = Names()
+pytestmark = pytest.mark.usefixtures("soon_again")
 
 
 class FakeDriver:

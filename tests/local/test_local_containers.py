@@ -14,6 +14,8 @@ from localcluster.kubelet.kubelet import Kubelet
 from manager.proto import deviceplugin_pb2 as v1beta1
 from tests.local.local_kubelet_node import CORE, Node
 
+pytestmark = pytest.mark.usefixtures("soon_again")
+
 
 def test_a_restarted_container_gets_the_same_answer_without_another_allocate(node: Node, make_pod: Any) -> None:
     plugin = node.plugin(CORE, 100, v1beta1.ContainerAllocateResponse(envs={"SHARE": "mine"}))

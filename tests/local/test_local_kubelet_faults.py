@@ -19,6 +19,7 @@ from manager.proto import deviceplugin_pb2 as v1beta1
 from tests.local.local_kubelet_node import CORE, FakePlugin, Node
 
 PODS = "/api/v1/namespaces/default/pods"
+pytestmark = pytest.mark.usefixtures("soon_again")
 
 
 def states(node: Node, name: str, kind: str = "containerStatuses") -> dict[str, Any]:
