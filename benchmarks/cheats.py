@@ -1,7 +1,8 @@
 """The table of cheats: what programs that a GPU-time limit is not made for get of a card, judged by the simulated card's own books.
 
 `python -m benchmarks.cheats [NAME…] [--seconds S] [--repeat N] [--json FILE] [--quick]`. Each pattern of cheats_load runs alone under
-caps of 10 and 50, and as the 30 beside a steady 70; what it gets without a share says how much it could use. The last rows
+caps of 10 and 50, and as the 30 beside a steady 70; what it gets without a share says how much it could use, and what both get together without
+one how much of the card there is to divide. The last rows
 are of a steady program whose container writes into its own usage file. Targets T13, T14 and T16 of docs/compute.md; in points of the card.
 """
 
@@ -16,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ ABOVE, BELOW = 1.0, 2.0  # T13
 STEADY_BELOW, LEAST_SUM = 2.0, 96.0  # T14
 TAMPERED_LOSS = 1.0  # T16
 WARM_SECONDS = 1.5
+NATIVE_SECONDS = 2.0  # at most: nothing is learnt there
 # The simulated card counts what the dead had running until somebody looks: somebody does, so often.
 LOOK_SECONDS = 0.002
 MEMORY_BYTES = 12 << 30  # two dozen contexts
@@ -59,6 +61,7 @@ class Row:
 
     pattern: str
     native: float
+    together: float  # with the steady neighbour, both without a share: what switches and waits leave of the card
     alone: dict[int, float]
     beside: float
     neighbour: float
@@ -75,7 +78,7 @@ class Row:
         loss = TAMPERED_LOSS if tampered else STEADY_BELOW
         if self.neighbour < STEADY - loss:
             found.append(f"the neighbour {self.neighbour:.1f}")
-        if not tampered and self.native >= 90 and self.beside + self.neighbour < LEAST_SUM:
+        if not tampered and self.native >= 90 and self.beside + self.neighbour < min(LEAST_SUM, self.together):
             found.append(f"the sum {self.beside + self.neighbour:.1f}")
         return found
 
@@ -126,9 +129,11 @@ class Table:
         share: Share,
         neighbour: int | None = None,
         tampering: Tampering | None = None,
+        seconds: float | None = None,
     ) -> tuple[float, float, float]:
         """Points of the pattern and of the neighbour, and what the pattern was charged."""
-        process = self._start(pattern, share.environment, WARM_SECONDS + self.seconds + 2)
+        seconds = seconds or self.seconds
+        process = self._start(pattern, share.environment, WARM_SECONDS + seconds + 2)
         trusted = None if tampering else share.region  # a file that was written into, or cut, tells nothing
         with ExitStack() as stack:
             stack.callback(self._end, process)
@@ -137,7 +142,7 @@ class Table:
                 stack.enter_context(tampering.run(share.region / "usage"))
             time.sleep(WARM_SECONDS)
             before = self._used(trusted, neighbour)
-            end = time.monotonic() + self.seconds
+            end = time.monotonic() + seconds
             while time.monotonic() < end:
                 time.sleep(LOOK_SECONDS)
                 self.machine.report()
@@ -148,8 +153,22 @@ class Table:
         got, other, charged = (100 * each / lasted for each in used)
         return got, other, charged
 
-    def native(self, pattern: str) -> float:
-        return self.measure(pattern, Share(self.bench.native_environment()))[0]
+    @contextmanager
+    def _steady(self, environment: dict[str, str]) -> Iterator[int]:
+        steady = self.bench.start(environment, {"kernel": "spin_1000us", "seconds": 600})
+        try:
+            yield steady.pid
+        finally:
+            steady.kill()
+            steady.communicate(timeout=30)
+
+    def native(self, pattern: str) -> tuple[float, float]:
+        """Without a share: alone, and with the steady neighbour together."""
+        share, seconds = Share(self.bench.native_environment()), min(self.seconds, NATIVE_SECONDS)
+        alone = self.measure(pattern, share, seconds=seconds)[0]
+        with self._steady(share.environment) as neighbour:
+            got, other, _ = self.measure(pattern, share, neighbour, seconds=seconds)
+        return alone, got + other
 
     def alone(self, pattern: str, cap: int, tampering: Tampering | None = None) -> tuple[float, float]:
         with self.system.shares(self.bench, [Load(cap, memory_bytes=MEMORY_BYTES)]) as (share,):
@@ -158,21 +177,19 @@ class Table:
 
     def beside(self, pattern: str, tampering: Tampering | None = None) -> tuple[float, float, float]:
         loads = [Load(cores, memory_bytes=MEMORY_BYTES) for cores in (SMALL, STEADY)]
-        with self.system.shares(self.bench, loads, shared=True) as (share, other):
-            steady = self.bench.start(other.environment, {"kernel": "spin_1000us", "seconds": 600})
-            try:
-                return self.measure(pattern, share, steady.pid, tampering)
-            finally:
-                steady.kill()
-                steady.communicate(timeout=30)
+        with (
+            self.system.shares(self.bench, loads, shared=True) as (share, other),
+            self._steady(other.environment) as neighbour,
+        ):
+            return self.measure(pattern, share, neighbour, tampering)
 
     def row(self, pattern: str, tampering: Tampering | None = None) -> Row:
-        native = 0.0 if tampering else self.native(pattern)
+        native, together = (0.0, 0.0) if tampering else self.native(pattern)
         alone = {cap: self.alone(pattern, cap, tampering) for cap in CAPS}
         beside, neighbour, charged = self.beside(pattern, tampering)
         name = f"usage file: {tampering.name}" if tampering else pattern
         charges = {**{cap: each for cap, (_, each) in alone.items()}, SMALL: charged}
-        return Row(name, native, {cap: got for cap, (got, _) in alone.items()}, beside, neighbour, charges)
+        return Row(name, native, together, {cap: got for cap, (got, _) in alone.items()}, beside, neighbour, charges)
 
 
 def best(rows: Sequence[Row]) -> Row:
@@ -181,14 +198,14 @@ def best(rows: Sequence[Row]) -> Row:
 
 
 HEAD = (
-    f"{'':36}{'native':>8}"
+    f"{'':36}{'native':>8}{'with 70':>8}"
     + "".join(f"{f'of {cap}':>8}" for cap in CAPS)
     + f"{'of 30':>8}{'70 has':>8}{'sum':>8}{'charged':>21}"
 )
 
 
 def line(row: Row) -> str:
-    native = f"{row.native:8.1f}" if row.native else f"{'':8}"
+    native = f"{row.native:8.1f}{row.together:8.1f}" if row.native else f"{'':16}"
     alone = "".join(f"{got:8.1f}" for got in row.alone.values())
     sums = f"{row.beside:8.1f}{row.neighbour:8.1f}{row.beside + row.neighbour:8.1f}"
     charged = "".join(f"{charged:7.1f}" for charged in row.charged.values()) if row.native else f"{'':21}"
