@@ -311,6 +311,47 @@ static void test_what_began_is_not_what_was_seen_to_wait(void)
     CHECK(plan.uncut_until_ns == 0);
 }
 
+/* Slices go round among all that have work: one has none any more when the next one begins, and each had one. */
+static void test_others_that_only_wait_may_have_a_slice_each(void)
+{
+    start(4);
+    for (unsigned i = 0; i < 4; i++)
+        waits(i, T);
+    vc_plan_decide(&plan, T);
+    works(3, T, 20 * MS, T + 40 * MS);
+    tenants[3].seen.began_ns = VC_NOT_BEGUN | T;
+    for (unsigned ms = 0; ms <= 6; ms++) {
+        for (unsigned i = 0; i < 4; i++)
+            waits(i, T + ms * MS);
+        works(ms / 2 % 3, T + ms * MS, MS, T + (ms + 1) * MS);
+        vc_plan_decide(&plan, T + ms * MS);
+    }
+    tenants[3].seen.began_ns = T + 7 * MS;
+    vc_plan_decide(&plan, T + 7 * MS);
+    CHECK(plan.uncut_until_ns == 0);
+}
+
+/* Occupying the card without a charge costs the rank, whatever work it says that it had there beside others'. */
+static void test_others_parts_explain_no_more_than_was_charged(void)
+{
+    double ranks[2];
+    for (unsigned lies = 0; lies < 2; lies++) {
+        start(2);
+        for (unsigned ms = 0; ms <= 7; ms++) {
+            for (unsigned i = 0; i < 2; i++) {
+                waits(i, T + ms * MS);
+                tenants[i].seen.predicted_finish_ns = T + (ms + 2) * MS;
+            }
+            tenants[0].seen.gpu_ns += lies ? 0 : MS / 2;
+            tenants[1].seen.gpu_ns += MS / 2;
+            vc_plan_decide(&plan, T + ms * MS);
+        }
+        CHECK(plan.sequence > 1); /* the first lease, of the first, has ended */
+        ranks[lies] = tenants[0].virtual_ns;
+    }
+    CHECK(ranks[1] >= ranks[0]);
+}
+
 static void test_a_returner_of_high_priority_interrupts_whoever_was_served_less(void)
 {
     for (uint32_t priority = VC_PRIORITY_LOW; priority <= VC_PRIORITY_HIGH; priority++) {
@@ -556,6 +597,8 @@ int main(void)
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
     test_waits_of_several_operations_do_not_add_up();
     test_what_began_is_not_what_was_seen_to_wait();
+    test_others_that_only_wait_may_have_a_slice_each();
+    test_others_parts_explain_no_more_than_was_charged();
     test_a_returner_of_high_priority_interrupts_whoever_was_served_less();
     test_high_priority_waits_for_one_lease_at_most();
     test_a_low_returner_does_not_interrupt_a_high_holder();

@@ -9,6 +9,8 @@
 
 /* A lease that occupied the card for longer than its charges say, by more than this part, is charged what it occupied. */
 static const double UNEXPLAINED_PART = 0.04;
+/* … less what others had of it, up to this part of its charges. */
+static const double BELIEVED_PART = 0.75;
 /* Time used beyond the guaranteed share while others waited: carried this far, so that long operations are paid for too. */
 static const double ENTITLED_DEBT_NS = 1e9;
 
@@ -180,8 +182,10 @@ static void end_lease(struct vc_card_plan *plan, uint64_t now_ns)
     if (!plan->occupancy_counts)
         return;
     double occupied = (double)(until - plan->lease_clock_ns);
-    double others = (double)(holder->others_gpu_ns - plan->lease_others_ns); /* what others had left on the card was theirs */
-    double unexplained = occupied - (double)holder->lease_charged_ns - others;
+    double charged = (double)holder->lease_charged_ns, others = (double)(holder->others_gpu_ns - plan->lease_others_ns);
+    /* What others had left on the card was theirs. That goes by what the holder says of itself, too: it is believed up to a part of what it was charged. */
+    double most = charged > 0 ? charged * BELIEVED_PART : 0, believed = others < most ? others : most;
+    double unexplained = occupied - charged - believed;
     if (unexplained > UNEXPLAINED_PART * occupied) {
         holder->virtual_ns += unexplained / share(holder);
         take_entitled(holder, unexplained);

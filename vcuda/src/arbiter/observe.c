@@ -165,7 +165,7 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
 {
     unsigned present = 0;
     for (unsigned i = 0; i < plan->count; i++)
-        present += plan->tenants[i].finish_ns > now_ns;
+        present += plan->tenants[i].active; /* who waits may have a slice, too, while another has none any more */
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         bool waits = tenant->seen.began_ns & VC_NOT_BEGUN;

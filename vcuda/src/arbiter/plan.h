@@ -55,7 +55,7 @@ struct vc_tenant {
     uint64_t finish_ns;  /* bounded predicted finish */
     uint64_t queued_since_ns; /* its work has not begun since then; 0: it has … */
     uint64_t queued_until_ns; /* … and had not at that look */
-    unsigned queued_behind;   /* the most others that had work on the card meanwhile */
+    unsigned queued_behind;   /* the most others that had work on the card meanwhile, or wanted to */
     bool waiting, active, was_idle, returned, in_credit;
     double fill;          /* what part of its leases it used, as far as it was charged */
     unsigned shallow;     /* leases in a row in which it never had much outstanding */
