@@ -66,7 +66,9 @@ class Bindings:
             self._cache.pods.release(uid)
             return Refused(*problem)
         assert record.request is not None and record.placement is not None
-        cards = {card.uuid: card for card in self._cache.cluster.cards[self._cache.cluster.index[node]]}
+        row = self._cache.cluster.index[node]
+        here, columns = self._cache.cluster.cards[row], self._cache.cluster.columns(row)
+        cards = {uuid: here[columns[uuid]] for uuid in record.usage.cards}
         annotations = placement.annotations(
             record.placement, record.request, cards, node, record.decided_ns, self._cache.names
         )

@@ -82,11 +82,11 @@ class Chooser:
         row = self._cache.cluster.index.get(record.node)
         if row is None:
             return ExtenderReason.UNKNOWN_NODE, f"node {record.node} is gone"
-        cards = {card.uuid: card for card in self._cache.cluster.cards[row]}
+        cards, columns = self._cache.cluster.cards[row], self._cache.cluster.columns(row)
         for uuid in record.usage.cards:
-            if uuid not in cards:
+            if uuid not in columns:
                 return Reason.UNKNOWN_CARD, f"card {uuid} is no longer on node {record.node}"
-            if not cards[uuid].healthy:
+            if not cards[columns[uuid]].healthy:
                 return Reason.UNHEALTHY_CARD, f"card {uuid} on node {record.node} has become unhealthy"
         return None
 

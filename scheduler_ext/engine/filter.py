@@ -66,9 +66,9 @@ class Filter:
 
     def _verdict(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None) -> Verdict:
         metadata = pod["metadata"]
-        uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
-        begun = self._cache.cluster.clock
-        decision = partial(Decision, uid, namespace or "default", name, self._cache.wall_clock())
+        begun, at_ns = self._cache.cluster.clock, self._cache.wall_clock()
+        uid, name = str(metadata.get("uid") or ""), str(metadata.get("name") or "")
+        decision = partial(Decision, uid, str(metadata.get("namespace") or "default"), name, at_ns)
         try:
             asked, shape = self._cache.asked(pod)
         except InvalidRequest as error:
@@ -96,22 +96,20 @@ class Filter:
             self._cache.nominations.forget(asked.uid)
         elif nominated is not None:
             self._cache.pods.put(nominated)
+        counts = None if codes is None else counted(codes)
+        if row is not None and choice.refusal is None:
+            node = self._cache.cluster.names[row]
+            self._cache.decisions.add(decision(begun, len(names), node, asked, shape, counts, quota=quota))
+            return Verdict(node, None if codes is None else codes.tolist())
         decision = partial(decision, candidates=len(names), asked=asked, shape=shape)
         if choice.refusal is not None:
             offered = packed(rows, len(self._cache.cluster))
             self._cache.decisions.add(decision(begun, refusal=choice.refusal, offered=offered))
             curable = choice.refusal[0] is not ExtenderReason.GANG_INCOMPLETE
             return Verdict(refusal=choice.refusal, curable=curable)
-        counts = None if codes is None else counted(codes)
-        node = None if row is None else self._cache.cluster.names[row]
-        if node is None:
-            offered = packed(rows, len(self._cache.cluster))
-            clock = self._cache.cluster.clock
-            self._cache.decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
-        else:
-            self._cache.decisions.add(decision(begun, node=node, counts=counts, quota=quota))
-        if node is not None:
-            return Verdict(node, None if codes is None else codes.tolist())
+        offered = packed(rows, len(self._cache.cluster))
+        clock = self._cache.cluster.clock
+        self._cache.decisions.add(decision(clock, counts=counts, offered=offered, quota=quota))
         return Verdict(
             None, None if codes is None else codes.tolist(), quota=quota, whys=self._whys(names, rows, codes)
         )

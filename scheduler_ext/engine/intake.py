@@ -192,13 +192,9 @@ class Intake:
                     self._distrust(old)
                 old.annotation = mark
                 return
-        if old is not None and old.written is not None and (old.node, old.written) == (node, text):
-            asked, usage, shape, source = (
-                old.request,
-                old.usage,
-                old.shape,
-                Source.BIND,
-            )  # our own write comes back
+        ours = old if old is not None and old.written is not None and (old.node, old.written) == (node, text) else None
+        if ours is not None:  # our own write comes back
+            asked, usage, shape, source = ours.request, ours.usage, ours.shape, Source.BIND
         else:
             asked, usage, source = self._bound_use(old, pod, node)
             shape = None
@@ -206,14 +202,24 @@ class Intake:
         if asked is not None:
             shape = shape or shared(shape_of(asked, cache.policy, usage.cpu_milli, usage.memory_bytes))
             cache.count_demand(uid, shape)
-        metadata = pod["metadata"]
-        cache.pods.put(
-            Record(
-                uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
-                State.CONFIRMED, cache.clock(), annotation=mark, priority=objects.priority(pod),
-                leaving=leaving, shape=shape, movable=movable, source=source, runs=objects.runs(pod),
+        metadata, priority, runs = pod["metadata"], objects.priority(pod), objects.runs(pod)
+        if ours is not None:
+            cache.pods.confirm(ours, cache.clock())
+            ours.annotation, ours.priority, ours.leaving, ours.movable, ours.runs = (
+                mark,
+                priority,
+                leaving,
+                movable,
+                runs,
             )
-        )  # fmt: skip
+        else:
+            cache.pods.put(
+                Record(
+                    uid, str(metadata.get("namespace", "")), str(metadata.get("name", "")), node, usage,
+                    State.CONFIRMED, cache.clock(), annotation=mark, priority=priority, leaving=leaving, shape=shape,
+                    movable=movable, source=source, runs=runs,
+                )
+            )  # fmt: skip
         if source is not Source.BIND and "pods" not in cache.unsynced:
             self._tell_overbooked(uid, metadata, node, usage)
         cache.nominations.forget(uid)

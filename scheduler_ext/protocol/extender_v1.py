@@ -5,10 +5,10 @@ Source: k8s.io/kube-scheduler/extender/v1. The types carry no JSON tags, so Go w
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -63,9 +63,8 @@ class PreemptionArgs:
     victims: Mapping[str, Victims]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The decision on a filter request.
+class Verdict(NamedTuple):
+    """The decision on a filter request. A tuple, as Decision is.
 
     `chosen`: the node, or None. `codes`: per requested name why not (see ROW_CODES), or None if not worked out.
     `quota`: which quota closes the nodes that would fit. `whys`: by name why its cards are unhealthy. `refusal`: one
@@ -78,7 +77,7 @@ class Verdict:
     refusal: tuple[AnyReason, str] | None = None
     curable: bool = False
     quota: str = ""
-    whys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    whys: Mapping[str, str] = MappingProxyType({})
     passed: Sequence[str] = ()
 
 

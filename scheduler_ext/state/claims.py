@@ -238,5 +238,8 @@ def unmade(pod: Mapping[str, Any]) -> bool:
 
 def names_of_templates(pod: Mapping[str, Any]) -> list[str]:
     """The ResourceClaimTemplates that a pod names."""
-    listed = map(_mapping, _list(_mapping(pod.get("spec")).get("resourceClaims")))
+    named = _mapping(pod.get("spec")).get("resourceClaims")
+    if named is None:  # as of nearly all pods
+        return []
+    listed = map(_mapping, _list(named))
     return [name for one in listed if isinstance(name := one.get("resourceClaimTemplateName"), str)]

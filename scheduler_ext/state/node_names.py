@@ -47,6 +47,7 @@ class NodeNames:
     def __init__(self) -> None:
         self.version = 0
         self._rows = np.empty(0, np.int64)  # kept: to get fresh pages for each request costs more than to fill them
+        self._at, self._place = ffi.NULL, ffi.new("size_t[2]")  # of those rows; of the names in a request
         self._names = ffi.gc(lib.vc_names_new(), lib.vc_names_free)
         if self._names == ffi.NULL:
             raise MemoryError("no memory for the names of nodes")
@@ -66,15 +67,11 @@ class NodeNames:
         """A request's body with null in place of its NodeNames, and these; None where the JSON has an unusual form."""
         if len(self._rows) <= len(body) // _LEAST_BYTES:
             self._rows = np.empty(len(body), np.int64)
-        place = ffi.new("size_t[2]")
+            self._at = ffi.from_buffer("int64_t[]", self._rows)
+        place = self._place
         count = lib.vc_names_offered(
-            self._names,
-            ffi.from_buffer(body),
-            len(body),
-            ffi.from_buffer("int64_t[]", self._rows),
-            place,
-            place + 1,
-        )
+            self._names, ffi.from_buffer(body), len(body), self._at, place, place + 1
+        )  # fmt: skip
         if count < 0:
             return None
         start, end = place

@@ -113,6 +113,13 @@ class PodCache:
         if not same:
             self._cluster.book(record.uid, record.node, record.usage)
 
+    def confirm(self, record: Record, now: float) -> None:
+        """The API server has shown what we wrote for a pod: it is booked as it was, and nothing is decided for it."""
+        record.state, record.since = State.CONFIRMED, now
+        record.request = record.placement = record.written = None
+        record.attempted = False
+        self._pending.discard(record.uid)
+
     def move(self, record: Record, state: State, now: float) -> None:
         record.state, record.since = state, now
 

@@ -30,10 +30,14 @@ def _size(text: str, where: str) -> int:
 
 def may_name(pod: Mapping[str, Any], names: Names) -> bool:
     """Whether a pod may be of a gang: read without judging."""
+    # From JSON they are dicts; to ask an abstract class instead is a call in Python each time.
     metadata = pod.get("metadata")
-    parts = [metadata.get(name) for name in ("annotations", "labels")] if isinstance(metadata, Mapping) else []
-    keys = (names.gang, OLD_POD_GROUP_SIZE_LABEL)
-    return any(key in part for key, part in zip(keys, parts, strict=False) if isinstance(part, Mapping))
+    if not isinstance(metadata, (dict, Mapping)):
+        return False
+    annotations, labels = metadata.get("annotations"), metadata.get("labels")
+    return (isinstance(annotations, (dict, Mapping)) and names.gang in annotations) or (
+        isinstance(labels, (dict, Mapping)) and OLD_POD_GROUP_SIZE_LABEL in labels
+    )
 
 
 def parse(annotations: Mapping[str, str], labels: Mapping[str, str], names: Names) -> Gang | None:
