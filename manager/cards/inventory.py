@@ -37,6 +37,7 @@ from vcuda.kube.worker import Worker
 from vcuda.logs import fields
 
 log = logging.getLogger(__name__)
+_LONGEST_WAIT_S = 0.5  # for an event: stopping does not take the driver's whole time-out
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,7 @@ class Inventory:
             self.probe()
             return
         try:
-            # Short waits, so that stopping does not take the driver's whole time-out.
-            event = self._driver.wait_xid(min(left, 0.5)) if self._driver.has_events else None
+            event = self._driver.wait_xid(min(left, _LONGEST_WAIT_S)) if self._driver.has_events else None
         except DriverError as error:
             self._conditions.set("events", f"waiting for Xid events failed: {error}")
             self._stop.wait(min(left, 1.0))
@@ -179,7 +179,7 @@ class Inventory:
         if event is not None:
             self._xid(event)
         elif not self._driver.has_events:
-            self._stop.wait(min(left, 0.5))
+            self._stop.wait(min(left, _LONGEST_WAIT_S))
 
     def _xid(self, event: XidEvent) -> None:
         ignored = event.xid in self._settings().health_ignore_xids

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import vcuda
+from manager.cards import inventory
 from manager.regions.storage import Storage
 from tests.manager.manager_pods import eventually
 from tests.manager.manager_support import Node
@@ -21,6 +22,12 @@ from vcuda.sim import Machine, SimCard
 GIB = 2**30
 ROOT = Path(vcuda.__file__).parents[1]
 SHIMS = ROOT / "vcuda/lib/shim"
+
+
+@pytest.fixture(autouse=True)
+def soon_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of daemons are stopped here, each of which would first wait for its cards' next event."""
+    monkeypatch.setattr(inventory, "_LONGEST_WAIT_S", 0.02)
 
 
 @pytest.fixture
