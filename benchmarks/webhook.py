@@ -52,7 +52,7 @@ def _refused(name: str) -> dict[str, Any]:
 
 def _large(name: str) -> dict[str, Any]:
     one = _changed(name)
-    one["metadata"]["annotations"]["example.com/notes"] = "x" * _LARGE
+    one["spec"]["containers"][0]["env"] = [{"name": "NOTES", "value": "x" * _LARGE}]
     return one
 
 

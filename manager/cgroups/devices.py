@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -100,7 +100,7 @@ class Probed:
         if not needed:
             return ()
         nodes = [self._node(number) for number in needed.values()]
-        for place in _where_processes_may_be(group):
+        for place in pods.with_those_below(group):  # one that hands controllers down holds no process itself
             try:
                 closed = device_access.closed(place, nodes)
             except OSError as error:
@@ -139,15 +139,3 @@ def _why(error: OSError) -> str:
         errno.EINVAL: "the kernel can't begin a process in a control group (Linux 5.7 can)",
     }
     return words.get(error.errno or 0, str(error))
-
-
-def _where_processes_may_be(group: Path) -> Iterator[Path]:
-    """The group, then those below it: a group that hands controllers down holds no process itself."""
-    yield group
-    try:
-        with os.scandir(group) as entries:
-            below = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return
-    for folder in below:
-        yield from _where_processes_may_be(folder)

@@ -90,10 +90,18 @@ def inode(group: Path) -> int | None:
 
 def processes(group: Path) -> Iterator[int]:
     """PIDs of a control group, its own first, then those of the groups that a container has made for itself."""
-    with contextlib.suppress(OSError, ValueError):  # a group of threads does not say; those below it may
-        yield from map(int, _text(f"{group}/cgroup.procs").split())
-    for below in folders_in(group):
-        yield from processes(below)
+    for each in with_those_below(group):
+        with contextlib.suppress(OSError, ValueError):  # a group of threads does not say; those below it may
+            yield from map(int, _text(f"{each}/cgroup.procs").split())
+
+
+def with_those_below(group: Path) -> Iterator[Path]:
+    """A group and all below it, each before its own. A container may nest more than a stack has frames."""
+    left = [group]
+    while left:
+        each = left.pop()
+        yield each
+        left += reversed(folders_in(each))
 
 
 def _text(path: str) -> str:

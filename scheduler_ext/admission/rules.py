@@ -14,7 +14,7 @@ from scheduler_ext.admission import claims
 from scheduler_ext.admission.change import Change
 from scheduler_ext.protocol.admission_v1 import Patch, Review
 from vcuda.spec.claims import asks_as_extended, demand
-from vcuda.spec.errors import InvalidRequest
+from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, asks_for_share, parse_pod
 from vcuda.spec.units import CORES_PER_CARD, parse_count
@@ -22,6 +22,7 @@ from vcuda.spec.units import CORES_PER_CARD, parse_count
 _DEFAULT_SCHEDULER = "default-scheduler"  # what the API server writes where an author wrote nothing
 CLAIM, CLAIM_TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
 _ANNOTATIONS = ("metadata", "annotations")
+_MOST_ANNOTATIONS_BYTES = 256 * 2**10  # TotalAnnotationSizeLimitB of k8s.io/apimachinery: the API server refuses more
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ def decide(review: Review, rules: Rules) -> Verdict:
     """Never raises for a pod, however odd: what can't be understood is not ours, or is refused."""
     if review.namespace in rules.exempt:
         return Verdict()
+    # To take 70,000 of them away makes a patch of many times the pod; the API server looks at their size later.
+    if _size(_annotations(review.thing)) > _MOST_ANNOTATIONS_BYTES:
+        what = f"the annotations have more than {_MOST_ANNOTATIONS_BYTES} bytes, the most that Kubernetes takes"
+        return Verdict(InvalidRequest(Reason.INVALID_ANNOTATION, f"{what}; write fewer"))
     change = Change(review.thing)
     if review.user not in rules.trusted:
         _keep_what_is_ours(change, _annotations(review.old), rules.names)
@@ -93,6 +98,10 @@ def _annotations(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     metadata = pod.get("metadata")
     found = metadata.get("annotations") if isinstance(metadata, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def _size(annotations: Mapping[str, Any]) -> int:
+    return sum(len(name) + (len(value) if isinstance(value, str) else 0) for name, value in annotations.items())
 
 
 def _keep_what_is_ours(change: Change, before: Mapping[str, Any], names: Names) -> None:

@@ -81,6 +81,18 @@ class Tree:
 HEALTHY = DEFAULTS + "c 195:255 rw\nc 195:0 rw\nc 237:0 rw\n"
 
 
+def test_a_container_nests_groups_deeper_than_a_stack_has_frames(tmp_path: Path) -> None:
+    depth = 1_500
+    deepest = tmp_path
+    for _ in range(depth):
+        deepest /= "g"
+        deepest.mkdir()
+    (deepest / "cgroup.procs").write_text("7\n")
+    (tmp_path / "cgroup.procs").write_text("3\n")
+    assert list(pods.processes(tmp_path)) == [3, 7]
+    assert len(list(pods.with_those_below(tmp_path))) == depth + 1
+
+
 def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     one, two, three = (allocation(tmp_path, str(uuid.uuid4())) for _ in range(3))

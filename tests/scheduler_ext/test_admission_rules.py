@@ -52,6 +52,16 @@ def annotated(**annotations: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("asks", [True, False])
+def test_annotations_that_kubernetes_refuses_make_no_patch_many_times_their_size(asks: bool) -> None:
+    forged = {NAMES.predicate_gpu_index(card): "" for card in range(70_000)}
+    verdict, _ = review(pod("p", annotations=forged) if asks else plain_pod("p", annotations=forged))
+    assert verdict.refusal is not None and verdict.refusal.reason == "InvalidAnnotation" and not verdict.patch
+    few = dict(list(forged.items())[:4_000])
+    verdict, after = review(pod("p", annotations=few) if asks else plain_pod("p", annotations=few))
+    assert verdict.refusal is None and not after["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("asks", [True, False])
 def test_an_author_s_placement_is_taken_away_from_a_new_pod(asks: bool) -> None:
     mine = {"team/owner": "a", NAMES.core_limit: "80", **FORGED}
     thing = pod("p", annotations=mine) if asks else plain_pod("p", annotations=mine)
