@@ -81,16 +81,25 @@ class Tree:
 HEALTHY = DEFAULTS + "c 195:255 rw\nc 195:0 rw\nc 237:0 rw\n"
 
 
-def test_a_container_nests_groups_deeper_than_a_stack_has_frames(tmp_path: Path) -> None:
-    depth = 1_500
-    deepest = tmp_path
-    for _ in range(depth):
-        deepest /= "g"
-        deepest.mkdir()
-    (deepest / "cgroup.procs").write_text("7\n")
-    (tmp_path / "cgroup.procs").write_text("3\n")
-    assert list(pods.processes(tmp_path)) == [3, 7]
-    assert len(list(pods.with_those_below(tmp_path))) == depth + 1
+@pytest.fixture
+def nested(tmp_path: Path) -> Iterator[list[Path]]:
+    """A chain of 1,500 folders, taken away again one by one: pytest's own way of ending old ones goes down by calls."""
+    chain = [tmp_path / "pod"]
+    chain[0].mkdir()
+    for _ in range(1_500):
+        chain.append(chain[-1] / "g")
+        chain[-1].mkdir()
+    yield chain
+    for folder in reversed(chain):
+        (folder / "cgroup.procs").unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def test_a_container_nests_groups_deeper_than_a_stack_has_frames(nested: list[Path]) -> None:
+    (nested[-1] / "cgroup.procs").write_text("7\n")
+    (nested[0] / "cgroup.procs").write_text("3\n")
+    assert list(pods.processes(nested[0])) == [3, 7]
+    assert list(pods.with_those_below(nested[0])) == nested
 
 
 def test_a_loss_is_told_once_per_container_under_both_cgroup_drivers(tmp_path: Path) -> None:
