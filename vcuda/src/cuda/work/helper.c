@@ -164,7 +164,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     if (from && from->times.reached_ns == 0)
         from->times.reached_ns = when(tracker, from, now_ns);
     to->times.reached_ns = when(tracker, to, now_ns);
-    if (from && from->times.reached_ns == 0 && tracker->broken) /* no clock: between these it was */
+    if (from && from->times.reached_ns == 0) /* no clock, or another thread had the event captured: between these it was */
         from->times.reached_ns = from->times.recording_ns;
     if (to->times.reached_ns == 0 && tracker->broken)
         to->times.reached_ns = now_ns;
@@ -198,6 +198,13 @@ static void settle_unmarked(struct vc_tracker *tracker, struct vc_under_way *ent
     interval.others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, &interval.others_then, &now);
     vc_gate_seen(tracker->gate, now_ns, &interval);
     notify(tracker);
+    if (entry->to) {
+        entry->to->times.reached_ns = now_ns;
+        entry->to->noticed = true;
+        vc_store_release(&entry->to->seen, true);
+    }
+    vc_mark_release(entry->from);
+    vc_mark_release(entry->to);
 }
 
 static bool unmarked_is_done(const struct vc_under_way *entry, uint64_t now_ns)
@@ -211,9 +218,25 @@ static bool unmarked_is_done(const struct vc_under_way *entry, uint64_t now_ns)
     return asked ? !busy : now_ns > entry->interval.from_ns + UNASKED_NS;
 }
 
-static bool is_done(const struct vc_under_way *entry, uint64_t now_ns)
+/* Its event is none any more: another thread began a capture between the launch and the record. */
+static void lose_mark(struct vc_under_way *entry)
 {
-    return entry->to ? reached(entry->to->event) : unmarked_is_done(entry, now_ns);
+    struct vc_interval *interval = &entry->interval;
+    entry->lost = interval->measurable = interval->loose = true;
+    if (interval->from_ns == 0)
+        interval->from_ns = entry->from ? entry->from->times.recording_ns : entry->to->times.recording_ns;
+    interval->others_then = entry->from ? entry->from->others : entry->to->others;
+}
+
+static bool is_done(struct vc_under_way *entry, uint64_t now_ns)
+{
+    if (entry->to && !entry->lost) {
+        CUresult answer = vc_real.cuEventQuery(entry->to->event);
+        if (answer == CUDA_SUCCESS || answer == CUDA_ERROR_NOT_READY)
+            return answer == CUDA_SUCCESS;
+        lose_mark(entry);
+    }
+    return unmarked_is_done(entry, now_ns);
 }
 
 /* Whether an earlier entry of the queue is of the same stream: then this one can't have been reached before it. */
@@ -367,7 +390,7 @@ static uint64_t work_off(struct vc_tracker *tracker)
         uint64_t now = vc_now_ns(); /* before the question: while this thread is not let run it may end */
         if (!behind && is_done(entry, now)) {
             vc_mark_unlink(tracker, link);
-            if (entry->to)
+            if (entry->to && !entry->lost)
                 settle(tracker, entry, vc_now_ns());
             else
                 settle_unmarked(tracker, entry, vc_now_ns());

@@ -311,6 +311,7 @@ void vc_mark_submit(struct vc_mark *from, struct vc_mark *to, CUstream stream, c
     entry->from = from;
     entry->to = to;
     entry->stream = stream;
+    entry->epoch = vc_visit_epoch();
     entry->next = NULL;
     entry->interval = step->interval;
     entry->interval.measurable = step->interval.loose || from;

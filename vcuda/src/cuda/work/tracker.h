@@ -29,6 +29,7 @@ struct vc_mark;
 struct vc_under_way {
     struct vc_mark *from, *to; /* no `to`: no event could be had behind it, so its stream is asked */
     CUstream stream;
+    bool lost;      /* so it is where the driver knows nothing of the event any more */
     uint32_t epoch; /* of the stream's handle, where that is asked */
     struct vc_interval interval;
     unsigned distinct;
