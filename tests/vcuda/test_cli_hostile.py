@@ -30,7 +30,9 @@ def test_a_command_line_is_shown_as_text_wherever_it_is_told(runner: Runner) -> 
     program = runner.machine / "\x1b[31mmine"
     program.symlink_to("/bin/sh")
     holder = runner.start(
-        *runner.run(str(program), "-c", "sleep 60; true", HOSTILE, share=("--core", "90", "--memory", "1GiB"))
+        *runner.run(
+            str(program), "-c", "while sleep 0.1; do :; done", HOSTILE, share=("--core", "90", "--memory", "1GiB")
+        )
     )
     try:
         (booking,) = wait_for("the booking", runner.bookings)
