@@ -6,15 +6,17 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.kubectl.conftest import SYSTEM, Cluster, program_pod
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.scheduler_ext.extender_support import Served
+from vcuda.kubectl import cluster as view
 from vcuda.kubectl import complete, output
 from vcuda.kubectl import main as plugin
+from vcuda.kubectl.errors import PluginError
 from vcuda.spec import resize
 from vcuda.spec.placement import CardShare
 
@@ -353,3 +355,40 @@ def test_every_command_has_help_in_eighty_columns(
         assert ended.value.code == 0
         said = capsys.readouterr().out
         assert "kubectl vcuda" in said and max(len(line) for line in said.splitlines()) <= 80
+
+
+class Answers:
+    """A client of something that answers everything with one thing."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def get(self, *_: str) -> Any:
+        return self._thing
+
+    def pages(self, *_: str) -> Any:
+        return [([self._thing], "1")]
+
+    def call(self, *_: str, **__: Any) -> Any:
+        return {"items": [self._thing]}
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        None, 7, [], {}, {"metadata": None}, {"metadata": {"name": 5}}, {"metadata": {"name": "n", "annotations": []}},
+        {"metadata": {"name": "n"}, "status": "up"},
+    ],
+)  # fmt: skip
+def test_what_is_no_object_is_told_in_a_line(thing: Any) -> None:
+    asked = view.Cluster(cast("Any", Answers(thing)), "default", SYSTEM, NAMES)
+    for ask in (lambda: asked.pod("p"), lambda: asked.node("n"), asked.nodes, asked.daemons, asked.leader):
+        with pytest.raises(PluginError, match="no Kubernetes object"):
+            ask()
+
+
+def test_a_completion_gives_the_terminal_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(complete, "candidates", lambda _: ["good", "bad\x1b[31m", "bad\u202e"])
+    assert complete.main(["nodes", ""]) == 0 and capsys.readouterr().out == "good\n:4\n"

@@ -43,7 +43,7 @@ class Cluster:
 
     def pod(self, name: str) -> dict[str, Any]:
         try:
-            return self.client.get("pods", self.namespace, name)
+            return _understood(self.client.get("pods", self.namespace, name))
         except ApiError as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -54,7 +54,7 @@ class Cluster:
 
     def node(self, name: str) -> dict[str, Any]:
         try:
-            return self.client.get("nodes", "", name)
+            return _understood(self.client.get("nodes", "", name))
         except ApiError as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -65,7 +65,7 @@ class Cluster:
 
     def all(self, kind: str, namespace: str = "", selector: str = "") -> list[dict[str, Any]]:
         """Every object of a kind. `selector`: a field selector."""
-        return [item for page, _ in self.client.pages(kind, namespace, selector) for item in page]
+        return [_understood(item) for page, _ in self.client.pages(kind, namespace, selector) for item in page]
 
     def annotate(self, pod: Object, annotations: Mapping[str, str]) -> None:
         """Write annotations of this very pod, not of another that has taken its name (409)."""
@@ -125,7 +125,8 @@ class Cluster:
 
     def _ours(self, program: str) -> list[dict[str, Any]]:
         query = {"labelSelector": f"app.kubernetes.io/name={program}"}
-        return list(self.client.call("GET", path("pods", self.system), query=query).get("items") or ())
+        items = self.client.call("GET", path("pods", self.system), query=query).get("items")
+        return [_understood(item) for item in (items if isinstance(items, list) else ())]
 
     def page(self, pod: Object, port: str, where: str) -> Any:
         """A JSON page of one of our pods, through the API server. `port`: the name of its port."""
@@ -186,6 +187,16 @@ class Cluster:
             see = f"see `kubectl -n {self.system} logs`, and whether a NetworkPolicy keeps the API server out"
             return f"{who} does not answer: {error}; {see}"
         return f"{who}: {error}"
+
+
+def _understood(thing: object) -> dict[str, Any]:
+    """An object whose parts are what Kubernetes says they are. Raises PluginError: an odd proxy may answer anything."""
+    metadata = thing.get("metadata") if isinstance(thing, dict) else None
+    if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
+        maps = (thing.get("spec"), thing.get("status"), metadata.get("labels"), metadata.get("annotations"))
+        if all(each is None or isinstance(each, dict) for each in maps):
+            return thing
+    raise PluginError("the API server answered with something that is no Kubernetes object: does `kubectl get` work?")
 
 
 def ready(pod: Object) -> bool:

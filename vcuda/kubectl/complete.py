@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KubeError, PluginError, argparse.ArgumentError):
         found = []
     prefix = words[-1] if words else ""
-    print("\n".join([*sorted(name for name in found if name.startswith(prefix)), _NO_FILES]))
+    fit = sorted(name for name in found if name.startswith(prefix) and name.isprintable())
+    print("\n".join([*fit, _NO_FILES]))
     return 0
 
 
