@@ -189,7 +189,7 @@ class Cluster:
         return f"{who}: {error}"
 
 
-def _understood(thing: object) -> dict[str, Any]:
+def _understood(thing: dict[str, Any]) -> dict[str, Any]:
     """An object whose parts are what Kubernetes says they are. Raises PluginError: an odd proxy may answer anything."""
     metadata = thing.get("metadata") if isinstance(thing, dict) else None
     if isinstance(metadata, dict) and isinstance(metadata.get("name"), str):
