@@ -95,6 +95,7 @@ PROGRAMS = {
 _REAL_KERNEL = {
     "slot",
     "slot_exit",
+    "shared",
     "slot_many",
     "kill_steps",
     "gate_threads",
