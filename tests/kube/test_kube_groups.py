@@ -72,7 +72,7 @@ def test_a_gang_starts_together_or_not_at_all(system: System, client_image: str,
     pods(member(0), member(1))
     eventually(
         "an event names the gang",
-        lambda: "Gang" in system.lab.kubectl("describe", "pods", "-l", "app=gang", check=False),
+        lambda: "Gang" in system.lab.kubectl("describe", "pods", "-l", "app=gang", "--show-events", check=False),
         60,
     )
     assert set(system.phases("app=gang").values()) == {"Pending"}
