@@ -38,6 +38,7 @@ from vcuda.logs import fields
 
 log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 0.5  # for an event: stopping does not take the driver's whole time-out
+_MOST_PENDING = 64  # events taken before a probe: a card that reports errors without end delays none
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ class Inventory:
         """One turn of watching: a probe when it is time, else a short wait for an event."""
         left = self._last_probe + self._settings().health_check_interval - time.monotonic()
         if left <= 0:
+            self._take_pending()
             self.probe()
             return
         try:
@@ -180,6 +182,15 @@ class Inventory:
             self._xid(event)
         elif not self._driver.has_events:
             self._stop.wait(min(left, _LONGEST_WAIT_S))
+
+    def _take_pending(self) -> None:
+        """What came while a failed wait was slept off: a probe may open the driver anew, which forgets it."""
+        with contextlib.suppress(DriverError):
+            for _ in range(_MOST_PENDING):
+                event = self._driver.wait_xid(0.0) if self._driver.has_events else None
+                if event is None:
+                    return
+                self._xid(event)
 
     def _xid(self, event: XidEvent) -> None:
         ignored = event.xid in self._settings().health_ignore_xids

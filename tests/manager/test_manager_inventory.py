@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from manager.cards.driver import DriverError, NodeCard, Probe
+import pytest
+
+from manager.cards.driver import DriverError, NodeCard, Probe, XidEvent
 from manager.cards.inventory import Inventory, Snapshot
 from manager.cards.seen import SeenCards
 from manager.config.settings import Settings
@@ -57,14 +59,20 @@ class PlayedDriver:
         return
 
 
-def test_a_lost_card_is_looked_for_in_a_driver_opened_anew(tmp_path: Path) -> None:
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """With the nodes of two cards."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "proc/devices").write_text("195 nvidia\n237 nvidia-uvm\n")
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1"):
         (tmp_path / "dev" / name).touch()
+    return tmp_path
+
+
+def test_a_lost_card_is_looked_for_in_a_driver_opened_anew(root: Path) -> None:
     world = {"lost": False, "gone": False}
-    watched = Inventory(HostRoot(tmp_path), lambda _: PlayedDriver(world), Settings, SeenCards(tmp_path))
+    watched = Inventory(HostRoot(root), lambda _: PlayedDriver(world), Settings, SeenCards(root))
 
     def healthy() -> list[bool]:
         return [item.card.healthy for item in watched.probe().cards]
@@ -80,3 +88,35 @@ def test_a_lost_card_is_looked_for_in_a_driver_opened_anew(tmp_path: Path) -> No
     assert healthy() == [False, False]
     world["gone"] = False
     assert healthy() == [True, True]
+
+
+class LosingDriver(PlayedDriver):
+    """Its card is lost a moment before the Xid says so; a probe that finds it lost makes the set of events anew."""
+
+    has_events = True
+
+    def __init__(self, world: dict[str, bool]) -> None:
+        super().__init__(world)
+        self.pending = [XidEvent("GPU-1", 79)]
+
+    def wait_xid(self, timeout_s: float) -> XidEvent | None:
+        if self.seen["lost"]:
+            return self.pending.pop() if self.pending else None
+        if timeout_s > 0:
+            self.seen["lost"] = True
+            raise DriverError("GPU is lost")
+        return None
+
+    def probe(self) -> Probe:
+        if self.seen["lost"]:
+            self.pending.clear()
+        return super().probe()
+
+
+def test_an_event_that_comes_while_a_failed_wait_is_slept_off_is_counted(root: Path) -> None:
+    driver, often = LosingDriver({"lost": False, "gone": False}), Settings(health_check_interval=0.5)
+    watched = Inventory(HostRoot(root), lambda _: driver, lambda: often, SeenCards(root))
+    watched.probe()
+    while not watched.snapshot.problems:
+        watched._watch()
+    assert watched.xid_counts == {("GPU-1", 79, False): 1}
