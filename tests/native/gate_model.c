@@ -225,12 +225,18 @@ static void take_out(struct process *process)
     process->count--;
 }
 
+/* A helper places the card's clock so that the mark which was reached fastest was so when its record was asked for. */
+static uint64_t clock_origin(const struct model_timing *timing)
+{
+    return timing->reach_ns + (uint64_t)((double)timing->record_ns * (1 - timing->jitter / 2));
+}
+
 /* Marks at the head of the queue are reached one after the other, each of which takes the card a while. */
 static void reach_marks(struct model *model, struct process *process, uint64_t now_ns)
 {
     while (has_work(model, process) && process->queue[process->head].mark >= 0 && now_ns >= process->held_until_ns) {
         struct mark *mark = &process->marks[process->queue[process->head].mark];
-        mark->times.reached_ns = now_ns;
+        mark->times.reached_ns = now_ns - clock_origin(&model->timing);
         process->held_until_ns = now_ns + model->timing.mark_ns;
         take_out(process);
     }
@@ -476,7 +482,7 @@ static void progress(const struct model *model, struct process *process, struct 
 {
     struct vc_gate_others now = vc_gate_others(process->gate);
     if (interval->from_ns == 0)
-        vc_interval_begin(interval, &from->times, from->times.reached_ns, model->now, 0);
+        vc_interval_begin(interval, &from->times, from->times.reached_ns, model->now, model->timing.see_ns);
     if (model->now <= interval->from_ns + interval->estimate_ns)
         return;
     interval->others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &now);
@@ -511,7 +517,7 @@ static void helper_step(struct model *model, struct process *process)
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
             uint64_t placed = interval.from_ns;
-            vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns, 0);
+            vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns, model->timing.see_ns);
             interval.from_ns = placed ? placed : interval.from_ns; /* so far it was looked at */
             interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &to->others);
         }

@@ -679,6 +679,10 @@ static void test_no_work_begins_before_it_is_handed_over(void)
     struct vc_mark_times behind = {.recording_ns = T, .recorded_ns = T, .begins_ns = T + 3 * MS};
     CHECK(charged(&behind, T + MS, T + 3 * MS + 210 * US, 0) == 210 * US); /* since what came before had ended */
     CHECK(charged(&behind, T + 4 * MS, T + 7 * MS, 0) == 3 * MS); /* that was still under way */
+    /* Its mark was reached behind a short one before, and the call took 18 us: 4.5 us were done, not 1.8. */
+    struct vc_mark_times just_behind = {.recording_ns = T, .recorded_ns = T + 300, .begins_ns = T + 4300, .stuck_ns = 14 * US};
+    for (uint64_t reached = T; reached <= T + 9 * US; reached += 3 * US)
+        CHECK_NEAR(charged(&just_behind, reached, T + 22800, 0), 4500, 300);
 }
 
 int main(void)

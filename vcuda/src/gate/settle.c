@@ -29,13 +29,15 @@ void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times 
 {
     uint64_t begins = from->begins_ns, earliest = begins > uncertain_ns ? begins - uncertain_ns : 0;
     bool found = found_idle(from, reached_ns); /* it was thought to be, by estimates that may be too low */
-    uint64_t behind = found && begins > from->recorded_ns ? begins - from->recorded_ns : 0;
+    uint64_t idle_since = vc_later(from->recorded_ns, reached_ns); /* what was there before may have lasted beyond the record */
+    uint64_t behind = found && begins > idle_since ? begins - idle_since : 0;
     /* Who was held up within the record, or since, had given the card nothing to do: the host's clock tells that, too. */
     if (earliest > reached_ns)
         behind = vc_later(behind, earliest - reached_ns);
     uint64_t moved = vc_earlier(behind, (until_ns - reached_ns) / 2); /* the rest may be the clocks' fault */
-    interval->from_ns = reached_ns + moved;
-    interval->slack_ns = (found ? from->stuck_ns : 0) + behind - moved;
+    uint64_t handed_over = begins + from->stuck_ns, start = reached_ns + moved;
+    interval->from_ns = start;
+    interval->slack_ns = (found && handed_over > start ? vc_earlier(from->stuck_ns, handed_over - start) : 0) + behind - moved;
     interval->from_idle = found && begins != 0;
 }
 
