@@ -19,7 +19,8 @@ MODEL_FLAGS ?=
 WHEELS ?= build/gpu-wheels
 WHEELS_PYTHON ?= 3.12
 # Test processes of `make test` and `make coverage`, each with whole files; 0 runs all tests in one that a debugger may stop.
-JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
+# Two for each core: more than half of a test's time is waited.
+JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 KUBELAB ?= $(firstword $(wildcard ../shared/kube/kubelab))
 export CC

@@ -1,8 +1,9 @@
-"""Settings of every test run: how long hypothesis may look, and that no test leaves a process behind."""
+"""Settings of every test run: how long hypothesis may look, which files go first, and that no test leaves a process behind."""
 
 from __future__ import annotations
 
 import hypothesis
+import pytest
 
 from tests.support.leftovers import pytest_runtest_setup, pytest_runtest_teardown
 
@@ -12,3 +13,11 @@ __all__ = ["pytest_runtest_setup", "pytest_runtest_teardown"]  # hooks
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=80)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=6_000)
 hypothesis.settings.load_profile("suite")
+
+# What waits longest: begun last, each would keep one process busy after all others have ended.
+FIRST = ("vcuda/test_gate_cheats.py", "vcuda/test_gate_sim.py", "e2e/test_local_breaks.py", "vcuda/test_native_core.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {f"tests/{name}": rank for rank, name in enumerate(FIRST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))

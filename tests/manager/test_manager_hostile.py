@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,7 @@ def test_whatever_a_tenant_does_to_its_usage_file_harms_only_itself(
         ) as tenant:
             try:
                 assert tenant.stdout and tenant.stdout.readline() == "ready\n", deed
+                time.sleep(0.06)  # a sample period: no page from before the deed, or from before the pod
                 # Not dead, not hanging, not believed.
                 found = page.containers()
                 assert all(0 <= figure < 2**63 for figure in numbers(found)), deed

@@ -207,11 +207,10 @@ def _has_open(pid: int | None, path: Path) -> bool:
     return path in found
 
 
-def test_a_lock_that_is_never_given_back_is_named(book: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LOCK_PATIENCE_SECONDS", 0.05)
+def test_a_lock_that_is_never_given_back_is_named(book: Ledger) -> None:
     with book.locked():
         other = Ledger.open(book.folder, lambda _message: None)
-        with pytest.raises(RunError, match=f"locked by process {os.getpid()} "), other.locked():
+        with pytest.raises(RunError, match=f"locked by process {os.getpid()} "), other.locked(0.05):
             pass
         other.close()
 
