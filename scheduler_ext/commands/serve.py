@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from scheduler_ext.engine import garbage
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.http import app
 from scheduler_ext.http.certificate import ServerCertificate
@@ -117,6 +118,7 @@ def _engine(settings: Settings, recorder: Recorder | None) -> Engine:
 
 def run(settings: Settings, api: ApiServer) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotServe and BadCertificate, and LostLease."""
+    garbage.begin()
     recorder = _recorder(settings)
     try:
         _Replica(settings, api, recorder).run()

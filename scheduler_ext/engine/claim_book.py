@@ -6,7 +6,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +64,8 @@ class ClaimBook:
         if old is not None:
             self._read_pool(old.node)
 
-    def keep_slices(self, names: Collection[str]) -> None:
-        for name in self._slices.keys() - set(names):
-            self.lose_slice(name)
+    def slices(self) -> list[str]:
+        return list(self._slices)
 
     def _read_pool(self, node: str) -> None:
         """The slices of the newest generation are the pool, once all are there; until then what was known stays."""
@@ -120,10 +119,9 @@ class ClaimBook:
         if old is not None:
             self._forget(old)
 
-    def keep_claims(self, keys: Collection[str]) -> None:
-        for key in [*self._claims, *self._others]:
-            if "/".join(key) not in keys:
-                self.lose_claim(*key)
+    def keys(self) -> list[Key]:
+        """Of all claims, ours or not."""
+        return [*self._claims, *self._others]
 
     def _forget(self, claim: SeenClaim) -> None:
         self._unbook(claim)

@@ -13,7 +13,7 @@ Not locked: the engine's lock covers it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ class Claims:
     def __init__(self, cache: SchedulerCache, book: ClaimBook) -> None:
         self._cache, self._book = cache, book
         self.cluster = book.cluster
-        self._scores, self._workload = Scores(allowed=scores.first_fitting), Workload()
+        self._scores, self.workload = Scores(allowed=scores.first_fitting), Workload()
         self._users: dict[str, _User] = {}  # by UID
         self._gangs: dict[tuple[str, str], dict[str, _User]] = {}  # by namespace and name, then UID
         self._counted: set[str] = set()  # pods that have counted as demand
@@ -131,9 +131,9 @@ class Claims:
             if not members:
                 self._gangs.pop((old.namespace, old.gang.name), None)
 
-    def keep_pods(self, uids: Collection[str]) -> None:
-        for uid in self._users.keys() - set(uids):
-            self.lose_pod(uid)
+    def users(self) -> list[str]:
+        """The pods with claims, by UID."""
+        return list(self._users)
 
     def runs(self, uid: str) -> bool:
         """Whether kubelet has started a pod with claims."""
@@ -176,7 +176,7 @@ class Claims:
             return None
         if uid not in self._counted:
             self._counted.add(uid)
-            self._workload.observe(shape)
+            self.workload.observe(shape)
         rows = np.fromiter((self.cluster.index.get(one, -1) for one in names), np.int64, len(names))
         self._follow(names, rows)
         others = self._others_of_gang(user)
@@ -326,7 +326,7 @@ class Claims:
 
     def typical(self) -> Typical:
         """What pods with claims are expected to ask."""
-        return self._workload.typical(self.cluster, self._cache.clock())
+        return self.workload.typical(self.cluster, self._cache.clock())
 
     def status(self, uid: str) -> list[ClaimStatus]:
         """How far a pod's claims are, in its order; none for a pod without."""

@@ -47,9 +47,20 @@ class Filter:
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
         """See Engine.filter."""
+        verdict = self._noted(pod, names, plan, briefly=False)
+        assert verdict is not None
+        return verdict
+
+    def filter_briefly(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
+        """See Engine.filter_briefly."""
+        return self._noted(pod, names, None, briefly=True)
+
+    def _noted(
+        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None, *, briefly: bool
+    ) -> Verdict | None:
         began = time.perf_counter()
-        verdict = self._verdict(pod, names, plan)
-        if self._cache.journal is not None:
+        verdict = self._verdict(pod, names, plan, briefly)
+        if verdict is not None and self._cache.journal is not None:
             self._journal(pod, names, verdict, time.perf_counter() - began)
         return verdict
 
@@ -64,7 +75,9 @@ class Filter:
             node=verdict.chosen, **reasons,
         )  # fmt: skip
 
-    def _verdict(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None) -> Verdict:
+    def _verdict(
+        self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None, briefly: bool
+    ) -> Verdict | None:
         metadata = pod["metadata"]
         begun, at_ns = self._cache.cluster.clock, self._cache.wall_clock()
         uid, name = str(metadata.get("uid") or ""), str(metadata.get("name") or "")
@@ -74,6 +87,8 @@ class Filter:
         except InvalidRequest as error:
             self._cache.decisions.add(decision(begun, len(names), refusal=(error.reason, error.message)))
             return Verdict(refusal=(error.reason, error.message))
+        if briefly and self._cache.scores.far_behind(shape, self._cache.cluster, self._cache.typical()):
+            return None
         old, nominated, priority = self._cache.pods.get(asked.uid), None, objects.priority(pod)
         if old is not None and old.state is State.NOMINATED:
             nominated = self._cache.pods.release(asked.uid)

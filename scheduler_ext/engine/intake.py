@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from scheduler_ext.engine import garbage
 from scheduler_ext.engine.cache import SchedulerCache
 from scheduler_ext.engine.gangs import GangPlaces
 from scheduler_ext.engine.preemption import Preemption
@@ -38,16 +38,14 @@ class Intake:
 
     def __init__(self, cache: SchedulerCache, gangs: GangPlaces, preemption: Preemption, resizes: Resizes) -> None:
         self._cache, self._gangs, self._preemption, self._resizes = cache, gangs, preemption, resizes
-        self._frozen = False
+        self._looked = False  # for garbage among what the first lists have left
 
     def synced(self, kind: str) -> None:
         """See Engine.synced."""
         self._cache.unsynced.discard(kind)
-        if not self._cache.unsynced and not self._frozen:
-            # Objects that live as long as we do. With 5,000 nodes of 8 cards a full collection takes 50 ms, which is
-            # then the longest of 3,000 requests; without what is frozen it is 4 ms.
-            gc.freeze()
-            self._frozen = True
+        if not self._cache.unsynced and not self._looked:
+            self._looked = True
+            garbage.look_at_all()
 
     # --- nodes and quotas ---
 
@@ -97,11 +95,6 @@ class Intake:
             self._cache.quotas.forget_node(name)
             self._cache.cluster.remove_node(name)
         self._cache.note("node_gone", name=name)
-
-    def keep_nodes(self, names: Collection[str]) -> None:
-        """See Engine.keep_nodes."""
-        for name in set(self._cache.cluster.index) - set(names):
-            self.lose_node(name)
 
     def expect_late_writes(self, seconds: float) -> None:
         """See Engine.expect_late_writes."""
@@ -277,23 +270,24 @@ class Intake:
         self._preemption.make_room(uid)
         self._gone(uid, DELETED)
 
-    def keep_pods(self, uids: Collection[str], listed_since: float) -> None:
-        """See Engine.keep_pods."""
-        known = set(uids)
-        self._cache.waiting.keep(known)
-        for uid in self._cache.pods.uids():
-            record = self._cache.pods.get(uid)
-            if record is None or record.state is State.RESERVED:
-                continue
-            if uid in known:
-                # We wrote its Binding before the list began, which shows it without a node.
-                if record.state is State.BOUND and record.since < listed_since and uid in self._cache.waiting:
-                    self._unbind(record)
-                continue
-            if record.state is State.CONFIRMED or (record.state is not State.BINDING and record.since < listed_since):
-                self.lose_pod(uid)
-        for uid in self._cache.gangs.missing(known, listed_since):
+    def keep_waiting(self, uids: Collection[str], listed_since: float) -> None:
+        """See Engine.keep_pods: all but the bookings of pods that are not listed."""
+        self._cache.waiting.keep(uids)
+        for record in self._cache.pods.pending():
+            # We wrote its Binding before the list began, which shows it without a node.
+            bound = record.state is State.BOUND and record.since < listed_since
+            if bound and record.uid in uids and record.uid in self._cache.waiting:
+                self._unbind(record)
+        for uid in self._cache.gangs.missing(uids, listed_since):
             self._gangs.lose_member(uid)
+
+    def lose_unlisted(self, uid: str, listed_since: float) -> None:
+        """The pod is not among those that a list shows which began then."""
+        record = self._cache.pods.get(uid)
+        if record is None or record.state is State.RESERVED:
+            return
+        if record.state is State.CONFIRMED or (record.state is not State.BINDING and record.since < listed_since):
+            self.lose_pod(uid)
 
     def expire(self) -> int:
         """See Engine.expire."""

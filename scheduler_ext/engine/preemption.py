@@ -117,6 +117,7 @@ class Preemption:
                 gone, leaving = choice
                 record = self._record(search.asked, candidates, position, (*gone, *leaving), search.priority)
                 ways[node] = Way(gone, leaving, record)
+        candidates.let_go()
         return ways
 
     def within_quotas(self, search: Search, ways: Iterable[tuple[str, Way]]) -> dict[str, Way]:

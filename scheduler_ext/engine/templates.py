@@ -6,7 +6,7 @@ but what its name says, so who writes a name by hand gets just that, in his own 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from scheduler_ext.engine.cache import SchedulerCache
@@ -70,9 +70,9 @@ class Templates:
                 del self._users[key]
                 self._rest(key)
 
-    def keep_pods(self, uids: Collection[str]) -> None:
-        for uid in self._named.keys() - set(uids):
-            self.lose_pod(uid)
+    def users(self) -> list[str]:
+        """The pods that name one, by UID."""
+        return list(self._named)
 
     def see(self, data: Mapping[str, Any]) -> str:
         """Take in a template. Returns NAMESPACE/NAME."""
@@ -88,9 +88,9 @@ class Templates:
         self._known.pop((namespace, name), None)
         self._idle.pop((namespace, name), None)
 
-    def keep(self, keys: Collection[str]) -> None:
-        for key in [key for key in self._known if "/".join(key) not in keys]:
-            self.lose(*key)
+    def keys(self) -> list[Key]:
+        """Those that are there."""
+        return list(self._known)
 
     def _rest(self, key: Key) -> None:
         if key not in self._users and self._known.get(key) is not None:

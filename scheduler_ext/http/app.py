@@ -21,7 +21,7 @@ from scheduler_ext.http.pages import METRICS, TEXT, Page, Pages
 from scheduler_ext.http.server import Answer, Later, Request, error
 from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
-from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderArgs
+from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderArgs, Verdict
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.sync.binder import Binder
 from vcuda.spec import gang
@@ -47,6 +47,7 @@ class Extender:
 
     def __init__(self, engine: Engine, binder: Binder) -> None:
         self._engine, self._binder = engine, binder
+        self._scoring = asyncio.Lock()
         count = engine.metrics.verdicts.labels
         self._untouched, self._chosen, self._refused = count("untouched"), count("chosen"), count("refused")
         self._bound_ones = engine.metrics.binds.labels("bound")
@@ -78,7 +79,10 @@ class Extender:
         spec = args.pod["spec"]
         if len(spec.get("containers") or ()) + len(spec.get("initContainers") or ()) > MOST_LIGHT:
             return self._heavy_filter(args)
-        return self._gang_filter(args) if gang.may_name(args.pod, self._engine.names) else self._decided(args)
+        if gang.may_name(args.pod, self._engine.names):
+            return self._gang_filter(args)
+        verdict = self._engine.filter_briefly(args.pod, args.names)
+        return self._scored_filter(args) if verdict is None else self._answer(args, verdict)
 
     def filter_claims(self, body: bytes) -> bytes | Awaitable[bytes]:
         args = extender_v1.read_args(body, self._engine.offered)
@@ -108,10 +112,17 @@ class Extender:
 
     async def _gang_filter(self, args: ExtenderArgs) -> bytes:
         plan = await asyncio.to_thread(self._engine.plan_gang, args.pod, args.names)
-        return self._decided(args, plan)
+        return await self._scored_filter(args, plan)
 
-    def _decided(self, args: ExtenderArgs, plan: Plan | None = None) -> bytes:
-        verdict = self._engine.filter(args.pod, args.names, plan)
+    async def _scored_filter(self, args: ExtenderArgs, plan: Plan | None = None) -> bytes:
+        """Nobody has scored its class ahead, or all scores are old: a few nodes at a time, others come between."""
+        async with self._scoring:
+            while self._engine.score_some(args.pod):
+                await asyncio.sleep(0)
+            # Before the next one's turn: with very many classes its scores would push these out again.
+            return self._answer(args, self._engine.filter(args.pod, args.names, plan))
+
+    def _answer(self, args: ExtenderArgs, verdict: Verdict) -> bytes:
         (self._refused if verdict.chosen is None else self._chosen).inc()
         return extender_v1.filter_answer(args, verdict)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_ext.planning import pieces
 from scheduler_ext.planning.snapshot import Snapshot
 from scheduler_ext.protocol.reasons import FITS
 from scheduler_ext.scoring import placing, stats
@@ -114,6 +115,7 @@ class _Planner:
         on_card = self._holders()
         stay = {one.uid for held in on_card.values() for one in held if not _movable(one)}
         for (row, column), held in self._candidates(on_card):
+            pieces.rest()
             if failures >= _MOST_FAILURES:
                 stopped = f"{failures} cards could not be emptied; the rest was not tried"
                 break
@@ -138,7 +140,8 @@ class _Planner:
             row = self._cluster.index.get(record.node) if record is not None else None
             if record is None or row is None:
                 continue
-            columns = {card.uuid: column for column, card in enumerate(self._cluster.cards[row])}
+            pieces.rest()
+            columns = self._cluster.columns(row)
             for uuid, (cores, blocks) in record.usage.cards.items():
                 column = columns.get(uuid)
                 if column is not None and (0 < cores < CORES_PER_CARD or (not cores and blocks)):
@@ -175,6 +178,7 @@ class _Planner:
         moves: list[Move] = []
         done: list[Record] = []
         for record in sorted(held, key=lambda one: (-_cores(one), one.uid)):
+            pieces.rest()
             self._ledger.release(record.uid)
             done.append(record)
             place = self._place(record)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scheduler_ext.planning import pieces
 from scheduler_ext.protocol.reasons import CODE_OF, FITS, ExtenderReason
 from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.placing import Plan
@@ -100,7 +101,7 @@ class CandidateNodes:
     view: View
     allowed: Bools | None
     cards: list[tuple[Card, ...]]
-    columns: list[dict[str, int]]
+    columns: list[Mapping[str, int]]
     holders: list[list[Holder]]
 
     def codes(
@@ -113,6 +114,7 @@ class CandidateNodes:
         """The same, with what is freed summed already."""
         code = np.zeros(len(positions), np.int64)
         for start in range(0, len(positions), _CHUNK):
+            pieces.rest()
             part = slice(start, start + _CHUNK)
             plan, problem = self._plan(positions[part], shape or self.shape, None if freed is None else freed.at(part))
             code[part] = np.where(problem == FITS, plan.code, problem)
@@ -129,6 +131,7 @@ class CandidateNodes:
         cards = self.view.free_cores.shape[1]
         cores, blocks, others = [], [], np.zeros((3, len(positions)), np.int64)
         for place, (position, ones) in enumerate(zip(positions.tolist(), gone, strict=True)):
+            pieces.rest()
             # Lists, not arrays: to add one number to an element of an array takes several times as long.
             columns, its_cores, its_blocks = self.columns[position], [0] * cards, [0] * cards
             cpu = memory = unplaced = 0
@@ -146,6 +149,10 @@ class CandidateNodes:
             others[:, place] = cpu, memory, unplaced
         shape = (len(cores), cards)
         return Freed(np.array(cores, np.int64).reshape(shape), np.array(blocks, np.int64).reshape(shape), *others)
+
+    def let_go(self) -> None:
+        """Free what is large here, a little at a time. Nothing is to be asked afterwards."""
+        pieces.let_go(self.holders)
 
     def _plan(self, positions: Ints, shape: Shape, freed: Freed | None) -> tuple[Plan, Ints]:
         view = View._make(array[positions] for array in self.view)
@@ -177,16 +184,6 @@ class Evidence:
     claims: tuple[ClaimStatus, ...] = ()
 
 
-class _Part(NamedTuple):
-    """One node of CandidateNodes."""
-
-    problem: int
-    view: View
-    allowed: Bools | None
-    cards: tuple[Card, ...]
-    holders: list[Holder]
-
-
 class CandidateCopy:
     """CandidateNodes in the making, node by node. The caller of `take` holds the engine's lock.
 
@@ -203,56 +200,80 @@ class CandidateCopy:
     ) -> None:
         self.nodes = nodes
         self._cluster, self._pods, self._shape, self._passed = cluster, pods, shape, passed
-        self._parts: dict[str, _Part] = {}
+        self._place = {node: place for place, node in enumerate(nodes)}
+        # One set of arrays for all nodes: tens of thousands of small ones would be work for the garbage collector.
+        view = cluster.view(np.zeros(0, np.int64))
+        self._view = View._make(_larger(array, (len(nodes), *array.shape[1:])) for array in view)
+        self._problem = np.zeros(len(nodes), np.int64)
+        self._allowed: Bools | None = None
+        self._cards: list[tuple[Card, ...] | None] = [None] * len(nodes)  # None: the node is gone
+        self._columns: list[Mapping[str, int]] = [{}] * len(nodes)
+        self._holders: list[list[Holder]] = [[] for _ in nodes]
 
     def take(self, node: str) -> None:
         """Copy a node as it is now, in place of an older copy; none is left of one that is gone."""
-        cluster, row = self._cluster, self._cluster.index.get(node)
+        cluster, place = self._cluster, self._place[node]
+        row = cluster.index.get(node)
         if row is None:
-            self._parts.pop(node, None)
+            self._cards[place], self._holders[place] = None, []
             return
-        rows, holders = np.array([row]), []
-        view = cluster.view(rows)._replace(free_cores=cluster.free_cores[rows], free_blocks=cluster.free_blocks[rows])
+        if cluster.usable.shape[1] > self._view.usable.shape[1]:
+            self._widen(cluster.usable.shape[1])
+        for name, array in zip(View._fields[1:], self._view[1:], strict=True):
+            array[place] = getattr(cluster, name)[row]
+        self._view.rows[place], self._problem[place] = row, cluster.code[row]
+        self._cards[place], self._columns[place] = cluster.cards[row], cluster.columns(row)
+        self._holders[place] = holders = []
         for uid, usage in cluster.bookings(node).items():
             record = self._pods.get(uid)
             if record is not None and record.state is State.NOMINATED and self._passed(record):
-                _add(view, cluster.columns(row), usage)
+                self._add(place, usage)
             elif record is not None and (usage.cards or usage.unplaced):
                 holders.append(_holder(record, usage))
-        allowed = allowed_cards(self._shape, cluster, rows)
-        self._parts[node] = _Part(int(cluster.code[row]), view, allowed, cluster.cards[row], holders)
+        allowed = allowed_cards(self._shape, cluster, np.array([row]))
+        if allowed is not None:
+            if self._allowed is None:
+                self._allowed = np.zeros(self._view.usable.shape, np.bool_)
+            self._allowed[place] = allowed[0]
+
+    def _widen(self, columns: int) -> None:
+        """A node with more cards than all before has come."""
+
+        def wider(array: Any) -> Any:
+            return _larger(array, (len(array),) + (columns,) * (array.ndim - 1))
+
+        self._view = View._make(map(wider, self._view))
+        self._allowed = None if self._allowed is None else wider(self._allowed)
+
+    def _add(self, place: int, usage: Usage) -> None:
+        """Give back what is booked on a node."""
+        view, columns = self._view, self._columns[place]
+        for uuid, (cores, blocks) in usage.cards.items():
+            if uuid in columns:
+                view.free_cores[place, columns[uuid]] += cores
+                view.free_blocks[place, columns[uuid]] += blocks
+        view.free_cpu[place] += usage.cpu_milli
+        view.free_memory[place] += usage.memory_bytes
 
     def made(self, typical: Typical, leave_out: Container[str] = ()) -> CandidateNodes:
-        """Of the nodes that are still there. Needs no lock, and comes last."""
-        nodes = [node for node in self.nodes if node in self._parts and node not in leave_out]
-        parts = [self._parts[node] for node in nodes]
-        cards = [part.cards for part in parts]
-        width = max((part.view.usable.shape[1] for part in parts), default=0)
-        views = zip(*(part.view for part in parts), strict=True) if parts else self._cluster.view(np.zeros(0, np.int64))
-        view = View._make(np.concatenate([_padded(one, width) for one in field]) if parts else field for field in views)
-        allowed = None
-        if parts and parts[0].allowed is not None:
-            allowed = np.concatenate([_padded(part.allowed, width) for part in parts])
-        columns = [{card.uuid: column for column, card in enumerate(ones)} for ones in cards]
-        problem = np.array([part.problem for part in parts], np.int64)
-        holders = [part.holders for part in parts]
+        """Of the nodes that are still there. Needs no lock, and comes last: what was copied is handed over."""
+        cards = [() if ones is None else ones for ones in self._cards]
+        lists: tuple[list[Any], ...] = (self.nodes, cards, self._columns, self._holders)
+        problem, view, allowed = self._problem, self._view, self._allowed
+        there = [at for at, node in enumerate(self.nodes) if self._cards[at] is not None and node not in leave_out]
+        if len(there) < len(cards):
+            lists = tuple([ones[at] for at in there] for ones in lists)
+            problem, view = problem[there], View._make(array[there] for array in view)
+            allowed = None if allowed is None else allowed[there]
+        self._holders = []
+        nodes, cards, columns, holders = lists
         return CandidateNodes(self._shape, typical, nodes, problem, view, allowed, cards, columns, holders)
 
 
-def _padded(array: Any, width: int) -> Any:
-    """One node's row, per card, as wide as the others: a node with more cards than all before may have come."""
-    more = [(0, 0)] + [(0, width - size) for size in array.shape[1:]]
-    return np.pad(array, more) if any(after for _, after in more) else array
-
-
-def _add(view: View, columns: Mapping[str, int], usage: Usage) -> None:
-    """Give back what is booked on the one node of a view."""
-    for uuid, (cores, blocks) in usage.cards.items():
-        if uuid in columns:
-            view.free_cores[0, columns[uuid]] += cores
-            view.free_blocks[0, columns[uuid]] += blocks
-    view.free_cpu[0] += usage.cpu_milli
-    view.free_memory[0] += usage.memory_bytes
+def _larger(array: Any, shape: tuple[int, ...]) -> Any:
+    new = np.zeros(shape, array.dtype)
+    new[tuple(slice(size) for size in array.shape)] = array
+    return new
 
 
 def _holder(record: Record, usage: Usage) -> Holder:

@@ -132,7 +132,7 @@ def _unhealthy(candidates: CandidateNodes, codes: Ints) -> list[dict[str, str]]:
 
 
 def explanation(evidence: Evidence) -> dict[str, Any] | None:
-    """What is known about a pod; None if nothing is."""
+    """What is known about a pod; None if nothing is. Uses the evidence up."""
     record, decisions = evidence.record, evidence.decisions
     if record is not None:
         identity = (record.uid, record.namespace, record.name)
@@ -165,5 +165,7 @@ def explanation(evidence: Evidence) -> dict[str, Any] | None:
         found["summary"] += f"; {'; '.join(map(str, evidence.claims))}"
     if evidence.waits_for:
         found["waits_for"] = list(evidence.waits_for)
+    if evidence.candidates is not None:
+        evidence.candidates.let_go()
     pod = dict(zip(("uid", "namespace", "name"), identity, strict=True))
     return {"pod": pod} | found | {"decisions": [_decision(one) for one in decisions]}

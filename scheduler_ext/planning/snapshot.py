@@ -30,10 +30,11 @@ class Snapshot(NamedTuple):
 
     def rebuilt(self) -> tuple[Cluster, PodCache, Quotas]:
         """A cluster, pods and quotas of one's own. Card models get the numbers that `typical` knows them by."""
-        cluster = Cluster()
+        cluster = Cluster(len(self.nodes), max((len(node.cards) for node in self.nodes), default=0))
         for model in self.models:
             cluster.model_id(model)
         for node in self.nodes:
+            pieces.rest()
             # No cards at all is no problem of the node's: that code is what follows from it.
             known = node.problem in (FITS, CODE_OF[Reason.NO_CARDS])
             problem = None if known else ROW_CODES[node.problem]
@@ -41,6 +42,7 @@ class Snapshot(NamedTuple):
         quotas = self.quotas.copy(cluster)
         pods = PodCache(cluster, changed=quotas.count)
         for record in self.records:
+            pieces.rest()
             pods.put(record)
         return cluster, pods, quotas
 

@@ -20,6 +20,7 @@ _MOST_BYTES = 192 * 2**20  # of all tables: 900 classes at 5,000 nodes; real mix
 _LEAST_BYTES = 2048  # of a table beside its arrays
 _LEAST_ROWS = 16  # computed at a time ahead of a request
 _CHUNK = 256  # rows computed at once ahead of a request: it holds up others for so long
+_AT_ONCE = 1024  # rows that a request may compute itself
 
 Allowed = Callable[[Shape, Cluster, Ints], Bools | None]
 
@@ -73,6 +74,7 @@ class Table:
         self._at = np.full(0, -1, np.int64)  # the cluster's clock when a row was computed
         self._places: placing.Places | None = None
         self._typical_version = -1
+        self._clock = 0  # the cluster's when all rows were up to date
         self._budget = exact_search.Budget(exact_search.MOST_AHEAD)  # of a pass, which may take several refreshes
         self._reads_workload = placing.reads_workload(shape)
         self._plain = (
@@ -119,6 +121,7 @@ class Table:
             if self._places is None or self._places.plan is not self.plan:
                 self._places = placing.Places(self.shape, self._at, self.plan)
             placing.refresh(self._places, cluster, typical)
+            self._clock = cluster.clock
             return True
         stale = np.flatnonzero(cluster.changed[:count] > self._at[:count])
         now = stale[:most]
@@ -128,9 +131,19 @@ class Table:
             placing.plan_rows(self.shape, cluster, rows, allowed, typical, self.plan, budget or self._budget)
         self._at[now] = cluster.clock
         done = len(now) == len(stale)
-        if done and len(now):
-            self._budget = exact_search.Budget(exact_search.MOST_AHEAD)
+        if done:
+            self._clock = cluster.clock
+            if len(now):
+                self._budget = exact_search.Budget(exact_search.MOST_AHEAD)
         return done
+
+    def far_behind(self, cluster: Cluster, typical: Typical) -> bool:
+        """Whether `refresh` would compute so many rows that others should not wait for it."""
+        if self._reads_workload and typical.version != self._typical_version:
+            return len(cluster) > _AT_ONCE
+        if cluster.clock - self._clock <= _AT_ONCE:
+            return False
+        return int(np.count_nonzero(cluster.changed[: len(cluster)] > self._clock)) > _AT_ONCE
 
 
 class Scores:
@@ -151,6 +164,11 @@ class Scores:
         done = table.refresh(cluster, typical, max(_LEAST_ROWS, _CHUNK // max(1, len(shape.steps))))
         self._make_room(table)
         return not done
+
+    def far_behind(self, shape: Shape, cluster: Cluster, typical: Typical) -> bool:
+        """See Table.far_behind."""
+        table = self._tables.get(shape)
+        return len(cluster) > _AT_ONCE if table is None else table.far_behind(cluster, typical)
 
     def knows(self, shape: Shape) -> bool:
         return shape in self._tables

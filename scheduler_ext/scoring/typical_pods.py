@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,6 +97,7 @@ class Workload:
         self._weights: dict[Kind, float] = {}
         self._supply: Ints = np.zeros(0, np.int64)
         self._typical: Typical | None = None
+        self.aside = False  # whether `learn` makes new versions
         for shape in pods or ():
             self.observe(shape)
 
@@ -115,31 +117,79 @@ class Workload:
     def typical(self, cluster: Cluster, now: float) -> Typical:
         """The current distribution; a new version at most once a minute, and only if pods or cards have changed.
 
-        `now` is in seconds of any monotonic clock. A new card model in the cluster makes a new version at once.
+        `now` is in seconds of any monotonic clock. A new card model in the cluster makes a new version at once. Beside
+        `learn` only the first version and such are made.
         """
         old = self._typical
-        same_models = len(cluster.models) == len(self._supply)
-        if old is not None and same_models and now - self._refreshed < _REFRESH_SECONDS:
-            return old
-        self._refreshed = now
-        weights = self._most_frequent(self._most, self._covered)
-        supply, blocks = cluster.supply()
-        if old is not None and same_models and max(_moved(weights, self._weights), self._grown(supply)) < _DRIFT:
-            return old
-        self._weights, self._supply = weights, supply
-        kinds = self._most_frequent(_MOST_KINDS, 1.0)
-        self._typical = _compiled(weights, kinds, cluster.models, supply, blocks, old.version + 1 if old else 0)
+        if old is None or len(cluster.models) != len(self._supply) or (not self.aside and self._due(now)):
+            self._take(self._seen(cluster, now).next(old))
+        assert self._typical is not None
         return self._typical
 
-    def _grown(self, supply: Ints) -> float:
-        """How much the numbers of cards have changed, as a part of all cards."""
-        return float(np.abs(supply - self._supply).sum() / max(self._supply.sum(), 1))
+    def learn(self, lock: AbstractContextManager[object], cluster: Cluster, now: float) -> None:
+        """Make the new version, when its time has come. `lock` covers all this, but is not held meanwhile: with a
+        thousand kinds that is 0.1 s.
+        """
+        with lock:
+            self.aside, old = True, self._typical
+            seen = self._seen(cluster, now) if old is not None and self._due(now) else None
+        if seen is not None:
+            made = seen.next(old)
+            with lock:
+                if self._typical is old:
+                    self._take(made)
+
+    def _due(self, now: float) -> bool:
+        return now - self._refreshed >= _REFRESH_SECONDS
+
+    def _seen(self, cluster: Cluster, now: float) -> _Seen:
+        self._refreshed = now
+        old = None if self._typical is None else (self._weights, self._supply)
+        bounds = self._most, self._covered
+        return _Seen(dict(self._counts), self._total, list(cluster.models), *cluster.supply(), *bounds, old)
+
+    def _take(self, made: _Made | None) -> None:
+        if made is not None:
+            self._typical, self._weights, self._supply = made
+
+
+class _Made(NamedTuple):
+    typical: Typical
+    weights: dict[Kind, float]
+    supply: Ints
+
+
+class _Seen(NamedTuple):
+    """What was seen so far, and what the last version was made of."""
+
+    counts: dict[Kind, float]
+    total: float
+    models: list[str]
+    supply: Ints
+    blocks: Ints
+    most: int
+    covered: float
+    old: tuple[dict[Kind, float], Ints] | None
+
+    def next(self, last: Typical | None) -> _Made | None:
+        """None if the last version will do."""
+        weights = self._most_frequent(self.most, self.covered)
+        if self.old is not None and len(self.models) == len(self.old[1]):
+            before, supply = self.old
+            # How much the numbers of cards have changed, as a part of all cards.
+            grown = float(np.abs(self.supply - supply).sum() / max(supply.sum(), 1))
+            if max(_moved(weights, before), grown) < _DRIFT:
+                return None
+        kinds = self._most_frequent(_MOST_KINDS, 1.0)
+        version = 0 if last is None else last.version + 1
+        made = _compiled(weights, kinds, self.models, self.supply, self.blocks, version)
+        return _Made(made, weights, self.supply)
 
     def _most_frequent(self, most: int, covered: float) -> dict[Kind, float]:
         chosen: dict[Kind, float] = {}
         reached = 0.0
-        for kind, count in sorted(self._counts.items(), key=lambda item: -item[1]):
-            if len(chosen) == most or reached >= covered * self._total:
+        for kind, count in sorted(self.counts.items(), key=lambda item: -item[1]):
+            if len(chosen) == most or reached >= covered * self.total:
                 break
             chosen[kind] = count
             reached += count

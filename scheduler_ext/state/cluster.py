@@ -73,7 +73,8 @@ class Described(NamedTuple):
 class Cluster:
     """Rows of nodes and the bookings on them. Not locked: its owner holds one lock around every call."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 0, columns: int = 0) -> None:
+        """Room for so many nodes and cards of each; it grows where more come."""
         self.names: list[str] = []
         self.index: dict[str, int] = {}
         self.named = NodeNames()  # the same, for names in a request
@@ -88,7 +89,7 @@ class Cluster:
         self._problem: list[int] = []
         self._model_ids: dict[str, int] = {}
         self._followers: list[set[str]] = []
-        self._allocate(64, 8)
+        self._allocate(max(rows, 64), max(columns, 8))
 
     def frozen(self) -> Cluster:
         """A copy of the nodes as they are now, with room as it is but without the names of who has it: 2 ms at 5,000.

@@ -67,7 +67,7 @@ class WaitingPods:
 
     def keep(self, uids: Collection[str]) -> None:
         """A complete list was seen: drop all others."""
-        for uid in self._pods.keys() - set(uids):
+        for uid in [uid for uid in self._pods if uid not in uids]:
             del self._pods[uid]
 
     def __contains__(self, uid: str) -> bool:
