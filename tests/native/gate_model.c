@@ -405,7 +405,12 @@ static void launch(struct model *model, struct process *process)
             return;
         }
         if (step.mark_before) {
+            bool busy = step.left && process->count != 0;
             process->open = record(model, process, &host);
+            if (busy) {
+                struct vc_lane_step left = vc_lane_left(&process->lane, &step, model->now);
+                expect_end(process, -1, process->open, &left);
+            }
             vc_lane_opened(&process->lane, true);
         }
         hand_over(model, process, vc_lane_all_marked(&process->lane) ? &process->marks[process->open] : NULL, &host);
@@ -483,9 +488,9 @@ static void progress(const struct model *model, struct process *process, struct 
     struct vc_gate_others now = vc_gate_others(process->gate);
     if (interval->from_ns == 0)
         vc_interval_begin(interval, &from->times, from->times.reached_ns, model->now, model->timing.see_ns);
-    if (model->now <= interval->from_ns + interval->estimate_ns)
+    interval->others_gpu_ns = vc_gate_others_ns(process->gate, model->now, from ? &from->others : &interval->others_then, &now);
+    if (!vc_interval_is_late(interval, model->now))
         return;
-    interval->others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &now);
     vc_gate_progress(process->gate, model->now, interval);
 }
 
@@ -507,7 +512,7 @@ static void helper_step(struct model *model, struct process *process)
         if (looks)
             next->look_ns = vc_interval_look_again(&next->step.interval, to->times.recorded_ns, next->expected_ns, model->now);
         if (to->times.reached_ns == 0 || model->now < to->times.reached_ns + model->timing.see_ns || !looks) {
-            if (begin && begin->noticed && to->times.reached_ns == 0 && model->now % 100000 == 0)
+            if ((begin ? begin->noticed : next->step.interval.loose) && to->times.reached_ns == 0 && model->now % 100000 == 0)
                 progress(model, process, &next->step.interval, begin);
             break;
         }
@@ -519,8 +524,9 @@ static void helper_step(struct model *model, struct process *process)
             uint64_t placed = interval.from_ns;
             vc_interval_begin(&interval, &from->times, from->times.reached_ns, to->times.reached_ns, model->timing.see_ns);
             interval.from_ns = placed ? placed : interval.from_ns; /* so far it was looked at */
-            interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, &from->others, &to->others);
         }
+        const struct vc_gate_others *before = next->from >= 0 ? &process->marks[next->from].others : &interval.others_then;
+        interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, before, &to->others);
         to->noticed = true; /* where it also begins an interval */
         struct vc_settlement settlement = vc_gate_seen(process->gate, model->now, &interval);
         vc_lane_learn(next->step.learners, next->step.distinct, &interval, &settlement);

@@ -443,6 +443,21 @@ static void test_what_a_neighbour_takes_in_advance_comes_back(void)
     }
 }
 
+/* Nobody waits for them: what was in the queue by the old estimate, and then found no mark behind it, was charged to nobody, and 250 of them were there. Over
+ * seven seconds from the first 30 had 48 points and the neighbour 48. */
+static void test_a_queue_of_short_kernels_that_turn_long_is_bounded_and_charged(void)
+{
+    struct model *model = streams(30, true, 1, (struct model_load){.kernel_ns = 20 * US, .slower_ns = 20 * MS, .change_ns = 50 * MS, .until_ns = 100 * S});
+    struct model_timing sleepy = MODEL_TIMING;
+    sleepy.sleeps = true;
+    model_set_timing(model, &sleepy);
+    model_run(model, 7 * S);
+    CHECK(share(model, 0, 0, 7 * S) <= 32 && share(model, 0, 1500 * MS, 6500 * MS) <= 31);
+    CHECK(share(model, 1, 0, 7 * S) >= 64 && share(model, 1, 1500 * MS, 6500 * MS) >= 68);
+    CHECK_NEAR((double)model_usage(model, 0)->gpu_ns / (double)model_work_ns(model, 0, 0, 7 * S) * 1000, 1000, 80);
+    model_free(model);
+}
+
 /* What is left of a lease when the next kernel is too long for it goes to the next tenant, not to nobody. */
 static void test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost(void)
 {
@@ -615,6 +630,7 @@ int main(void)
     test_long_kernels_of_several_tenants_are_charged_what_they_had();
     test_waiting_behind_work_of_its_own_shows_no_uncut_card();
     test_what_a_neighbour_takes_in_advance_comes_back();
+    test_a_queue_of_short_kernels_that_turn_long_is_bounded_and_charged();
     test_the_rest_of_a_lease_that_fits_no_kernel_is_not_lost();
     test_a_card_that_cuts_no_kernel_is_divided_by_what_each_ran();
     test_without_an_arbiter_everyone_has_the_guaranteed_share();

@@ -145,6 +145,15 @@ static bool lease_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_n
     return false;
 }
 
+/* Streams that were seen to do so are believed to do so in their next bursts, too, of which the first begins alone. */
+static const uint64_t BESIDE_KEPT_NS = 100000000;
+
+bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns)
+{
+    uint64_t until = vc_load_relaxed(&gate->beside_until_ns);
+    return until != 0 && now_ns < until + BESIDE_KEPT_NS;
+}
+
 /* What was launched is believed to be what the estimates say only so far: then its end must be seen, whoever limits it. */
 static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, uint64_t risk_ns,
                            const struct vc_policy *policy, struct vc_gate_answer *answer)
@@ -153,6 +162,8 @@ static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
         return false;
     uint64_t unseen = gate->launched_ns - gate->seen_ns;
     uint64_t most = policy->leased ? vc_later(VC_UNSEEN_NS, ahead_of(gate, policy)) : VC_BUCKET_NS;
+    if (policy->leased && !policy->together && !vc_gate_beside(gate, now_ns)) /* what runs beside others is seen late */
+        most = vc_earlier(most, vc_later(VC_UNSEEN_TIMES * cost_ns, VC_UNSEEN_LEAST_NS));
     bool contended = policy->leased && policy->lease_end_ns != UINT64_MAX; /* then others' slices explain it */
     bool late = !contended && gate->late_since_ns != 0 && now_ns > gate->late_since_ns + VC_LATE_NS;
     if (!late && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
@@ -341,15 +352,6 @@ uint64_t vc_gate_marked(struct vc_gate *gate, uint64_t unused_ns)
     uint64_t launched = gate->launched_ns - vc_earlier(unused_ns, gate->launched_ns);
     pthread_mutex_unlock(&gate->mutex);
     return launched;
-}
-
-/* Streams that were seen to do so are believed to do so in their next bursts, too, of which the first begins alone. */
-static const uint64_t BESIDE_KEPT_NS = 100000000;
-
-bool vc_gate_beside(const struct vc_gate *gate, uint64_t now_ns)
-{
-    uint64_t until = vc_load_relaxed(&gate->beside_until_ns);
-    return until != 0 && now_ns < until + BESIDE_KEPT_NS;
 }
 
 void vc_gate_began(struct vc_gate *gate, uint64_t began_ns)

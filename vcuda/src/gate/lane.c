@@ -106,6 +106,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     /* All was seen to end, long before it was thought to. */
     bool early = answer->from_idle && lane->finish_ns > now_ns + VC_MARK_NS;
     bool idle = lane->finish_ns <= now_ns || early;
+    bool left = idle && !early && lane->operations != 0 && lane->unmarked_since_ns != 0;
     step->late = !idle && lane->unmarked_since_ns != 0 && now_ns > lane->unmarked_since_ns + VC_MARK_NS;
     if (idle || lane->unmarked_since_ns == 0) {
         lane->unmarked_since_ns = now_ns;
@@ -128,12 +129,19 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     bool all = lane->mark_all || vc_load_relaxed(&lane->gate->unwatched);
     step->due = all || due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
     step->mark_before = !lane->open && (step->due || beside || vc_gate_beside(lane->gate, now_ns));
+    step->left = left && step->mark_before && !(answer->sequence & VC_LEASE_TOGETHER); /* beside others all is done later */
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
     if (lane->mark_all) {
         vc_gate_fold(lane->gate, answer->allowance_ns, 0);
         answer->allowance_ns = 0;
     }
     issue_permit(lane, answer, now_ns, now_ticks);
+}
+
+struct vc_lane_step vc_lane_left(struct vc_lane *lane, const struct vc_lane_step *step, uint64_t now_ns)
+{
+    uint64_t launched = vc_gate_marked(lane->gate, lane->allowance_ns + step->cost_ns);
+    return (struct vc_lane_step){.interval = {.from_ns = now_ns, .others_then = vc_gate_others(lane->gate), .launched_ns = launched, .loose = true, .measurable = true}};
 }
 
 void vc_lane_opened(struct vc_lane *lane, bool recorded)

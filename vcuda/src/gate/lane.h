@@ -57,6 +57,7 @@ struct vc_lane_step {
     bool closing;     /* the gate shuts behind it */
     bool late;        /* operations before it wait for a mark for too long */
     bool due;         /* it is to be measured */
+    bool left;        /* mark_before: operations without a mark lie before it, which should have been done by now */
     bool concurrent;  /* it starts beside work of another stream: only its own interval tells what it adds */
     struct vc_interval interval; /* without its times */
     unsigned distinct;
@@ -101,6 +102,9 @@ void vc_lane_fold(struct vc_lane *lane);
 /* Ask the gate. On GO `step` says what to do before; otherwise wait as `answer` says and ask again. */
 void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint64_t now_ns, uint64_t now_ticks,
                  struct vc_gate_answer *answer, struct vc_lane_step *step);
+
+/* They are not done: what they take from `now_ns` on, as an interval that ends where the operation's begins. */
+struct vc_lane_step vc_lane_left(struct vc_lane *lane, const struct vc_lane_step *step, uint64_t now_ns);
 
 /* The mark before the operation was recorded (or could not be: then no interval begins). */
 void vc_lane_opened(struct vc_lane *lane, bool recorded);

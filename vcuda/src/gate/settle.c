@@ -65,6 +65,12 @@ uint64_t vc_interval_look_again(const struct vc_interval *interval, uint64_t rec
     return now_ns + vc_later(wait, VC_LOOK_NS);
 }
 
+bool vc_interval_is_late(const struct vc_interval *interval, uint64_t now_ns)
+{
+    uint64_t unclear = interval->loose ? VC_LONG_OPERATION_NS + interval->others_gpu_ns : 0; /* it may have begun later, and others' parts are guessed */
+    return now_ns > interval->from_ns + interval->estimate_ns + unclear;
+}
+
 uint64_t vc_interval_own(const struct vc_interval *interval)
 {
     uint64_t own = interval->uncovered_ns, others = interval->others_gpu_ns;

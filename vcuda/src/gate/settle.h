@@ -86,6 +86,9 @@ void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint6
  * where nobody looks, what was charged too much is not given back, and who may have no more such work unseen waits for nothing. */
 uint64_t vc_interval_look_again(const struct vc_interval *interval, uint64_t recorded_ns, uint64_t expected_ns, uint64_t now_ns);
 
+/* Whether it lasts longer than was thought, as far as its begin tells. */
+bool vc_interval_is_late(const struct vc_interval *interval, uint64_t now_ns);
+
 /* What it had so far, without others' part as far as that is known, but never nearly nothing. */
 uint64_t vc_interval_own(const struct vc_interval *interval);
 

@@ -168,7 +168,7 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
         from->times.reached_ns = from->times.recording_ns;
     if (to->times.reached_ns == 0 && tracker->broken)
         to->times.reached_ns = now_ns;
-    struct vc_gate_others before = from ? from->others : to->others;
+    struct vc_gate_others before = from ? from->others : interval->others_then;
     to->others = vc_gate_others(tracker->gate);
     vc_interval_end(interval, &to->times);
     place(tracker, interval, from, to);
@@ -273,12 +273,12 @@ static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *ent
         return;
     if (from && interval->from_ns == 0 && from->times.reached_ns != 0)
         vc_interval_begin(interval, &from->times, from->times.reached_ns, now_ns, uncertain(tracker));
-    uint64_t late = interval->loose ? interval->estimate_ns + VC_MARK_NS : interval->estimate_ns;
-    if (interval->from_ns == 0 || now_ns <= interval->from_ns + late)
+    if (interval->from_ns == 0)
         return;
     struct vc_gate_others now = vc_gate_others(tracker->gate);
-    interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : entry->to ? &entry->to->others : &interval->others_then, &now);
-    vc_gate_progress(tracker->gate, now_ns, interval);
+    interval->others_gpu_ns = vc_gate_others_ns(tracker->gate, now_ns, from ? &from->others : &interval->others_then, &now);
+    if (vc_interval_is_late(interval, now_ns))
+        vc_gate_progress(tracker->gate, now_ns, interval);
 }
 
 static void make_spares(struct vc_tracker *tracker)

@@ -109,6 +109,12 @@ static void wait_for_go(struct vc_work *work)
     }
 }
 
+/* As far as one may ask: while something captures, the legacy stream may not be. */
+static bool is_busy(CUstream stream)
+{
+    return vc_real.cuStreamQuery && stream != CU_STREAM_LEGACY && !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
+}
+
 /* Ask the gate, wait for it, and record where an interval begins. */
 static bool begin_here(struct vc_work *work)
 {
@@ -126,7 +132,12 @@ static bool begin_here(struct vc_work *work)
         lane->open = NULL;
     }
     if (work->step.mark_before) {
+        bool busy = work->step.left && is_busy(work->stream); /* else the mark may wait for others' slices alone */
         lane->open = vc_mark_record(lane->tracker, work->stream);
+        if (lane->open && busy) {
+            struct vc_lane_step left = vc_lane_left(&lane->lane, &work->step, lane->open->times.recording_ns);
+            vc_mark_submit(NULL, lane->open, work->stream, &left);
+        }
         vc_lane_opened(&lane->lane, lane->open != NULL);
     }
     work->first = vc_lane_all_marked(&lane->lane);
