@@ -203,14 +203,10 @@ def test_a_node_without_a_daemon_says_why(cluster: Cluster, capsys: pytest.Captu
 def test_a_daemon_of_an_older_version_or_one_that_is_away(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vcuda.kubectl.cluster import Cluster as Asked
-
-    page = Asked.page
-    monkeypatch.setattr(
-        Asked, "page", lambda self, pod, port, where: page(self, pod, port, "/new" if where == "/doctor" else where)
-    )
+    read = view.Cluster._read
+    monkeypatch.setattr(view.Cluster, "_read", lambda self, where: read(self, where.replace("/doctor", "/new")))
     assert cluster.vcuda("doctor", "node-1") == 1
-    assert "has no page /new: it is of an older version; upgrade it" in capsys.readouterr().out
+    assert "has no page /doctor: it is of an older version; upgrade it" in capsys.readouterr().out
     thing = cluster.api.find("pods", f"{SYSTEM}/gpu-manager-x")
     thing["spec"]["containers"][0]["ports"][0]["containerPort"] = 1
     cluster.api.put("pods", thing)
@@ -392,3 +388,34 @@ def test_a_completion_gives_the_terminal_no_control_characters(
 ) -> None:
     monkeypatch.setattr(complete, "candidates", lambda _: ["good", "bad\x1b[31m", "bad\u202e"])
     assert complete.main(["nodes", ""]) == 0 and capsys.readouterr().out == "good\n:4\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "7", "[3]", '"text"', '{"containers": 7, "pod": {}}', '{"containers": [{"cards": 5}], "pod": 3}',
+        '{"containers": [null], "pod": {"namespace": "default", "name": "p", "uid": "u"}}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_page_of_another_form_is_told_in_a_line(
+    cluster: Cluster, body: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    role = {NAMES.role_label: "leader"}
+    cluster.api.put("pods", program_pod("extender-y", "gpu-scheduler-extender", "probes", 1, **role))
+    monkeypatch.setattr(view.Cluster, "_read", lambda *_: body.encode())
+    for words, where in (
+        (("top",), "/usage"),
+        (("doctor", "node-1"), "/doctor"),
+        (("explain", "p"), "/explain/default/p"),
+    ):
+        assert cluster.vcuda(*words) == 1
+        said = capsys.readouterr()
+        assert re.search(f"answered {where} with .*: is it of our version", said.out + said.err), words
+
+
+def test_a_node_whose_conditions_are_none_is_told_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    thing = cluster.api.find("nodes", "node-1")
+    thing["status"]["conditions"] = [None]
+    cluster.api.put("nodes", thing)
+    assert cluster.vcuda("doctor", "node-1") == 1
+    assert "the node is not Ready: it says nothing" in capsys.readouterr().out

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from vcuda.kube import config
 from vcuda.kube.access import TOKEN_HEADER
@@ -24,6 +24,8 @@ _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
 _AWAY = (502, 503, 504)
 
 DAEMON, EXTENDER = "gpu-manager", "gpu-scheduler-extender"
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Cluster:
     def events(self, pod: Object) -> list[dict[str, Any]]:
         """Of one pod, the oldest first."""
         metadata = pod["metadata"]
-        found = self.all("events", metadata["namespace"], f"involvedObject.name={metadata['name']}")
+        found = self.all("events", metadata.get("namespace", self.namespace), f"involvedObject.name={metadata['name']}")
         mine = [item for item in found if (item.get("involvedObject") or {}).get("uid") == metadata.get("uid")]
         return sorted(mine, key=told_at)
 
@@ -128,19 +130,26 @@ class Cluster:
         items = self.client.call("GET", path("pods", self.system), query=query).get("items")
         return [_understood(item) for item in (items if isinstance(items, list) else ())]
 
-    def page(self, pod: Object, port: str, where: str) -> Any:
-        """A JSON page of one of our pods, through the API server. `port`: the name of its port."""
+    def page(self, pod: Object, port: str, where: str, read: Callable[[Any], _T]) -> _T:
+        """What `read` makes of a JSON page of one of our pods, through the API server. `port`: the name of its port.
+
+        Raises PluginError, also where the page has not the form that `read` expects: a node may have another version.
+        """
         metadata, number = pod["metadata"], _port(pod, port)
         base = f"{path('pods', self.system)}/{checked(metadata['name'])}:{number}/proxy"
         who = f"{metadata['name']} on node {(pod.get('spec') or {}).get('nodeName', '?')}"
         try:
-            return json.loads(self._read(base + where))
+            data = json.loads(self._read(base + where))
         except ApiError as error:
             raise PluginError(self._refused(error, who, where)) from error
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PluginError(
                 f"{who} answered {where} with something that is not JSON: is it of our version?"
             ) from None
+        try:
+            return read(data)
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
+            raise PluginError(f"{who} answered {where} with JSON of another form: is it of our version?") from None
 
     def _read(self, where: str) -> bytes:
         try:

@@ -46,7 +46,9 @@ def _node(cluster: Cluster, node: dict[str, Any]) -> Iterator[Check]:
     metadata, status = node["metadata"], node.get("status") or {}
     if (node.get("spec") or {}).get("unschedulable"):
         yield "node", WARN, "it is cordoned: no new pod comes here; `kubectl uncordon` it"
-    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    listed = status.get("conditions")
+    known = (item for item in (listed if isinstance(listed, list) else ()) if isinstance(item, dict))
+    conditions = {str(item.get("type")): item for item in known}
     kubelet = (status.get("nodeInfo") or {}).get("kubeletVersion", "?")
     if (conditions.get("Ready") or {}).get("status") == "True":
         yield "kubelet", OK, f"Ready, {kubelet}"
@@ -92,8 +94,11 @@ def _daemon(cluster: Cluster, node: str) -> Iterator[Check]:
         yield "daemon", OK, f"pod {name} is ready"
     else:
         yield "daemon", FAIL, f"pod {name} is not ready: see `kubectl -n {cluster.system} describe pod {name}`"
-    for check in cluster.page(pod, "metrics", "/doctor"):
-        yield str(check["what"]), str(check["verdict"]), str(check["details"])
+    yield from cluster.page(pod, "metrics", "/doctor", _checks)
+
+
+def _checks(data: Any) -> list[Check]:
+    return [(str(check["what"]), str(check["verdict"]), str(check["details"])) for check in data]
 
 
 def _extender(cluster: Cluster) -> Iterator[Check]:

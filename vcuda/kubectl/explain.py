@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from vcuda.kube.errors import KubeError
@@ -41,7 +42,7 @@ def run(cluster: Cluster, options: argparse.Namespace) -> int:
     if found["asks"]:
         try:
             where = f"/explain/{cluster.namespace}/{options.pod}"
-            found["extender"] = cluster.page(cluster.leader(), "probes", where)
+            found["extender"] = cluster.page(cluster.leader(), "probes", where, _explanation)
         except (PluginError, KubeError) as error:
             failure = str(error)
     if options.json:
@@ -86,14 +87,24 @@ def _held_by(cluster: Cluster, pod: Mapping[str, Any]) -> dict[str, Any]:
     if not node or not request.asks_for_share(pod, cluster.names):
         return {}
     try:
-        report = cluster.page(cluster.daemon(node), "metrics", "/usage")
+        return cluster.page(cluster.daemon(node), "metrics", "/usage", partial(_holders, pod))
     except (PluginError, KubeError):
         return {}
+
+
+def _holders(pod: Mapping[str, Any], report: Any) -> dict[str, Any]:
     return {
-        at["container"]: {share["uuid"]: share.get("held_by", "shim") for share in at["cards"]}
+        at["container"]: {share["uuid"]: str(share.get("held_by", "shim")) for share in at["cards"]}
         for at in report.get("containers", ())
         if at["pod_uid"] == pod["metadata"].get("uid")
     }
+
+
+def _explanation(data: Any) -> dict[str, Any]:
+    """The extender's answer, of which lines can be made."""
+    explanation.lines(data)
+    found: dict[str, Any] = data
+    return found
 
 
 def _resize(cluster: Cluster, pod: Mapping[str, Any]) -> dict[str, str]:

@@ -73,10 +73,17 @@ def _reports(cluster: Cluster, nodes: Any, failures: list[str]) -> dict[str, Rep
     for node in nodes:
         pod = daemons[node] if daemons is not None else cluster.daemon(node)
         try:
-            found[node] = cluster.page(pod, "metrics", "/usage")
+            found[node] = cluster.page(pod, "metrics", "/usage", _report)
         except (PluginError, KubeError) as error:
             failures.append(str(error))
     return found
+
+
+def _report(data: Any) -> Report:
+    """A daemon's page, from which rows can be made."""
+    _rows("", data, data)
+    report: Report = data
+    return report
 
 
 def _rows(node: str, before: Report | None, now: Report) -> list[Row]:
@@ -85,14 +92,17 @@ def _rows(node: str, before: Report | None, now: Report) -> list[Row]:
         for at in (before or {}).get("containers", ())
         for share in at["cards"]
     }
-    seconds = now.get("at_s", 0.0) - (before or {}).get("at_s", 0.0)
+    seconds = float(now.get("at_s", 0.0)) - float((before or {}).get("at_s", 0.0))
     return [
         {
-            "namespace": at["namespace"], "pod": at["pod_name"], "container": at["container"], "node": node,
-            "card": share["uuid"], "minor": share["minor"], "cores": share["cores"], "core_limit": share["core_limit"],
+            "namespace": str(at["namespace"]), "pod": str(at["pod_name"]),
+            "container": str(at["container"]), "node": node,
+            "card": str(share["uuid"]), "minor": int(share["minor"]),
+            "cores": int(share["cores"]), "core_limit": int(share["core_limit"]),
             "used_cores": _used(known.get((at["pod_uid"], at["container"], share["uuid"])), share, seconds),
-            "memory_used_bytes": share["memory_used_bytes"], "memory_limit_bytes": share["memory_limit_bytes"],
-            "processes": at["processes"],
+            "memory_used_bytes": int(share["memory_used_bytes"]),
+            "memory_limit_bytes": int(share["memory_limit_bytes"]),
+            "processes": int(at["processes"]),
         }
         for at in now.get("containers", ())
         for share in at["cards"]
