@@ -685,8 +685,21 @@ static void test_no_work_begins_before_it_is_handed_over(void)
         CHECK_NEAR(charged(&just_behind, reached, T + 22800, 0), 4500, 300);
 }
 
+/* A call that took long, behind which nothing was left to be done: it may have been held up when it had handed its work over, or have waited for it. */
+static void test_work_that_was_done_within_its_call_is_not_taken_to_be_short(void)
+{
+    struct vc_mark_times from = {.recording_ns = T, .recorded_ns = T + 300, .begins_ns = T + 4300, .stuck_ns = 14 * US};
+    struct vc_mark_times to = {.recording_ns = T + 19 * US, .recorded_ns = T + 20 * US, .reached_ns = T + 19500};
+    struct vc_busy busy = {0};
+    struct vc_interval interval = {.estimate_ns = 10 * US, .operations = 1, .measurable = true};
+    vc_interval_begin(&interval, &from, T, to.reached_ns, 0);
+    vc_interval_end(&interval, &to);
+    CHECK(vc_interval_settle(&busy, &interval, false, false).charged_ns == 10 * US);
+}
+
 int main(void)
 {
+    test_work_that_was_done_within_its_call_is_not_taken_to_be_short();
     test_what_is_told_is_what_can_have_been_done();
     test_who_can_not_tell_has_the_share_of_one_of_many();
     test_whom_the_arbiter_closed_nothing_passes_whatever_its_credit();

@@ -45,6 +45,7 @@ void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *t
 {
     interval->to_ns = to->reached_ns;
     interval->host_bound = found_idle(to, to->reached_ns);
+    interval->over = to->reached_ns <= to->recorded_ns;
 }
 
 void vc_interval_cover(struct vc_busy *busy, struct vc_interval *interval, uint64_t to_ns)
@@ -108,7 +109,7 @@ static struct vc_settlement settle_alone(const struct vc_interval *interval, enu
     struct vc_settlement settlement = {most, most, evidence};
     uint64_t idle = vc_interval_has_gaps(interval) ? most : vc_earlier(interval->slack_ns, most);
     bool unproven = interval->unknown || interval->risk_ns == VC_UNPROVEN_NS; /* else a call that is held up hides what it began */
-    bool told = idle != 0 && idle == interval->slack_ns && idle <= SLOW_CALL_NS;
+    bool told = idle != 0 && idle == interval->slack_ns && idle <= SLOW_CALL_NS && !interval->over; /* else its work may have been done within the call */
     if (told)
         settlement.measured_ns = most - idle;
     else if (idle != 0 && estimate < most)

@@ -53,6 +53,7 @@ struct vc_interval {
     uint64_t slack_ns;     /* so much of its beginning the launch took the host: the card may have been idle meanwhile */
     bool from_idle;        /* the card was idle at its mark */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
+    bool over;             /* … and had it before that mark was recorded: when, nothing tells */
     bool paused;           /* the end mark was recorded before its thread slept, not right behind the last operation */
     bool measurable;       /* false: the end was seen but the begin is not known: settle nothing */
 };
