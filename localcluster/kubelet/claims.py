@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,10 @@ class PluginWatcher:
 
     def look(self) -> None:
         """Forget who has gone, then register who is new."""
-        found = {path: path.stat().st_ino for path in self._registry.glob("*.sock")} if self._registry.is_dir() else {}
+        found = {}
+        for path in self._registry.glob("*.sock"):
+            with contextlib.suppress(FileNotFoundError):  # its driver ended meanwhile
+                found[path] = path.stat().st_ino
         for path in [path for path, (inode, _) in self._seen.items() if found.get(path) != inode]:
             _, driver = self._seen.pop(path)
             if driver is not None:

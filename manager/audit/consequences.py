@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from manager.allocations.record import Allocation
 from manager.config.settings import Settings
@@ -24,6 +24,7 @@ class Consequences:
         api_writer: ApiWriter,
     ) -> None:
         self._settings, self._allocations, self._api_writer = settings, allocations, api_writer
+        self._evicted: dict[str, set[str]] = {}  # by card that is ill: the UIDs of pods that were told to go
 
     def tell(self, item: Allocation, reason: str, message: str) -> None:
         """An event of its pod, of a claim's all; of a bypass what `--audit-policy` says, too."""
@@ -47,12 +48,14 @@ class Consequences:
     def health_changed(self, uuid: str, why: str) -> None:
         """A card is ill, or well again (no `why`); "" is all of them. An event for the node.
 
-        If it is ill also events for the pods on this card; by `--dead-card-policy` their eviction.
+        If it is ill also events for the pods on this card; by `--dead-card-policy` their eviction, once, whatever else
+        is found to be wrong with it then.
         """
         node = self._settings().node_name
         what = f"card {uuid}" if uuid else "all cards"
         about = {"kind": "Node", "name": node, "uid": node}  # kubelet's own events name it so, too
         if not why:
+            self._evicted.pop(uuid, None)
             self._api_writer.event(about, "Normal", "CardHealthy", f"{what} can take shares again")
             return
         self._api_writer.event(about, "Warning", "CardUnhealthy", f"{what}: {why}")
@@ -60,8 +63,11 @@ class Consequences:
             if any(share.uuid == uuid for share in item.shares):
                 self.tell(item, "CardUnhealthy", f"card {uuid}: {why}")
                 if self._settings().dead_card_policy == "evict":
-                    self._evict(item)
+                    told = self._evicted.setdefault(uuid, set())
+                    self._evict(item, told)
+                    told.update(uid for _, uid in item.pods)
 
-    def _evict(self, item: Allocation) -> None:
+    def _evict(self, item: Allocation, but: Collection[str] = ()) -> None:
         for name, uid in item.pods:
-            self._api_writer.evict(item.namespace, name, uid)
+            if uid not in but:
+                self._api_writer.evict(item.namespace, name, uid)

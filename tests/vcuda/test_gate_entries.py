@@ -123,8 +123,8 @@ def test_large_copies_with_extents_are_charged_on_the_card_alone(name: str, tmp_
             assert process.stdout is not None
             assert process.stdout.readline() == '"copied"\n', process.communicate(timeout=share.SECONDS)
             end = time.monotonic() + (20 if target == "card" else 0)
-            while time.monotonic() < end and container.usage().cards[0].gpu_time_ns == 0:
-                time.sleep(0.01)
+            while time.monotonic() < end and container.usage().cards[0].gpu_time_ns <= 20_000:
+                time.sleep(0.01)  # what is charged before the end is seen is its estimate
             used = container.usage().cards[0].gpu_time_ns
             # 8 MiB at 350 GB/s are 24 us; the simulated driver moves the data between our two events, too.
             assert used > 20_000 if target == "card" else used == 0
