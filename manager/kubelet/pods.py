@@ -73,7 +73,7 @@ class PodListParser:
     @staticmethod
     def _whole(data: bytes) -> list[Pod]:
         answer = nesting.loads(data, orjson.loads)
-        pods = answer.get("items", []) if isinstance(answer, dict) else ""
+        pods = answer.get("items", "") if isinstance(answer, dict) else ""
         if pods is None:  # how Go writes an empty list
             return []
         if not isinstance(pods, list) or not all(isinstance(pod, dict) for pod in pods):

@@ -128,8 +128,10 @@ def _complete(change: Change, rules: Rules) -> PodRequest:
             limits = resources.get("limits") if isinstance(resources, Mapping) else None
             if isinstance(limits, Mapping):
                 _complete_container(change, (key, index), limits, rules)
-    parse_pod(change.pod, rules.names)
+    asked = parse_pod(change.pod, rules.names)
     for name, value in rules.annotations.items():
+        if name == rules.names.core_limit and all(container.whole for container in asked.containers):
+            continue  # a whole card has no other limit
         if name not in _annotations(change.pod) and _is_valid_with(change.pod, name, value, rules.names):
             change.put(value, *_ANNOTATIONS, name)
     theirs = spec.get("schedulerName") not in (None, "", _DEFAULT_SCHEDULER)

@@ -46,6 +46,7 @@ class ClaimBook:
         self._others: set[Key] = set()  # claims that are none of ours
         self._there: dict[str, dict[str, SeenClaim]] = {}  # allocated claims by node and UID
         self._assumed: dict[str, Assumed] = {}  # by the claim's UID
+        self._assumed_for: dict[str, set[str]] = {}  # … the claims' UIDs by their pod's
 
     # --- what the watches show ---
 
@@ -204,16 +205,27 @@ class ClaimBook:
                 _add(use, cards[column], Given(node, "", wish.step.cores, wish.blocks(cards[column].memory_blocks)))
             # Of a claim with several requests each sees what those before it have taken.
             self._put(claim.uid, claim, node, use, State.ASSUMED)
+        self._no_more_assumed(claim.uid)
         self._assumed[claim.uid] = Assumed(pod_uid, self._cache.clock(), reserved)
+        self._assumed_for.setdefault(pod_uid, set()).add(claim.uid)
+
+    def _no_more_assumed(self, uid: str) -> bool:
+        old = self._assumed.pop(uid, None)
+        if old is not None:
+            claims = self._assumed_for[old.pod_uid]
+            claims.discard(uid)
+            if not claims:
+                del self._assumed_for[old.pod_uid]
+        return old is not None
 
     def give_up(self, uid: str) -> None:
         """Take back what was assumed for a claim."""
-        if self._assumed.pop(uid, None) is not None:
+        if self._no_more_assumed(uid):
             self.pods.release(uid)
 
     def lose_pod(self, uid: str) -> None:
         """Nothing is assumed for a pod any more."""
-        for claim in [key for key, one in self._assumed.items() if one.pod_uid == uid]:
+        for claim in list(self._assumed_for.get(uid, ())):
             self.give_up(claim)
 
     def expire(self) -> None:
@@ -225,7 +237,7 @@ class ClaimBook:
 
     def expected(self) -> set[str]:
         """The pods, by UID, for which anything is assumed."""
-        return {one.pod_uid for one in self._assumed.values()}
+        return set(self._assumed_for)
 
     def reserved_nodes(self) -> set[str]:
         """Where places are kept for pods of gangs that have not asked for them yet."""

@@ -61,6 +61,10 @@ class _User:
     runs: bool
 
 
+class NotScored(Exception):
+    """Many nodes are to be scored first, by Engine.score_claims; nothing was booked."""
+
+
 class _Choice(NamedTuple):
     """`row`: the best one; else which quota closed those that fit, or "", and why others do not: of some nodes."""
 
@@ -146,7 +150,16 @@ class Claims:
 
     # --- deciding ---
 
-    def filter(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
+    def score_some(self, pod: Mapping[str, Any]) -> bool:
+        """See Engine.score_claims."""
+        try:
+            user = self._user(pod)
+            shape = self._shape(user, self._waiting(user))
+        except InvalidRequest:
+            return False
+        return bool(shape.steps) and self._scores.warm(shape, self.cluster, self.typical())
+
+    def filter(self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False) -> Verdict | None:
         """See Engine.filter_claims."""
         metadata = pod["metadata"]
         uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
@@ -174,11 +187,13 @@ class Claims:
             )
         if not shape.steps:
             return None
+        rows = np.fromiter((self.cluster.index.get(one, -1) for one in names), np.int64, len(names))
+        self._follow(names, rows)
+        if briefly and self._scores.far_behind(shape, self.cluster, self.typical()):
+            raise NotScored
         if uid not in self._counted:
             self._counted.add(uid)
             self.workload.observe(shape)
-        rows = np.fromiter((self.cluster.index.get(one, -1) for one in names), np.int64, len(names))
-        self._follow(names, rows)
         others = self._others_of_gang(user)
         if isinstance(others, str):
             return refused(ExtenderReason.GANG_INCOMPLETE, others)

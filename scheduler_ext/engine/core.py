@@ -123,10 +123,18 @@ class Engine:
         places = outlook.places()
         return Plan(clock, places[0], outlook.wishes[1:], places[1:], outlook.held) if places else None
 
-    def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str]) -> Verdict | None:
-        """Choose a node for the claims of a pod that are not allocated; None: all nodes pass."""
+    def filter_claims(self, pod: Mapping[str, Any], names: Sequence[str], *, briefly: bool = False) -> Verdict | None:
+        """Choose a node for the claims of a pod that are not allocated; None: all nodes pass.
+
+        `briefly`: where few nodes have to be scored for it; else NotScored is raised.
+        """
         with self._lock:
-            return self._claims.filter(pod, names)
+            return self._claims.filter(pod, names, briefly=briefly)
+
+    def score_claims(self, pod: Mapping[str, Any]) -> bool:
+        """Score the class of a pod with claims for a few nodes; whether more is to be done."""
+        with self._lock:
+            return self._claims.score_some(pod)
 
     def claims_unseen(self, pod: Mapping[str, Any]) -> bool:
         """Whether a claim of the pod exists that the watch has not shown yet."""

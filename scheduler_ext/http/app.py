@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from scheduler_ext.engine.bindings import Refused
+from scheduler_ext.engine.claims import NotScored
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.engine.gangs import Plan
 from scheduler_ext.engine.intake import MOST_LIGHT
@@ -90,7 +91,13 @@ class Extender:
             return extender_v1.untouched(args)
         self._require_uid(args.pod)
         self._require_ready()
-        return self._claims_later(args) if self._engine.claims_unseen(args.pod) else self._claims_decided(args)
+        return self._claims_later(args) if self._engine.claims_unseen(args.pod) else self._claims_soon(args)
+
+    def _claims_soon(self, args: ExtenderArgs) -> bytes | Awaitable[bytes]:
+        try:
+            return self._claims_decided(args, briefly=True)
+        except NotScored:
+            return self._claims_scored(args)
 
     async def _claims_later(self, args: ExtenderArgs) -> bytes:
         """kube-scheduler's watch was faster than ours."""
@@ -98,10 +105,18 @@ class Extender:
         until = loop.time() + _UNSEEN_SECONDS
         while loop.time() < until and self._engine.claims_unseen(args.pod):
             await asyncio.sleep(_UNSEEN_PAUSE)
-        return self._claims_decided(args)
+        answer = self._claims_soon(args)
+        return answer if isinstance(answer, bytes) else await answer
 
-    def _claims_decided(self, args: ExtenderArgs) -> bytes:
-        verdict = self._engine.filter_claims(args.pod, args.names)
+    async def _claims_scored(self, args: ExtenderArgs) -> bytes:
+        """As _scored_filter."""
+        async with self._scoring:
+            while self._engine.score_claims(args.pod):
+                await asyncio.sleep(0)
+            return self._claims_decided(args)
+
+    def _claims_decided(self, args: ExtenderArgs, *, briefly: bool = False) -> bytes:
+        verdict = self._engine.filter_claims(args.pod, args.names, briefly=briefly)
         if verdict is None:
             return extender_v1.untouched(args)
         return extender_v1.filter_answer(args, verdict)

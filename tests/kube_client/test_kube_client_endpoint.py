@@ -314,3 +314,19 @@ def test_connections_notice_a_machine_that_is_gone(counting: Counting) -> None:
     (kept,) = counting.endpoint._kept
     assert kept.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+@pytest.mark.parametrize(
+    "body", ["{}", '{"kind":"PodList","metadata":{}}', '{"items":{}}', '{"items":7,"metadata":[]}']
+)
+def test_what_is_no_list_is_not_taken_for_an_empty_one(body: str) -> None:
+    """Whoever asks would take all objects to be gone, and free what their pods hold."""
+    answer = HEAD + f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    with server([answer]) as endpoint, pytest.raises(ApiUnreachable, match="no list"):
+        list(Client(endpoint, timeout=5).pages("pods"))
+
+
+def test_an_empty_list_as_go_writes_it() -> None:
+    body = b'{"items":null,"metadata":null}'
+    with server([HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)]) as endpoint:
+        assert list(Client(endpoint, timeout=5).pages("pods")) == [([], "")]

@@ -98,7 +98,7 @@ def test_what_no_rule_reads_is_not_kept() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"[]", b"{", b'{"items":[1]}', b'{"items":{}}', b'{"items":[{"metadata":{}]}', b'{"items":[{},]}'],
+    [b"", b"[]", b"{", b"{}", b'{"items":[1]}', b'{"items":{}}', b'{"items":[{"metadata":{}]}', b'{"items":[{},]}'],
 )
 def test_what_is_no_list_of_pods_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError):

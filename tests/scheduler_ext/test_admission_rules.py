@@ -161,6 +161,9 @@ def test_defaults_complete_a_request_and_never_break_one() -> None:
     asked = {one.name: (one.cores, one.memory_blocks) for one in parse_pod(after, NAMES).containers}
     assert asked == {"i": (20, 8), "m": (100, 0)}, "whole cards come with their memory"
 
+    _, after = review(pod("p", 200, None), rules)
+    assert after["metadata"]["annotations"] == {NAMES.priority: "low"}, "a whole card has no other limit"
+
     _, after = review(pod("p", 60, 4, annotations={NAMES.priority: "high"}), rules)
     assert after["metadata"]["annotations"] == {NAMES.priority: "high"}, "a limit of 50 is below its 60"
 

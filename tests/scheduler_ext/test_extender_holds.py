@@ -25,6 +25,7 @@ from scheduler_ext.settings import Settings
 from scheduler_ext.state.node_names import NodeNames
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
+from tests.scheduler_ext.extender_claims import ask, claim, node_slices, user
 from tests.scheduler_ext.extender_engine import Clock, engine_with
 from tests.scheduler_ext.extender_support import NAMES, cards, node, pod
 
@@ -89,6 +90,49 @@ def test_a_gangs_first_pod_is_scored_a_few_nodes_at_a_time(monkeypatch: pytest.M
     member = pod("m", 50, 5, uid="m", annotations={NAMES.gang: "job/20"})
     assert asyncio.run(answered(Extender(engine, cast(Binder, None)), asking(member, names)))
     assert behind and not any(behind)
+
+
+def test_a_pod_with_claims_of_a_new_class_is_scored_a_few_nodes_at_a_time_and_others_come_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A claim of 32 requests kept all others waiting for 82 ms."""
+    behind: list[bool] = []
+    table = Scores.table
+
+    def noted(self: Scores, shape: Any, cluster: Any, typical: Any) -> Any:
+        behind.append(self.far_behind(shape, cluster, typical))
+        return table(self, shape, cluster, typical)
+
+    monkeypatch.setattr(Scores, "table", noted)
+    engines = []
+    for _ in range(2):
+        engine, _, names = large()
+        for name in names:
+            for one in node_slices(name, cards(name, 4)):
+                engine.see_slice(one)
+        engine.see_claim(claim("c", *(ask(f"r{at}", 1 + at, 1) for at in range(8)), uid="c"))
+        engines.append(engine)
+    one = user("p", "c", uid="p")
+    extender = Extender(engines[0], cast(Binder, None))
+    engines[0].prepare(pod("known", 10, 1, uid="k"))
+    known = asking(pod("known", 10, 1, uid="k"), names)
+
+    async def asked() -> Any:
+        answer = extender.filter_claims(asking(one, names))
+        assert not isinstance(answer, bytes), "it is scored first"
+        task, turns = asyncio.ensure_future(answer), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+            assert isinstance(extender.filter(known), bytes), "others wait for nothing"
+        assert turns > MANY * 8 / 256
+        return orjson.loads(task.result())["NodeNames"]
+
+    decided = engines[1].filter_claims(one, names)
+    behind.clear()
+    assert decided is not None and asyncio.run(asked()) == [decided.chosen]
+    assert behind and not any(behind)
+    assert isinstance(extender.filter_claims(asking(one, names)), bytes), "its class is known now"
 
 
 def test_many_changes_of_few_nodes_are_no_reason_to_score_a_few_at_a_time() -> None:

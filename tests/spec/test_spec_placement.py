@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcuda.spec import fit, inventory, placement
-from vcuda.spec.errors import DoesNotFit, InvalidInventory, InvalidPlacement, Reason
+from vcuda.spec import bookings, fit, inventory, placement
+from vcuda.spec.errors import DoesNotFit, InvalidInventory, InvalidPlacement, Reason, SpecError
 from vcuda.spec.names import Names
 from vcuda.spec.request import ContainerRequest, Kind, PodRequest
 
@@ -241,3 +243,11 @@ def test_the_one_rule_of_fit(state: fit.CardState, container: ContainerRequest, 
         with pytest.raises(DoesNotFit, match="GPU-1") as caught:
             fit.require(state, container)
         assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize("decode", [inventory.decode, bookings.decode, placement.decode])
+@pytest.mark.parametrize("text", ["[]", "7", '{"version":1}', '{"version":1,"cards":5,"pods":7,"containers":[]}', "["])
+def test_what_is_malformed_is_told_in_words_for_people(decode: Callable[[str], object], text: str) -> None:
+    with pytest.raises(SpecError, match="malformed") as refused:
+        decode(text)
+    assert not re.search(r"object|indices|attribute|NoneType|\('", refused.value.message)

@@ -81,8 +81,9 @@ class Client:
         query, where = {"limit": str(_PAGE)} | _fields(selector), path(kind, namespace)
         while True:
             data = self.call("GET", where, query=query, timeout=timeout)
-            metadata = data.get("metadata") or {}
-            yield data.get("items") or [], str(metadata.get("resourceVersion", ""))
+            metadata = data.get("metadata")
+            metadata = metadata if isinstance(metadata, dict) else {}
+            yield listed(data), str(metadata.get("resourceVersion", ""))
             if not metadata.get("continue"):
                 return
             query["continue"] = str(metadata["continue"])
@@ -113,6 +114,16 @@ class Client:
             "timeoutSeconds": str(int(seconds)),
         }  # fmt: skip
         return self.endpoint.stream(path(kind, namespace), query | _fields(selector), silence=silence, rest=rest)
+
+
+def listed(data: Mapping[str, Any]) -> list[Any]:
+    """The objects of a list. Raises ApiUnreachable for what is none: taken for an empty one, all pods were gone."""
+    items = data.get("items", "")
+    if items is None:  # how Go writes an empty list
+        return []
+    if not isinstance(items, list):
+        raise ApiUnreachable("the API server sent an object that is no list; ask what stands between us and it")
+    return items
 
 
 def _fields(selector: str) -> dict[str, str]:

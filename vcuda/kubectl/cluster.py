@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from vcuda.kube import config
 from vcuda.kube.access import TOKEN_HEADER
-from vcuda.kube.client import MERGE, Client
+from vcuda.kube.client import MERGE, Client, listed
 from vcuda.kube.endpoint import Endpoint
 from vcuda.kube.errors import ApiError, KubeError
 from vcuda.kube.objects import Object, checked, path
@@ -127,8 +127,8 @@ class Cluster:
 
     def _ours(self, program: str) -> list[dict[str, Any]]:
         query = {"labelSelector": f"app.kubernetes.io/name={program}"}
-        items = self.client.call("GET", path("pods", self.system), query=query).get("items")
-        return [_understood(item) for item in (items if isinstance(items, list) else ())]
+        found = self.client.call("GET", path("pods", self.system), query=query)
+        return [_understood(item) for item in listed(found)]
 
     def page(self, pod: Object, port: str, where: str, read: Callable[[Any], _T]) -> _T:
         """What `read` makes of a JSON page of one of our pods, through the API server. `port`: the name of its port.

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vcuda.spec.errors import InvalidInventory, Reason
+from vcuda.spec.errors import InvalidInventory, Reason, what_is_wrong
 from vcuda.spec.placement import MOST_BLOCKS
 
 VERSION = 1
@@ -79,7 +79,7 @@ def decode(text: str) -> Report:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
             Reason.INVALID_INVENTORY,
-            f"the node's annotation of bookings is malformed ({error!s:.120}); gpu-manager rewrites it",
+            f"the node's annotation of bookings is malformed ({what_is_wrong(error)}); gpu-manager rewrites it",
         ) from error
 
 

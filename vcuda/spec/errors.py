@@ -53,3 +53,12 @@ class InvalidInventory(SpecError):
 
 class DoesNotFit(SpecError):
     """A valid request finds no room now."""
+
+
+def what_is_wrong(error: Exception) -> str:
+    """Why a text could not be read, in words for people: of what Python raised on it."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r:.60}"
+    if isinstance(error, (TypeError, AttributeError, RecursionError)):
+        return "it has another form"
+    return f"{error!s:.120}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vcuda.spec.errors import InvalidInventory, Reason
+from vcuda.spec.errors import InvalidInventory, Reason, what_is_wrong
 from vcuda.spec.units import blocks_on_card
 
 VERSION = 1
@@ -109,7 +109,7 @@ def decode(text: str) -> tuple[Card, ...]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInventory(
             Reason.INVALID_INVENTORY,
-            f"the inventory annotation is malformed ({error!s:.120}); gpu-manager rewrites it",
+            f"the inventory annotation is malformed ({what_is_wrong(error)}); gpu-manager rewrites it",
         ) from error
     if len({card.uuid for card in cards}) != len(cards):
         raise InvalidInventory(Reason.INVALID_INVENTORY, "the inventory annotation lists a card twice")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
 
-from vcuda.spec.errors import InvalidPlacement, Reason
+from vcuda.spec.errors import InvalidPlacement, Reason, what_is_wrong
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
 from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, ContainerRequest, Kind, PodRequest
@@ -95,7 +95,7 @@ def decode(text: str) -> Placement:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidPlacement(
             Reason.INVALID_PLACEMENT,
-            f"the placement annotation is malformed ({error!s:.120}); delete and recreate the pod",
+            f"the placement annotation is malformed ({what_is_wrong(error)}); delete and recreate the pod",
         ) from error
 
 
