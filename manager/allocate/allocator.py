@@ -115,7 +115,7 @@ class Allocator:
                 except Refusal as error:
                     refusal = error
                 else:
-                    self._pod_finder.succeeded(candidate.uid)
+                    self._pod_finder.succeeded(candidate, pods)
                     if not candidate.static:  # those are told by their object's own UID, when the watch shows it
                         self._reconcile(candidate.pod, self.book.index.of_pod(candidate.uid))
                     return answer

@@ -83,27 +83,31 @@ class PodFinder:
         self._lost: set[str] | None = None  # by a kubelet that began without its checkpoint; None: not looked at yet
         self._away = ""  # who could not tell us the pods of the last call
         self._listed: list[Pod] | None = None  # kubelet's own list, as it was for the last call
+        self._begun: tuple[Candidate, list[Facts], float] | None = None  # who was answered last, when
         self._preferred: tuple[str, frozenset[str], float, list[Pod]] | None = None
 
     def refused(self, uid: str) -> None:
         """A refused pod stays in kubelet's list until its status has come back from the API server."""
         with self._lock:
+            self._begun = None
             self._refused[uid] = None
             while len(self._refused) > _REFUSED_KEPT:
                 self._refused.popitem(last=False)
 
-    def succeeded(self, uid: str) -> None:
-        """This pod was answered: it is no longer among those that were refused."""
+    def succeeded(self, candidate: Candidate, pods: list[Facts]) -> None:
+        """This pod was answered: it is no longer among those that were refused. `pods`: those of its call."""
         with self._lock:
-            self._last_uid = uid
-            self._refused.pop(uid, None)
+            self._last_uid = candidate.uid
+            self._refused.pop(candidate.uid, None)
+            others = matcher.others_are_asked(candidate.pod, candidate.container, self._names)
+            self._begun = None if others else (candidate, pods, time.monotonic())
 
     def kubelet_restarted(self) -> None:
         """A new kubelet admits all pods anew, in an order of its own; before it can call us."""
         with self._lock:
             self._last_uid = None
             self._kubelet_is_new, self._lost = True, None
-            self._preferred = None
+            self._preferred = self._begun = None
 
     def prefer(self, resource: str, device_ids: Sequence[str]) -> None:
         """What the last call found was answered with these devices: kubelet's next one gives them."""
@@ -166,12 +170,32 @@ class PodFinder:
 
         Raises Refusal, soon after the deadline at latest. `listed`: kubelet's list, where it need not be asked.
         """
+        begun = self._going_on(resource, count, allocations)
+        if begun is not None:
+            self._listed = None
+            return begun
         if listed is not None:
             with contextlib.suppress(Refusal):
                 return self._find_among(listed, True, resource, count, allocations, deadline)
         pods, own_view = self.pods(allocations.static_pods, deadline)
         self._listed = pods if own_view else None
         return self._find_among(pods, own_view, resource, count, allocations, deadline)
+
+    def _going_on(
+        self, resource: str, count: int, allocations: AllocationIndex
+    ) -> tuple[Candidate, list[Facts]] | None:
+        """The container that was answered last, if it lacks just this: kubelet asks for the rest of it before all else.
+
+        Only another plugin, asked in between, could have made kubelet give it up (kubernetes
+        pkg/kubelet/cm/devicemanager, allocateContainerResources); PreStartContainer compares in any case.
+        """
+        with self._lock:
+            begun = self._begun
+        if begun is None or time.monotonic() - begun[2] > _LISTED_S:
+            return None
+        candidate, pods, _ = begun
+        lacking = Facts.of(candidate.pod, self._names).next_container(allocations.holdings)
+        return (candidate, pods) if lacking == (candidate.container, {resource: count}) else None
 
     def _find_among(
         self,

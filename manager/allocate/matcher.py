@@ -73,6 +73,18 @@ def _numbers(limits: Mapping[str, Any], names: Names) -> dict[str, int]:
     return found
 
 
+def others_are_asked(pod: Pod, container: str, names: Names) -> bool:
+    """Whether kubelet asks other device plugins than ours for this container, in an order that nobody knows."""
+    spec = pod.get("spec") or {}
+    return any(
+        "/" in resource and resource not in (names.core, names.memory)  # what kubelet has itself has no domain
+        for key in ("initContainers", "containers")
+        for item in spec.get(key) or ()
+        if item.get("name") == container
+        for resource in (item.get("resources") or {}).get("limits") or {}
+    )
+
+
 @dataclass(frozen=True)
 class Facts:
     """What an admission needs of a pod, taken from it once: hundreds of pods are looked at for each call."""

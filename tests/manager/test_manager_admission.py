@@ -11,6 +11,7 @@ import pytest
 
 from manager.allocate import find_pod as admission_module
 from manager.allocate.find_pod import PodFinder, Presence
+from manager.allocate.matcher import Candidate
 from manager.allocations.accounting import AllocationIndex
 from manager.allocations.record import Held
 from manager.errors import Refusal
@@ -170,7 +171,7 @@ def test_refused_pods_are_remembered_the_newest_ones(tmp_path: Path, monkeypatch
     one.refused("a")  # "b" is forgotten
     assert find(one) == "b"
     one.refused("b")
-    one.succeeded("b")
+    one.succeeded(Candidate(B, "c"), [])
     with pytest.raises(Refusal, match="PodAmbiguous"):
         find(one)
 

@@ -292,10 +292,10 @@ def test_the_share_in_force_and_time_waited_are_exported(node: Node) -> None:
 
 
 @pytest.mark.parametrize("prefers", [True, False])
-def test_kubelet_writes_its_list_of_pods_once_for_each_resource(
+def test_kubelet_writes_its_list_of_pods_once_for_each_container(
     node: Node, monkeypatch: pytest.MonkeyPatch, prefers: bool
 ) -> None:
-    """It was four times: in a burst of 200 pods each list costs kubelet and us as much as the pods before it."""
+    """It was four times, and twice: in a burst of 200 pods each list costs kubelet and us as much as the pods before it."""
     node.start(wait=200)
     asked: list[float] = []
     listed = KubeletPods.list
@@ -309,7 +309,23 @@ def test_kubelet_writes_its_list_of_pods_once_for_each_resource(
     node.kubelet.use_preferred = prefers
     for number in range(4):
         node.kubelet.admit(pod(f"p{number}", container("c", 20, 1 + number), container("d", 10, 2)))
-    assert len(asked) == 4 * 2 * 2
+    assert len(asked) == 4 * 2
+
+
+def test_a_container_that_asks_other_plugins_too_may_be_given_up_between_our_two_calls(node: Node) -> None:
+    """Kubelet asks for a container's resources in any order: the other plugin's refusal leaves ours half given."""
+    node.start(wait=200)
+    node.kubelet.use_preferred = False
+    nic = container("c", 20, 4)
+    nic["resources"]["limits"]["example.com/nic"] = "1"
+    first, second = pod("first", nic), pod("second", container("c", 20, 4))
+    core, memory = (node.kubelet.devices.endpoint(name) for name in (NAMES.core, NAMES.memory))
+    node.kubelet.pods.append(first)
+    core.allocate([device.id for device in node.kubelet.listed(NAMES.core) or ()][:20])
+    first["status"] = {"phase": "Failed"}
+    node.kubelet.pods.append(second)
+    memory.allocate([device.id for device in node.kubelet.listed(NAMES.memory) or ()][:4])
+    assert node.region(second, "c").is_dir()
 
 
 def test_a_pod_that_went_between_kubelets_questions_gets_nothing_of_the_next_one(node: Node) -> None:
