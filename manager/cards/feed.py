@@ -22,6 +22,10 @@ class SnapshotFeed:
             self._version += 1
             self._changed.notify_all()
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self._snapshot
+
     def close(self) -> None:
         with self._changed:
             self._closed = True

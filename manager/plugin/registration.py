@@ -22,7 +22,7 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 from manager.cards.feed import SnapshotFeed
-from manager.plugin.server import OPTIONS, THREADS, Plugin
+from manager.plugin.server import THREADS, Plugin
 from manager.process.logs import Conditions
 from manager.proto import deviceplugin_pb2 as api
 from manager.proto import deviceplugin_pb2_grpc
@@ -82,6 +82,7 @@ class Registrar:
         self._servers: list[grpc.Server] = []
         self._registered_with: tuple[int, int] | None = None
         self._met: tuple[int, int] | None = None  # the kubelet of which we have told, before it could call us
+        self._told: list[api.DevicePluginOptions] = []  # by the registration
         self._own_inodes: dict[str, int] = {}
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -135,7 +136,7 @@ class Registrar:
         if kubelet is None:
             self._registered_with = None
             self._conditions.set("kubelet", f"waiting for kubelet: there is no {self._directory / KUBELET_SOCKET}")
-        elif kubelet != self._registered_with or not self._sockets_intact() or self._given_up():
+        elif kubelet != self._registered_with or not self._sockets_intact() or self._outdated():
             if not self._register(kubelet):
                 self._stop.wait(self._pause)
                 self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
@@ -150,6 +151,10 @@ class Registrar:
         except OSError:
             return None
         return status.st_ino, status.st_ctime_ns
+
+    def _outdated(self) -> bool:
+        """Whether kubelet should be told of us again: it has stopped watching, or the cards want other options now."""
+        return self._given_up() or self._told != [plugin.options for plugin in self._plugins]
 
     def _given_up(self) -> bool:
         """Whether kubelet lives but has stopped watching, long enough after it was last told of us."""
@@ -202,14 +207,15 @@ class Registrar:
                 )
                 return False
             self._serve()
+            self._told = [plugin.options for plugin in self._plugins]
             with grpc.insecure_channel(f"unix:{self._directory / KUBELET_SOCKET}") as channel:
                 stub = deviceplugin_pb2_grpc.RegistrationStub(channel)
-                for plugin in self._plugins:
+                for plugin, options in zip(self._plugins, self._told, strict=True):
                     request = api.RegisterRequest(
                         version=API_VERSION,
                         endpoint=SOCKETS[plugin.resource],
                         resource_name=self._names.core if plugin.resource == "core" else self._names.memory,
-                        options=OPTIONS,
+                        options=options,
                     )
                     stub.Register(request, timeout=REGISTER_TIMEOUT_S)
         except grpc.RpcError as error:

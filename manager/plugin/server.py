@@ -23,7 +23,6 @@ from vcuda.logs import fields
 
 log = logging.getLogger(__name__)
 
-OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 # How often a stream without news looks whether kubelet is still there.
 _STREAM_CHECK_S = 1.0
 # Open streams of one resource: kubelet has one, a monitor perhaps another. Each holds a thread of the server's; what is
@@ -64,8 +63,18 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):  # type: ignore[misc] 
         """Seconds since kubelet last had a stream; 0 while it has one."""
         return 0.0 if self._streams else time.monotonic() - self._unwatched_since
 
+    @property
+    def options(self) -> api.DevicePluginOptions:
+        """Kubelet is to ask which devices we prefer only where that means something: it counts them by NUMA node.
+
+        The question, with the IDs of all free devices, costs its sync loop as much as Allocate.
+        """
+        snapshot = self._device_lists.snapshot
+        nodes = {item.card.numa_node for item in snapshot.cards} if snapshot is not None else set()
+        return api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=len(nodes) > 1)
+
     def GetDevicePluginOptions(self, request: api.Empty, context: grpc.ServicerContext) -> api.DevicePluginOptions:
-        return OPTIONS
+        return self.options
 
     def ListAndWatch(self, request: api.Empty, context: grpc.ServicerContext) -> Iterator[api.ListAndWatchResponse]:
         with self._entrance:

@@ -44,10 +44,17 @@ def claims(system: System) -> Iterator[System]:
     eventually("the node's slice", lambda: _devices(system), 60)
     yield system
     system.lab.kubectl("delete", "resourceclaims", "--all", check=False)
+    # Only a daemon that serves claims is told by kubelet that one is over.
+    eventually("no claim is left on the node", lambda: _nothing_left(system), 240)
     system.lab.kubectl("delete", "deviceclass", DRIVER, check=False)
     system.kill("manager")
     system.start_manager()
     system.wait_offered()
+
+
+def _nothing_left(system: System) -> bool:
+    usage = json.loads(system.get(system.manager_port, "/usage"))
+    return not usage["containers"] and not list((system.folder / "vm/regions").iterdir())
 
 
 def _settings(root: str) -> list[str]:
@@ -69,12 +76,7 @@ def made(claims: System) -> Iterator[Any]:
     yield create
     claims.delete_all()
     claims.lab.kubectl("delete", "resourceclaims", "--all")
-
-    def nothing_left() -> bool:
-        usage = json.loads(claims.get(claims.manager_port, "/usage"))
-        return not usage["containers"] and not list((claims.folder / "vm/regions").iterdir())
-
-    eventually("no claim is left on the node", nothing_left, 240)
+    eventually("no claim is left on the node", lambda: _nothing_left(claims), 240)
 
 
 def claim(name: str, cores: int, memory: str, *, count: int = 1, apart: bool = False, **config: Any) -> dict[str, Any]:

@@ -159,13 +159,18 @@ def chart_s(placed: System) -> Iterator[System]:
     pytest.importorskip("helm_python", reason="Helm's engine (helm-python-sdk) has no wheel for this machine")
     rendered = manifests.render({"claims": {"enabled": True}, "manager": {"kubelet": {"access": "pods"}}})
     text = "\n---\n".join(rendered[name] for name in ("claims.yaml", "manager-rbac.yaml"))
-    placed.lab.kubectl("create", "namespace", manifests.NAMESPACE)
+    there = bool(
+        placed.lab.kubectl("get", "namespace", manifests.NAMESPACE, "--ignore-not-found")
+    )  # the chart's tests'
+    if not there:
+        placed.lab.kubectl("create", "namespace", manifests.NAMESPACE)
     placed.lab.kubectl("apply", "-f", "-", stdin=text)
     yield placed
     # The class is the other tests', too.
     rest = [one for one in yaml.safe_load_all(text) if one and one["kind"] != "DeviceClass"]
     placed.lab.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(rest))
-    placed.lab.kubectl("delete", "namespace", manifests.NAMESPACE, wait=120)
+    if not there:
+        placed.lab.kubectl("delete", "namespace", manifests.NAMESPACE, wait=120)
 
 
 def test_a_daemon_writes_the_slices_of_its_own_node_alone(chart_s: System, evidence: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import stat
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.manager.manager_kubelet import Rejected
 from tests.manager.manager_pods import NAMES, container, eventually, pod
 from tests.manager.manager_support import Node
 from vcuda import region
-from vcuda.sim import Machine
+from vcuda.sim import Machine, SimCard
 from vcuda.spec import placement
 from vcuda.spec.placement import CardShare, Placement
 
@@ -148,7 +149,12 @@ def test_two_whole_cards_without_memory(node: Node, machine: Machine) -> None:
     }
 
 
-def test_the_extenders_placement_is_obeyed_and_preferred(node: Node, machine: Machine) -> None:
+def test_the_extenders_placement_is_obeyed_and_preferred(
+    make_machine: Callable[..., Machine], make_node: Callable[..., Node]
+) -> None:
+    machine = make_machine(*(SimCard(memory_bytes=8192 * MIB, numa_node=number) for number in range(2)))
+    node = make_node(machine.root)
+    node.kubelet.start()
     node.start(wait=200)
     other = machine.cards[1].uuid
     node.kubelet.admit(pod("fill", container("c", 10, 1)))
@@ -293,9 +299,15 @@ def test_the_share_in_force_and_time_waited_are_exported(node: Node) -> None:
 
 @pytest.mark.parametrize("prefers", [True, False])
 def test_kubelet_writes_its_list_of_pods_once_for_each_container(
-    node: Node, monkeypatch: pytest.MonkeyPatch, prefers: bool
+    make_machine: Callable[..., Machine],
+    make_node: Callable[..., Node],
+    monkeypatch: pytest.MonkeyPatch,
+    prefers: bool,
 ) -> None:
     """It was four times, and twice: in a burst of 200 pods each list costs kubelet and us as much as the pods before it."""
+    cards = [SimCard(memory_bytes=8192 * MIB, numa_node=number * prefers) for number in range(2)]
+    node = make_node(make_machine(*cards).root)
+    node.kubelet.start()
     node.start(wait=200)
     asked: list[float] = []
     listed = KubeletPods.list
@@ -306,7 +318,7 @@ def test_kubelet_writes_its_list_of_pods_once_for_each_container(
 
     monkeypatch.setattr(KubeletPods, "list", counted)
     monkeypatch.setattr(node.daemon.allocator, "collect", lambda: None)  # asks, too, at times of its own
-    node.kubelet.use_preferred = prefers
+    assert node.kubelet.devices.endpoint(NAMES.core).preferred_allocation == prefers
     for number in range(4):
         node.kubelet.admit(pod(f"p{number}", container("c", 20, 1 + number), container("d", 10, 2)))
     assert len(asked) == 4 * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -17,16 +18,32 @@ from tests.manager.manager_support import Node
 from vcuda.sim import CardLost, CardRecovered, Machine, SimCard, Xid
 
 
-def test_registers_both_resources_with_their_options(node: Node) -> None:
+@pytest.mark.parametrize("numa_nodes", [1, 2])
+def test_registers_both_resources_with_their_options(
+    make_machine: Callable[..., Machine], make_node: Callable[..., Node], numa_nodes: int
+) -> None:
+    """Kubelet asks which devices we prefer only where it counts them by NUMA node."""
+    node = make_node(make_machine(*(SimCard(memory_bytes=8 * 2**30, numa_node=n % numa_nodes) for n in range(2))).root)
+    node.kubelet.start()
     node.start(wait=200)
     assert node.kubelet.registered == {NAMES.core: "vcore.sock", NAMES.memory: "vmemory.sock"}
     for resource, socket in node.kubelet.registered.items():
         endpoint = node.kubelet.devices.endpoint(resource)
-        assert endpoint.pre_start_required and endpoint.preferred_allocation
+        assert endpoint.pre_start_required and endpoint.preferred_allocation == (numa_nodes == 2)
         with grpc.insecure_channel(f"unix:{node.kubelet.directory}/{socket}") as channel:
             options = api_grpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=5)
-        assert options.pre_start_required and options.get_preferred_allocation_available
+        assert options.pre_start_required and options.get_preferred_allocation_available == (numa_nodes == 2)
     assert node.kubelet.healthy(NAMES.memory) == 64
+
+
+def test_kubelet_is_told_when_cards_of_another_numa_node_come(node: Node) -> None:
+    node.start(wait=200)
+    snapshot = node.daemon.inventory.snapshot
+    first, second = snapshot.cards
+    second = dataclasses.replace(second, card=dataclasses.replace(second.card, numa_node=1))
+    node.daemon._device_lists.show(dataclasses.replace(snapshot, cards=(first, second)))
+    eventually(lambda: node.kubelet.devices.endpoint(NAMES.core).preferred_allocation, "another registration", 5)
+    assert node.daemon.registrar.registrations == 2
 
 
 def test_the_largest_node_stays_far_below_the_message_limit() -> None:
