@@ -81,6 +81,8 @@ static const struct pattern patterns[] = {
     PATTERN(killed_after_launch, 1, 1, 1),
     PATTERN(ended_after_launch, 1, 1, 1),
     PATTERN(exec_after_launch, 1, 1, 1),
+    PATTERN(ended_with_own, 1, 1, 1),
+    PATTERN(ended_with_capture, 1, 1, 1),
     PATTERN(fork_tree, 1, 1, 1),
     PATTERN(no_memory, 1, 1, 0),
     PATTERN(no_descriptors, 1, 1, 1),

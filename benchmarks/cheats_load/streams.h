@@ -1,7 +1,7 @@
 /* Streams, contexts and threads without end. */
 #pragma once
 #include "costs.h"
-#include "work.h"
+#include "processes.h"
 
 static void work_on_new_streams(struct place *place)
 {
@@ -133,7 +133,7 @@ static void leave_long(struct place *place, void (*leave)(struct place *))
         }
     }
     write_kernel_time(100000000);
-    sleep_us(8000); /* until the card has read it */
+    sleep_us(12000); /* the simulated card looks at the file every 10 ms */
     leave(place);
     write_kernel_time(20000);
     sleep_us(8000); /* until the card has read it */
@@ -235,4 +235,38 @@ static void leave_and_capture(struct place *place)
 static void left_before_capture(struct place *place)
 {
     leave_long(place, leave_and_capture);
+}
+
+static void leave_on_own_and_end(struct place *place)
+{
+    leave_long(place, leave_on_own);
+    _exit(0);
+}
+
+/* Each process once, on its thread's own stream. */
+static void ended_with_own(struct place *place)
+{
+    (void)place;
+    waitpid(child(leave_on_own_and_end, 0), NULL, 0);
+}
+
+static void leave_on_legacy(struct place *place)
+{
+    handle capturing;
+    CALL(cuStreamCreate, &capturing, 1);
+    launch(place, "ragged", NULL);
+    CALL(cuStreamBeginCapture_v2, capturing, 2);
+}
+
+static void leave_on_legacy_and_end(struct place *place)
+{
+    leave_long(place, leave_on_legacy);
+    _exit(0);
+}
+
+/* … on the legacy stream, and nobody can be asked from then on. */
+static void ended_with_capture(struct place *place)
+{
+    (void)place;
+    waitpid(child(leave_on_legacy_and_end, 0), NULL, 0);
 }

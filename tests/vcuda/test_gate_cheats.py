@@ -40,6 +40,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "killed_after_launch",
         "ended_after_launch",
         "exec_after_launch",
+        "ended_with_own",
+        "ended_with_capture",
         "no_memory",
         "no_descriptors",
         "no_threads",

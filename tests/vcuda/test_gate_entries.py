@@ -108,6 +108,9 @@ def test_every_launch_is_charged_once(name: str, tmp_path: Path) -> None:
     assert container.usage().cards[0].launches == 4
 
 
+# Of 8 MiB; 24 us by the simulated card, whose driver moves the data between our two events, too. Where the host was held up in the call, the
+# estimate is what is charged.
+ESTIMATE_NS = 2_000 + 8 * 2**20 // 500
 EXTENTS = ["2D_v2", "2D_v2_ptds", "2DUnaligned_v2", "2DUnaligned_v2_ptds", "2DAsync_v2", "2DAsync_v2_ptsz"]
 EXTENTS += ["3D_v2", "3D_v2_ptds", "3DAsync_v2", "3DAsync_v2_ptsz"]
 
@@ -123,11 +126,10 @@ def test_large_copies_with_extents_are_charged_on_the_card_alone(name: str, tmp_
             assert process.stdout is not None
             assert process.stdout.readline() == '"copied"\n', process.communicate(timeout=share.SECONDS)
             end = time.monotonic() + (20 if target == "card" else 0)
-            while time.monotonic() < end and container.usage().cards[0].gpu_time_ns <= 20_000:
-                time.sleep(0.01)  # what is charged before the end is seen is its estimate
+            while time.monotonic() < end and container.usage().cards[0].gpu_time_ns == 0:
+                time.sleep(0.01)
             used = container.usage().cards[0].gpu_time_ns
-            # 8 MiB at 350 GB/s are 24 us; the simulated driver moves the data between our two events, too.
-            assert used > 20_000 if target == "card" else used == 0
+            assert used >= ESTIMATE_NS if target == "card" else used == 0
         finally:
             process.communicate("\n", timeout=share.SECONDS)
 
@@ -173,7 +175,7 @@ def test_copies_between_contexts_of_one_card_are_charged(name: str, other_card: 
         while time.monotonic() < end and container.usage().cards[0].gpu_time_ns == 0:
             time.sleep(0.01)
         used = sum(card.gpu_time_ns for card in container.usage().cards)
-        assert used == 0 if other_card else used > 20_000
+        assert used == 0 if other_card else used >= ESTIMATE_NS
     finally:
         process.communicate("\n", timeout=share.SECONDS)
 

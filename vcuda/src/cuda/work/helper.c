@@ -334,6 +334,8 @@ static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns
         vc_own_streams_rest();
     else if (own)
         next = done_ns + VC_REST_NS + 1;
+    if (rests && !tracker->own_marked && vc_own_streams_marked())
+        tracker->own_marked = vc_tracker_mark_own(tracker) || !vc_own_streams_unseen();
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT; i++) {
         if (!vc_load_relaxed(&tracker->left[i].stream))
             continue;

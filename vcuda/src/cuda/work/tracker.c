@@ -393,7 +393,8 @@ bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *plac
 
 void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream)
 {
-    struct vc_lane_step step = {.interval = {.from_ns = vc_load_relaxed(&tracker->gate->finish_ns), .loose = true, .measurable = true}};
+    struct vc_lane_step step = {
+        .interval = {.from_ns = vc_load_relaxed(&tracker->gate->finish_ns), .loose = true, .measurable = true, .paused = true}};
     step.interval.others_then = vc_gate_others(tracker->gate);
     step.interval.launched_ns = vc_gate_marked(tracker->gate, 0);
     struct vc_mark *end = vc_mark_record(tracker, stream);
@@ -412,7 +413,7 @@ static void mark_left_of(struct vc_tracker *tracker, CUstream stream)
         pthread_mutex_lock(&tracker->mutex);
         struct vc_left_stream left = tracker->left[i];
         pthread_mutex_unlock(&tracker->mutex);
-        if (!left.stream || left.gone || (stream ? left.stream != stream : vc_stream_of_context(left.stream)))
+        if (!left.stream || left.gone || (stream && left.stream != stream))
             continue;
         if (!inside)
             entered = vc_context_enter(tracker->context);
@@ -430,6 +431,22 @@ static void mark_left_of(struct vc_tracker *tracker, CUstream stream)
     }
     if (inside)
         vc_context_leave(entered);
+    if (!stream)
+        vc_tracker_mark_own(tracker);
+}
+
+bool vc_tracker_mark_own(struct vc_tracker *tracker)
+{
+    if (!vc_own_streams_unseen() || !vc_visit_begin())
+        return false;
+    bool may = !vc_visit_captures();
+    if (may) {
+        bool entered = vc_context_enter(tracker->context);
+        vc_tracker_mark_left(tracker, CU_STREAM_LEGACY);
+        vc_context_leave(entered);
+    }
+    vc_visit_end();
+    return may;
 }
 
 /* Once for each tracker there is; other threads' trackers may come and go meanwhile. */
@@ -495,9 +512,14 @@ void vc_own_streams_rest(void)
     vc_store_relaxed(&own_marked, 1);
 }
 
+bool vc_own_streams_unseen(void)
+{
+    return vc_load(&own_left) != 0;
+}
+
 bool vc_own_streams_left(void)
 {
-    return vc_load(&own_left) != 0 && !vc_own_streams_marked();
+    return vc_own_streams_unseen() && !vc_own_streams_marked();
 }
 
 bool vc_own_streams_marked(void)

@@ -76,6 +76,7 @@ struct vc_tracker {
     pthread_cond_t changed; /* spare marks were made, or the helper has looked */
     bool gone;
     bool broken; /* the driver refused us a clock or an event: nothing is measured */
+    bool own_marked; /* the helper's: what threads left on their own streams before all was marked there */
     struct vc_mark *spare;
     unsigned spare_count;
     uint64_t round;    /* each_tracker's */
@@ -142,6 +143,10 @@ void vc_own_stream_followed(void);
 void vc_own_streams_rest(void); /* … should have been done */
 bool vc_own_streams_marked(void);
 bool vc_own_streams_left(void);
+bool vc_own_streams_unseen(void); /* … also where all is marked by now */
+/* What threads have left on their own streams is marked behind, once, on the legacy stream, which waits for all of them: that orders streams, and is done only where none of
+ * them should have any work. False: something captures, or is being destroyed, or nothing was left. */
+bool vc_tracker_mark_own(struct vc_tracker *tracker);
 
 /* The helper's: take the entry that `*link` points to out of the queue. */
 void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link);
