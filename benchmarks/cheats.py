@@ -38,6 +38,8 @@ WARM_SECONDS = 1.5
 NATIVE_SECONDS = 2.0  # at most: nothing is learnt there
 # The simulated card counts what the dead had running until somebody looks: somebody does, so often.
 LOOK_SECONDS = 0.002
+# A launch that nobody can account for is refused (rule 11 of docs/compute.md): what these get natively is no floor.
+REFUSED = ("no_memory", "no_descriptors")
 MEMORY_BYTES = 12 << 30  # two dozen contexts
 # The rows of the short form: one for each cause.
 QUICK = (
@@ -52,6 +54,8 @@ QUICK = (
     "killed_in_mid_kernel",
     "stopped_after_launch",
     "copies_peer",
+    "host_copies",
+    "long_behind_a_callback",
 )
 
 
@@ -70,15 +74,16 @@ class Row:
     def faults(self, tampered: bool = False) -> list[str]:
         """Which targets it misses, as words."""
         found = []
+        floored = not tampered and self.pattern not in REFUSED
         for cap, got in [*self.alone.items(), (SMALL, self.beside)]:
             if got > cap + ABOVE:
                 found.append(f"{got:.1f} of {cap}")
-            if cap != SMALL and not tampered and got < min(cap, self.native) - BELOW:
+            if cap != SMALL and floored and got < min(cap, self.native) - BELOW:
                 found.append(f"only {got:.1f} of {cap}")
         loss = TAMPERED_LOSS if tampered else STEADY_BELOW
         if self.neighbour < STEADY - loss:
             found.append(f"the neighbour {self.neighbour:.1f}")
-        if not tampered and self.native >= 90 and self.beside + self.neighbour < min(LEAST_SUM, self.together):
+        if floored and self.native >= 90 and self.beside + self.neighbour < min(LEAST_SUM, self.together):
             found.append(f"the sum {self.beside + self.neighbour:.1f}")
         return found
 

@@ -7,6 +7,7 @@
  * it takes; FILE is the file of kernel times, for a kernel whose time changes while it runs. Needs no CUDA toolkit.
  */
 #include "costs.h"
+#include "elsewhere.h"
 #include "launches.h"
 #include "processes.h"
 #include "streams.h"
@@ -74,6 +75,12 @@ static const struct pattern patterns[] = {
     PATTERN(cluster_launches, 1, 1, 0),
     PATTERN(dependent_launches, 1, 1, 0),
     PATTERN(host_callbacks, 1, 1, 0),
+    PATTERN(host_copies, 1, 1, 0),
+    PATTERN(host_copies_overlapped, 1, 1, 0),
+    PATTERN(kernel_times_change_between_copies, 1, 1, 0),
+    PATTERN(callbacks_between, 1, 1, 0),
+    PATTERN(behind_callbacks_of_another_stream, 1, 1, 0),
+    PATTERN(long_behind_a_callback, 1, 1, 0),
     PATTERN(event_storm, 1, 1, 0),
     PATTERN(killed_in_mid_kernel, 1, 1, 1),
     PATTERN(stopped_after_launch, 1, 1, 1),

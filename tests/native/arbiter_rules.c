@@ -274,6 +274,29 @@ static void test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing(void)
     }
 }
 
+/* What waits for a copy or a callback may begin within anybody's lease, and is no sign of a card that cuts no kernel. */
+static void test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_time(void)
+{
+    start(2);
+    waits(0, T);
+    vc_plan_decide(&plan, T);
+    CHECK(plan.holder == 0 && !(tenants[0].lease_sequence & VC_LEASE_UNCLEAR));
+    works(0, T, MS, T + 20 * MS);
+    tenants[1].seen.began_ns = VC_NOT_BEGUN | T;
+    vc_plan_decide(&plan, T + MS);
+    for (unsigned ms = 2; ms <= 6; ms++) {
+        tenants[1].seen.began_ns = VC_BEHIND | (T + ms * MS);
+        vc_plan_decide(&plan, T + ms * MS);
+        CHECK(tenants[0].lease_sequence & VC_LEASE_UNCLEAR && tenants[0].others_active_ns == T + ms * MS);
+    }
+    CHECK(plan.uncut_until_ns == 0 && !(tenants[1].lease_sequence & VC_LEASE_UNCLEAR));
+    vc_plan_decide(&plan, T + 40 * MS); /* it says so no more */
+    CHECK(!(tenants[0].lease_sequence & VC_LEASE_UNCLEAR));
+    tenants[1].seen.began_ns = VC_BEHIND | (T + 80 * MS); /* … or of a time that has not come */
+    vc_plan_decide(&plan, T + 41 * MS);
+    CHECK(!(tenants[0].lease_sequence & VC_LEASE_UNCLEAR));
+}
+
 /* Short ones of which each waits at the moment of a look are no long wait. */
 static void test_waits_of_several_operations_do_not_add_up(void)
 {
@@ -595,6 +618,7 @@ int main(void)
     test_what_processes_tell_counts_whatever_the_file_says();
     test_a_holder_that_nothing_fits_any_more_gives_up_its_lease();
     test_waiting_longer_than_slices_shows_a_card_that_cuts_nothing();
+    test_nobodys_lease_is_its_own_while_others_work_may_begin_at_any_time();
     test_waits_of_several_operations_do_not_add_up();
     test_what_began_is_not_what_was_seen_to_wait();
     test_others_that_only_wait_may_have_a_slice_each();

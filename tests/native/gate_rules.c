@@ -297,6 +297,101 @@ static void test_a_host_that_launches_slowly_asks_for_permits_not_for_launches(v
     CHECK(asked >= 15 && asked < 60); /* of 500: one for each millisecond, some more around a measurement */
 }
 
+/* What the lane launches on a stream that does something else for 400 us before each kernel of 100 us, with the marks that it asks for; `told`: it is told of
+ * that. Returns what is charged for it. */
+static uint64_t charged_behind_something_else(bool told)
+{
+    enum { ROUNDS = 20 };
+    struct vc_lane lane;
+    struct vc_lane_step step, steps[2 * ROUNDS];
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x53, 1, 1));
+    uint64_t now = T + 300 * MS, card = now, opened = 0;
+    unsigned ends = 0;
+    start(90, 90, 0);
+    vc_lane_init(&lane, &gate);
+    vc_estimate_set(estimate, 100 * US);
+    for (unsigned i = 0; i < VC_PROVEN_TIMES; i++)
+        vc_estimate_learn(estimate, 100 * US, 100 * US, 100 * US, VC_EVIDENCE_CLEAN);
+    for (unsigned i = 0; i < ROUNDS; i++, now += 10 * US) {
+        if (told && vc_lane_elsewhere(&lane, false, &step)) {
+            step.interval.from_ns = step.interval.loose ? step.interval.from_ns : opened;
+            step.interval.to_ns = card;
+            steps[ends++] = step;
+        }
+        card += 400 * US;
+        vc_test_ticks = now;
+        vc_lane_ask(&lane, estimate, now, now, &answer, &step);
+        CHECK(answer.reason == VC_GATE_GO && (!told || step.mark_before));
+        if (step.mark_before) {
+            opened = card;
+            vc_lane_opened(&lane, true);
+        }
+        vc_lane_launched(&lane, estimate, &answer, &step);
+        card += 100 * US;
+        if (step.mark_after) {
+            step.interval.from_ns = step.interval.loose ? step.interval.from_ns : opened;
+            step.interval.to_ns = opened = card;
+            steps[ends++] = step;
+        }
+    }
+    for (unsigned i = 0; i < ends; i++)
+        vc_gate_seen(&gate, card, &steps[i].interval);
+    vc_lane_fold(&lane);
+    return usage.gpu_ns;
+}
+
+static void test_what_is_not_the_cards_work_is_no_part_of_what_is_charged(void)
+{
+    CHECK(charged_behind_something_else(false) > 5 * MS);
+    CHECK_NEAR(charged_behind_something_else(true), 2 * MS, 100 * US);
+}
+
+/* Where all should have been done nobody can tell from when on the card is idle, if what came first may take any time. */
+static void test_what_waits_behind_something_else_begins_when_its_mark_is_reached(void)
+{
+    start(90, 90, 0);
+    struct vc_lane lane;
+    struct vc_lane_step step;
+    struct vc_estimate *estimate = vc_estimate_find(vc_estimate_function_key(0x54, 1, 1));
+    uint64_t now = T + 400 * MS;
+    vc_lane_init(&lane, &gate);
+    vc_estimate_set(estimate, 600 * US);
+    vc_lane_elsewhere(&lane, true, &step);
+    vc_lane_ask(&lane, estimate, now, now, &answer, &step);
+    CHECK(step.mark_before && !vc_lane_has_unmarked(&lane));
+    vc_lane_opened(&lane, true);
+    vc_lane_launched(&lane, estimate, &answer, &step);
+    uint64_t marked = gate.unseen;
+    if (!step.mark_after)
+        CHECK(vc_lane_elsewhere(&lane, false, &step) && gate.unseen == marked + 1);
+    CHECK(!vc_lane_has_unmarked(&lane));
+    uint64_t finish = gate.finish_ns;
+    vc_gate_not_begun(&gate, now + MS, false);
+    CHECK(gate.finish_ns == finish);
+    vc_gate_not_begun(&gate, now + 100 * MS, false); /* it stands still for nobody, and is not thought to be busy */
+    CHECK(gate.finish_ns > now + 90 * MS && gate.finish_ns < now + 100 * MS);
+    /* Who waited for the card, and for what came before, did not have the card for so long. */
+    vc_lane_elsewhere(&lane, true, &step);
+    uint64_t before = usage.gpu_ns;
+    lane.unmarked_since_ns = now;
+    vc_lane_waited(&lane, now, now + 50 * MS);
+    CHECK(usage.gpu_ns == before);
+    lane.unmarked_since_ns = now;
+    vc_lane_waited(&lane, now, now + 50 * MS);
+    CHECK(usage.gpu_ns > before + 40 * MS);
+}
+
+/* A cost that varies is none where others' slices are inside each interval: that was a way to be charged 64 of 1,417 ms. */
+static void test_what_varies_and_began_behind_something_else_is_charged_by_its_time(void)
+{
+    for (unsigned behind = 0; behind < 2; behind++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 2 * MS, .estimate_ns = 50 * US, .others_gpu_ns = MS, .risk_ns = 2 * MS,
+                                       .operations = 1, .measurable = true, .behind = behind};
+        CHECK(vc_interval_settle(&busy, &interval, true, true).charged_ns == (behind ? MS : 50 * US));
+    }
+}
+
 static void test_overlapped_work_is_charged_fairly(void)
 {
     start(30, 30, VC_CARD_SHARED);
@@ -727,6 +822,9 @@ int main(void)
     test_no_work_begins_before_it_is_handed_over();
     test_few_pass_until_an_estimate_is_proven_or_when_it_is_refuted();
     test_a_host_that_launches_slowly_asks_for_permits_not_for_launches();
+    test_what_is_not_the_cards_work_is_no_part_of_what_is_charged();
+    test_what_waits_behind_something_else_begins_when_its_mark_is_reached();
+    test_what_varies_and_began_behind_something_else_is_charged_by_its_time();
     test_overlapped_work_is_charged_fairly();
     test_other_processes_of_the_container_count_as_others();
     test_streams_side_by_side_pay_common_time_once();

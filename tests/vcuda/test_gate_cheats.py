@@ -56,6 +56,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "left_among_destroyed",
         "left_while_capturing",
         "left_before_capture",
+        "kernel_times_change_between_copies",
+        "long_behind_a_callback",
     ],
 )
 def test_a_cap_is_not_got_around(table: Table, pattern: str) -> None:

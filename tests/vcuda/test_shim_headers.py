@@ -270,6 +270,8 @@ UNDECLARED = {
     "cuda.h": {
         "cuCtxSynchronize_v2",
         "cuGraphAddNode_v3",
+        "cuLaunchHostFunc_v2",
+        "cuLaunchHostFunc_v2_ptsz",
         "cuGraphNodeSetParams_v2",
         "cuMulticastBindAddr_v2",
         "cuMulticastBindMem_v2",

@@ -306,7 +306,7 @@ static void write_grants(struct vc_card_plan *plan, uint64_t now_ns)
                        : plan->together ? rolling_end(tenant, now_ns)
                        : plan->contended ? plan->lease_end_ns
                                          : UINT64_MAX;
-        uint64_t lease = plan->sequence | (plan->together ? VC_LEASE_TOGETHER : 0);
+        uint64_t lease = plan->sequence | (plan->together ? VC_LEASE_TOGETHER : vc_plan_others_behind(plan, i, now_ns) ? VC_LEASE_UNCLEAR : 0);
         uint64_t sequence = holds ? lease : tenant->lease_sequence ? tenant->lease_sequence : 1;
         tenant->granted_ppm = tenant->core_limit * VC_PPM_PER_CORE;
         tenant->wake = end > tenant->lease_end_ns;

@@ -12,6 +12,7 @@ static const uint64_t FINISH_SLACK_NS = 1000000;
 static const int64_t OVERDRAFT_NS = 2 * VC_BUCKET_NS;
 /* Waiting for so much longer than others' slices says that the card does not slice; it is remembered for a while. */
 static const uint64_t UNCUT_SLACK_NS = 1500000;
+static const uint64_t BEHIND_NS = 5000000;
 static const uint64_t UNCUT_MEMORY_NS = UINT64_C(10000000000);
 
 static int64_t charge_since_last_look(struct vc_tenant *tenant)
@@ -114,6 +115,21 @@ static uint64_t believed_finish(const struct vc_tenant *tenant, uint64_t now_ns,
     return vc_earlier(tenant->seen.predicted_finish_ns, vc_earlier(paid, now_ns + FINISH_BOUND_NS));
 }
 
+/* A helper says so at each look, which it takes every 0.2 ms; what it has not said for long is over. */
+static bool is_behind(const struct vc_tenant *tenant, uint64_t now_ns)
+{
+    uint64_t then = tenant->seen.began_ns & ~VC_BEHIND;
+    return tenant->seen.began_ns & VC_BEHIND && then <= now_ns && now_ns - then < BEHIND_NS;
+}
+
+bool vc_plan_others_behind(const struct vc_card_plan *plan, unsigned index, uint64_t now_ns)
+{
+    bool behind = false;
+    for (unsigned i = 0; i < plan->count; i++)
+        behind = behind || (i != index && plan->tenants[i].behind_ns != 0 && now_ns - plan->tenants[i].behind_ns < BEHIND_NS);
+    return behind;
+}
+
 static bool uncut(const struct vc_card_plan *plan, uint64_t now_ns)
 {
     return plan->uncut_until_ns > now_ns;
@@ -168,12 +184,12 @@ static void look_for_uncut_kernels(struct vc_card_plan *plan, uint64_t now_ns)
         present += plan->tenants[i].active; /* who waits may have a slice, too, while another has none any more */
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
-        bool waits = tenant->seen.began_ns & VC_NOT_BEGUN;
+        bool waits = tenant->seen.began_ns & VC_NOT_BEGUN, behind = tenant->seen.began_ns & VC_BEHIND;
         if (!waits || tenant->finish_ns <= now_ns) {
             /* What began since the last look may have waited behind another that was not seen to begin. */
             uint64_t began = vc_earlier(tenant->seen.began_ns, tenant->queued_until_ns);
             uint64_t slices = tenant->queued_behind * (uint64_t)VC_CARD_SLICE_NS;
-            if (tenant->queued_since_ns != 0 && !waits && slices != 0 && began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
+            if (tenant->queued_since_ns != 0 && !waits && !behind && slices != 0 && began > tenant->queued_since_ns + slices + UNCUT_SLACK_NS)
                 plan->uncut_until_ns = now_ns + UNCUT_MEMORY_NS;
             tenant->queued_since_ns = 0;
             tenant->queued_behind = 0;
@@ -203,6 +219,8 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
         tenant->look_charged_ns = charged;
         tenant->waiting = tenant->seen.waiting_until_ns > now_ns;
         tenant->finish_ns = believed_finish(tenant, now_ns, charged);
+        if (is_behind(tenant, now_ns))
+            tenant->behind_ns = now_ns;
         tenant->active = tenant->waiting || on_card(tenant, now_ns);
         busy += on_card(tenant, now_ns);
         keep_accounts(tenant, now_ns, elapsed, charged);
@@ -211,7 +229,7 @@ void vc_plan_observe(struct vc_card_plan *plan, uint64_t now_ns)
     for (unsigned i = 0; i < plan->count; i++) {
         struct vc_tenant *tenant = &plan->tenants[i];
         judge_credit(tenant, now_ns);
-        if (busy > on_card(tenant, now_ns))
+        if (busy > on_card(tenant, now_ns) || vc_plan_others_behind(plan, i, now_ns))
             tenant->others_active_ns = now_ns;
     }
     look_for_uncut_kernels(plan, now_ns);

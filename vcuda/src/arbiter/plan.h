@@ -33,7 +33,7 @@ struct vc_observation {
     int64_t refill_ns;
     uint64_t waiting_until_ns;
     uint64_t predicted_finish_ns;
-    uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then */
+    uint64_t began_ns; /* with VC_NOT_BEGUN: its work waits for others' on the card, since then; with VC_BEHIND: for something else, as was seen then */
     bool open;         /* a living process of it has work on the card whose end nobody saw: when it dies matters */
 };
 
@@ -56,6 +56,7 @@ struct vc_tenant {
     uint64_t queued_since_ns; /* its work has not begun since then; 0: it has … */
     uint64_t queued_until_ns; /* … and had not at that look */
     unsigned queued_behind;   /* the most others that had work on the card meanwhile, or wanted to */
+    uint64_t behind_ns; /* its work was last seen to wait for something that is not on the card, and may begin at any time */
     bool waiting, active, was_idle, returned, in_credit;
     double fill;          /* what part of its leases it used, as far as it was charged */
     unsigned shallow;     /* leases in a row in which it never had much outstanding */

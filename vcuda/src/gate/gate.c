@@ -10,6 +10,8 @@
 #include "region/share.h"
 
 static const uint64_t OVERDUE_STEP_NS = 200000;
+/* What has not begun for long keeps nobody else from the card: the arbiter takes its lease. */
+static const uint64_t IDLE_SINCE_NS = 300000;
 
 void vc_gate_init(struct vc_gate *gate, const struct vc_limits *limits, const struct vc_card_limit *limit,
                   struct vc_card_usage *usage, struct vc_slot_card *slot)
@@ -264,8 +266,10 @@ static void launch(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_ns, int6
     start = vc_later(start, vc_earlier(policy->queue_end_ns, now_ns + VC_AHEAD_NS));
     if (nothing_outstanding || stalled(gate, now_ns))
         gate->progress_ns = now_ns;
-    if (nothing_outstanding)
+    if (nothing_outstanding) {
         gate->idle_ns = gate->launched_ns;
+        gate->gaps_ns = 0;
+    }
     if (gate->unseen == 0)
         gate->looked_ns = now_ns;
     if (nothing_outstanding && now_ns > gate->finish_ns + VC_MARK_NS)
@@ -378,6 +382,30 @@ void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns
     pthread_mutex_unlock(&gate->mutex);
 }
 
+uint64_t vc_gate_delay(struct vc_gate *gate, uint64_t launched_ns, uint64_t ready_ns)
+{
+    pthread_mutex_lock(&gate->mutex);
+    uint64_t start = gate->finish_ns - vc_earlier(launched_ns, gate->finish_ns), gap = ready_ns > start ? ready_ns - start : 0;
+    gate->finish_ns += gap;
+    gate->gaps_ns += gap;
+    publish(gate);
+    pthread_mutex_unlock(&gate->mutex);
+    return gap;
+}
+
+void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
+{
+    pthread_mutex_lock(&gate->mutex);
+    gate->looked_ns = now_ns;
+    vc_store_relaxed(&gate->usage->began_ns, VC_BEHIND | now_ns);
+    /* It is paid for until then, for who thinks that we stand still. */
+    if (gate->unseen != 0 && (gate->finish_ns + 2 * VC_REST_NS < now_ns || (idle && gate->finish_ns > now_ns - IDLE_SINCE_NS))) {
+        gate->finish_ns = now_ns - (idle ? IDLE_SINCE_NS : VC_REST_NS);
+        publish(gate);
+    }
+    pthread_mutex_unlock(&gate->mutex);
+}
+
 struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
 {
     return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns),
@@ -397,10 +425,10 @@ uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const st
     return grown(from->tenants_ns, to->tenants_ns) + (turns ? 0 : grown(from->siblings_ns, to->siblings_ns));
 }
 
-/* Whether other tenants could launch meanwhile. */
+/* Whether other tenants could launch meanwhile, or what they had launched could begin. */
 static bool beside(const struct vc_policy *policy, const struct vc_interval *interval)
 {
-    return policy->together || interval->sequence & VC_LEASE_TOGETHER;
+    return policy->together || (policy->lease_sequence | interval->sequence) & VC_LEASE_UNCLEAR || interval->sequence & VC_LEASE_TOGETHER;
 }
 
 /* Whether slices of other tenants, or of other processes of this container, may be inside the interval. */
@@ -522,6 +550,8 @@ struct vc_settlement vc_gate_seen(struct vc_gate *gate, uint64_t now_ns, struct 
     }
     vc_store_relaxed(&gate->seen_ns, vc_later(gate->seen_ns, vc_earlier(launched, gate->launched_ns))); /* lanes read it without the lock */
     uint64_t behind = gate->launched_ns > launched ? gate->launched_ns - launched : 0;
+    gate->gaps_ns = behind == 0 ? 0 : gate->gaps_ns - vc_earlier(interval->gap_ns, gate->gaps_ns);
+    behind += vc_earlier(gate->gaps_ns, VC_AHEAD_NS);
     uint64_t ended = interval->to_ns ? vc_earlier(interval->to_ns, now_ns) : now_ns;
     vc_store_relaxed(&gate->ended_ns, vc_later(gate->ended_ns, ended)); /* its helper reads it without the lock */
     gate->finish_ns = behind ? vc_later(ended + behind, gate->unseen ? now_ns : 0) : ended;

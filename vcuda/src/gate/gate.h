@@ -90,6 +90,7 @@ struct vc_gate {
     uint64_t finish_ns;    /* when the card is predicted to have done all that was launched */
     uint64_t launched_ns;  /* estimated work ever launched … */
     uint64_t seen_ns;      /* … and the part of it whose end was seen */
+    uint64_t gaps_ns;      /* for how long the card is predicted to have nothing to do before some of it, because streams have something else to do first */
     uint64_t idle_ns;      /* … and what of it had been launched when the card was last idle */
     uint64_t progress_ns;  /* when something was last seen to end, or launched onto an idle card */
     uint32_t unseen;       /* end marks on their way */
@@ -158,6 +159,13 @@ void vc_gate_waits(struct vc_gate *gate, uint64_t since_ns);
 
 /* An end mark is still on its way past the predicted finish, `expected_ns`: the card is busy, not idle. */
 void vc_gate_overdue(struct vc_gate *gate, uint64_t now_ns, uint64_t expected_ns);
+
+/* An end mark is still on its way, and what it ends has not begun: its stream has something else to do first. `idle`: that may last, so the card is thought
+ * to be idle until it begins. */
+void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle);
+
+/* What was launched last, `launched_ns`, is predicted not to begin before that. Returns for how long the card has nothing to do before. */
+uint64_t vc_gate_delay(struct vc_gate *gate, uint64_t launched_ns, uint64_t ready_ns);
 
 /* The interval, of which the end was not seen yet, began at its `from_ns`: charge what passes beyond its estimate as it passes, as
  * long as this process runs. `others_gpu_ns` as far as it is known now. */

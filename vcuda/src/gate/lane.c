@@ -119,6 +119,7 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     }
     if (risk != 0 && lane->operations == 0)
         lane->open = false; /* nobody can tell whether the card is still busy: it gets a begin of its own */
+    uint64_t ready = lane->finish_ns;
     lane->finish_ns += cost;
     step->cost_ns = cost;
     step->risk_ns = risk;
@@ -128,7 +129,11 @@ void vc_lane_ask(struct vc_lane *lane, const struct vc_estimate *estimate, uint6
     /* A stream that idles in between asks once in a millisecond, whatever it launched meanwhile. */
     bool all = lane->mark_all || vc_load_relaxed(&lane->gate->unwatched);
     step->due = all || due(estimate, cost, idle ? VC_MARK_NS / 2 : VC_MARK_NS);
-    step->mark_before = !lane->open && (step->due || beside || vc_gate_beside(lane->gate, now_ns));
+    step->mark_before = !lane->open && (step->due || beside || lane->behind || vc_gate_beside(lane->gate, now_ns));
+    if (step->mark_before && lane->behind && lane->elsewhere_ns != 0) {
+        lane->gap_ns = vc_gate_delay(lane->gate, cost + answer->allowance_ns, ready + lane->elsewhere_ns);
+        lane->finish_ns += lane->elsewhere_ns;
+    }
     step->left = left && step->mark_before && !(answer->sequence & VC_LEASE_TOGETHER); /* beside others all is done later */
     lane->sequence = lane->open ? lane->sequence : answer->sequence;
     if (lane->mark_all) {
@@ -158,6 +163,7 @@ static void take_interval(struct vc_lane *lane, struct vc_lane_step *step, bool 
         .estimate_ns = lane->estimate_ns,
         .launched_ns = vc_gate_marked(lane->gate, lane->allowance_ns),
         .sequence = lane->sequence,
+        .gap_ns = lane->gap_ns,
         .risk_ns = step->risk_ns,
         .operations = lane->operations,
         .unknown = unknown,
@@ -172,20 +178,37 @@ static void take_interval(struct vc_lane *lane, struct vc_lane_step *step, bool 
     for (unsigned i = 0; lane->open && i < lane->distinct; i++)
         vc_store_relaxed(&lane->learners[i].estimate->unmeasured_ns, 0);
     lane->unmarked_since_ns = 0;
+    lane->gap_ns = 0;
     forget_interval(lane);
+}
+
+/* End the interval under way, if there is one, before something else is done. */
+static bool cut(struct vc_lane *lane, struct vc_lane_step *step, bool measured)
+{
+    memset(step, 0, sizeof *step);
+    vc_lane_fold(lane);
+    step->mark_after = measured && lane->operations != 0;
+    if (step->mark_after) {
+        take_interval(lane, step, false);
+        step->interval.paused = true;
+    }
+    lane->open = lane->open && !step->mark_after;
+    return step->mark_after;
 }
 
 bool vc_lane_pause(struct vc_lane *lane, struct vc_lane_step *step)
 {
-    memset(step, 0, sizeof *step);
-    vc_lane_fold(lane);
-    if (!lane->open || lane->operations == 0)
-        return false;
-    step->mark_after = true;
-    take_interval(lane, step, false);
-    step->interval.paused = true;
+    return cut(lane, step, lane->open);
+}
+
+bool vc_lane_elsewhere(struct vc_lane *lane, bool idle, struct vc_lane_step *step)
+{
+    bool ends = cut(lane, step, !idle && (lane->open || lane->unmarked_since_ns != 0));
+    forget_interval(lane);
+    lane->unmarked_since_ns = 0;
     lane->open = false;
-    return true;
+    lane->behind = true;
+    return ends;
 }
 
 void vc_lane_launched(struct vc_lane *lane, struct vc_estimate *estimate, const struct vc_gate_answer *answer,
@@ -238,13 +261,15 @@ void vc_lane_launched_before(struct vc_lane *lane, struct vc_estimate *estimate,
 void vc_lane_waited(struct vc_lane *lane, uint64_t from_ns, uint64_t to_ns)
 {
     uint64_t expected = lane->estimate_ns + lane->used_ns, waited = to_ns - from_ns;
+    bool behind = lane->behind;
+    lane->behind = false;
     if (vc_lane_all_marked(lane))
         vc_lane_idle(lane, to_ns);
     if (lane->unmarked_since_ns == 0 || waited < 2 * expected + DOUBTFUL_NS)
         return;
     for (unsigned i = 0; i < lane->distinct; i++)
         vc_estimate_doubt(lane->learners[i].estimate);
-    if (waited > expected + CERTAIN_NS)
+    if (waited > expected + CERTAIN_NS && !behind)
         vc_gate_waited(lane->gate, from_ns + expected, to_ns - CERTAIN_NS / 2);
 }
 

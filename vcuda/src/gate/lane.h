@@ -35,8 +35,11 @@ struct vc_lane {
     uint64_t finish_ns;    /* predicted end of what this lane launched */
     uint64_t unmarked_since_ns; /* when the oldest operation without a mark behind it was launched, at most a permit later; 0: none */
     struct vc_gate_others others_then; /* what others had had of the card by then */
+    uint64_t elsewhere_ns; /* `behind`: what comes first is predicted to take so long; 0: nobody knows */
+    uint64_t gap_ns;       /* the card was predicted to have nothing to do for so long before the interval */
     uint64_t launches;     /* not yet added to the region */
     bool mark_all;         /* nobody could ask its stream: no permit, and a mark behind each operation */
+    bool behind;           /* something that is not the card's work may be under way on its stream before all of what the interval holds: when that begins nobody knows */
 
     /* The interval under way, if a mark opened it. */
     bool open;
@@ -120,6 +123,17 @@ void vc_lane_launched_before(struct vc_lane *lane, struct vc_estimate *estimate,
 /* The thread is about to sleep: give back what is left of the permit. True: what the interval under way holds so far is taken out of
  * the lane as `step`'s, and its end has to be marked now. */
 bool vc_lane_pause(struct vc_lane *lane, struct vc_lane_step *step);
+
+/* What comes next on its stream is not the card's work: a copy from or to the host, a callback, a wait for something else. Gives back what is left of
+ * the permit; the next operation gets a mark before it. `idle`: the stream has done all. True: the end of what was launched so far has to be marked
+ * now, as with vc_lane_pause. */
+bool vc_lane_elsewhere(struct vc_lane *lane, bool idle, struct vc_lane_step *step);
+
+/* Whether something was launched of which no mark was asked for. */
+static inline bool vc_lane_has_unmarked(const struct vc_lane *lane)
+{
+    return (lane->open || lane->unmarked_since_ns != 0) && (lane->operations != 0 || lane->passed != 0);
+}
 
 /* The stream was seen to have done all of this lane: whatever the estimates said, what comes next begins on an idle stream. */
 void vc_lane_idle(struct vc_lane *lane, uint64_t now_ns);

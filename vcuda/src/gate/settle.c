@@ -78,12 +78,13 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
     return vc_later(own > others ? own - others : 0, own / 5);
 }
 
-/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be
- * and is proven. */
+/* Where others' slices may be inside, short operations are charged what was learnt of them, as long as that can be and is proven. What may begin
+ * at any time, because its stream had something else to do before, lies among others' slices always: there a cost that varies is none. */
 static bool can_be(const struct vc_interval *interval)
 {
     uint64_t estimate = interval->estimate_ns;
-    return !interval->unknown && interval->risk_ns != VC_UNPROVEN_NS && estimate < interval->operations * VC_LONG_OPERATION_NS &&
+    bool varies = interval->risk_ns == VC_UNPROVEN_NS || (interval->behind && interval->risk_ns != 0);
+    return !interval->unknown && !varies && estimate < interval->operations * VC_LONG_OPERATION_NS &&
            vc_interval_own(interval) <= estimate + vc_later(estimate / 2, VC_LONG_OPERATION_NS) + interval->others_gpu_ns / 2;
 }
 

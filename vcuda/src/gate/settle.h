@@ -40,6 +40,7 @@ struct vc_interval {
     uint64_t sequence;     /* lease under which it was launched */
     uint64_t others_gpu_ns; /* vc_gate_others_ns while it lasted */
     struct vc_gate_others others_then; /* loose: when its first operation was launched */
+    uint64_t gap_ns;       /* the card was predicted to have nothing of it to do for so long before */
     uint64_t risk_ns;      /* what it may cost at most, where that varies */
     uint64_t seen_then_ns; /* vc_gate.seen_ns when it was opened */
     uint64_t launched_meanwhile_ns; /* what this process launched, on all streams, and may have run in it */
@@ -51,6 +52,7 @@ struct vc_interval {
     bool unknown;          /* its (only) operation had no estimate */
     bool loose;            /* no mark tells its begin: `from_ns` is when its first operation was launched */
     uint64_t slack_ns;     /* so much of its beginning the launch took the host: the card may have been idle meanwhile */
+    bool behind;           /* its stream had something else to do before it: what it is beside was not known when it was launched */
     bool from_idle;        /* the card was idle at its mark */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
     bool over;             /* … and had it before that mark was recorded: when, nothing tells */

@@ -16,6 +16,8 @@
 
 /* In vc_card_usage.began_ns: not yet, as far as is known; the bits below say since when it waits. */
 #define VC_NOT_BEGUN (UINT64_C(1) << 63)
+/* … or its streams have something else to do first, as was seen then: it may begin at any time. */
+#define VC_BEHIND (UINT64_C(1) << 62)
 /* In vc_card_usage.refill_ns, of a lease holder that waits: its next operation does not fit into what is left of the lease. */
 #define VC_NOTHING_FITS INT64_C(-1)
 

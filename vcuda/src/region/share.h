@@ -14,6 +14,8 @@ enum {
 
 /* In a lease's sequence: other tenants may launch meanwhile. */
 #define VC_LEASE_TOGETHER (UINT64_C(1) << 63)
+/* … or what they launched before may begin meanwhile. */
+#define VC_LEASE_UNCLEAR (UINT64_C(1) << 62)
 
 enum { VC_HEARTBEAT_LIMIT_NS = 50000000 /* an arbiter silent for longer is not obeyed */ };
 

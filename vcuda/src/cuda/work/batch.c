@@ -13,6 +13,8 @@ static bool begin_batch(struct vc_work *work, CUstream stream, bool per_thread, 
     for (size_t i = 0; i < count; i++)
         if (vc_work_on_device(destinations[i]) && vc_work_on_device(sources[i]))
             bytes += sizes[i];
+    if (bytes == 0)
+        return vc_work_leaves(stream, per_thread);
     return vc_work_begin_sized(work, stream, per_thread, VC_WORK_BATCH, bytes);
 }
 
@@ -31,6 +33,8 @@ static bool begin_extents(struct vc_work *work, CUstream stream, bool per_thread
     for (size_t i = 0; i < count; i++)
         if (operand_on_device(&copies[i].src) && operand_on_device(&copies[i].dst))
             elements += (uint64_t)copies[i].extent.width * copies[i].extent.height * copies[i].extent.depth;
+    if (elements == 0)
+        return vc_work_leaves(stream, per_thread);
     return vc_work_begin_sized(work, stream, per_thread, VC_WORK_BATCH, elements);
 }
 
@@ -46,8 +50,11 @@ static bool begin_decompress(struct vc_work *work, CUstream stream, bool per_thr
 static bool begin_linear(struct vc_work *work, CUstream stream, bool per_thread, CUdeviceptr destination, CUdeviceptr source,
                          uint64_t bytes)
 {
-    return bytes != 0 && vc_work_gated() && vc_work_on_device(destination) && vc_work_on_device(source) &&
-           vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
+    if (bytes == 0 || !vc_work_gated())
+        return false;
+    if (!vc_work_on_device(destination) || !vc_work_on_device(source))
+        return vc_work_leaves(stream, per_thread);
+    return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
 }
 
 #define VC__BATCHES(suffix, per_thread)                                                                                     \

@@ -13,8 +13,10 @@ bool vc_work_on_device(CUdeviceptr pointer)
 static bool begin_copy(struct vc_work *work, CUstream stream, bool per_thread, CUdeviceptr destination, CUdeviceptr source,
                        uint64_t bytes)
 {
-    if (bytes == 0 || !vc_work_gated() || !vc_work_on_device(destination) || !vc_work_on_device(source))
+    if (bytes == 0 || !vc_work_gated())
         return false;
+    if (!vc_work_on_device(destination) || !vc_work_on_device(source))
+        return vc_work_leaves(stream, per_thread);
     return vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
 }
 
@@ -108,8 +110,9 @@ static bool one_card(CUcontext one, CUcontext other)
 
 static bool begin_peer(struct vc_work *work, CUstream stream, bool per_thread, CUcontext to, CUcontext from, uint64_t bytes)
 {
-    return bytes != 0 && vc_work_gated() && one_card(to, from) &&
-           vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes);
+    if (bytes == 0 || !vc_work_gated())
+        return false;
+    return one_card(to, from) ? vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes) : vc_work_leaves(stream, per_thread);
 }
 
 #define VC__PEER CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUcontext from, size_t bytes
@@ -134,18 +137,19 @@ static bool side_on_device(unsigned int type, CUdeviceptr pointer)
 
 /* All versions of these structures name the same things. */
 #define VC__STAYS(copy)                                                                                     \
-    (vc_work_gated() && (copy) && side_on_device((copy)->srcMemoryType, (copy)->srcDevice) &&               \
-     side_on_device((copy)->dstMemoryType, (copy)->dstDevice))
-#define VC__BEGIN_2D(work, stream, per_thread, copy)                                       \
-    (VC__STAYS(copy) && vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY,        \
-                                            (uint64_t)(copy)->WidthInBytes * (copy)->Height))
-#define VC__BEGIN_3D(work, stream, per_thread, copy)                                       \
-    (VC__STAYS(copy) && vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY,        \
-                                            (uint64_t)(copy)->WidthInBytes * (copy)->Height * (copy)->Depth))
+    (side_on_device((copy)->srcMemoryType, (copy)->srcDevice) && side_on_device((copy)->dstMemoryType, (copy)->dstDevice))
+#define VC__BEGIN(work, stream, per_thread, copy, bytes)                                                    \
+    (vc_work_gated() && (copy) &&                                                                           \
+     (VC__STAYS(copy) ? vc_work_begin_sized(work, stream, per_thread, VC_WORK_COPY, bytes) : vc_work_leaves(stream, per_thread)))
+#define VC__BEGIN_2D(work, stream, per_thread, copy) \
+    VC__BEGIN(work, stream, per_thread, copy, (uint64_t)(copy)->WidthInBytes * (copy)->Height)
+#define VC__BEGIN_3D(work, stream, per_thread, copy) \
+    VC__BEGIN(work, stream, per_thread, copy, (uint64_t)(copy)->WidthInBytes * (copy)->Height * (copy)->Depth)
 #define VC__BEGIN_2D_v1 VC__BEGIN_2D
 #define VC__BEGIN_3D_v1 VC__BEGIN_3D
 #define VC__BEGIN_3D_PEER(work, stream, per_thread, copy) \
-    ((copy) && one_card((copy)->srcContext, (copy)->dstContext) && VC__BEGIN_3D(work, stream, per_thread, copy))
+    (vc_work_gated() && (copy) &&                 \
+     (one_card((copy)->srcContext, (copy)->dstContext) ? VC__BEGIN_3D(work, stream, per_thread, copy) : vc_work_leaves(stream, per_thread)))
 
 #define VC__EXTENT(name, dimensions, per_thread)                              \
     VC_WORK_HOOK(name, (const CUDA_MEMCPY##dimensions *copy), (copy), VC__BEGIN_##dimensions(&work, NULL, per_thread, copy))

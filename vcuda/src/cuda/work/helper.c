@@ -157,6 +157,19 @@ static void notify(const struct vc_tracker *tracker)
         vc_gate_notify(tracker->gate);
 }
 
+/* Where the stream was idle before the mark that would be the host's pause, too. */
+static void learn_elsewhere(const struct vc_mark *behind)
+{
+    uint64_t took = between(behind->after, behind), known = vc_estimate_cost(behind->elsewhere);
+    bool idle = behind->times.reached_ns <= behind->times.recorded_ns + VC_LOOK_NS;
+    if (took == 0 || (idle && (known == 0 || took > known)))
+        return;
+    if (known == 0)
+        vc_estimate_set(behind->elsewhere, took);
+    else
+        vc_estimate_learn(behind->elsewhere, known, took, known, VC_EVIDENCE_UPPER_BOUND); /* others may have had the card meanwhile */
+}
+
 static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
 {
     struct vc_interval *interval = &entry->interval;
@@ -172,6 +185,9 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     to->others = vc_gate_others(tracker->gate);
     vc_interval_end(interval, &to->times);
     place(tracker, interval, from, to);
+    interval->behind = from && from->behind;
+    if (from && from->after)
+        learn_elsewhere(from);
     if (from && !from->noticed && from->times.reached_ns != 0) { /* it began and ended between two looks: it does not wait any more */
         from->noticed = true;
         vc_gate_began(tracker->gate, from->times.reached_ns);
@@ -264,6 +280,20 @@ static bool notice_begin(struct vc_tracker *tracker, struct vc_mark *from)
     return true;
 }
 
+/* Whether what is not the card's work usually keeps a stream longer than is worth waiting for, or for nobody knows how long. */
+static bool takes_long(const struct vc_mark *behind)
+{
+    uint64_t ns = behind->elsewhere ? vc_estimate_cost(behind->elsewhere) : 0;
+    return ns == 0 || ns > VC_ELSEWHERE_NS;
+}
+
+/* What was launched behind something that is not the card's work was expected too early. */
+static uint64_t expected_end(const struct vc_under_way *entry)
+{
+    uint64_t begun = entry->from && entry->from->behind ? entry->from->times.reached_ns + entry->interval.estimate_ns : 0;
+    return vc_later(entry->expected_ns, begun);
+}
+
 /* It has begun and lasts longer than was thought. */
 static void charge_progress(struct vc_tracker *tracker, struct vc_under_way *entry, uint64_t now_ns)
 {
@@ -324,6 +354,19 @@ static void charge_overrun(struct vc_tracker *tracker, unsigned place, uint64_t 
     vc_gate_overruns(tracker->gate, now_ns, &overrun->interval);
 }
 
+/* When what was left there should have been done; where it has not begun by now, that is now. */
+static uint64_t left_done_at(struct vc_tracker *tracker, const struct vc_left_stream *left, uint64_t done_ns)
+{
+    struct vc_mark *begins = left->begins;
+    if (!begins)
+        return done_ns;
+    if (!reached(begins->event))
+        return vc_later(done_ns, vc_now_ns());
+    if (begins->times.reached_ns == 0 && have_clock(tracker))
+        begins->times.reached_ns = when(tracker, begins, vc_now_ns());
+    return begins->times.reached_ns == 0 ? done_ns : vc_later(done_ns, begins->times.reached_ns + left->work_ns);
+}
+
 /* What was launched last has no mark behind it until the next launch. Where none comes, and nobody waits: nothing told whether it lasts longer than
  * such things did before, until the stream is asked. Returns when to look again. */
 static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns)
@@ -337,26 +380,21 @@ static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns
     if (rests && !tracker->own_marked && vc_own_streams_marked())
         tracker->own_marked = vc_tracker_mark_own(tracker) || !vc_own_streams_unseen();
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT; i++) {
-        if (!vc_load_relaxed(&tracker->left[i].stream))
-            continue;
-        pthread_mutex_lock(&tracker->mutex);
-        struct vc_left_stream left = tracker->left[i];
-        pthread_mutex_unlock(&tracker->mutex);
+        struct vc_left_stream left = vc_left_look(tracker, i);
         if (!left.stream)
             continue;
         bool was_busy = tracker->overruns[i].stamp == left.stamp;
-        uint64_t again = now_ns + VC_MARK_NS, since = was_busy ? tracker->overruns[i].interval.from_ns : done_ns;
+        uint64_t again = now_ns + VC_MARK_NS, done = left_done_at(tracker, &left, done_ns), since = was_busy ? tracker->overruns[i].interval.from_ns : done;
         enum answer answer = NO_ANSWER;
         if (!was_busy && !rests)
             again = done_ns + VC_REST_NS + 1;
-        else
+        else if (was_busy || done + VC_REST_NS < now_ns)
             answer = ask_stream(tracker, i, &left, since, now_ns);
         if (answer == BUSY)
-            charge_overrun(tracker, i, left.stamp, done_ns, now_ns);
-        pthread_mutex_lock(&tracker->mutex);
-        if (answer == IDLE && tracker->left[i].stamp == left.stamp) /* nothing was launched meanwhile */
-            tracker->left[i] = (struct vc_left_stream){0};
-        pthread_mutex_unlock(&tracker->mutex);
+            charge_overrun(tracker, i, left.stamp, done, now_ns);
+        if (answer == IDLE)
+            vc_left_done(tracker, &tracker->left[i], left.stamp);
+        vc_mark_release(left.begins);
         next = answer != IDLE && again < next ? again : next;
     }
     return next;
@@ -401,15 +439,18 @@ static uint64_t work_off(struct vc_tracker *tracker)
         if (!behind) {
             uint64_t recorded = entry->to ? entry->to->times.recorded_ns : entry->interval.from_ns;
             uint64_t poll = vc_interval_look_again(&entry->interval, recorded, entry->expected_ns, now);
-            bool has_begun = notice_begin(tracker, entry->from);
+            bool has_begun = notice_begin(tracker, entry->from), behind_host = !has_begun && entry->from->behind;
             if (!has_begun && poll > now + BEGIN_LOOK_NS)
                 poll = now + BEGIN_LOOK_NS;
             begun = begun || has_begun;
-            if (!has_begun && waits_since_ns == 0)
+            if (!has_begun && !behind_host && waits_since_ns == 0)
                 waits_since_ns = entry->from->times.recording_ns;
             next = poll < next ? poll : next;
-            if (entry->expected_ns < now)
-                vc_gate_overdue(tracker->gate, now, entry->expected_ns);
+            uint64_t expected = expected_end(entry);
+            if (behind_host)
+                vc_gate_not_begun(tracker->gate, now, takes_long(entry->from));
+            else if (expected < now)
+                vc_gate_overdue(tracker->gate, now, expected);
             charge_progress(tracker, entry, now);
         }
         link = &entry->next;

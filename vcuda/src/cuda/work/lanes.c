@@ -42,6 +42,7 @@ static void drop_lane(struct vc_stream_lane *lane, bool fold)
     if (fold) {
         vc_lane_end(&lane->lane);
         vc_mark_release(lane->open);
+        vc_mark_release(lane->before);
         vc_tracker_release(lane->tracker);
     }
     free(lane);
@@ -169,6 +170,18 @@ struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream s
     if (!of_context)
         card = vc_card_of_stream(stream, &context);
     return is_needed(card) ? make_lane(work, index, card, context, stream) : NULL;
+}
+
+struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream)
+{
+    struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches;
+    CUcontext context = NULL;
+    if (!work || work->epoch != vc_visit_epoch())
+        return NULL;
+    if (vc_stream_of_context(stream) && vc_real.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+        return NULL;
+    struct vc_stream_lane *lane = work->lanes[place_of(context, stream)];
+    return lane && lane->stream == stream && (!context || lane->context == context) ? lane : NULL;
 }
 
 void vc_lanes_left_own(const struct vc_stream_lane *lane, bool left)

@@ -17,6 +17,9 @@ struct vc_stream_lane {
     CUstream stream;
     struct vc_tracker *tracker;
     struct vc_mark *open; /* where the interval under way began */
+    struct vc_mark *before; /* … and where what is not the card's work began, before it, if that is known */
+    struct vc_estimate *elsewhere; /* what such things take on this stream */
+    uint64_t left_stamp;  /* of its latest launch that vc_tracker_left noted */
 };
 
 /* A launch that a thread made before, with what was found out about it: one cache line. */
@@ -54,6 +57,9 @@ bool vc_lanes_reserve(void);
 
 /* Its lane for the stream, in whichever context that is (the legacy and the thread's own: the current one), or NULL if the operation is not gated. */
 struct vc_stream_lane *vc_lane_of_stream(struct vc_thread_work *work, CUstream stream);
+
+/* … if the thread has one already. */
+struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream);
 
 /* The thread waited for all of a context's work on a stream (NULL: on all of its streams) from `from_ns` until now. */
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns);

@@ -288,6 +288,7 @@ void vc_mark_release(struct vc_mark *mark)
     if (!mark || vc_sub(&mark->references, 1) != 0)
         return;
     struct vc_tracker *tracker = mark->tracker;
+    vc_mark_release(mark->after);
     put_spare(tracker, mark);
     vc_tracker_release(tracker);
 }
@@ -358,25 +359,75 @@ void vc_mark_missing(struct vc_tracker *tracker, const struct vc_mark *from, CUs
 
 /* --- what was launched without a mark --- */
 
-bool vc_tracker_left(struct vc_tracker *tracker, CUstream stream)
+/* Pre: locked. The stream's place, or one that is free. */
+static struct vc_left_stream *place_of(struct vc_tracker *tracker, CUstream stream)
+{
+    uint64_t first = ((uintptr_t)stream * UINT64_C(0x9e3779b97f4a7c15)) >> 57;
+    struct vc_left_stream *place = NULL;
+    for (unsigned i = 0; i < VC_LEFT_PLACES; i++) {
+        struct vc_left_stream *left = &tracker->left[(first + i) % VC_STREAMS_LEFT];
+        if (left->stream == stream && !left->gone)
+            return left;
+        if (!place && !left->stream)
+            place = left;
+    }
+    return place;
+}
+
+bool vc_tracker_left(struct vc_tracker *tracker, CUstream stream, uint64_t *stamp, struct vc_mark *begins, uint64_t work_ns)
 {
     if (!tracker)
         return true;
-    uint64_t first = ((uintptr_t)stream * UINT64_C(0x9e3779b97f4a7c15)) >> 57;
-    struct vc_left_stream *place = NULL;
+    struct vc_mark *before = NULL;
     pthread_mutex_lock(&tracker->mutex);
-    for (unsigned i = 0; i < VC_LEFT_PLACES; i++) {
-        struct vc_left_stream *left = &tracker->left[(first + i) % VC_STREAMS_LEFT];
-        bool own = left->stream == stream && !left->gone;
-        if (own || (!place && !left->stream))
-            place = left;
-        if (own)
-            break;
+    struct vc_left_stream *place = place_of(tracker, stream);
+    if (place) {
+        bool several = place->of_several || (place->stream && place->stamp != *stamp);
+        before = place->begins;
+        begins = several ? NULL : begins;
+        if (begins)
+            vc_add(&begins->references, 1);
+        *stamp = ++tracker->launches;
+        *place = (struct vc_left_stream){.stream = stream, .of_several = several, .stamp = *stamp, .begins = begins, .work_ns = work_ns};
     }
-    if (place)
-        *place = (struct vc_left_stream){.stream = stream, .stamp = ++tracker->launches};
     pthread_mutex_unlock(&tracker->mutex);
+    vc_mark_release(before);
     return place;
+}
+
+void vc_left_done(struct vc_tracker *tracker, struct vc_left_stream *place, uint64_t stamp)
+{
+    struct vc_mark *begins = NULL;
+    pthread_mutex_lock(&tracker->mutex);
+    if (place->stamp == stamp) {
+        begins = place->begins;
+        *place = (struct vc_left_stream){0};
+    }
+    pthread_mutex_unlock(&tracker->mutex);
+    vc_mark_release(begins);
+}
+
+void vc_tracker_followed(struct vc_tracker *tracker, CUstream stream, uint64_t stamp)
+{
+    pthread_mutex_lock(&tracker->mutex);
+    struct vc_left_stream *place = place_of(tracker, stream);
+    bool own = place && place->stream && !place->of_several;
+    pthread_mutex_unlock(&tracker->mutex);
+    if (own)
+        vc_left_done(tracker, place, stamp);
+}
+
+struct vc_left_stream vc_left_look(struct vc_tracker *tracker, unsigned place)
+{
+    struct vc_left_stream none = {0};
+    if (!vc_load_relaxed(&tracker->left[place].stream))
+        return none;
+    pthread_mutex_lock(&tracker->mutex);
+    struct vc_left_stream left = tracker->left[place];
+    if (left.begins)
+        vc_add(&left.begins->references, 1);
+    pthread_mutex_unlock(&tracker->mutex);
+    return left;
 }
 
 bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *place, uint64_t stamp)
@@ -391,17 +442,18 @@ bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *plac
     return lives;
 }
 
-void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream)
+void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream, struct vc_mark *begins)
 {
-    struct vc_lane_step step = {
-        .interval = {.from_ns = vc_load_relaxed(&tracker->gate->finish_ns), .loose = true, .measurable = true, .paused = true}};
+    struct vc_lane_step step = {.interval = {.loose = !begins, .measurable = true, .paused = true}};
+    if (!begins)
+        step.interval.from_ns = vc_load_relaxed(&tracker->gate->finish_ns);
     step.interval.others_then = vc_gate_others(tracker->gate);
     step.interval.launched_ns = vc_gate_marked(tracker->gate, 0);
     struct vc_mark *end = vc_mark_record(tracker, stream);
     if (end)
-        vc_mark_submit(NULL, end, stream, &step);
+        vc_mark_submit(begins, end, stream, &step);
     else
-        vc_mark_missing(tracker, NULL, stream, &step);
+        vc_mark_missing(tracker, begins, stream, &step);
     vc_mark_release(end);
 }
 
@@ -410,24 +462,19 @@ static void mark_left_of(struct vc_tracker *tracker, CUstream stream)
 {
     bool inside = false, entered = false;
     for (unsigned i = 0; i < VC_STREAMS_LEFT; i++) {
-        pthread_mutex_lock(&tracker->mutex);
-        struct vc_left_stream left = tracker->left[i];
-        pthread_mutex_unlock(&tracker->mutex);
-        if (!left.stream || left.gone || (stream && left.stream != stream))
-            continue;
-        if (!inside)
+        struct vc_left_stream left = vc_left_look(tracker, i);
+        bool asked = left.stream && !left.gone && (!stream || left.stream == stream);
+        if (asked && !inside) {
             entered = vc_context_enter(tracker->context);
-        inside = true;
-        if (!vc_left_visit(tracker, &tracker->left[i], left.stamp))
-            continue;
-        bool busy = !vc_stream_captures(left.stream) && vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY;
-        if (busy)
-            vc_tracker_mark_left(tracker, left.stream);
-        pthread_mutex_lock(&tracker->mutex);
-        if (tracker->left[i].stamp == left.stamp)
-            tracker->left[i] = (struct vc_left_stream){0};
-        pthread_mutex_unlock(&tracker->mutex);
-        vc_visit_end();
+            inside = true;
+        }
+        if (asked && vc_left_visit(tracker, &tracker->left[i], left.stamp)) {
+            if (!vc_stream_captures(left.stream) && vc_real.cuStreamQuery(left.stream) == CUDA_ERROR_NOT_READY)
+                vc_tracker_mark_left(tracker, left.stream, left.begins);
+            vc_left_done(tracker, &tracker->left[i], left.stamp);
+            vc_visit_end();
+        }
+        vc_mark_release(left.begins);
     }
     if (inside)
         vc_context_leave(entered);
@@ -442,7 +489,7 @@ bool vc_tracker_mark_own(struct vc_tracker *tracker)
     bool may = !vc_visit_captures();
     if (may) {
         bool entered = vc_context_enter(tracker->context);
-        vc_tracker_mark_left(tracker, CU_STREAM_LEGACY);
+        vc_tracker_mark_left(tracker, CU_STREAM_LEGACY, NULL);
         vc_context_leave(entered);
     }
     vc_visit_end();
@@ -633,6 +680,8 @@ void vc_tracker_resume(struct vc_tracker *tracker, bool gone)
         pthread_cond_broadcast(&tracker->changed);
         pthread_mutex_unlock(&tracker->mutex);
         drop_under_way(tracker);
+        for (unsigned i = 0; i < VC_STREAMS_LEFT; i++)
+            vc_left_done(tracker, &tracker->left[i], tracker->left[i].stamp);
         while (spare) {
             struct vc_mark *next = spare->next;
             free(spare);

@@ -22,6 +22,9 @@ enum {
     VC_LEFT_PLACES = 8,       /* … each in one of so many places */
 };
 
+/* What is not the card's work is waited for within a lease if it usually takes no longer; behind what does the card is thought to be idle. */
+#define VC_ELSEWHERE_NS UINT64_C(2000000)
+
 struct vc_tracker;
 struct vc_mark;
 
@@ -46,6 +49,9 @@ struct vc_mark {
     struct vc_mark_times times;
     bool seen;              /* the helper saw that it was reached, as the end of an interval */
     bool noticed;           /* the helper saw that an interval began, and what the others' clock was then */
+    struct vc_mark *after;         /* `behind`: that began where this one was reached; NULL: not known … */
+    struct vc_estimate *elsewhere; /* … and such things take so long on this stream */
+    bool behind;            /* something that is not the card's work may be under way before it: nothing tells when it is reached */
     struct vc_gate_others others; /* vc_gate_others then; until it is noticed, when it was recorded */
     struct vc_mark *next;   /* in the list of spare ones */
     struct vc_under_way interval; /* that it ends: what was launched can be waited for without memory */
@@ -55,7 +61,10 @@ struct vc_mark {
 struct vc_left_stream {
     CUstream stream; /* NULL: none */
     bool gone;       /* it was destroyed meanwhile: nobody can ask it */
+    bool of_several; /* lanes: each knows only of its own work */
     uint64_t stamp;  /* of the latest launch there */
+    struct vc_mark *begins; /* nothing of it has begun until that is reached … */
+    uint64_t work_ns;       /* … and it takes so long, as far as was predicted */
 };
 
 /* The helper's: that stream was found busy after all should have been done. */
@@ -123,14 +132,20 @@ void vc_mark_missing(struct vc_tracker *tracker, const struct vc_mark *from, CUs
 
 /* --- what was launched without a mark --- */
 
-/* Something was launched there, maybe without a mark: the helper asks the stream, so that it does not last for nothing. False: so many are asked
- * already. */
-bool vc_tracker_left(struct vc_tracker *tracker, CUstream stream);
+/* Something was launched there, maybe without a mark: the helper asks the stream, so that it does not last for nothing; from when `begins` (if any) is
+ * reached and that much work should be done. `stamp`: the lane's. False: so many are asked already. */
+bool vc_tracker_left(struct vc_tracker *tracker, CUstream stream, uint64_t *stamp, struct vc_mark *begins, uint64_t work_ns);
+/* All that the lane launched there has a mark behind it, or is done. */
+void vc_tracker_followed(struct vc_tracker *tracker, CUstream stream, uint64_t stamp);
+/* That place as it is now; its mark is the caller's, too, to be released. */
+struct vc_left_stream vc_left_look(struct vc_tracker *tracker, unsigned place);
+/* What was launched there last is done, or somebody looks after it: the place is free. */
+void vc_left_done(struct vc_tracker *tracker, struct vc_left_stream *place, uint64_t stamp);
 /* Begin a visit to the stream of that place as it was: false if it is not what it was, or may not be visited. */
 bool vc_left_visit(struct vc_tracker *tracker, const struct vc_left_stream *place, uint64_t stamp);
-/* The stream can't be asked any more: what is under way there is marked now, and paid for from when it should have been done. Pre: the tracker's context
- * is current. */
-void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream);
+/* The stream can't be asked any more: what is under way there is marked now, and paid for from when it began or should have been done. Pre: the tracker's
+ * context is current. */
+void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream, struct vc_mark *begins);
 /* … for one that is about to be destroyed, or (NULL) for all, because a capture is about to begin. */
 void vc_trackers_mark_left(CUstream stream);
 /* It was destroyed: what was launched there since is charged for as long as anything that nobody can ask about. */

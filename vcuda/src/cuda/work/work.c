@@ -53,6 +53,17 @@ static void lose(struct vc_stream_lane *lane, const struct vc_lane_step *step)
     vc_lane_opened(&lane->lane, false);
 }
 
+/* As far as one may ask. */
+static bool is_done(CUstream stream)
+{
+    bool done = false;
+    if (vc_real.cuStreamQuery && vc_visit_begin()) {
+        done = !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_SUCCESS;
+        vc_visit_end();
+    }
+    return done;
+}
+
 /* Have the end of what the thread launched on this stream seen, before it sleeps. */
 static void pause_lane(struct vc_stream_lane *lane)
 {
@@ -70,10 +81,18 @@ static void pause_lane(struct vc_stream_lane *lane)
     lane->open = NULL;
 }
 
+static void pause_lane_behind(struct vc_stream_lane *lane)
+{
+    if (lane->lane.behind)
+        pause_lane(lane);
+}
+
 /* Streams run beside each other: what a thread has launched before it sleeps has nobody behind it to mark its end. */
 static void before_sleep(struct vc_work *work)
 {
     enum vc_gate_reason reason = work->answer.reason;
+    if (work->lane->lane.behind)
+        pause_lane(work->lane);
     if (reason != VC_GATE_OUTSTANDING && vc_gate_beside(work->lane->lane.gate, vc_now_ns()))
         vc_lanes_each(work->lane->context, pause_lane);
 }
@@ -115,6 +134,22 @@ static bool is_busy(CUstream stream)
     return vc_real.cuStreamQuery && stream != CU_STREAM_LEGACY && !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
 }
 
+static void note_behind(struct vc_stream_lane *lane)
+{
+    if (lane->open)
+        lane->open->behind = lane->lane.behind;
+}
+
+/* Whether it is still so that nobody can tell when what was launched begins; if it is, the end of what should have been done by now is marked: the card
+ * may be idle until the next operation. */
+static void look_behind(struct vc_stream_lane *lane)
+{
+    bool done = (lane->open && vc_load_acquire(&lane->open->seen)) || is_done(lane->stream);
+    if (lane->lane.finish_ns <= vc_now_ns())
+        pause_lane(lane);
+    lane->lane.behind = !done;
+}
+
 /* Ask the gate, wait for it, and record where an interval begins. */
 static bool begin_here(struct vc_work *work)
 {
@@ -125,7 +160,9 @@ static bool begin_here(struct vc_work *work)
         return true;
     }
     /* What is left there nobody could ask about. */
-    lane->lane.mark_all = vc_visit_captures() || (work->stream == CU_STREAM_PER_THREAD && vc_own_streams_marked());
+    lane->lane.mark_all = vc_visit_captures() || (work->stream == CU_STREAM_PER_THREAD && (vc_own_streams_marked() || lane->lane.behind));
+    if (VC_UNLIKELY(lane->lane.behind))
+        look_behind(lane);
     wait_for_go(work);
     if (!lane->lane.open) {
         vc_mark_release(lane->open);
@@ -139,6 +176,12 @@ static bool begin_here(struct vc_work *work)
             vc_mark_submit(NULL, lane->open, work->stream, &left);
         }
         vc_lane_opened(&lane->lane, lane->open != NULL);
+        note_behind(lane);
+        if (lane->open) {
+            lane->open->after = lane->before;
+            lane->open->elsewhere = lane->elsewhere;
+            lane->before = NULL;
+        }
     }
     work->first = vc_lane_all_marked(&lane->lane);
     if (work->first)
@@ -240,10 +283,14 @@ static void leave(struct vc_work *work)
     bool all_marked = work->step.mark_after && lane->lane.allowance_ns == 0;
     if (work->stream == CU_STREAM_PER_THREAD) {
         vc_lanes_left_own(lane, !all_marked);
-    } else if (!all_marked && !vc_tracker_left(lane->tracker, work->stream)) {
+    } else if (!all_marked) {
+        struct vc_mark *begins = lane->lane.behind ? lane->open : NULL;
+        uint64_t work_ns = lane->lane.estimate_ns + lane->lane.allowance_ns;
+        if (vc_tracker_left(lane->tracker, work->stream, &lane->left_stamp, begins, work_ns))
+            return;
         vc_lane_fold(&lane->lane);
         if (!work->step.mark_after)
-            vc_tracker_mark_left(lane->tracker, work->stream);
+            vc_tracker_mark_left(lane->tracker, work->stream, begins);
     }
 }
 
@@ -266,6 +313,7 @@ static void end_here(struct vc_work *work)
         lose(lane, &work->step);
     vc_mark_release(lane->open);
     lane->open = end;
+    note_behind(lane);
 }
 
 CUresult vc_work_end(struct vc_work *work, CUresult result)
@@ -285,6 +333,38 @@ CUresult vc_work_end(struct vc_work *work, CUresult result)
 
 /* --- what else the application does --- */
 
+void vc_work_elsewhere(CUstream stream)
+{
+    struct vc_stream_lane *lane = vc_lane_of_stream_known(stream);
+    if (!lane || !lane->tracker || vc_capture_is(stream))
+        return;
+    struct vc_lane_step step;
+    struct vc_mark *end = NULL;
+    bool entered = vc_context_enter(lane->context);
+    bool idle = lane->lane.finish_ns + lane->lane.used_ns <= vc_now_ns() && is_done(stream);
+    bool marks = !idle && vc_lane_has_unmarked(&lane->lane);
+    if (marks)
+        end = vc_mark_record(lane->tracker, stream);
+    if (end || !marks) { /* else it is part of the interval */
+        struct vc_mark *begins = end ? end : vc_lane_all_marked(&lane->lane) && !lane->open->after ? lane->open : NULL;
+        if (begins && !lane->before) {
+            vc_add(&begins->references, 1);
+            lane->before = begins;
+        }
+        if (!lane->elsewhere)
+            lane->elsewhere = vc_estimate_find(vc_estimate_key(VC_WORK_ELSEWHERE, (uintptr_t)stream, 0));
+        uint64_t takes = vc_estimate_cost(lane->elsewhere);
+        lane->lane.elsewhere_ns = takes <= VC_ELSEWHERE_NS ? takes : 0;
+        if (vc_lane_elsewhere(&lane->lane, idle, &step))
+            vc_mark_submit(step.interval.loose ? NULL : lane->open, end, stream, &step);
+        vc_tracker_followed(lane->tracker, stream, lane->left_stamp);
+        vc_mark_release(end);
+        vc_mark_release(lane->open);
+        lane->open = NULL;
+    }
+    vc_context_leave(entered);
+}
+
 uint64_t vc_work_waits(void)
 {
     if (!vc_work_gated())
@@ -293,8 +373,8 @@ uint64_t vc_work_waits(void)
     int card = vc_card_of_current(&context);
     const struct vc_gate *gate = card >= 0 ? vc_gates_find(card) : NULL;
     uint64_t now = vc_now_ns();
-    if (gate && vc_gate_beside(gate, now)) /* as before a sleep at the gate */
-        vc_lanes_each(context, pause_lane);
+    if (gate) /* as before a sleep at the gate */
+        vc_lanes_each(context, vc_gate_beside(gate, now) ? pause_lane : pause_lane_behind);
     return now;
 }
 

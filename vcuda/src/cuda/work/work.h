@@ -57,6 +57,7 @@ enum {
     VC_WORK_SET,
     VC_WORK_BATCH,
     VC_WORK_DECOMPRESS,
+    VC_WORK_ELSEWHERE, /* what is not the card's */
 };
 
 /* NULL means the legacy stream, or the thread's own for the _ptsz variants. */
@@ -76,6 +77,9 @@ bool vc_work_begin_sized(struct vc_work *work, CUstream stream, bool per_thread,
 
 /* Whether the card has this memory. */
 bool vc_work_on_device(CUdeviceptr pointer);
+
+/* What is about to be put on that stream (explicit) is not the card's work, or is a wait for other work: its time is no part of what the thread launched there. */
+void vc_work_elsewhere(CUstream stream);
 
 /* Whether anything here is gated at all: cheap, before an operation is looked at. */
 bool vc_work_gated(void);
@@ -106,6 +110,13 @@ void vc_work_stream_gone(CUstream stream, bool gone);
 /* Around a call that destroys a context, or may (the release of a primary one). */
 struct vc_tracker *vc_work_context_ending(CUcontext context);
 void vc_work_context_ended(struct vc_tracker *tracker, CUcontext context, bool gone);
+
+/* … which is a copy over the bus, and not begun. */
+static inline bool vc_work_leaves(CUstream stream, bool per_thread)
+{
+    vc_work_elsewhere(vc_work_stream(stream, per_thread));
+    return false;
+}
 
 /* A hook that is the driver's call between begin and end. */
 #define VC_WORK_HOOK(name, parameters, arguments, begin)   \

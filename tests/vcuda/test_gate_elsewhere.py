@@ -1,0 +1,76 @@
+"""What takes time on a stream and none of the card's is not charged: what it waits for, copies over the bus, callbacks; the kernels between are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import share
+from vcuda.sim import Machine
+
+ROUNDS, KERNEL_MS, ELSEWHERE_MS = 12, 2, 30
+
+CLIENT = """
+import time
+context = begin()
+module, function, own, other, event = (C.c_void_p() for _ in range(5))
+image = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry spin_2ms() { ret; }\\n"
+ok("cuModuleLoadData", C.byref(module), image)
+ok("cuModuleGetFunction", C.byref(function), module, b"spin_2ms")
+ok("cuStreamCreate", C.byref(own), 1)
+ok("cuStreamCreate", C.byref(other), 1)
+ok("cuEventCreate", C.byref(event), 2)
+kind, where, rounds, nap = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]) / 1000
+stream, suffix = {"own": (own, ""), "legacy": (None, ""), "thread": (None, "_ptsz")}[where]
+HOST, CALLBACK = C.CFUNCTYPE(None, C.c_void_p), C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_void_p)
+sleeps, called = HOST(lambda _: time.sleep(nap)), CALLBACK(lambda *_: time.sleep(nap))
+host = (C.c_char * (128 * MIB))()
+_, memory = alloc(128 * MIB)
+copies = {"HtoD": (memory, host), "DtoH": (host, memory)}
+def elsewhere():
+    if kind == "function":
+        ok("cuLaunchHostFunc" + suffix, stream, sleeps, None)
+    elif kind == "callback":
+        ok("cuStreamAddCallback" + suffix, stream, called, None, 0)
+    elif kind == "event":
+        ok("cuLaunchHostFunc", other, sleeps, None)
+        ok("cuEventRecord", event, other)
+        ok("cuStreamWaitEvent" + suffix, stream, event, 0)
+    elif kind == "unified":
+        ok("cuMemcpyAsync" + suffix, memory, C.c_uint64(C.addressof(host)), size(len(host)), stream)
+    else:
+        ok(f"cuMemcpy{kind}Async_v2" + suffix, *copies[kind], size(len(host)), stream)
+for _ in range(rounds):
+    elsewhere()
+    ok("cuLaunchKernel" + suffix, function, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+elsewhere()
+ok("cuCtxSynchronize")
+answer("done")
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("where", ["own", "legacy", "thread"])
+@pytest.mark.parametrize("kind", ["function", "callback", "event", "HtoD", "DtoH", "unified"])
+def test_what_is_not_the_cards_work_is_not_charged_as_if_it_were(kind: str, where: str, tmp_path: Path) -> None:
+    machine = Machine.create(tmp_path / "machine")
+    container = share.simulated(
+        tmp_path / "share", machine, [share.limit(machine, memory_bytes=1 << 30, core_limit=90)]
+    )
+    process = container.start(CLIENT, kind, where, str(ROUNDS), str(ELSEWHERE_MS))
+    kernels_ns, work = 0, ROUNDS * KERNEL_MS * 1_000_000
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == '"done"\n', process.communicate(timeout=share.SECONDS)
+        kernels_ns = machine.report().cards[0].busy_ns
+        assert kernels_ns >= work
+        end = time.monotonic() + 20  # the helper settles what it saw a little later
+        while time.monotonic() < end and container.usage().cards[0].gpu_time_ns < 0.9 * kernels_ns:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        charged = container.usage().cards[0].gpu_time_ns
+    finally:
+        process.communicate("\n", timeout=share.SECONDS)
+    assert 0.9 * kernels_ns <= charged <= 1.5 * kernels_ns  # what is not the card's takes ten times as long
