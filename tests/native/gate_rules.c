@@ -122,6 +122,21 @@ static void test_one_unknown_operation_at_a_time_but_no_dead_lock(void)
     CHECK(ask(T + 111 * MS, 0) == VC_GATE_OUTSTANDING);
 }
 
+static void test_no_more_is_marked_one_by_one_than_marks_are_kept_for(void)
+{
+    start(30, 30, 0);
+    unsigned launched = 0;
+    while (launched < 1000 && ask(T + launched * US, 5 * US) == VC_GATE_GO) {
+        vc_gate_fold(&gate, answer.allowance_ns, 0);
+        vc_gate_marked(&gate, 0);
+        launched++;
+    }
+    CHECK(launched == VC_UNSEEN_MARKS && answer.reason == VC_GATE_OUTSTANDING);
+    struct vc_interval first = {.from_ns = T, .to_ns = T + 5 * US, .estimate_ns = 5 * US, .launched_ns = 5 * US, .operations = 1, .measurable = true};
+    vc_gate_seen(&gate, T + 300 * US, &first);
+    CHECK(ask(T + 300 * US, 5 * US) == VC_GATE_GO);
+}
+
 static void test_what_nobody_looks_at_is_charged_as_time_passes(void)
 {
     start(30, 30, 0);
@@ -812,6 +827,7 @@ int main(void)
     test_limits_that_make_no_sense_give_the_guaranteed_share();
     test_debt_shuts_the_gate_until_a_chunk_is_there();
     test_one_unknown_operation_at_a_time_but_no_dead_lock();
+    test_no_more_is_marked_one_by_one_than_marks_are_kept_for();
     test_what_nobody_looks_at_is_charged_as_time_passes();
     test_only_the_holder_of_the_lease_passes();
     test_the_holder_fits_its_work_into_the_lease();

@@ -168,7 +168,8 @@ static bool unseen_refused(struct vc_gate *gate, uint64_t now_ns, uint64_t cost_
         most = vc_earlier(most, vc_later(VC_UNSEEN_TIMES * cost_ns, VC_UNSEEN_LEAST_NS));
     bool contended = policy->leased && policy->lease_end_ns != UINT64_MAX; /* then others' slices explain it */
     bool late = !contended && gate->late_since_ns != 0 && now_ns > gate->late_since_ns + VC_LATE_NS;
-    if (!late && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
+    bool many = gate->unseen >= VC_UNSEEN_MARKS;
+    if (!late && !many && !(unseen > most && unseen > cost_ns) && !(risk_ns != 0 && gate->risk_ns + risk_ns > VC_RISK_NS && gate->risk_ns != 0))
         return false;
     refuse(answer, VC_GATE_OUTSTANDING, now_ns + VC_RECHECK_NS);
     return true;

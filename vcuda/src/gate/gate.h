@@ -23,6 +23,7 @@ enum {
     VC_BURST_NS = 6000000,            /* … and while nobody waits, what begins on an idle card: a short request never sleeps */
     VC_UNSEEN_NS = 5000000,           /* work launched but not yet seen to end */
     VC_UNSEEN_TIMES = 64, VC_UNSEEN_LEAST_NS = 1250000, /* … of short operations not more than so many: each may suddenly take a thousand times as long */
+    VC_UNSEEN_MARKS = 256,            /* … and of what is marked one by one no more: what has no mark behind it can't be told from what never ends */
     VC_RISK_NS = 50000000,            /* what operations whose cost varies may together turn out to cost before one is seen to end */
     VC_CONCURRENT_NS = 50000,         /* work worth an interval of its own when it runs beside another stream */
     VC_RECHECK_NS = 10000000,         /* longest sleep before a waiting thread looks again */
