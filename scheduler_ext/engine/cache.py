@@ -23,6 +23,7 @@ from scheduler_ext.state.history import History
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Difference, Notices
 from scheduler_ext.state.pod_classes import PodClasses
+from scheduler_ext.state.pod_texts import PodKinds
 from scheduler_ext.state.pods import Nominations, PodCache
 from scheduler_ext.state.shape import Shape
 from scheduler_ext.state.waiting import WaitingPods
@@ -63,7 +64,7 @@ class SchedulerCache:
         self.metrics = metrics or Metrics()
         self.clock, self.wall_clock = clock, wall_clock
         self.journal = journal
-        self._classes = PodClasses(names, policy)
+        self.kinds, self._classes = PodKinds(names), PodClasses(names, policy)
         self.cluster = Cluster()
         self.quotas = Quotas(self.cluster)
         self.pods = PodCache(self.cluster, changed=self.quotas.count)

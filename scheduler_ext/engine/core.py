@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from scheduler_ext.engine import simulation
@@ -27,12 +28,13 @@ from scheduler_ext.planning import evidence, overview, pieces, snapshot
 from scheduler_ext.planning.evidence import CandidateCopy, Evidence
 from scheduler_ext.planning.overview import NodeDetail, NodeLine, Overview
 from scheduler_ext.planning.snapshot import Snapshot
-from scheduler_ext.protocol.extender_v1 import Verdict, Victims
+from scheduler_ext.protocol.extender_v1 import ExtenderArgs, Verdict, Victims
 from scheduler_ext.scoring import quotas, stats
 from scheduler_ext.state import objects
 from scheduler_ext.state.history import Look
 from scheduler_ext.state.node_names import OfferedNames
 from scheduler_ext.state.notices import Notice
+from scheduler_ext.state.pod_texts import KnownPod, PodTexts
 from scheduler_ext.state.pods import Record, State
 from scheduler_ext.state.shape import Shape
 from vcuda.spec import request
@@ -77,6 +79,10 @@ class Engine:
         self._claim_book = ClaimBook(cache)
         self._claims, self._templates = Claims(cache, self._claim_book), Templates(cache)
         self._comparison = Comparison(cache, self._claim_book, self._claims)
+        # A recording holds more of each pod.
+        texts = partial(PodTexts, names, cache.kinds) if cache.journal is None else None
+        self._requests = None if texts is None else texts("Pod", only=True, beside=("Nodes", "NodeNames"))
+        self._pod_events = None if texts is None else texts("object")
         self._intake = Intake(cache, self._gangs, self._preemption, self._resizes)
         self.metrics.watch_figures(self.figures)
 
@@ -86,6 +92,21 @@ class Engine:
         """See NodeNames.offered: the nodes that a filter request offers."""
         with self._lock:
             return self.cache.cluster.named.offered(body)
+
+    def asked_for(self, body: bytes) -> ExtenderArgs | None:
+        """A filter request, if its body has the usual form."""
+        with self._lock:
+            found = self.cache.cluster.named.places(body)
+            if found is None or self._requests is None:
+                return None
+            names, start, end = found
+            read = self._requests.read(body, start, end)
+        return None if read is None else ExtenderArgs(read[1], names, None)
+
+    def event(self, line: bytes) -> tuple[str, Mapping[str, Any], str] | None:
+        """What has become of a pod, the pod and its version, if the line has the usual form. For one thread."""
+        read = None if self._pod_events is None else self._pod_events.read(line)
+        return None if read is None else (*read, read[1].version)
 
     def filter(self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None = None) -> Verdict:
         """Decide one node for a pod that asks for a share, and remember the decision as assumed.
@@ -344,6 +365,8 @@ class Engine:
         wishes = self._intake.wishes(pod)
         with self._lock:
             self._events += 1
+            if isinstance(pod, KnownPod) and self._intake.see_known(pod, wishes):
+                return pod.uid  # it has no claims, and has had none
             uid = self._intake.see_pod(pod, wishes)
             self._claims.see_pod(uid, pod)
             self._templates.see_pod(uid, pod)

@@ -18,6 +18,7 @@ from scheduler_ext.protocol.reasons import CODE_OF, ROW_CODES, ExtenderReason
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Floats, Ints
 from scheduler_ext.state.decisions import Decision, counted, packed
+from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.state.pods import Record, State
 from vcuda.spec.errors import InvalidRequest, Reason
 
@@ -78,18 +79,20 @@ class Filter:
     def _verdict(
         self, pod: Mapping[str, Any], names: Sequence[str], plan: Plan | None, briefly: bool
     ) -> Verdict | None:
-        metadata = pod["metadata"]
         begun, at_ns = self._cache.cluster.clock, self._cache.wall_clock()
-        uid, name = str(metadata.get("uid") or ""), str(metadata.get("name") or "")
-        decision = partial(Decision, uid, str(metadata.get("namespace") or "default"), name, at_ns)
         try:
             asked, shape = self._cache.asked(pod)
         except InvalidRequest as error:
-            self._cache.decisions.add(decision(begun, len(names), refusal=(error.reason, error.message)))
-            return Verdict(refusal=(error.reason, error.message))
+            metadata = pod["metadata"]
+            uid, name = str(metadata.get("uid") or ""), str(metadata.get("name") or "")
+            namespace, refusal = str(metadata.get("namespace") or "default"), (error.reason, error.message)
+            self._cache.decisions.add(Decision(uid, namespace, name, at_ns, begun, len(names), refusal=refusal))
+            return Verdict(refusal=refusal)
+        decision = partial(Decision, asked.uid, asked.namespace, asked.name, at_ns)
         if briefly and self._cache.scores.far_behind(shape, self._cache.cluster, self._cache.typical()):
             return None
-        old, nominated, priority = self._cache.pods.get(asked.uid), None, objects.priority(pod)
+        old, nominated = self._cache.pods.get(asked.uid), None
+        priority = pod.kind.priority if isinstance(pod, KnownPod) else objects.priority(pod)
         if old is not None and old.state is State.NOMINATED:
             nominated = self._cache.pods.release(asked.uid)
         elif old is not None:

@@ -16,6 +16,7 @@ from scheduler_ext.engine.resizes import Resizes
 from scheduler_ext.state import objects
 from scheduler_ext.state.cluster import Usage
 from scheduler_ext.state.notices import CARD_OVERBOOKED, Notice
+from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.state.pods import Record, Source, State
 from scheduler_ext.state.shape import Shape, shape_of, shared
 from vcuda.kube.objects import ended
@@ -112,7 +113,10 @@ class Intake:
 
     def wishes(self, pod: Mapping[str, Any]) -> Wishes | None:
         """What a pod that waits asks for, None if no share. Needs no lock: 64 containers of a new class take 9 ms."""
-        if objects.place(pod) or not request.asks_for_share(pod, self._cache.names):
+        if isinstance(pod, KnownPod):
+            if pod.node or not pod.kind.asks:
+                return None
+        elif objects.place(pod) or not request.asks_for_share(pod, self._cache.names):
             return None
         try:
             return self._cache.asked(pod)
@@ -132,6 +136,50 @@ class Intake:
         elif wishes is not None:
             self._see_waiting(uid, pod, wishes)
         return uid
+
+    def see_known(self, pod: KnownPod, wishes: Wishes | None) -> bool:
+        """Take in what nearly all events are: a new pod, our own write, a pod that runs; False for any other."""
+        cache, uid, kind = self._cache, pod.uid, pod.kind
+        record = cache.pods.get(uid)
+        if pod.deleted or not kind.settled:
+            return False
+        if not pod.node:
+            if kind.nominated or not kind.alone or cache.unsynced or not isinstance(wishes, tuple):
+                return False
+            if record is not None and record.state in (State.CONFIRMED, State.NOMINATED):
+                return False
+            if uid in cache.waiting or cache.gangs.of(uid) is not None:
+                return False
+            cache.waiting.show_new(uid, pod.namespace, pod.name, pod.created, wishes[0])
+            if len(wishes[1].steps) <= MOST_LIGHT and cache.not_ready() is None and not cache.scores.knows(wishes[1]):
+                cache.ahead.put(uid, wishes[1])
+            return True
+        if record is None or record.node != pod.node:
+            return False
+        mark = resize.known_as(pod.placement) if pod.placement else None
+        if record.state is State.CONFIRMED:
+            if record.annotation != mark:
+                return False
+        elif not self._echo(record, pod):
+            return False
+        record.runs, record.annotation = pod.phase == "Running", mark
+        return True
+
+    def _echo(self, record: Record, pod: KnownPod) -> bool:
+        """Whether this is our own write coming back, of a pod that is in no gang; it counts as seen then."""
+        cache, uid, asked, shape = self._cache, pod.uid, record.request, record.shape
+        if record.written is None or record.written != pod.placement or asked is None or shape is None:
+            return False
+        if asked.gang is not None:
+            return False
+        cache.waiting.drop(uid)
+        cache.ahead.drop(uid)
+        cache.inherited.discard(uid)
+        cache.nominations.forget(uid)
+        cache.count_demand(uid, shape)
+        cache.pods.confirm(record, cache.clock())
+        record.priority, record.leaving, record.movable = pod.kind.priority, False, pod.kind.movable
+        return True
 
     def _see_waiting(self, uid: str, pod: Mapping[str, Any], wishes: Wishes) -> None:
         if "pods" in self._cache.unsynced:

@@ -24,6 +24,7 @@ from scheduler_ext.planning import defrag, explain
 from scheduler_ext.protocol import extender_v1
 from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderArgs, Verdict
 from scheduler_ext.protocol.reasons import ExtenderReason
+from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.sync.binder import Binder
 from vcuda.spec import gang
 from vcuda.spec import request as pod_request
@@ -55,9 +56,13 @@ class Extender:
 
     def _asks(self, pod: Mapping[str, Any]) -> bool:
         """Whether a pod is our business; then it must have a UID, and we must be ready."""
-        if not pod_request.asks_for_share(pod, self._engine.names):
+        if isinstance(pod, KnownPod):  # which has a UID
+            if not pod.kind.asks:
+                return False
+        elif not pod_request.asks_for_share(pod, self._engine.names):
             return False
-        self._require_uid(pod)
+        else:
+            self._require_uid(pod)
         self._require_ready()
         return True
 
@@ -73,17 +78,25 @@ class Extender:
             raise NotReady(f"{ExtenderReason.NOT_SYNCED}: {problem}")
 
     def filter(self, body: bytes) -> bytes | Awaitable[bytes]:
-        args = extender_v1.read_args(body, self._engine.offered)
+        args = self._engine.asked_for(body) or extender_v1.read_args(body, self._engine.offered)
         if not self._asks(args.pod):
             self._untouched.inc()
             return extender_v1.untouched(args)
-        spec = args.pod["spec"]
-        if len(spec.get("containers") or ()) + len(spec.get("initContainers") or ()) > MOST_LIGHT:
+        containers, alone = self._of(args.pod)
+        if containers > MOST_LIGHT:
             return self._heavy_filter(args)
-        if gang.may_name(args.pod, self._engine.names):
+        if not alone:
             return self._gang_filter(args)
         verdict = self._engine.filter_briefly(args.pod, args.names)
         return self._scored_filter(args) if verdict is None else self._answer(args, verdict)
+
+    def _of(self, pod: Mapping[str, Any]) -> tuple[int, bool]:
+        """How many containers a pod has, and whether it is in no gang."""
+        if isinstance(pod, KnownPod):
+            return pod.kind.containers, pod.kind.alone
+        spec = pod["spec"]
+        containers = len(spec.get("containers") or ()) + len(spec.get("initContainers") or ())
+        return containers, not gang.may_name(pod, self._engine.names)
 
     def filter_claims(self, body: bytes) -> bytes | Awaitable[bytes]:
         args = extender_v1.read_args(body, self._engine.offered)

@@ -219,8 +219,8 @@ class CandidateCopy:
             return
         if cluster.usable.shape[1] > self._view.usable.shape[1]:
             self._widen(cluster.usable.shape[1])
-        for name, array in zip(View._fields[1:], self._view[1:], strict=True):
-            array[place] = getattr(cluster, name)[row]
+        for name in View._fields[1:]:
+            getattr(self._view, name)[place] = getattr(cluster, name)[row]
         self._view.rows[place], self._problem[place] = row, cluster.code[row]
         self._cards[place], self._columns[place] = cluster.cards[row], cluster.columns(row)
         self._holders[place] = holders = []

@@ -63,8 +63,8 @@ class NodeNames:
         lib.vc_names_drop(self._names, text, len(text))
         self.version += 1
 
-    def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
-        """A request's body with null in place of its NodeNames, and these; None where the JSON has an unusual form."""
+    def places(self, body: bytes) -> tuple[OfferedNames, int, int] | None:
+        """A request's NodeNames, and where they begin and end; None where the JSON has an unusual form."""
         if len(self._rows) <= len(body) // _LEAST_BYTES:
             self._rows = np.empty(len(body), np.int64)
             self._at = ffi.from_buffer("int64_t[]", self._rows)
@@ -75,5 +75,12 @@ class NodeNames:
         if count < 0:
             return None
         start, end = place
-        rest = b"%bnull%b" % (body[:start], body[end:])
-        return rest, OfferedNames(self._rows[:count].copy(), self.version, memoryview(body)[start:end])
+        return OfferedNames(self._rows[:count].copy(), self.version, memoryview(body)[start:end]), start, end
+
+    def offered(self, body: bytes) -> tuple[bytes, OfferedNames] | None:
+        """The body with null in place of its NodeNames, and these; None as above."""
+        found = self.places(body)
+        if found is None:
+            return None
+        names, start, end = found
+        return b"%bnull%b" % (body[:start], body[end:]), names

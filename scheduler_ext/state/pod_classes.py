@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 
 from scheduler_ext.state import objects
+from scheduler_ext.state.pod_texts import GROUP_LABELS, KnownPod
 from scheduler_ext.state.shape import Shape, shape_of
 from vcuda.spec import request
-from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL, POD_GROUP_LABEL, Names
+from vcuda.spec.names import Names
 from vcuda.spec.request import PodRequest, Policy
 
 _MOST_BYTES = 16 * 2**20  # of all classes: thousands of usual ones
 _LONGEST_KEY = 64 * 1024  # a pod of 64 containers has a fourth
-_LABELS = (POD_GROUP_LABEL, OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL)
 
 
 class PodClasses:
@@ -35,6 +35,14 @@ class PodClasses:
 
     def read(self, pod: Mapping[str, Any]) -> tuple[PodRequest, Shape]:
         """What a pod asks for. Raises InvalidRequest."""
+        if isinstance(pod, KnownPod) and pod.kind.found is not None:
+            return _of(pod.uid, pod.namespace, pod.name, pod.kind.found)
+        found = self._read(pod)
+        if isinstance(pod, KnownPod):
+            pod.kind.found = found
+        return found
+
+    def _read(self, pod: Mapping[str, Any]) -> tuple[PodRequest, Shape]:
         key = self._key(pod)
         found = self._known.get(key) if key is not None else None
         if found is None:
@@ -43,12 +51,8 @@ class PodClasses:
             if key is not None and len(key) <= _LONGEST_KEY:
                 self._keep(key, found)
             return found
-        metadata, (like, shape) = pod["metadata"], found
-        asked = PodRequest(
-            str(metadata.get("uid", "")), str(metadata.get("namespace") or "default"), str(metadata.get("name", "")),
-            like.containers, like.priority, like.policy, like.card_policy, like.models, like.uuids, like.gang,
-        )  # fmt: skip
-        return asked, shape
+        metadata = pod["metadata"]
+        return _of(metadata.get("uid", ""), metadata.get("namespace"), metadata.get("name", ""), found)
 
     def _keep(self, key: bytes, found: tuple[PodRequest, Shape]) -> None:
         size = len(key) + 1024 * len(found[0].containers) + found[1].filter_bytes + 1024
@@ -67,7 +71,7 @@ class PodClasses:
             metadata, spec = pod["metadata"], pod["spec"]
             annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
             parts: list[Any] = [annotations.get(name) for name in self._annotations]
-            parts += [labels.get(name) for name in _LABELS]
+            parts += [labels.get(name) for name in GROUP_LABELS]
             parts.append(spec.get("overhead"))
             for listed in (spec.get("initContainers") or (), spec.get("containers") or ()):
                 parts.append(len(listed))
@@ -75,3 +79,12 @@ class PodClasses:
             return orjson.dumps(parts)
         except (AttributeError, KeyError, TypeError):
             return None
+
+
+def _of(uid: object, namespace: object, name: object, found: tuple[PodRequest, Shape]) -> tuple[PodRequest, Shape]:
+    """What another pod of the same class asks for."""
+    like, shape = found
+    asked = object.__new__(PodRequest)  # its initialiser takes four times as long
+    own = {"uid": str(uid), "namespace": str(namespace or "default"), "name": str(name)}
+    asked.__dict__.update(like.__dict__ | own)
+    return asked, shape

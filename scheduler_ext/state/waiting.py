@@ -47,19 +47,20 @@ class WaitingPods:
         """The API server shows it without a node, and with these claims."""
         self._show(pod, f"claims {', '.join(names)}"[:_LONGEST] if names else "claims that are not made yet", "")
 
+    def show_new(self, uid: str, namespace: str, name: str, created: str, asked: PodRequest) -> None:
+        """One that is not here yet."""
+        self._put(uid, namespace, name, created, _asks(asked), "")
+
     def _show(self, pod: Mapping[str, Any], asks: str, impossible: str) -> None:
         metadata = pod["metadata"]
-        uid = str(metadata["uid"])
-        if uid not in self._pods and len(self._pods) >= _MOST:
-            return
-        self._pods[uid] = WaitingPod(
-            uid,
-            str(metadata.get("namespace") or "default"),
-            str(metadata.get("name") or ""),
-            str(metadata.get("creationTimestamp") or "")[:_LONGEST_TIME],
-            asks,
-            impossible,
-        )
+        namespace, name = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+        created = str(metadata.get("creationTimestamp") or "")
+        self._put(str(metadata["uid"]), namespace, name, created, asks, impossible)
+
+    def _put(self, uid: str, namespace: str, name: str, created: str, asks: str, impossible: str) -> None:
+        if uid in self._pods or len(self._pods) < _MOST:
+            created = created[:_LONGEST_TIME]
+            self._pods[uid] = WaitingPod(uid, namespace or "default", name, created, asks, impossible)
 
     def drop(self, uid: str) -> None:
         """It has a node, or is gone."""

@@ -32,6 +32,7 @@ def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
             engine.see_pod,
             lambda pod: engine.lose_pod(str(pod["metadata"]["uid"])),
             lambda uids, since: listed("pods", lambda: engine.keep_pods(uids, since)),
+            read=engine.event,
         ),
     )
 

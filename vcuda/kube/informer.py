@@ -6,7 +6,7 @@ import logging
 import reprlib
 import time
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from vcuda.kube.client import Client
 from vcuda.kube.endpoint import Stream
@@ -29,7 +29,7 @@ class Handlers(NamedTuple):
 
     `seen` returns an object's key. `listed` gets all keys of a complete list and when the list began (monotonic
     seconds): whatever else was known has gone. They may raise KeyError, TypeError and their like for an object that is
-    malformed.
+    malformed. `read` gives an event, its object and that one's version where it can read a line faster than a parser.
     """
 
     kind: str
@@ -38,6 +38,7 @@ class Handlers(NamedTuple):
     listed: Callable[[Collection[str], float], None]
     namespace: str = ""
     selector: str = ""
+    read: Callable[[bytes], tuple[str, Object, str] | None] = lambda _line: None
 
 
 class Informer:
@@ -137,7 +138,7 @@ class Informer:
                 if self.worker.stopped:
                     return
                 self._heard = time.monotonic()
-                self._event(self._client.parsed(line))
+                self._line(line)
                 events += 1
         finally:
             self._stream.close()
@@ -145,7 +146,18 @@ class Informer:
         if not events and time.monotonic() - began < _SHORTEST:
             raise ApiUnreachable(f"the watch of {self.kind} ended at once")
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def _line(self, line: bytes) -> None:
+        kind, thing, version = self._handlers.read(line) or self._parsed(line)
+        version = version or self._version
+        self._check(version)
+        if kind == "DELETED":
+            self._take(self._handlers.lost, thing)
+        elif kind in ("ADDED", "MODIFIED"):
+            self._take(self._handlers.seen, thing)
+        self._version = version
+
+    def _parsed(self, line: bytes) -> tuple[object, Object, str]:
+        event = self._client.parsed(line)
         kind, thing = event.get("type"), event.get("object")
         if not isinstance(thing, dict):
             raise ApiUnreachable(f"a watch event without an object: {event!s:.100}")
@@ -155,15 +167,9 @@ class Informer:
         metadata = thing.get("metadata")
         if not isinstance(metadata, dict):
             raise ApiUnreachable(f"a watch event without metadata: {event!s:.100}")
-        version = str(metadata.get("resourceVersion") or self._version)
-        self._check(version)
-        if kind == "DELETED":
-            self._take(self._handlers.lost, thing)
-        elif kind in ("ADDED", "MODIFIED"):
-            self._take(self._handlers.seen, thing)
-        self._version = version
+        return kind, thing, str(metadata.get("resourceVersion") or "")
 
-    def _take(self, handle: Callable[[Object], _T], thing: dict[str, Any]) -> _T | None:
+    def _take(self, handle: Callable[[Object], _T], thing: Object) -> _T | None:
         """One malformed object must not end the watch of all others."""
         try:
             return handle(thing)

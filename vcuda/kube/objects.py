@@ -81,9 +81,12 @@ def phase_of(pod: Object) -> str:
     return str(status.get("phase", "")) if isinstance(status, (dict, Mapping)) else ""  # from JSON: a dict
 
 
+ENDED_PHASES = ("Succeeded", "Failed")
+
+
 def terminal(pod: Object) -> bool:
     """Whether all containers of a pod have ended for good."""
-    return phase_of(pod) in ("Succeeded", "Failed")
+    return phase_of(pod) in ENDED_PHASES
 
 
 def ended(pod: Object) -> bool:
