@@ -116,7 +116,7 @@ class Daemon:
                     "--query-auth=kubernetes needs an API server to ask: set --kubeconfig, or run in a pod"
                 )
             self.metrics = Metrics()
-            self.api_writer = ApiWriter(kube)
+            self.api_writer = ApiWriter(kube, quiet_s=lambda: self.book.quiet_s)
             self._consequences = Consequences(self._settings, self._allocations, self.api_writer)
             stack.callback(self.api_writer.stop)
             self._make_cards(stack, self._standby.driver, shims)

@@ -252,13 +252,16 @@ class Allocator:
         chosen = {item.container: item.shares for item in mine}
         written: dict[str, str | None] = self._right_indices(pod, mine)
         if annotations.get(self._names.gpu_assigned) != "true":
-            self._tell_assigned(pod, mine)
+            if not self._api_writer.annotates(uid_of(pod)):
+                self._tell_assigned(pod, mine)
             written[self._names.gpu_assigned] = "true"
         if not _says(annotations.get(self._names.placement), chosen):
             # Ours, too, where no extender chose: one that comes later must find out which.
             written[self._names.placement] = placement.encode(placement.Placement(chosen))
         if written:
-            self._api_writer.annotate_pod(*name_of(pod), str(metadata.get("uid", "")), written)
+            # The extender waits for cards that it did not choose; for the rest nobody does.
+            in_calm = written.keys() == {self._names.gpu_assigned}
+            self._api_writer.annotate_pod(*name_of(pod), str(metadata.get("uid", "")), written, in_calm=in_calm)
 
     def _tell_assigned(self, pod: Pod, mine: Sequence[Allocation]) -> None:
         models = {item.card.uuid: item.card.model for item in self._inventory.snapshot.cards}
@@ -359,7 +362,7 @@ class Allocator:
         try:
             with self.book.locked():
                 deadline = time.monotonic() + BUDGET_S
-                candidate, pods = self._pod_finder.find(resource, size, self.book.index, deadline)
+                candidate, pods = self._pod_finder.find(resource, size, self.book.index, deadline, patient=False)
                 allocation = self.book.index.get((candidate.uid, candidate.container))
                 if allocation is None:
                     request = self._request(candidate.pod)

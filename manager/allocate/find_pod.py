@@ -30,6 +30,8 @@ PODS_TIMEOUT_S = 0.8
 RECORDS_TIMEOUT_S = 0.3
 BUDGET_S = 1.7
 _LEAST_S = 0.05
+# A refusal is for ever, so kubelet is asked once more where several pods may wait by the API server's list.
+LAST_PATIENCE_S = 10.0
 # Kubelet's list is old news after this long, even between the two calls that it makes one right after the other.
 _LISTED_S = 1.0
 _REFUSED_KEPT = 4096
@@ -165,10 +167,13 @@ class PodFinder:
         allocations: AllocationIndex,
         deadline: float,
         listed: list[Pod] | None = None,
+        *,
+        patient: bool = True,
     ) -> tuple[Candidate, list[Facts]]:
         """The container that this call is for, and the facts of all pods of the node.
 
-        Raises Refusal, soon after the deadline at latest. `listed`: kubelet's list, where it need not be asked.
+        Raises Refusal, soon after the deadline at latest; `patient`: LAST_PATIENCE_S later where several pods wait by
+        the API server's list. `listed`: kubelet's list, where it need not be asked.
         """
         begun = self._going_on(resource, count, allocations)
         if begun is not None:
@@ -179,7 +184,17 @@ class PodFinder:
                 return self._find_among(listed, True, resource, count, allocations, deadline)
         pods, own_view = self.pods(allocations.static_pods, deadline)
         self._listed = pods if own_view else None
-        return self._find_among(pods, own_view, resource, count, allocations, deadline)
+        try:
+            return self._find_among(pods, own_view, resource, count, allocations, deadline)
+        except Refusal as refusal:
+            if own_view or not patient or self._kubelet is None or refusal.reason != Reason.POD_AMBIGUOUS:
+                raise
+            try:
+                self._listed = pods = self._kubelet.list(LAST_PATIENCE_S)
+            except KubeError as error:
+                log.info("kubelet can't tell which of the pods that wait it means: %s", error)
+                raise refusal from None
+        return self._find_among(pods, True, resource, count, allocations, time.monotonic() + PODS_TIMEOUT_S)
 
     def _going_on(
         self, resource: str, count: int, allocations: AllocationIndex

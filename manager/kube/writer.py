@@ -27,6 +27,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _BETWEEN_FAILURES_S = 0.5
 # Answers that trying again can't change: gone, a namesake with another UID, refused or malformed.
 _FINAL = (400, 403, 404, 409, 422)
+# What nobody waits for is written when kubelet has not called for so long, and after a minute in any case: in a burst
+# it would take the processors from the pods that start.
+_CALM_S, _LONGEST_CALM_S = 1.0, 60.0
 _NODE = "node"
 # Kubelet creates its node seconds after its start, and maybe after us; a wrong --hostname-override never gets one.
 _FIRST_NODE_PAUSE_S = 1.0
@@ -36,11 +39,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Message:
-    """What `send` says; not sent before `at` of the clock, and after a failure `pause` seconds later."""
+    """What `send` says; not sent before `at` of the clock, and after a failure `pause` seconds later.
+
+    `until`: before that time of the clock it waits for kubelet to be quiet.
+    """
 
     send: Callable[[Kube], None]
     pause: float
     at: float = float("-inf")
+    until: float = float("-inf")
     failed: bool = False
 
     def postpone(self, now: float) -> None:
@@ -58,9 +65,16 @@ class ApiWriter:
     last: tenants cause them, and what a node and its pods were given must not wait behind them, or be pushed out.
     """
 
-    def __init__(self, kube: Kube | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        kube: Kube | None,
+        clock: Callable[[], float] = time.monotonic,
+        quiet_s: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        """`quiet_s`: seconds since kubelet's last call."""
         self._kube = kube
         self._clock = clock
+        self._quiet_s = quiet_s
         self._correlator = Correlator(clock)
         self._pending: OrderedDict[str, _Message] = OrderedDict()
         self._lock = threading.Lock()
@@ -88,19 +102,35 @@ class ApiWriter:
         self._wake.put(None)
         self.worker.join(0.5)
 
-    def _put(self, name: str, send: Callable[[Kube], None], at: float = float("-inf")) -> None:
+    def _put(
+        self, name: str, send: Callable[[Kube], None], at: float = float("-inf"), *, in_calm: bool = False
+    ) -> None:
         if self._kube is None:
             return
         with self._lock:
             # At once, also after failures: kubelet may have started, and our node be there now.
-            self._pending[name] = _Message(send, _FIRST_NODE_PAUSE_S if name == _NODE else _FIRST_PAUSE_S, at)
+            pause, until = _FIRST_NODE_PAUSE_S if name == _NODE else _FIRST_PAUSE_S, float("-inf")
+            if in_calm:
+                before = self._pending.get(name)
+                until = self._clock() + _LONGEST_CALM_S if before is None else before.until
+            self._pending[name] = _Message(send, pause, at, until)
             while len(self._pending) > _KEPT:
                 events = (key for key in self._pending if _is_event(key))
                 del self._pending[next(events, next(iter(self._pending)))]
         self._wake.put(None)
 
-    def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None]) -> None:
-        self._put(f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S))
+    def annotate_pod(
+        self, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None], *, in_calm: bool = False
+    ) -> None:
+        """`in_calm`: nobody waits for it."""
+        self._put(
+            f"pod {uid}", lambda kube: kube.patch_pod(namespace, name, uid, annotations, TIMEOUT_S), in_calm=in_calm
+        )
+
+    def annotates(self, uid: str) -> bool:
+        """Whether an annotation of this pod waits to be written."""
+        with self._lock:
+            return f"pod {uid}" in self._pending
 
     def describe_node(self, annotations: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
         """Tried at once. A label that was said before and is not given any more is taken away."""
@@ -116,6 +146,7 @@ class ApiWriter:
             f"event {said.key}",
             lambda kube: kube.event(said, self._correlator, TIMEOUT_S),
             said.sent_at + BETWEEN_REPEATS_S,
+            in_calm=kind == "Normal",
         )
 
     def pod_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
@@ -147,6 +178,10 @@ class ApiWriter:
             now = self._clock()
             if now < self._silent_until:
                 return None
+            noise = now + _CALM_S - self._quiet_s()
+            for message in self._pending.values():
+                if message.at <= now < noise:
+                    message.at = min(noise, max(message.until, message.at))
             due = [entry for entry in self._pending.items() if entry[1].at <= now]
             return next((entry for entry in due if not _is_event(entry[0])), due[0] if due else None)
 

@@ -87,6 +87,38 @@ def test_a_node_that_is_not_there_is_tried_ever_more_rarely_until_something_new_
     assert api.node == [{"cards": "2"}]
 
 
+def test_what_nobody_waits_for_is_written_when_kubelet_is_quiet_or_after_a_minute(api: Api) -> None:
+    """In a burst each write of ours takes processors from the pods that start."""
+    now, called = 0.0, 0.0
+    api_writer = ApiWriter(cast(Kube, api), lambda: now, lambda: now - called)
+
+    def due() -> list[str]:
+        found = []
+        while (entry := api_writer._next()) is not None:
+            found.append(entry[0].split(" ")[0])
+            del api_writer._pending[entry[0]]
+        return found
+
+    about = {"kind": "Pod", "name": "a", "uid": "u"}
+    api_writer.annotate_pod("default", "a", "u", {"assigned": "true"}, in_calm=True)
+    api_writer.event(about, "Normal", "ShareAssigned", "30 cores")
+    api_writer.event(about, "Warning", "Xid", "79")
+    api_writer.annotate_pod("default", "b", "v", {"placement": "{}"})
+    assert due() == ["pod", "event"]
+    assert api_writer.annotates("u") and not api_writer.annotates("v")
+    now = 0.9
+    assert due() == []
+    now = 1.0
+    assert due() == ["pod", "event"]
+    api_writer.annotate_pod("default", "a", "u", {"assigned": "true"}, in_calm=True)
+    for _ in range(59):
+        now = called = now + 1.0
+        api_writer.annotate_pod("default", "a", "u", {"assigned": "true"}, in_calm=True)  # does not begin anew
+        assert due() == []
+    now = called = now + 1.0
+    assert due() == ["pod"]
+
+
 def test_what_is_said_of_a_node_while_it_is_looked_for_in_vain_does_not_wait(api: Api) -> None:
     api_writer = ApiWriter(cast(Kube, api), lambda: 0.0)
     api_writer.describe_node({"cards": "1"}, {})

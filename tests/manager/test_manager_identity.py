@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.allocate import matcher
+from manager.allocate import find_pod, matcher
 from manager.allocations.record import Held
 from manager.kubelet import incremental_json, records
 from tests.manager.manager_kubelet import Rejected
@@ -74,6 +74,20 @@ def test_equal_pods_of_which_one_never_came_are_told_apart_by_the_api_server(
     node.api.put("pods", {**rejected, "status": {"phase": "Failed"}}, good)
     node.kubelet.admit(good)
     assert region.read_limits(node.region(good, "c"))
+
+
+def test_a_kubelet_that_answers_late_tells_equal_pods_apart(make_node: Callable[..., Node], machine: Machine) -> None:
+    """It admits one pod of many that the API server has bound; on a busy machine its list takes longer than we wait at first."""
+    node = make_node(machine.root, with_api=True)
+    node.kubelet.start()
+    node.start(wait=200)
+    assert node.api is not None
+    pods = [pod(f"p{number}", container("c", 30, 10)) for number in range(3)]
+    node.api.put("pods", *pods)
+    node.kubelet.delay_s = find_pod.PODS_TIMEOUT_S + 0.2
+    for item in pods:
+        node.kubelet.admit(item)
+    assert all(region.read_limits(node.region(item, "c")) for item in pods)
 
 
 @pytest.mark.parametrize("with_kubelet_url", [True, False])

@@ -59,7 +59,7 @@ def test_a_static_pod_keeps_its_share_under_its_mirrors_name(connected: Node) ->
 
 def test_a_static_pod_that_was_refused_comes_again_with_its_uid(node: Node) -> None:
     daemon = node.start(wait=200)
-    full = [pod(name, container("c", 100)) for name in ("x", "y")]
+    full = [pod(name, container("c", 80, 1)) for name in ("x", "y")]  # kubelet has 30 devices left, no card has
     for item in full:
         node.kubelet.admit(item)
     own, _ = static("late", "00112233445566778899aabbccddeeff")
@@ -72,7 +72,7 @@ def test_a_static_pod_that_was_refused_comes_again_with_its_uid(node: Node) -> N
     eventually(lambda: len(daemon.allocator.allocations) == 1, "a free card")
     (node.kubelet.directory / "kubelet_internal_checkpoint").unlink()  # no help from kubelet's records
     node.kubelet.admit(own)
-    assert {item.pod_name: item.cores for item in daemon.allocator.allocations} == {"y": 100, "late": 30}
+    assert {item.pod_name: item.cores for item in daemon.allocator.allocations} == {"y": 80, "late": 30}
 
 
 def test_a_pod_deleted_between_bind_and_admission_holds_nothing(connected: Node) -> None:
