@@ -85,6 +85,7 @@ static const struct pattern patterns[] = {
     PATTERN(killed_in_mid_kernel, 1, 1, 1),
     PATTERN(stopped_after_launch, 1, 1, 1),
     PATTERN(stopped_in_turn, 1, 1, 1),
+    PATTERN(run_in_turn, 1, 1, 1),
     PATTERN(killed_after_launch, 1, 1, 1),
     PATTERN(ended_after_launch, 1, 1, 1),
     PATTERN(exec_after_launch, 1, 1, 1),

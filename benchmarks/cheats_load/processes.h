@@ -1,5 +1,6 @@
 /* Processes that do not live long: killed, stopped, ended or replaced in the middle of their work. */
 #pragma once
+#include <sys/prctl.h>
 #include "work.h"
 
 static pid_t child(void (*pattern)(struct place *), unsigned kill_after_us)
@@ -66,6 +67,29 @@ static void stopped_in_turn(struct place *place)
             pids[i] = 0;
             left--;
         }
+}
+
+static void without_end(struct place *place)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;)
+        launch(place, "spin_20ms", place->streams[0]);
+}
+
+/* Each is let run for 4 ms, and then stopped while the others have their turns: it does not see its work end. */
+static void run_in_turn(struct place *place)
+{
+    static pid_t pids[6];
+    unsigned turn = place->round % 6;
+    if (place->round == 0) {
+        for (unsigned i = 0; i < 6; i++)
+            pids[i] = child(without_end, 0);
+        sleep_us(500000);
+    }
+    kill(pids[turn], SIGSTOP);
+    sleep_us(4000);
+    kill(pids[(turn + 1) % 6], SIGCONT);
+    sleep_us(4000);
 }
 
 enum { AT_ONCE = 4 };

@@ -517,7 +517,7 @@ static void helper_step(struct model *model, struct process *process)
             break;
         }
         struct vc_interval interval = next->step.interval;
-        to->others = vc_gate_others(process->gate);
+        struct vc_gate_others now = vc_gate_others(process->gate);
         vc_interval_end(&interval, &to->times);
         if (next->from >= 0) {
             struct mark *from = &process->marks[next->from];
@@ -526,6 +526,7 @@ static void helper_step(struct model *model, struct process *process)
             interval.from_ns = placed ? placed : interval.from_ns; /* so far it was looked at */
         }
         const struct vc_gate_others *before = next->from >= 0 ? &process->marks[next->from].others : &interval.others_then;
+        to->others = vc_others_at(before, interval.from_ns, &now, model->now, interval.to_ns);
         interval.others_gpu_ns = vc_gate_others_ns(process->gate, model->now, before, &to->others);
         to->noticed = true; /* where it also begins an interval */
         struct vc_settlement settlement = vc_gate_seen(process->gate, model->now, &interval);

@@ -652,6 +652,39 @@ static void test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_w
     CHECK(settle_for(T + 200 * MS, false) == 0);
 }
 
+/* Or whoever is let run for a moment at a time pays a fifth of what it had. */
+static void test_what_siblings_are_charged_for_a_stopped_process_is_not_theirs(void)
+{
+    start_two();
+    struct vc_gate_others before = vc_gate_others(&one), after;
+    settle_for(T + 50 * MS, false);
+    after = vc_gate_others(&one);
+    CHECK(vc_gate_others_ns(&one, T + 50 * MS, &before, &after) == 0);
+    vc_gate_enter(&other, T + 200 * MS, 3 * MS, 0, &answer);
+    CHECK(answer.reason == VC_GATE_GO);
+    vc_gate_fold(&other, answer.allowance_ns, 0);
+    after = vc_gate_others(&one);
+    CHECK(vc_gate_others_ns(&one, T + 200 * MS, &before, &after) == 3 * MS);
+    struct vc_interval interval = {.from_ns = T, .to_ns = T + 50 * MS, .unknown = true, .measurable = true, .operations = 1};
+    vc_gate_seen(&one, T + 200 * MS, &interval);
+    after = vc_gate_others(&one);
+    CHECK(vc_gate_others_ns(&one, T + 200 * MS, &before, &after) == 3 * MS);
+}
+
+/* Nor what they were charged after its work had ended, which it could not see. */
+static void test_who_sees_late_that_its_work_ended_has_siblings_parts_by_the_time(void)
+{
+    struct vc_gate_others from = {MS, 5 * MS}, now = {2 * MS, 25 * MS};
+    struct vc_gate_others at = vc_others_at(&from, T, &now, T + 50 * MS, T + 5 * MS);
+    CHECK(at.siblings_ns == 7 * MS && at.tenants_ns == MS + MS / 10);
+    at = vc_others_at(&from, T, &now, T + 10 * MS, T + 5 * MS); /* others' parts ended with what was predicted */
+    CHECK(at.siblings_ns == 15 * MS && at.tenants_ns == 2 * MS);
+    at = vc_others_at(&from, T, &now, T + 7 * MS, T + 5 * MS); /* as late as a helper may be */
+    CHECK(at.siblings_ns == 25 * MS);
+    at = vc_others_at(&now, T, &from, T + 50 * MS, T + 5 * MS); /* a refund */
+    CHECK(at.siblings_ns == 5 * MS && at.tenants_ns == MS);
+}
+
 static void test_nobody_waits_for_ever_for_a_stopped_process(void)
 {
     start_two();
@@ -816,6 +849,8 @@ int main(void)
     test_a_call_that_is_held_up_hides_nothing_of_what_it_launched();
     test_work_waits_since_its_own_before_it_ended();
     test_what_a_stopped_process_has_on_the_card_is_charged_and_settled_when_it_runs_again();
+    test_what_siblings_are_charged_for_a_stopped_process_is_not_theirs();
+    test_who_sees_late_that_its_work_ended_has_siblings_parts_by_the_time();
     test_nobody_waits_for_ever_for_a_stopped_process();
     test_what_a_dead_process_had_on_the_card_is_charged_until_it_was_last_alive();
     test_others_part_of_abandoned_work_is_not_the_containers();

@@ -37,6 +37,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         "modules_reloaded",
         "stopped_after_launch",
         "stopped_in_turn",
+        "run_in_turn",
         "killed_after_launch",
         "ended_after_launch",
         "exec_after_launch",

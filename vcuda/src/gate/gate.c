@@ -409,8 +409,8 @@ void vc_gate_not_begun(struct vc_gate *gate, uint64_t now_ns, bool idle)
 
 struct vc_gate_others vc_gate_others(const struct vc_gate *gate)
 {
-    return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns),
-                                   vc_load_relaxed(&gate->usage->gpu_ns) - vc_load_relaxed(&gate->charged_ns)};
+    uint64_t own = vc_load_relaxed(&gate->charged_ns) + vc_load_relaxed(&gate->slot->owed_ns); /* what siblings were charged for us is ours */
+    return (struct vc_gate_others){vc_load_relaxed(&gate->limit->others_gpu_ns), vc_load_relaxed(&gate->usage->gpu_ns) - own};
 }
 
 /* Refunds may set a clock back a little. */

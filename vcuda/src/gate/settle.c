@@ -2,6 +2,7 @@
 #include "gate/settle.h"
 
 #include "base/clock.h"
+#include "region/abandoned.h"
 
 /* A mark that is reached so soon after its record found the stream idle. */
 static const uint64_t HOST_BOUND_NS = 10000;
@@ -19,6 +20,9 @@ static const uint64_t MARK_TELLS_NS = 40000;
 
 /* Seldom before the end is expected, often behind that, less so the later it is. */
 static const uint64_t LOOK_EARLY_NS = 1000000, LOOK_LATE_NS = 200000;
+
+/* A helper that runs looks again within much less. */
+static const uint64_t SEEN_LATE_NS = 2000000;
 
 static bool found_idle(const struct vc_mark_times *mark, uint64_t reached_ns)
 {
@@ -39,6 +43,24 @@ void vc_interval_begin(struct vc_interval *interval, const struct vc_mark_times 
     interval->from_ns = start;
     interval->slack_ns = (found && handed_over > start ? vc_earlier(from->stuck_ns, handed_over - start) : 0) + behind - moved;
     interval->from_idle = found && begins != 0;
+}
+
+static uint64_t grown_by(uint64_t from, uint64_t to, double part)
+{
+    int64_t grew = (int64_t)(to - from); /* refunds may set a clock back a little */
+    return grew > 0 ? from + (uint64_t)((double)grew * part) : to;
+}
+
+struct vc_gate_others vc_others_at(const struct vc_gate_others *from, uint64_t from_ns, const struct vc_gate_others *to, uint64_t now_ns, uint64_t at_ns)
+{
+    struct vc_gate_others at = *to;
+    if (from_ns == 0 || at_ns <= from_ns || now_ns <= at_ns + SEEN_LATE_NS)
+        return at;
+    double part = (double)(at_ns - from_ns) / (double)(now_ns - from_ns);
+    at.siblings_ns = grown_by(from->siblings_ns, to->siblings_ns, part);
+    if (now_ns > at_ns + VC_ABANDONED_AFTER_NS)
+        at.tenants_ns = grown_by(from->tenants_ns, to->tenants_ns, part);
+    return at;
 }
 
 void vc_interval_end(struct vc_interval *interval, const struct vc_mark_times *to)

@@ -32,6 +32,10 @@ struct vc_gate_others {
     uint64_t tenants_ns, siblings_ns;
 };
 
+/* The clocks at `at_ns`, where nobody looked between `from` and `to` (now): who was stopped or held up until now sees late that its work ended, and siblings went on
+ * being charged. Tenants' parts grow only as long as we are predicted to have work, or siblings found us standing still and say that we have. */
+struct vc_gate_others vc_others_at(const struct vc_gate_others *from, uint64_t from_ns, const struct vc_gate_others *to, uint64_t now_ns, uint64_t at_ns);
+
 /* An interval between two events on one stream, as seen by the helper. Times in CLOCK_MONOTONIC ns. */
 struct vc_interval {
     uint64_t from_ns, to_ns;

@@ -182,9 +182,10 @@ static void settle(struct vc_tracker *tracker, struct vc_under_way *entry, uint6
     if (to->times.reached_ns == 0 && tracker->broken)
         to->times.reached_ns = now_ns;
     struct vc_gate_others before = from ? from->others : interval->others_then;
-    to->others = vc_gate_others(tracker->gate);
+    struct vc_gate_others now = vc_gate_others(tracker->gate);
     vc_interval_end(interval, &to->times);
     place(tracker, interval, from, to);
+    to->others = vc_others_at(&before, interval->from_ns, &now, now_ns, interval->to_ns);
     interval->behind = from && from->behind;
     if (from && from->after)
         learn_elsewhere(from);
