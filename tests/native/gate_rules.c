@@ -405,6 +405,14 @@ static void test_what_varies_and_began_behind_something_else_is_charged_by_its_t
                                        .operations = 1, .measurable = true, .behind = behind};
         CHECK(vc_interval_settle(&busy, &interval, true, true).charged_ns == (behind ? MS : 50 * US));
     }
+    /* Within a lease of one's own, while others' work may begin: a proven 20 us that takes 1.9 ms was none of theirs, a few of theirs may be. */
+    for (unsigned ms = 0; ms < 2; ms++) {
+        struct vc_busy busy = {0};
+        struct vc_interval interval = {.from_ns = T, .to_ns = T + 1900 * US, .estimate_ns = ms ? MS : 20 * US, .operations = 1, .measurable = true, .unclear = true};
+        struct vc_settlement settlement = vc_interval_settle(&busy, &interval, true, true);
+        CHECK(settlement.charged_ns == (ms ? MS : 1900 * US));
+        CHECK(settlement.evidence == (ms ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_LONG_OVERLAP));
+    }
 }
 
 static void test_overlapped_work_is_charged_fairly(void)

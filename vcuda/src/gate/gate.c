@@ -426,14 +426,16 @@ uint64_t vc_gate_others_ns(const struct vc_gate *gate, uint64_t now_ns, const st
     return grown(from->tenants_ns, to->tenants_ns) + (turns ? 0 : grown(from->siblings_ns, to->siblings_ns));
 }
 
-/* Whether other tenants could launch meanwhile, or what they had launched could begin. */
-static bool beside(const struct vc_policy *policy, const struct vc_interval *interval)
+/* Whether other tenants could launch meanwhile, or what they had launched could begin (`unclear`). */
+static bool beside(const struct vc_policy *policy, struct vc_interval *interval)
 {
-    return policy->together || (policy->lease_sequence | interval->sequence) & VC_LEASE_UNCLEAR || interval->sequence & VC_LEASE_TOGETHER;
+    bool together = policy->together || interval->sequence & VC_LEASE_TOGETHER;
+    interval->unclear = !together && (policy->lease_sequence | interval->sequence) & VC_LEASE_UNCLEAR;
+    return together || interval->unclear;
 }
 
 /* Whether slices of other tenants, or of other processes of this container, may be inside the interval. */
-static bool overlapped(const struct vc_gate *gate, const struct vc_policy *policy, const struct vc_interval *interval)
+static bool overlapped(const struct vc_gate *gate, const struct vc_policy *policy, struct vc_interval *interval)
 {
     if (interval->others_gpu_ns != 0)
         return true;

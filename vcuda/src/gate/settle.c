@@ -105,9 +105,10 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
 static bool can_be(const struct vc_interval *interval)
 {
     uint64_t estimate = interval->estimate_ns;
-    bool varies = interval->risk_ns == VC_UNPROVEN_NS || (interval->behind && interval->risk_ns != 0);
+    bool varies = interval->risk_ns == VC_UNPROVEN_NS || ((interval->behind || interval->unclear) && interval->risk_ns != 0);
+    uint64_t more = interval->unclear ? 2 * estimate + SWITCHES_NS : vc_later(estimate / 2, VC_LONG_OPERATION_NS); /* a few of others' operations */
     return !interval->unknown && !varies && estimate < interval->operations * VC_LONG_OPERATION_NS &&
-           vc_interval_own(interval) <= estimate + vc_later(estimate / 2, VC_LONG_OPERATION_NS) + interval->others_gpu_ns / 2;
+           vc_interval_own(interval) <= estimate + more + interval->others_gpu_ns / 2;
 }
 
 /* Side by side: one that is hardly longer than was thought has no slice of another inside, which costs two switches
@@ -193,13 +194,13 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
         return settle_alone(interval, loose ? VC_EVIDENCE_UPPER_BOUND : VC_EVIDENCE_CLEAN);
     struct vc_settlement settlement = {.measured_ns = interval->uncovered_ns};
     if (can_be(interval)) {
-        settlement.evidence = beside ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND;
+        settlement.evidence = beside && !interval->unclear ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_UPPER_BOUND; /* else nothing would follow what is always longer */
         settlement.charged_ns = even_out(busy, interval, length);
         return settlement;
     }
     settlement.charged_ns = settlement.measured_ns = vc_interval_own(interval);
     /* Side by side the parts are guessed: only what no part explains tells something. */
-    bool explained = beside && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
+    bool explained = beside && !interval->unclear && settlement.charged_ns < VC_VARIES_FACTOR * estimate + 5 * VC_LONG_OPERATION_NS;
     settlement.evidence = explained ? VC_EVIDENCE_BESIDE : VC_EVIDENCE_LONG_OVERLAP;
     return settlement;
 }
