@@ -399,11 +399,12 @@ static void test_what_waits_behind_something_else_begins_when_its_mark_is_reache
 /* A cost that varies is none where others' slices are inside each interval: that was a way to be charged 64 of 1,417 ms. */
 static void test_what_varies_and_began_behind_something_else_is_charged_by_its_time(void)
 {
-    for (unsigned behind = 0; behind < 2; behind++) {
+    for (unsigned each = 0; each < 4; each++) {
+        bool behind = each & 1, beside = each & 2;
         struct vc_busy busy = {0};
         struct vc_interval interval = {.from_ns = T, .to_ns = T + 2 * MS, .estimate_ns = 50 * US, .others_gpu_ns = MS, .risk_ns = 2 * MS,
                                        .operations = 1, .measurable = true, .behind = behind};
-        CHECK(vc_interval_settle(&busy, &interval, true, true).charged_ns == (behind ? MS : 50 * US));
+        CHECK(vc_interval_settle(&busy, &interval, true, beside).charged_ns == (each ? MS : 50 * US));
     }
     /* Within a lease of one's own, while others' work may begin: a proven 20 us that takes 1.9 ms was none of theirs, a few of theirs may be. */
     for (unsigned ms = 0; ms < 2; ms++) {

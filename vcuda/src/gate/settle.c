@@ -105,7 +105,7 @@ uint64_t vc_interval_own(const struct vc_interval *interval)
 static bool can_be(const struct vc_interval *interval)
 {
     uint64_t estimate = interval->estimate_ns;
-    bool varies = interval->risk_ns == VC_UNPROVEN_NS || ((interval->behind || interval->unclear) && interval->risk_ns != 0);
+    bool varies = interval->risk_ns == VC_UNPROVEN_NS || ((interval->behind || interval->beside) && interval->risk_ns != 0);
     uint64_t more = interval->unclear ? 2 * estimate + SWITCHES_NS : vc_later(estimate / 2, VC_LONG_OPERATION_NS); /* a few of others' operations */
     return !interval->unknown && !varies && estimate < interval->operations * VC_LONG_OPERATION_NS &&
            vc_interval_own(interval) <= estimate + more + interval->others_gpu_ns / 2;
@@ -208,6 +208,7 @@ static struct vc_settlement settle(struct vc_busy *busy, struct vc_interval *int
 struct vc_settlement vc_interval_settle(struct vc_busy *busy, struct vc_interval *interval, bool overlapped, bool beside)
 {
     uint64_t length = interval->to_ns - interval->from_ns;
+    interval->beside = beside;
     struct vc_settlement settlement = settle(busy, interval, overlapped, beside);
     judge_beside(interval, length, &settlement);
     return settlement;

@@ -57,6 +57,7 @@ struct vc_interval {
     bool loose;            /* no mark tells its begin: `from_ns` is when its first operation was launched */
     uint64_t slack_ns;     /* so much of its beginning the launch took the host: the card may have been idle meanwhile */
     bool behind;           /* its stream had something else to do before it: what it is beside was not known when it was launched */
+    bool beside;           /* other tenants launched meanwhile, or it is `unclear`: */
     bool unclear;          /* others launched nothing meanwhile, but what they had launched before could begin */
     bool from_idle;        /* the card was idle at its mark */
     bool host_bound;       /* the card had done all when the end mark was recorded: it may have been idle in between */
