@@ -77,3 +77,58 @@ def test_what_is_not_the_cards_work_is_not_charged_as_if_it_were(kind: str, wher
     finally:
         process.communicate("\n", timeout=share.SECONDS)
     assert 0.9 * kernels_ns <= charged <= 1.5 * kernels_ns  # what is not the card's takes as long or ten times as long
+
+
+ORDER = """
+import threading
+context = begin()
+def kernel(name):
+    module, function = C.c_void_p(), C.c_void_p()
+    ok("cuModuleLoadData", C.byref(module), b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry %s() { ret; }\\n" % name)
+    ok("cuModuleGetFunction", C.byref(function), module, name)
+    return function
+known, unknown = kernel(b"spin_10us"), kernel(b"spin_100us")
+flag = threading.Event()
+wait = C.CFUNCTYPE(None, C.c_void_p)(lambda _: flag.wait())
+def launch(function, stream):
+    ok("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+def stream(flags):
+    made = C.c_void_p()
+    ok("cuCtxSetCurrent", context)
+    ok("cuStreamCreate", C.byref(made), flags)
+    return made
+def waits():
+    ok("cuCtxSetCurrent", context)
+    launch(unknown, C.c_void_p(2))  # its own stream
+    ok("cuLaunchHostFunc", C.c_void_p(2), wait, None)
+    flag.wait()
+def captures():
+    graph, captured = C.c_void_p(), stream(1)
+    ok("cuStreamBeginCapture_v2", captured, 2)
+    launch(known, captured)
+    ok("cuStreamEndCapture", captured, C.byref(graph))
+def works():
+    blocking = stream(0)
+    launch(known, blocking)
+    ok("cuStreamSynchronize", blocking)
+    flag.set()
+launch(known, None)
+ok("cuCtxSynchronize")
+threads = [threading.Thread(target=target, daemon=True) for target in (waits, captures, works)]
+for thread in threads:
+    thread.start()
+    thread.join(0.1)
+answer(flag.wait(5))
+flag.set()
+"""
+
+
+@pytest.mark.parametrize("core", [50, 99])
+def test_no_stream_waits_for_a_threads_own_one_because_something_captures(core: int, tmp_path: Path) -> None:
+    """What is on it may wait for just that stream's work, so nothing of ours may put the two in order, as a mark on the legacy stream would."""
+    machine = Machine.create(tmp_path / "machine")
+    container = share.simulated(
+        tmp_path / "share", machine, [share.limit(machine, memory_bytes=1 << 30, core_limit=core)]
+    )
+    output, errors = container.start(ORDER).communicate(timeout=share.SECONDS)
+    assert output == "true\n", errors

@@ -341,7 +341,7 @@ static enum answer ask_stream(struct vc_tracker *tracker, unsigned place, const 
         return answer;
     if (now_ns > done_ns + UNASKED_NS)
         return IDLE;
-    bool was_busy = tracker->overruns[place].stamp == left->stamp || left->gone;
+    bool was_busy = tracker->overruns[place].stamp == left->stamp || left->gone || left->overdue;
     return was_busy || (now_ns > done_ns + ASK_AGAIN_NS && left->stream != CU_STREAM_LEGACY) ? BUSY : NO_ANSWER;
 }
 
@@ -373,13 +373,7 @@ static uint64_t left_done_at(struct vc_tracker *tracker, const struct vc_left_st
 static uint64_t look_at_left_streams(struct vc_tracker *tracker, uint64_t now_ns)
 {
     uint64_t done_ns, next = UINT64_MAX;
-    bool rests = vc_gate_should_rest(tracker->gate, now_ns, &done_ns), own = vc_own_streams_left();
-    if (own && rests)
-        vc_own_streams_rest();
-    else if (own)
-        next = done_ns + VC_REST_NS + 1;
-    if (rests && !tracker->own_marked && vc_own_streams_marked())
-        tracker->own_marked = vc_tracker_mark_own(tracker) || !vc_own_streams_unseen();
+    bool rests = vc_gate_should_rest(tracker->gate, now_ns, &done_ns);
     for (unsigned i = 0; vc_real.cuStreamQuery && i < VC_STREAMS_LEFT; i++) {
         struct vc_left_stream left = vc_left_look(tracker, i);
         if (!left.stream)

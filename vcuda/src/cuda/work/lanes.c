@@ -103,8 +103,6 @@ struct vc_thread_work *vc_lanes_of_thread(void)
         return make_thread_work();
     if (VC_UNLIKELY(work->epoch != vc_visit_epoch())) {
         drop_lanes(work);
-        if (work->generation != vc_load_relaxed(&generation))
-            work->left_in = NULL;
         work->epoch = vc_visit_epoch();
         work->generation = vc_load_relaxed(&generation);
     }
@@ -184,41 +182,17 @@ struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream)
     return lane && lane->stream == stream && (!context || lane->context == context) ? lane : NULL;
 }
 
-void vc_lanes_left_own(const struct vc_stream_lane *lane, bool left)
-{
-    struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches;
-    if (left && !work->left_in)
-        vc_own_stream_left();
-    else if (left && work->left_in != lane->context)
-        vc_own_streams_rest(); /* one for each context: too many to be remembered */
-    else if (!left && work->left_in == lane->context)
-        vc_own_stream_followed();
-    else
-        return;
-    work->left_in = left ? lane->context : NULL;
-}
-
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns)
 {
     struct vc_thread_work *work = (struct vc_thread_work *)vc__known_launches;
-    if (!work)
-        return;
-    bool own = work->left_in && work->left_in == context && (!stream || stream == CU_STREAM_PER_THREAD);
-    if (own) {
-        work->left_in = NULL;
-        vc_own_stream_followed();
-    }
-    if (work->epoch != vc_visit_epoch())
+    if (!work || work->epoch != vc_visit_epoch())
         return;
     uint64_t now = vc_now_ns();
     for (unsigned i = 0; i < VC_THREAD_LANES; i++) {
         struct vc_stream_lane *lane = work->lanes[i];
         if (lane && (stream ? lane->stream == stream : lane->context == context) &&
-            (lane->context == context || !vc_stream_of_context(lane->stream))) {
+            (lane->context == context || !vc_stream_of_context(lane->stream)))
             vc_lane_waited(&lane->lane, from_ns, now);
-            if (own && lane->stream == CU_STREAM_PER_THREAD)
-                vc_lane_fold(&lane->lane); /* the next one has to say so again */
-        }
     }
 }
 

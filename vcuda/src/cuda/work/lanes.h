@@ -40,7 +40,6 @@ struct vc_thread_work {
     struct vc_known_launch known[VC_KNOWN_LAUNCHES];
     struct vc_stream_lane *lanes[VC_THREAD_LANES];
     uint32_t epoch, generation;
-    CUcontext left_in; /* where something may be under way on the thread's own stream without a mark */
     struct vc_stream_lane *spare; /* reserved: what the next operation may need */
     struct vc_tracker *spare_tracker;
 };
@@ -63,9 +62,6 @@ struct vc_stream_lane *vc_lane_of_stream_known(CUstream stream);
 
 /* The thread waited for all of a context's work on a stream (NULL: on all of its streams) from `from_ns` until now. */
 void vc_lanes_waited(CUcontext context, CUstream stream, uint64_t from_ns);
-
-/* What the calling thread put on its own stream has no mark behind it, or (not `left`) has. */
-void vc_lanes_left_own(const struct vc_stream_lane *lane, bool left);
 
 /* Call `pause` for each of the calling thread's lanes in that context, but for the legacy and the per-thread stream; where a stream is
  * being destroyed, for none. */

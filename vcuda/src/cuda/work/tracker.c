@@ -463,7 +463,7 @@ static void mark_left_of(struct vc_tracker *tracker, CUstream stream)
     bool inside = false, entered = false;
     for (unsigned i = 0; i < VC_STREAMS_LEFT; i++) {
         struct vc_left_stream left = vc_left_look(tracker, i);
-        bool asked = left.stream && !left.gone && (!stream || left.stream == stream);
+        bool asked = left.stream && !left.gone && (stream ? left.stream == stream : !vc_stream_of_context(left.stream));
         if (asked && !inside) {
             entered = vc_context_enter(tracker->context);
             inside = true;
@@ -478,22 +478,46 @@ static void mark_left_of(struct vc_tracker *tracker, CUstream stream)
     }
     if (inside)
         vc_context_leave(entered);
-    if (!stream)
-        vc_tracker_mark_own(tracker);
 }
 
-bool vc_tracker_mark_own(struct vc_tracker *tracker)
+static struct vc_left_stream *find_left(struct vc_tracker *tracker, CUstream stream, uint64_t *stamp)
 {
-    if (!vc_own_streams_unseen() || !vc_visit_begin())
+    struct vc_left_stream *place = NULL;
+    pthread_mutex_lock(&tracker->mutex);
+    for (unsigned i = 0; i < VC_STREAMS_LEFT && !place; i++)
+        if (tracker->left[i].stream == stream && !tracker->left[i].gone)
+            place = &tracker->left[i];
+    *stamp = place ? place->stamp : 0;
+    pthread_mutex_unlock(&tracker->mutex);
+    return place;
+}
+
+static bool left_is_busy(struct vc_tracker *tracker, const struct vc_left_stream *place, CUstream stream, uint64_t stamp)
+{
+    if (!vc_left_visit(tracker, place, stamp))
         return false;
-    bool may = !vc_visit_captures();
-    if (may) {
-        bool entered = vc_context_enter(tracker->context);
-        vc_tracker_mark_left(tracker, CU_STREAM_LEGACY, NULL);
-        vc_context_leave(entered);
-    }
+    bool entered = vc_context_enter(tracker->context);
+    bool busy = !vc_visit_captures() && vc_real.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
+    vc_context_leave(entered);
     vc_visit_end();
-    return may;
+    return busy;
+}
+
+/* While anything captures nobody may ask the legacy stream, and a mark on it would put others' work in order (a callback there may wait for just that work):
+ * so the capture begins a little later, when it is done. What is not done long after it should have been is known to be long. */
+static void follow_legacy(struct vc_tracker *tracker, CUstream legacy)
+{
+    uint64_t stamp, now = vc_now_ns(), until = vc_earlier(vc_load_relaxed(&tracker->gate->finish_ns), now + VC_BUCKET_NS) + VC_REST_NS;
+    struct vc_left_stream *place = find_left(tracker, legacy, &stamp);
+    for (; place && left_is_busy(tracker, place, legacy, stamp); now = vc_now_ns()) {
+        if (now >= until) {
+            pthread_mutex_lock(&tracker->mutex);
+            place->overdue = place->stamp == stamp;
+            pthread_mutex_unlock(&tracker->mutex);
+            return;
+        }
+        vc_sleep_ns(VC_LOOK_NS);
+    }
 }
 
 /* Once for each tracker there is; other threads' trackers may come and go meanwhile. */
@@ -525,6 +549,8 @@ void vc_trackers_mark_left(CUstream stream)
         return;
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
     each_tracker(mark_left_of, stream);
+    if (!stream)
+        each_tracker(follow_legacy, CU_STREAM_LEGACY);
     vc_real.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
@@ -540,38 +566,6 @@ static void stream_gone(struct vc_tracker *tracker, CUstream stream)
 void vc_trackers_stream_gone(CUstream stream)
 {
     each_tracker(stream_gone, stream);
-}
-
-static uint32_t own_left, own_marked;
-
-void vc_own_stream_left(void)
-{
-    vc_add(&own_left, 1);
-}
-
-void vc_own_stream_followed(void)
-{
-    vc_sub(&own_left, 1);
-}
-
-void vc_own_streams_rest(void)
-{
-    vc_store_relaxed(&own_marked, 1);
-}
-
-bool vc_own_streams_unseen(void)
-{
-    return vc_load(&own_left) != 0;
-}
-
-bool vc_own_streams_left(void)
-{
-    return vc_own_streams_unseen() && !vc_own_streams_marked();
-}
-
-bool vc_own_streams_marked(void)
-{
-    return vc_load_relaxed(&own_marked);
 }
 
 /* --- the queue --- */
@@ -704,5 +698,4 @@ void vc_trackers_forked(void)
     vc_store_relaxed(&awake_since_ns, 0);
     vc_store_relaxed(&rung_ns, 0);
     vc_store_relaxed(&on_their_way, 0);
-    vc_store_relaxed(&own_left, 0);
 }

@@ -61,6 +61,7 @@ struct vc_mark {
 struct vc_left_stream {
     CUstream stream; /* NULL: none */
     bool gone;       /* it was destroyed meanwhile: nobody can ask it */
+    bool overdue;    /* the legacy one: a capture began, so nobody may ask it, and it was not done long after it should have been */
     bool of_several; /* lanes: each knows only of its own work */
     uint64_t stamp;  /* of the latest launch there */
     struct vc_mark *begins; /* nothing of it has begun until that is reached … */
@@ -85,7 +86,6 @@ struct vc_tracker {
     pthread_cond_t changed; /* spare marks were made, or the helper has looked */
     bool gone;
     bool broken; /* the driver refused us a clock or an event: nothing is measured */
-    bool own_marked; /* the helper's: what threads left on their own streams before all was marked there */
     struct vc_mark *spare;
     unsigned spare_count;
     uint64_t round;    /* each_tracker's */
@@ -150,18 +150,6 @@ void vc_tracker_mark_left(struct vc_tracker *tracker, CUstream stream, struct vc
 void vc_trackers_mark_left(CUstream stream);
 /* It was destroyed: what was launched there since is charged for as long as anything that nobody can ask about. */
 void vc_trackers_stream_gone(CUstream stream);
-
-/* A thread's own stream only the thread can ask. It put something there, maybe without a mark, or has waited for that. Where all should have been done and it did
- * not wait, threads of this process leave things there: from then on all is marked on such streams. */
-void vc_own_stream_left(void);
-void vc_own_stream_followed(void);
-void vc_own_streams_rest(void); /* … should have been done */
-bool vc_own_streams_marked(void);
-bool vc_own_streams_left(void);
-bool vc_own_streams_unseen(void); /* … also where all is marked by now */
-/* What threads have left on their own streams is marked behind, once, on the legacy stream, which waits for all of them: that orders streams, and is done only where none of
- * them should have any work. False: something captures, or is being destroyed, or nothing was left. */
-bool vc_tracker_mark_own(struct vc_tracker *tracker);
 
 /* The helper's: take the entry that `*link` points to out of the queue. */
 void vc_mark_unlink(struct vc_tracker *tracker, struct vc_under_way **link);

@@ -159,8 +159,8 @@ static bool begin_here(struct vc_work *work)
         work->from_ns = vc_now_ns();
         return true;
     }
-    /* What is left there nobody could ask about. */
-    lane->lane.mark_all = vc_visit_captures() || (work->stream == CU_STREAM_PER_THREAD && (vc_own_streams_marked() || lane->lane.behind));
+    /* What is left there nobody could ask about; a thread's own stream only the thread can. */
+    lane->lane.mark_all = vc_visit_captures() || work->stream == CU_STREAM_PER_THREAD;
     if (VC_UNLIKELY(lane->lane.behind))
         look_behind(lane);
     wait_for_go(work);
@@ -280,18 +280,15 @@ static void charge_late(struct vc_work *work)
 static void leave(struct vc_work *work)
 {
     struct vc_stream_lane *lane = work->lane;
-    bool all_marked = work->step.mark_after && lane->lane.allowance_ns == 0;
-    if (work->stream == CU_STREAM_PER_THREAD) {
-        vc_lanes_left_own(lane, !all_marked);
-    } else if (!all_marked) {
-        struct vc_mark *begins = lane->lane.behind ? lane->open : NULL;
-        uint64_t work_ns = lane->lane.estimate_ns + lane->lane.allowance_ns;
-        if (vc_tracker_left(lane->tracker, work->stream, &lane->left_stamp, begins, work_ns))
-            return;
-        vc_lane_fold(&lane->lane);
-        if (!work->step.mark_after)
-            vc_tracker_mark_left(lane->tracker, work->stream, begins);
-    }
+    if (work->stream == CU_STREAM_PER_THREAD || (work->step.mark_after && lane->lane.allowance_ns == 0))
+        return;
+    struct vc_mark *begins = lane->lane.behind ? lane->open : NULL;
+    uint64_t work_ns = lane->lane.estimate_ns + lane->lane.allowance_ns;
+    if (vc_tracker_left(lane->tracker, work->stream, &lane->left_stamp, begins, work_ns))
+        return;
+    vc_lane_fold(&lane->lane);
+    if (!work->step.mark_after)
+        vc_tracker_mark_left(lane->tracker, work->stream, begins);
 }
 
 static void end_here(struct vc_work *work)
