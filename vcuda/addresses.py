@@ -6,6 +6,8 @@ import ipaddress
 import re
 import socket
 
+from vcuda.quoted import quoted
+
 _ALL = ("0.0.0.0", "::", "")
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # RFC 1123
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
@@ -17,7 +19,7 @@ def bracketed(host: str) -> str:
         found = ipaddress.ip_address(host[1:-1] if host[:1] + host[-1:] == "[]" else host)
     except ValueError:
         if not _NAME.fullmatch(host):
-            raise ValueError(f"{host!r:.80} is no host") from None
+            raise ValueError(f"{quoted(host, 80)} is no host") from None
         return host
     return f"[{found}]" if found.version == 6 else str(found)
 
@@ -27,7 +29,7 @@ def with_port(host: str, port: int) -> str:
     try:
         return f"{bracketed(host)}:{port}"
     except ValueError:
-        return f"{host!r:.80}:{port}"
+        return f"{quoted(host, 80)}:{port}"
 
 
 def server_url(text: str) -> str:

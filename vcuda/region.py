@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vcuda._native import ffi, lib
+from vcuda.quoted import quoted
 
 Priority = Literal["low", "normal", "high"]
 
@@ -195,7 +196,7 @@ def _card_array(cards: Sequence[CardLimit]) -> Any:
     for target, card in zip(array, cards, strict=False):
         uuid = card.uuid.encode()
         if not 0 < len(uuid) < lib.VC_UUID_BYTES:
-            raise RegionError(f"card UUID {card.uuid!r:.60} must have 1 to {lib.VC_UUID_BYTES - 1} bytes")
+            raise RegionError(f"card UUID {quoted(card.uuid)} must have 1 to {lib.VC_UUID_BYTES - 1} bytes")
         target.uuid = uuid
         try:
             target.memory_bytes = card.memory_bytes

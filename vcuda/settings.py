@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vcuda import addresses
+from vcuda.quoted import quoted
 
 T = TypeVar("T")
 Member = TypeVar("Member", bound=enum.StrEnum)
@@ -122,7 +123,7 @@ def _value(field: dataclasses.Field[Any], origin: str, raw: Any) -> Any:
         return how["parse"](",".join(map(str, several)))
     except ValueError as error:
         shown = " ".join(map(str, several))
-        raise InvalidSettings(f"{origin}: {shown!r:.80} is not valid ({error})") from None
+        raise InvalidSettings(f"{origin}: {quoted(shown, 80)} is not valid ({error})") from None
 
 
 def _from_file(path: Path, names: set[str]) -> dict[str, tuple[str, Any]]:

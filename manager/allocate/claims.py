@@ -19,6 +19,7 @@ from manager.container.driver_dir import DriverDirKeeper
 from manager.errors import Reason, Refusal
 from manager.limits.driver_limits import DriverLimits
 from vcuda.logs import fields
+from vcuda.quoted import quoted
 from vcuda.spec import errors
 from vcuda.spec.claims import AllocatedClaim, RequestShares
 from vcuda.spec.request import Kind
@@ -139,15 +140,15 @@ class Claims:
             if not item.whole and least < settings.smallest_memory:
                 raise Refusal(
                     Reason.SHARE_TOO_SMALL,
-                    f"request {item.container!r:.60} has {least} blocks of 256 MiB, this node gives no share below "
+                    f"request {quoted(item.container)} has {least} blocks of 256 MiB, this node gives no share below "
                     f"{settings.smallest_memory}, because a CUDA context needs as much; ask for more, or lower "
                     "--smallest-memory",
                 )
             if settings.oversell_limit and item.oversell_blocks > settings.oversell_limit * least:
                 raise Refusal(
                     Reason.OVERSELL_FORBIDDEN,
-                    f"oversell gives request {item.container!r:.60} {item.oversell_blocks} blocks in all, this node at "
-                    f"most {settings.oversell_limit * least} for {least}; ask for fewer, or raise --oversell-limit",
+                    f"oversell gives request {quoted(item.container)} {item.oversell_blocks} blocks in all, this node "
+                    f"at most {settings.oversell_limit * least} for {least}; ask for fewer, or raise --oversell-limit",
                 )
         for item, cards in with_cards:
             if not item.whole:

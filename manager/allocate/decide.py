@@ -21,6 +21,7 @@ from manager.errors import Reason, Refusal
 from manager.kube.pods import visible_devices, volume_paths
 from manager.regions.regions import Regions
 from vcuda.logs import fields
+from vcuda.quoted import quoted
 from vcuda.spec import errors, fit, placement
 from vcuda.spec.errors import InvalidPlacement, SpecError
 from vcuda.spec.names import Names
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 def told_of_visible_devices(container: str, asked: str) -> str:
     """The event's text for a container that sets NVIDIA_VISIBLE_DEVICES itself."""
     return (
-        f"container {container!r} sets NVIDIA_VISIBLE_DEVICES={asked!r:.80}: under NVIDIA's runtime that brings cards "
-        "and the real driver past its share; take it out, or set it to void"
+        f"container {container!r} sets NVIDIA_VISIBLE_DEVICES={quoted(asked, 80)}: under NVIDIA's runtime that brings "
+        "cards and the real driver past its share; take it out, or set it to void"
     )
 
 
@@ -88,8 +89,8 @@ class Decider:
         if hides is not None:
             raise Refusal(
                 Reason.MOUNT_IN_THE_WAY,
-                f"container {container.name!r} mounts a volume at {hides!r:.120}, which would hide its limits or our "
-                "library; mount it elsewhere",
+                f"container {container.name!r} mounts a volume at {quoted(hides, 120)}, which would hide its limits or "
+                "our library; mount it elsewhere",
             )
         asked = visible_devices(candidate.pod, container.name)
         if asked is not None and settings.visible_devices_policy == "refuse":

@@ -25,6 +25,7 @@ from manager.proto import dra_pb2 as api
 from vcuda.kube.errors import KubeError
 from vcuda.kube.objects import ended, name_of, uid_of
 from vcuda.logs import fields
+from vcuda.quoted import quoted
 from vcuda.spec import errors
 from vcuda.spec.claims import AllocatedClaim, RequestShares, parse_claim, shares_of
 from vcuda.spec.devices import device_name
@@ -213,7 +214,7 @@ class Preparer:
     @staticmethod
     def _check(uid: str) -> None:
         if _UID.fullmatch(uid) is None:
-            raise Refusal(Reason.CLAIM_CHANGED, f"{uid!r:.80} is no UID of a claim")
+            raise Refusal(Reason.CLAIM_CHANGED, f"{quoted(uid, 80)} is no UID of a claim")
 
     def _read(self, namespace: str, name: str, uid: str, until: float) -> Mapping[str, Any]:
         self._check(uid)
@@ -310,21 +311,21 @@ class Preparer:
     def _check_pod(self, pod: Pod, claim: str) -> None:
         called = claims_of(pod).get(claim)
         for container in _containers(pod):
-            resources = _part(container, "resources")
+            name, resources = quoted(container.get("name"), 80), _part(container, "resources")
             named = {item.get("name") for item in resources.get("claims") or () if isinstance(item, Mapping)}
             if called in named and {self._names.core, self._names.memory} & _part(resources, "limits").keys():
                 raise Refusal(
                     errors.Reason.INVALID_POD,
-                    f"container {container.get('name')!r:.80} asks for {self._names.core} or {self._names.memory} and "
-                    f"names claim {claim!r:.80}, too: a container has its shares by one of both. Ask for all of them "
-                    "in claims (one may have several requests), or use two containers; then make the pod anew",
+                    f"container {name} asks for {self._names.core} or {self._names.memory} and names claim "
+                    f"{quoted(claim, 80)}, too: a container has its shares by one of both. Ask for all of them in "
+                    "claims (one may have several requests), or use two containers; then make the pod anew",
                 )
             hides = in_the_way(volume_paths(pod, str(container.get("name"))))
             if hides is not None:
                 raise Refusal(
                     Reason.MOUNT_IN_THE_WAY,
-                    f"container {container.get('name')!r:.80} mounts a volume at {hides!r:.120}, which would hide its "
-                    "limits or our library; mount it elsewhere",
+                    f"container {name} mounts a volume at {quoted(hides, 120)}, which would hide its limits or our "
+                    "library; mount it elsewhere",
                 )
 
     def _check_joined(self, claims: Collection[tuple[str, str]], here: Collection[str]) -> None:
@@ -353,7 +354,7 @@ def _containers(pod: Pod) -> list[Mapping[str, Any]]:
     if not all(isinstance(one, Mapping) for one in found):
         raise Refusal(
             errors.Reason.INVALID_POD,
-            f"pod {'/'.join(name_of(pod))!r:.160} lists a container that is not an object; make the pod anew",
+            f"pod {quoted('/'.join(name_of(pod)), 160)} lists a container that is not an object; make the pod anew",
         )
     return found
 

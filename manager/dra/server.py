@@ -26,6 +26,7 @@ from manager.proto import (
     pluginregistration_pb2_grpc,
 )
 from vcuda.logs import fields
+from vcuda.quoted import quoted
 from vcuda.spec.devices import device_name
 
 # As kubelet names them; the paths of the calls have the packages' full names.
@@ -117,7 +118,7 @@ class DraPlugin(dra_pb2_grpc.DRAPluginServicer):  # type: ignore[misc]  # genera
             error, reason = str(refusal), refusal.reason
         except Exception as defect:  # of ours: it must not cost other claims their answers
             log.exception("claim %s/%s can't be %s", claim.namespace, claim.name, what, extra=fields(known))
-            error = f"a defect of gpu-manager: {defect!r:.200}; its log says more"
+            error = f"a defect of gpu-manager: {quoted(defect, 200)}; its log says more"
         else:
             self._conditions.clear(condition, f"claim {claim.namespace}/{claim.name} is {what} now", known)
             return found, ""

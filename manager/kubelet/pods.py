@@ -19,6 +19,7 @@ from vcuda.kube import nesting
 from vcuda.kube.config import Login, token_file
 from vcuda.kube.endpoint import Endpoint
 from vcuda.kube.errors import ApiUnreachable, NoConfiguration
+from vcuda.quoted import quoted
 
 _UNVERIFIED = (
     "have kubelet's certificate signed by the cluster (serverTLSBootstrap), name its authority by --kubelet-ca-file, "
@@ -125,7 +126,7 @@ def connect(
     try:
         where = server_url(url)
     except ValueError as error:
-        raise StartError(f"--kubelet-url: {url!r:.120} is of no use ({error}); write https://HOST:PORT") from None
+        raise StartError(f"--kubelet-url: {quoted(url, 120)} is of no use ({error}); write https://HOST:PORT") from None
     found = Login(where, ca=ca or (api.ca if api is not None else None), verify=verify)
     if token is not None:
         found = dataclasses.replace(found, token=token_file(token))

@@ -16,6 +16,7 @@ from manager.process import selinux
 from manager.regions.storage import Storage
 from vcuda import region
 from vcuda.logs import fields
+from vcuda.quoted import quoted
 from vcuda.spec.request import Kind
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
 
@@ -98,7 +99,7 @@ class Regions:
         """Raises Refusal for names that are no single path component (they come from outside)."""
         for name in (pod_uid, container):
             if not name or "/" in name or "\0" in name or name in (".", "..") or len(os.fsencode(name)) > _LONGEST_NAME:
-                raise Refusal(Reason.REGION_UNAVAILABLE, f"{name!r:.60} can't name a region's folder")
+                raise Refusal(Reason.REGION_UNAVAILABLE, f"{quoted(name)} can't name a region's folder")
         return self.base / pod_uid / container
 
     def limits(self, allocation: Allocation, shared: Collection[str] = ()) -> tuple[region.CardLimit, ...]:

@@ -34,6 +34,7 @@ from scheduler_ext.state.cluster import Ints
 from scheduler_ext.state.decisions import Decision, counted
 from scheduler_ext.state.shape import Shape
 from vcuda.kube.objects import ended
+from vcuda.quoted import quoted
 from vcuda.spec import request
 from vcuda.spec.claims import asks_as_extended
 from vcuda.spec.errors import InvalidRequest, Reason
@@ -370,6 +371,6 @@ def _of_alternatives(requests: Sequence[str]) -> str:
     if not requests:
         return ""
     return (
-        f"; request {requests[0]!r:.60} has alternatives, of which the most of each amount counts until one is given: "
-        "leave out those that do not fit, or ask for one of them exactly"
+        f"; request {quoted(requests[0])} has alternatives, of which the most of each amount counts until one is "
+        "given: leave out those that do not fit, or ask for one of them exactly"
     )

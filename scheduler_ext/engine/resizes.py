@@ -11,6 +11,7 @@ from scheduler_ext.protocol.reasons import AnyReason, ExtenderReason
 from scheduler_ext.state import objects
 from scheduler_ext.state.notices import RESIZE_REFUSED, Notice
 from scheduler_ext.state.pods import Record, Source
+from vcuda.quoted import quoted
 from vcuda.spec import placement, request, resize
 from vcuda.spec.bookings import Report
 from vcuda.spec.errors import InvalidRequest, Reason, SpecError
@@ -70,7 +71,7 @@ class Resizes:
         except (_Refused, SpecError) as error:
             new = Answer(resize.known_as(text), granted, str(error), answer.goal if answer is not None else {})
             about = record.namespace, record.name, record.uid
-            self._cache.notices.put(Notice("Pod", *about, RESIZE_REFUSED, f"{text!r:.80} is refused: {error}"))
+            self._cache.notices.put(Notice("Pod", *about, RESIZE_REFUSED, f"{quoted(text, 80)} is refused: {error}"))
         before = answer or Answer("")
         same = (new.granted, new.goal) == (before.granted, before.goal)  # then a report of before says the truth of now
         new = self._answers[uid] = replace(new, number=before.number if same else before.number + 1)
@@ -172,7 +173,7 @@ class Resizes:
         for name, amounts in wishes.items():
             shares = before.containers.get(name, ())
             if len(shares) != 1:
-                raise InvalidRequest(Reason.INVALID_PLACEMENT, f"container {name!r:.60} has no share of one card")
+                raise InvalidRequest(Reason.INVALID_PLACEMENT, f"container {quoted(name)} has no share of one card")
             new[name] = resize.target(amounts, shares[0], granted.get(name), names)
         goal = placement.peak_use(asked, resize.applied(before, new))
         use = resize.most(has, goal)

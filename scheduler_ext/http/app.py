@@ -26,6 +26,7 @@ from scheduler_ext.protocol.extender_v1 import BadInput, BindingArgs, ExtenderAr
 from scheduler_ext.protocol.reasons import ExtenderReason
 from scheduler_ext.state.pod_texts import KnownPod
 from scheduler_ext.sync.binder import Binder
+from vcuda.quoted import quoted
 from vcuda.spec import gang
 from vcuda.spec import request as pod_request
 from vcuda.spec.claims import asks_as_extended
@@ -325,7 +326,9 @@ class App(Probes):
     def refuse(self, method: str, path: str, client: str | None) -> Answer | None:
         if self._authenticate and path not in _OPEN and (client is None or self._client_name not in (None, client)):
             self._engine.metrics.strangers.inc()
-            shown = "no client certificate was sent" if client is None else f"the certificate is of {client!r:.80}"
+            shown = (
+                "no client certificate was sent" if client is None else f"the certificate is of {quoted(client, 80)}"
+            )
             way_out = "kube-scheduler sends its own by tlsConfig.certFile and keyFile"
             return error(403, f"{ExtenderReason.UNAUTHENTICATED}: {shown}; {way_out}", close=True)
         return super().refuse(method, path, client)
@@ -376,7 +379,7 @@ class App(Probes):
             return error(503, f"{reason}: {idle or problem}")
         text = dict(urllib.parse.parse_qsl(request.query)).get("moves", str(defrag.DEFAULT_MOVES))
         if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= defrag.MOST_MOVES):
-            return error(400, f"moves is {text!r:.40}, not a number from 1 to {defrag.MOST_MOVES}")
+            return error(400, f"moves is {quoted(text, 40)}, not a number from 1 to {defrag.MOST_MOVES}")
         if self._planning.locked():
             return error(503, "a plan is being made; ask again when it is done")
         async with self._planning:

@@ -14,6 +14,7 @@ import orjson
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.lab.recording import FORMAT, VERSION, Event
+from vcuda.quoted import quoted
 from vcuda.spec.names import Names
 from vcuda.spec.request import Policy
 
@@ -84,7 +85,7 @@ def _event(line: bytes, first: bool) -> Event:
         if event["kind"] != "header" or event.get("format") != FORMAT:
             raise ValueError(f"it is not the header of a {FORMAT}")
         if event.get("version") != VERSION:
-            raise ValueError(f"its version is {event.get('version')!r:.20}, and this program reads {VERSION}")
+            raise ValueError(f"its version is {quoted(event.get('version'), 20)}, and this program reads {VERSION}")
     return event
 
 

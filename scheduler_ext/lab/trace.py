@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcuda.quoted import quoted
 from vcuda.spec.inventory import Card
 from vcuda.spec.request import MAX_CARDS_PER_CONTAINER, CardFilter, ContainerRequest, Kind, PodRequest
 from vcuda.spec.units import BLOCK_BYTES, CORES_PER_CARD
@@ -68,7 +69,7 @@ class _Row:
         try:
             value = int(text)
         except ValueError:
-            raise self.error(column, f"{text!r:.40} is not a whole number") from None
+            raise self.error(column, f"{quoted(text, 40)} is not a whole number") from None
         if not 0 <= value <= most:
             raise self.error(column, f"{value} is not between 0 and {most}")
         return value
@@ -95,7 +96,7 @@ def read_nodes(path: Path) -> list[TraceNode]:
     for row in _rows(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")):
         name, model = row.text("sn"), row.text("model")
         if not name or name in seen:
-            raise row.error("sn", f"{name!r:.60} is there already" if name else "it is empty")
+            raise row.error("sn", f"{quoted(name)} is there already" if name else "it is empty")
         seen.add(name)
         cards = tuple(
             Card(f"{name}/{index}", index, model, _CARD_BLOCKS * BLOCK_BYTES)

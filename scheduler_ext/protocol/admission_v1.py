@@ -14,6 +14,7 @@ import orjson
 
 from scheduler_ext.protocol.extender_v1 import BadInput
 from vcuda.kube import nesting
+from vcuda.quoted import quoted
 
 API_VERSION = "admission.k8s.io/v1"
 _FORBIDDEN = 403  # kubectl shows no message with 422 (Invalid) unless there is a cause for each field
@@ -54,8 +55,8 @@ def read(body: bytes, kinds: Collection[str] = (POD,)) -> Review:
     kind = _mapping(request.get("kind"), "request.kind").get("kind")
     if kind not in kinds or request.get("subResource"):
         raise BadInput(
-            f"request.kind is {kind!r:.40}, subResource {request.get('subResource')!r:.40}; this path is for "
-            f"{' and '.join(kind.lower() + 's' for kind in kinds)}"
+            f"request.kind is {quoted(kind, 40)}, subResource {quoted(request.get('subResource'), 40)}; this path is "
+            f"for {' and '.join(kind.lower() + 's' for kind in kinds)}"
         )
     user = _mapping(request.get("userInfo"), "request.userInfo").get("username")
     return Review(

@@ -14,6 +14,7 @@ from scheduler_ext.scoring import placing
 from scheduler_ext.scoring.scores import Table
 from scheduler_ext.state.cluster import Bools, Cluster, Ints
 from scheduler_ext.state.pods import PodCache, Record
+from vcuda.quoted import quoted
 from vcuda.spec.units import CORES_PER_CARD
 
 KEY = "quotas"  # of the ConfigMap's data
@@ -70,7 +71,7 @@ def _quota(position: int, entry: object) -> Quota:
     for name in AMOUNTS:
         value = entry.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-            raise InvalidQuotas(f"{where}.{name} is {value!r:.40}, not a whole number from 0")
+            raise InvalidQuotas(f"{where}.{name} is {quoted(value, 40)}, not a whole number from 0")
     if not any(name in entry for name in AMOUNTS):
         raise InvalidQuotas(f"{where} limits nothing; give {', '.join(AMOUNTS[:-1])} or {AMOUNTS[-1]}")
     models, nodes = entry.get("models", []), entry.get("nodes", {})

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from vcuda.quoted import quoted
+
 LONGEST_INTERVAL_S = 60.0
 _CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)", re.DOTALL)
 
@@ -66,5 +68,5 @@ def interval(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= LONGEST_INTERVAL_S:
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no time; write seconds, 0 to {LONGEST_INTERVAL_S:.0f}")
+        raise argparse.ArgumentTypeError(f"{quoted(text, 40)} is no time; write seconds, 0 to {LONGEST_INTERVAL_S:.0f}")
     return seconds

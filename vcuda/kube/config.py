@@ -25,6 +25,7 @@ import yaml
 
 from vcuda.addresses import bracketed
 from vcuda.kube.errors import ApiUnreachable, NoConfiguration
+from vcuda.quoted import quoted
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REREAD_SECONDS = 60.0  # projected tokens are replaced long before they expire
@@ -245,7 +246,7 @@ def _login(
         if unsupported in user:
             raise NoConfiguration(f"{where} uses {unsupported!r}; use a certificate, token, tokenFile or exec")
     if not url.startswith(("http://", "https://")):
-        raise NoConfiguration(f"{where}: {url!r:.120} is no http:// or https:// URL")
+        raise NoConfiguration(f"{where}: {quoted(url, 120)} is no http:// or https:// URL")
     return Login(
         url, _token(where, user_file, user), _source(where, cluster_file, cluster, "certificate-authority"),
         _source(where, user_file, user, "client-certificate"), _source(where, user_file, user, "client-key"),

@@ -13,6 +13,7 @@ from vcuda.kubectl import explanation, output
 from vcuda.kubectl.cluster import Cluster, told_at
 from vcuda.kubectl.errors import PluginError
 from vcuda.printable import printable
+from vcuda.quoted import quoted
 from vcuda.spec import placement, request, resize
 from vcuda.spec.errors import SpecError
 from vcuda.spec.units import BLOCK_BYTES, format_bytes
@@ -153,7 +154,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
                 + (f"; its memory is held by {by}" if by else "")
             )
     if found["resize"]:
-        lines.append(f"  resize {found['resize']['asked']!r:.80}: {found['resize']['state']}")
+        lines.append(f"  resize {quoted(found['resize']['asked'], 80)}: {found['resize']['state']}")
     if "extender" in found:
         lines += ["the extender says:", *(f"  {line}" for line in explanation.lines(found["extender"]))]
     lines += [f"  {one['at']} {one['reason']}: {one['message']}" for one in found["events"]]

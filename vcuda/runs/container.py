@@ -20,6 +20,7 @@ from vcuda.driver import companions, layout
 from vcuda.driver.companions import LOADER_COMPANIONS
 from vcuda.driver.layout import CUDA, LOADER_FOLDERS, NVML, SHIMS
 from vcuda.driver.root import HostRoot
+from vcuda.quoted import quoted
 from vcuda.region import LIMITS_NAME, USAGE_NAME
 from vcuda.runs import files
 from vcuda.runs.booking import Booking
@@ -140,7 +141,7 @@ def _nodes(entry: Booking, root: HostRoot) -> dict[str, str]:
 def check_device_name(name: str) -> None:
     """Raises RunError."""
     if len(name) > 100 or not _DEVICE_NAME.fullmatch(name):
-        raise RunError(f"--cdi {name!r:.60} is no device name: letters, digits and - _ . : between them")
+        raise RunError(f"--cdi {quoted(name)} is no device name: letters, digits and - _ . : between them")
 
 
 def describe(name: str, setup: Setup, entry: Path, folder: Path) -> Path:

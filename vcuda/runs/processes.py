@@ -11,6 +11,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from vcuda.quoted import quoted
 from vcuda.runs import group
 from vcuda.runs.errors import CommandError
 
@@ -62,7 +63,7 @@ def start(
         os.waitpid(pid, 0)
         reason = int(failure)
         status = 127 if reason in (errno.ENOENT, errno.ENOTDIR) else 126
-        raise CommandError(status, f"can't execute {command[0]!r:.200}: {os.strerror(reason)}")
+        raise CommandError(status, f"can't execute {quoted(command[0], 200)}: {os.strerror(reason)}")
     return pid
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vcuda.quoted import quoted
 from vcuda.sim.errors import SimError
 
 GIB = 2**30
@@ -181,7 +182,7 @@ def resolve(directory: Path, cards: Sequence[SimCard]) -> tuple[Card, ...]:
 
 
 def _card(directory: Path, index: int, card: SimCard, minor: int, links: Mapping[int, str], place: int) -> Card:
-    where = f"card {index} ({card.model!r:.70})"
+    where = f"card {index} ({quoted(card.model, 70)})"
     if not _NAME.fullmatch(card.model) or '"' in card.model:
         raise SimError(f"{where}: a model name has 1 to 63 printable ASCII characters and no double quote")
     model = MODELS.get(card.model, MODELS[DEFAULT_MODEL])
@@ -194,13 +195,13 @@ def _card(directory: Path, index: int, card: SimCard, minor: int, links: Mapping
         raise SimError(f"{where}: NUMA node {card.numa_node}; it must be between 0 and 1023, or -1 for none")
     unknown = [name for name in card.knobs if name not in KNOBS]
     if unknown:
-        raise SimError(f"{where}: no knob is called {unknown[0]!r:.40}; there are {', '.join(KNOBS)}")
+        raise SimError(f"{where}: no knob is called {quoted(unknown[0], 40)}; there are {', '.join(KNOBS)}")
     for key, value in (*timing_of(card), ("context_bytes", card.context_bytes or 0)):
         if isinstance(value, int) and value < 0:
             raise SimError(f"{where}: {key} is {value}; it can't be negative")
     made = card.uuid or "GPU-" + str(uuids.uuid5(uuids.NAMESPACE_URL, f"vcuda-sim:{directory}:{index}"))
     if not _UUID.fullmatch(made):
-        raise SimError(f"{where}: the UUID {made!r:.60} does not look like GPU-00000000-0000-0000-0000-000000000000")
+        raise SimError(f"{where}: the UUID {quoted(made)} does not look like GPU-00000000-0000-0000-0000-000000000000")
     return Card(
         index=index,
         minor=minor,
@@ -241,7 +242,7 @@ def _mig(
         slices = int(match["slices"]) if match else 0
         if match is None or text not in (f"{slices}g", _profile_name(slices, memory)):
             known = ", ".join(_profile_name(count, memory) for count in MIG_PROFILES)
-            raise SimError(f"{where}: no MIG profile {text!r:.40}; this card has {known}")
+            raise SimError(f"{where}: no MIG profile {quoted(text, 40)}; this card has {known}")
         instance, memory_slices = len(made) + 1, MIG_PROFILES[slices]
         made.append(
             MigInstance(
@@ -280,7 +281,7 @@ def _links(cards: Sequence[SimCard]) -> list[dict[int, str]]:
                 raise SimError(f"card {index} is linked to card {peer}, which is not another card of this machine")
             if not _LINK.fullmatch(kind):
                 raise SimError(
-                    f"card {index}: no connection {kind!r:.40}; known: NV1 to NV18, PIX, PXB, PHB, NODE, SYS"
+                    f"card {index}: no connection {quoted(kind, 40)}; known: NV1 to NV18, PIX, PXB, PHB, NODE, SYS"
                 )
             if found[index].setdefault(peer, kind) != kind or found[peer].setdefault(index, kind) != kind:
                 raise SimError(f"cards {index} and {peer} are linked in two ways, one is {kind}; say one")

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vcuda.quoted import quoted
 from vcuda.sim.cards import DEFAULT_MODEL, KNOBS, MODELS, Card, MigInstance
 from vcuda.sim.errors import SimError
 
@@ -103,7 +104,7 @@ def parse_machine_conf(text: str) -> tuple[str, tuple[Card, ...]]:
                 cards[int(keys["index"])] = _parse_card(keys)
         except (ValueError, KeyError) as error:
             raise SimError(
-                f"machine.conf line {number} is damaged ({error!r:.80}); create the machine again"
+                f"machine.conf line {number} is damaged ({quoted(error, 80)}); create the machine again"
             ) from error
     if not version or not cards:
         raise SimError("machine.conf names no driver or no card; create the machine again")

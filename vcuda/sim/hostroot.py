@@ -13,6 +13,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from vcuda.quoted import quoted
 from vcuda.sim import libraries
 from vcuda.sim.cards import Card, capability_minor
 from vcuda.sim.errors import SimError
@@ -153,7 +154,7 @@ class HostRoot:
     def _node(self, name: str) -> tuple[Path, tuple[int, int]]:
         numbers = self.node_numbers()
         if name not in numbers:
-            raise SimError(f"the simulated driver has no node {name!r:.60}; it has {', '.join(numbers)}")
+            raise SimError(f"the simulated driver has no node {quoted(name)}; it has {', '.join(numbers)}")
         return self.path / "dev" / name, numbers[name]
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcuda.quoted import quoted
 from vcuda.sim import conf, libraries
 from vcuda.sim.cards import SimCard, resolve
 from vcuda.sim.errors import SimError
@@ -71,7 +72,7 @@ class Machine:
         cuda_version = libraries.NEWER_CUDA_VERSION if newer else libraries.CUDA_VERSION
         resolved = resolve(target, cards)
         if memory_limits not in MEMORY_LIMITS:
-            raise SimError(f"memory_limits is {memory_limits!r:.40}; it is one of {', '.join(MEMORY_LIMITS)}")
+            raise SimError(f"memory_limits is {quoted(memory_limits, 40)}; it is one of {', '.join(MEMORY_LIMITS)}")
         temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -135,7 +136,7 @@ class Machine:
         rule set last wins; clients see it within 10 ms. Raises SimError for a pattern with spaces or negative times.
         """
         if not _RULE_PATTERN.fullmatch(pattern) or len(pattern) > 200:
-            raise SimError(f"the kernel pattern {pattern!r:.60} must be one word, for instance 'spin*'")
+            raise SimError(f"the kernel pattern {quoted(pattern)} must be one word, for instance 'spin*'")
         if min(ns, ns_per_block, other_ns, every_ns) < 0:
             raise SimError(f"kernel {pattern}: {ns} ns + {ns_per_block} ns per block; neither can be negative")
         path = self.state / "kernels"

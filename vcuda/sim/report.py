@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from vcuda.quoted import quoted
 from vcuda.sim.errors import SimError
 
 
@@ -88,7 +89,7 @@ def parse_report(text: bytes) -> Report:
         return Report(data["now_ns"], tuple(_card(row) for row in data["cards"]))
     except (ValueError, KeyError, TypeError) as error:
         raise SimError(
-            f"the machine's driver reports in another format ({error!r:.80}); create the machine again"
+            f"the machine's driver reports in another format ({quoted(error, 80)}); create the machine again"
         ) from error
 
 

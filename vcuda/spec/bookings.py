@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vcuda.quoted import quoted
 from vcuda.spec.errors import InvalidInventory, Reason, what_is_wrong
 from vcuda.spec.placement import MOST_BLOCKS
 
@@ -69,7 +70,7 @@ def decode(text: str) -> Report:
     try:
         data = json.loads(text)
         if data["version"] != VERSION:
-            raise ValueError(f"version {data['version']!r:.20} is not {VERSION}")
+            raise ValueError(f"version {quoted(data['version'], 20)} is not {VERSION}")
         return Report(
             _uses(data["pods"]),
             _numbers(data["resizes"]) if "resizes" in data else None,

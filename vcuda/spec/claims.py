@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vcuda.quoted import quoted
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -164,16 +165,17 @@ def parse_config(parameters: object, names: Names = _DEFAULT_NAMES) -> ShareConf
     Raises InvalidRequest (InvalidShareConfig) for what is unknown or wrong: nothing is passed over in silence.
     """
     if not isinstance(parameters, Mapping):
-        raise _bad_config(f"the parameters are {parameters!r:.60}; they must be an object")
+        raise _bad_config(f"the parameters are {quoted(parameters)}; they must be an object")
     given = {str(name): value for name, value in parameters.items()}
     said = given.pop("apiVersion", None), given.pop("kind", None)
     if said != (names.config_version, CONFIG_KIND):
         raise _bad_config(
-            f"it is a {said[1]!r:.60} of {said[0]!r:.60}; write apiVersion: {names.config_version}, kind: {CONFIG_KIND}"
+            f"it is a {quoted(said[1])} of {quoted(said[0])}; write apiVersion: {names.config_version}, "
+            f"kind: {CONFIG_KIND}"
         )
     unknown = sorted(given.keys() - set(_CONFIG_FIELDS))
     if unknown:
-        raise _bad_config(f"unknown field {unknown[0]!r:.60}; there are {', '.join(_CONFIG_FIELDS)}")
+        raise _bad_config(f"unknown field {quoted(unknown[0])}; there are {', '.join(_CONFIG_FIELDS)}")
     return ShareConfig(
         _core_limit(given.get("coreLimit")), _priority(given.get("priority")), _oversell(given.get("oversell"))
     )
@@ -183,7 +185,7 @@ def _core_limit(value: object) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 1 <= value <= CORES_PER_CARD:
-        raise _bad_config(f"coreLimit is {value!r:.60}; it must be a number from 1 to {CORES_PER_CARD}")
+        raise _bad_config(f"coreLimit is {quoted(value)}; it must be a number from 1 to {CORES_PER_CARD}")
     return value
 
 
@@ -191,7 +193,7 @@ def _priority(value: object) -> Priority | None:
     if value is None:
         return None
     if not isinstance(value, str) or value not in set(Priority):
-        raise _bad_config(f"priority is {value!r:.60}; it must be one of {', '.join(Priority)}")
+        raise _bad_config(f"priority is {quoted(value)}; it must be one of {', '.join(Priority)}")
     return Priority(value)
 
 
@@ -200,10 +202,10 @@ def _oversell(value: object) -> bool | int | None:
         return value
     found = parse_quantity(value)
     if found is None or found[0] <= 0:
-        raise _bad_config(f'oversell is {value!r:.60}; it must be true, false or an amount of memory such as "4Gi"')
+        raise _bad_config(f'oversell is {quoted(value)}; it must be true, false or an amount of memory such as "4Gi"')
     size = max(1, found[0] // found[1])
     if size > _MOST_BYTES:
-        raise _bad_config(f"oversell is {value!r:.60}; no card has more than 2^63 - 1 bytes")
+        raise _bad_config(f"oversell is {quoted(value)}; no card has more than 2^63 - 1 bytes")
     return size
 
 
@@ -263,8 +265,8 @@ def _result(item: Mapping[str, Any]) -> Result:
         raise _bad_claim("a result of its allocation lacks request, pool or device")
     if max(len(request), len(device)) > _LONGEST_LABEL or len(pool) > _LONGEST_POOL:
         raise _bad_claim(
-            f"request {request!r:.60}, pool {pool!r:.60} or device {device!r:.60} of its allocation has a longer name "
-            "than Kubernetes allows"
+            f"request {quoted(request)}, pool {quoted(pool)} or device {quoted(device)} of its allocation has a longer "
+            "name than Kubernetes allows"
         )
     if item.get("adminAccess"):
         raise _bad_claim(_no_admin(request))
@@ -283,7 +285,7 @@ def _amount(value: object, unit: int, what: str) -> int | None:
         return None
     found = parse_quantity(value)
     if found is None or found[0] < 0:
-        raise InvalidRequest(Reason.INVALID_QUANTITY, f'{what} is {value!r:.60}; write for instance "30" or "2560Mi"')
+        raise InvalidRequest(Reason.INVALID_QUANTITY, f'{what} is {quoted(value)}; write for instance "30" or "2560Mi"')
     return -(-found[0] // (found[1] * unit))
 
 
@@ -347,7 +349,7 @@ def asks_as_extended(pod: Mapping[str, Any], names: Names = _DEFAULT_NAMES) -> I
                 if isinstance(amounts, Mapping) and resource in amounts:
                     return InvalidRequest(
                         Reason.INVALID_POD,
-                        f"container {container.get('name')!r:.60} asks for {resource}, whole cards whose claim "
+                        f"container {quoted(container.get('name'))} asks for {resource}, whole cards whose claim "
                         "kube-scheduler makes only after every quota was asked; name a ResourceClaim or a "
                         f"ResourceClaimTemplate of DeviceClass {names.driver} in its place",
                     )
@@ -405,7 +407,8 @@ def _asked(name: str, body: Mapping[str, Any], config: ShareConfig) -> tuple[Con
     mode, count = body.get("allocationMode", "ExactCount"), body.get("count", 1)
     if mode != "ExactCount" or type(count) is not int or count < 1:
         raise _bad_claim(
-            f"request {name!r} has allocationMode {mode!r:.30} and count {count!r:.30}; ask for a count of shares"
+            f"request {name!r} has allocationMode {quoted(mode, 30)} and count {quoted(count, 30)}; ask for a count of "
+            "shares"
         )
     if count > MAX_CARDS_PER_CONTAINER:
         raise _bad_claim(f"request {name!r} asks for {count} cards; one request may have {MAX_CARDS_PER_CONTAINER}")
@@ -413,7 +416,7 @@ def _asked(name: str, body: Mapping[str, Any], config: ShareConfig) -> tuple[Con
     wanted = _object(capacity.get("requests"), f"capacity.requests of request {name!r}")
     unknown = sorted(key for key in map(str, wanted) if key not in (CORES, MEMORY))
     if unknown:
-        raise _bad_claim(f"request {name!r} asks for {unknown[0]!r:.60}; a card has {CORES} and {MEMORY}")
+        raise _bad_claim(f"request {name!r} asks for {quoted(unknown[0])}; a card has {CORES} and {MEMORY}")
     cores = _amount(wanted.get(CORES), 1, f"{CORES} of request {name!r}")
     blocks = _amount(wanted.get(MEMORY), BLOCK_BYTES, f"{MEMORY} of request {name!r}")
     cores = CORES_PER_CARD if cores is None else max(1, cores)

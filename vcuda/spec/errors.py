@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from vcuda.quoted import quoted
+
 
 class Reason(enum.StrEnum):
     """Stable codes; they appear in events, metrics, HTTP answers and tests. Never rename one."""
@@ -58,7 +60,7 @@ class DoesNotFit(SpecError):
 def what_is_wrong(error: Exception) -> str:
     """Why a text could not be read, in words for people: of what Python raised on it."""
     if isinstance(error, KeyError):
-        return f"it has no {error.args[0]!r:.60}"
+        return f"it has no {quoted(error.args[0])}"
     if isinstance(error, (TypeError, AttributeError, RecursionError)):
         return "it has another form"
     return f"{error!s:.120}"

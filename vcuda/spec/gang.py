@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vcuda.quoted import quoted
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import OLD_POD_GROUP_NAME_LABEL, OLD_POD_GROUP_SIZE_LABEL, POD_GROUP_LABEL, Names
 
@@ -24,7 +25,9 @@ class Gang:
 def _size(text: str, where: str) -> int:
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
     if not 1 <= number <= MOST_MEMBERS:
-        raise InvalidRequest(Reason.INVALID_ANNOTATION, f"{where} is {text!r:.60}; a gang has 1 to {MOST_MEMBERS} pods")
+        raise InvalidRequest(
+            Reason.INVALID_ANNOTATION, f"{where} is {quoted(text)}; a gang has 1 to {MOST_MEMBERS} pods"
+        )
     return number
 
 
@@ -58,6 +61,6 @@ def parse(annotations: Mapping[str, str], labels: Mapping[str, str], names: Name
     if not name or len(name) > _LONGEST_NAME:
         raise InvalidRequest(
             Reason.INVALID_ANNOTATION,
-            f'{where} is {text!r:.60}; write "NAME/SIZE", or "SIZE" beside the label {POD_GROUP_LABEL}',
+            f'{where} is {quoted(text)}; write "NAME/SIZE", or "SIZE" beside the label {POD_GROUP_LABEL}',
         )
     return Gang(name, _size(size, where))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
 
+from vcuda.quoted import quoted
 from vcuda.spec.errors import InvalidPlacement, Reason, what_is_wrong
 from vcuda.spec.inventory import Card
 from vcuda.spec.names import Names
@@ -76,10 +77,10 @@ def _share(row: Any) -> CardShare:
 
 def _shares(name: str, rows: Any) -> tuple[CardShare, ...]:
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_CARDS_PER_CONTAINER:
-        raise ValueError(f"container {name!r:.60} needs 1 to {MAX_CARDS_PER_CONTAINER} shares")
+        raise ValueError(f"container {quoted(name)} needs 1 to {MAX_CARDS_PER_CONTAINER} shares")
     shares = tuple(_share(row) for row in rows)
     if len({share.uuid for share in shares}) != len(shares):
-        raise ValueError(f"container {name!r:.60} names a card twice")
+        raise ValueError(f"container {quoted(name)} names a card twice")
     return shares
 
 
@@ -90,7 +91,7 @@ def decode(text: str) -> Placement:
             raise ValueError(f"{len(text)} characters, at most {_LONGEST}")
         data = json.loads(text)
         if type(data.get("version")) is not int or data["version"] != VERSION:
-            raise ValueError(f"version {data.get('version')!r:.20} is not {VERSION}")
+            raise ValueError(f"version {quoted(data.get('version'), 20)} is not {VERSION}")
         return Placement({str(name): _shares(name, rows) for name, rows in data["containers"].items()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidPlacement(

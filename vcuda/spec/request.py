@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vcuda.quoted import quoted
 from vcuda.spec import gang
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.gang import Gang
@@ -185,7 +186,7 @@ def _choice(value: object, options: type[enum.StrEnum], annotation: str) -> Any:
         allowed = ", ".join(options)
         raise InvalidRequest(
             Reason.INVALID_ANNOTATION,
-            f"annotation {annotation} is {value!r:.60}; it must be one of {allowed}",
+            f"annotation {annotation} is {quoted(value)}; it must be one of {allowed}",
         ) from None
 
 
@@ -199,7 +200,7 @@ def _policies(text: str | None, annotation: str) -> tuple[Policy | None, Policy 
     if set(parts) != {"node", "card"} or text.count(",") != 1:
         raise InvalidRequest(
             Reason.INVALID_ANNOTATION,
-            f'annotation {annotation} is {text!r:.60}; write one policy, or for instance "node=spread,card=binpack"',
+            f'annotation {annotation} is {quoted(text)}; write one policy, or for instance "node=spread,card=binpack"',
         )
     return _choice(parts["node"], Policy, annotation), _choice(parts["card"], Policy, annotation)
 
@@ -254,7 +255,7 @@ class _Oversell:
             except InvalidRequest:
                 raise InvalidRequest(
                     Reason.INVALID_ANNOTATION,
-                    f'annotation {names.oversell} is {value!r:.60}; it must be "true", a number of blocks of '
+                    f'annotation {names.oversell} is {quoted(value)}; it must be "true", a number of blocks of '
                     "256 MiB, or container=number, ...",
                 ) from None
             if equals:
@@ -369,7 +370,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
             if request is None:
                 continue
             if any(other.name == request.name for other in found):
-                raise InvalidRequest(Reason.INVALID_POD, f"two containers are named {request.name!r:.60}")
+                raise InvalidRequest(Reason.INVALID_POD, f"two containers are named {quoted(request.name)}")
             if len(found) == MAX_CONTAINERS_PER_POD:  # before all are read, each beside all others
                 raise InvalidRequest(
                     Reason.INVALID_POD,
@@ -382,7 +383,7 @@ def parse_pod(pod: Mapping[str, Any], names: Names | None = None) -> PodRequest:
     if unknown:
         raise InvalidRequest(
             Reason.INVALID_ANNOTATION,
-            f"annotation {names.oversell} names container {min(unknown)!r:.60}, which asks for no share",
+            f"annotation {names.oversell} names container {quoted(min(unknown))}, which asks for no share",
         )
     return PodRequest(
         *identity,

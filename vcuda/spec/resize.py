@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vcuda.quoted import quoted
 from vcuda.spec.errors import InvalidRequest, Reason
 from vcuda.spec.names import Names
 from vcuda.spec.placement import MOST_BLOCKS, CardShare, Placement
@@ -73,23 +74,23 @@ def parse(text: str, request: PodRequest, names: Names) -> dict[str, dict[str, i
             _refuse(names, text, "name the container, as in NAME:core=50")
         name = name.strip() or resizable[0].name
         if name in found:
-            _refuse(names, text, f"it names container {name!r:.60} twice")
+            _refuse(names, text, f"it names container {quoted(name)} twice")
         _check(names, text, name, request.container(name))
         found[name] = _amounts(names, text, amounts)
     return found
 
 
 def _refuse(names: Names, text: str, why: str) -> None:
-    raise InvalidRequest(Reason.INVALID_ANNOTATION, f"annotation {names.resize} is {text!r:.80}: {why}")
+    raise InvalidRequest(Reason.INVALID_ANNOTATION, f"annotation {names.resize} is {quoted(text, 80)}: {why}")
 
 
 def _check(names: Names, text: str, name: str, container: ContainerRequest | None) -> None:
     if container is None:
-        _refuse(names, text, f"no container {name!r:.60} of the pod has a share")
+        _refuse(names, text, f"no container {quoted(name)} of the pod has a share")
     elif container.whole:
-        _refuse(names, text, f"container {name!r:.60} has whole cards, which have no other size")
+        _refuse(names, text, f"container {quoted(name)} has whole cards, which have no other size")
     elif container.kind is Kind.INIT:
-        _refuse(names, text, f"container {name!r:.60} is an init container, which has ended")
+        _refuse(names, text, f"container {quoted(name)} is an init container, which has ended")
 
 
 def _amounts(names: Names, text: str, amounts: str) -> dict[str, int]:

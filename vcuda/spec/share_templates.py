@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from vcuda.quoted import quoted
 from vcuda.spec.claims import CONFIG_KIND, CORES, GROUP_VERSION, MEMORY
 from vcuda.spec.devices import quantity
 from vcuda.spec.errors import InvalidRequest, Reason
@@ -54,8 +55,8 @@ class ShareTemplate:
         if cls.named(found.name) != found:
             raise InvalidRequest(
                 Reason.INVALID_CLAIM,
-                f"container {asked.name!r:.60}: no claim can say {asked.cores} cores, {asked.memory_blocks} blocks of "
-                f"256 MiB and {asked.oversell_blocks} with oversell; ask for what a card has",
+                f"container {quoted(asked.name)}: no claim can say {asked.cores} cores, {asked.memory_blocks} blocks "
+                f"of 256 MiB and {asked.oversell_blocks} with oversell; ask for what a card has",
             )
         return found
 

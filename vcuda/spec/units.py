@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from vcuda.quoted import quoted
 from vcuda.spec.errors import InvalidRequest, Reason
 
 CORES_PER_CARD = 100
@@ -57,12 +58,12 @@ def parse_count(value: object, what: str) -> int:
         return int(value)  # nearly every value, and the extender parses thousands a second
     found = parse_quantity(value)
     if found is None:
-        problem = f"{value!r:.60}"
+        problem = quoted(value)
     else:
         amount, rest = divmod(found[0], found[1])
         if 0 <= amount <= _MOST and not rest:
             return amount
-        problem = "below 0" if amount < 0 else "above 2^63 - 1" if amount >= _MOST else f"{value!r:.60}, a fraction"
+        problem = "below 0" if amount < 0 else "above 2^63 - 1" if amount >= _MOST else f"{quoted(value)}, a fraction"
     raise InvalidRequest(Reason.INVALID_QUANTITY, f'{what} is {problem}; write a whole number such as "30"')
 
 
@@ -74,7 +75,7 @@ def parse_bytes(text: str, what: str = "memory") -> int:
     """
     match = _BYTES.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None:
-        raise InvalidRequest(Reason.INVALID_MEMORY, f'{what} is {text!r:.60}; write for instance "4GiB" or "512MiB"')
+        raise InvalidRequest(Reason.INVALID_MEMORY, f'{what} is {quoted(text)}; write for instance "4GiB" or "512MiB"')
     letters = match["suffix"].lower().removesuffix("b")
     power = " kmgtp".index(letters[0]) if letters else 0
     base = 1024 if letters.endswith("i") else 1000
@@ -82,7 +83,7 @@ def parse_bytes(text: str, what: str = "memory") -> int:
     scale: int = base**power
     total = int(number) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
     if total > _MOST:
-        raise InvalidRequest(Reason.INVALID_MEMORY, f"{what} is {text!r:.60}; that is more than 8 EiB")
+        raise InvalidRequest(Reason.INVALID_MEMORY, f"{what} is {quoted(text)}; that is more than 8 EiB")
     return total
 
 
