@@ -192,6 +192,7 @@ class Daemon:
             names=self._names,
             allocator=self.allocator,
             api_writer=self.api_writer,
+            pods=lambda: self._known_pods() or (),
             done=self._audit_soon,
         )
         self._node_object = NodeObject(
@@ -320,7 +321,7 @@ class Daemon:
                 audits.look,
                 self._look_at_limits,
                 self.claims.look,
-                lambda: self._resizer.look(self._known_pods() or ()),
+                self._resizer.look,
             ],
             collection.collect,
             self._node_object.look,

@@ -34,38 +34,38 @@ class Resizer:
         names: Names,
         allocator: Allocator,
         api_writer: ApiWriter,
+        pods: Callable[[], Sequence[Pod]],
         done: Callable[[], None],
     ) -> None:
-        """`done`: called after a change, so that it is reported soon."""
+        """`pods`: as the watch has shown them last; `see` comes after. `done`: after a change, to report it soon."""
         self._settings, self._names = settings, names
-        self._allocator, self._api_writer, self._done = allocator, api_writer, done
+        self._allocator, self._api_writer, self._pods, self._done = allocator, api_writer, pods, done
         self._told: dict[str, tuple[Answer, str]] = {}  # by pod
-        self._seen: dict[str, int] = {}  # by pod: the number of the last answer
-        # … and of the last that its shares follow; replaced, never changed: others read it without the lock.
+        # By pod, the number of the answer that its shares follow; replaced, never changed: others read it unlocked.
         self.carried_out: Mapping[str, int] = {}
-        self._lock = threading.Lock()  # the watch and the housekeeping come at the same time
+        # The watch and the housekeeping come at the same time. `pods` are asked for with it, so that no older object is
+        # obeyed after a newer one: the extender has answered otherwise since, and believes our report of that.
+        self._lock = threading.Lock()
 
-    def look(self, pods: Sequence[Pod]) -> None:
+    def look(self) -> None:
         """All pods again: those whose memory had to shrink first, and those that had no share yet."""
         known = {item.pod_uid for item in self._allocator.allocations}
         with self._lock:
             self._told = {uid: told for uid, told in self._told.items() if uid in known}
-            if pods:
+            if pods := self._pods():
                 shown = {uid_of(pod) for pod in pods}
-                self._seen = {uid: number for uid, number in self._seen.items() if uid in shown}
                 self.carried_out = {uid: number for uid, number in self.carried_out.items() if uid in shown}
-        for pod in pods:
-            self.see(pod)
+            for pod in pods:
+                self._obey(pod)
 
     def see(self, pod: Pod) -> None:
-        """One pod as the API server shows it."""
-        answer = resize.read(pod, self._names)
-        if answer is None or not answer.granted:
-            return
+        """One pod as the watch shows it."""
         with self._lock:
-            if answer.number < self._seen.get(uid_of(pod), 0):
-                return  # an older object: the extender has answered otherwise since, and believes our report of that
-            self._seen[uid_of(pod)] = answer.number
+            self._obey(pod)
+
+    def _obey(self, pod: Pod) -> None:
+        answer = resize.read(pod, self._names)
+        if answer is not None and answer.granted:
             self._resize(pod, answer)
 
     def _resize(self, pod: Pod, answer: Answer) -> None:

@@ -41,7 +41,8 @@ class Resizes:
 
     def __init__(self, cache: SchedulerCache) -> None:
         self._cache = cache
-        self._answers: dict[str, Answer] = {}  # the last for each pod; what its status says counts only after a restart
+        self._answers: dict[str, Answer] = {}  # the last for each pod
+        self._found: set[str] = set()  # those whose answer we read in their status: of before a restart, or anybody's
         self._unwritten: dict[str, Unanswered] = {}
         self._held: dict[str, Use] = {}  # by pods in `cache.resizing`, before
         self._early: dict[str, Mapping[str, Any]] = {}  # seen before all nodes, pods and quotas were known
@@ -57,26 +58,45 @@ class Resizes:
         answer = self._answers.get(uid)
         if answer is None and shown is not None:
             answer = self._answers[uid] = shown
+            self._found.add(uid)
             self._follow(record, answer)
         elif answer is not None and answer != shown:
             self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, answer)
         if self._cache.unsynced:
             self._early[uid] = pod
             return
-        if text is None or record.leaving or (answer is not None and answer.request == resize.known_as(text)):
+        if text is None or record.leaving:
+            return
+        ours = uid not in self._found
+        self._found.discard(uid)
+        if answer is not None and answer.request == resize.known_as(text) and (ours or self._grants(answer, pod, text)):
             return
         granted = answer.granted if answer is not None else {}
         try:
             new = self._decide(self._cache.pods.get(uid) or record, pod, text, granted)
         except (_Refused, SpecError) as error:
             new = Answer(resize.known_as(text), granted, str(error), answer.goal if answer is not None else {})
-            about = record.namespace, record.name, record.uid
-            self._cache.notices.put(Notice("Pod", *about, RESIZE_REFUSED, f"{quoted(text, 80)} is refused: {error}"))
         before = answer or Answer("")
         same = (new.granted, new.goal) == (before.granted, before.goal)  # then a report of before says the truth of now
-        new = self._answers[uid] = replace(new, number=before.number if same else before.number + 1)
+        new = self._answers[uid] = replace(new, number=before.number if same else resize.number_after(before))
+        if new == shown:
+            return
+        if new.refused:
+            about, said = (record.namespace, record.name, record.uid), f"{quoted(text, 80)} is refused: {new.refused}"
+            self._cache.notices.put(Notice("Pod", *about, RESIZE_REFUSED, said))
         self._unwritten[uid] = Unanswered(record.namespace, record.name, uid, new)
         self._cache.note("pod", at_ns=self._cache.wall_clock(), pod=pod)
+
+    def _grants(self, answer: Answer, pod: Mapping[str, Any], text: str) -> bool:
+        """Whether an answer that stood in a status is one: who may write there can say that anything was answered.
+
+        One that grants what is asked is, for the node obeys it; a refusal is decided again.
+        """
+        try:
+            asked = request.parse_spec(pod, self._cache.names)
+            return resize.grants(answer, text, asked, self._cache.names)
+        except InvalidRequest:
+            return False
 
     def report(self, node: str, report: Report) -> None:
         """What a node's manager gave each pod: what was granted and is there now is booked alone, else the larger.
@@ -104,6 +124,7 @@ class Resizes:
         return bool(use) and use in (self._cache.resizing.get(record.uid), dict(record.usage.cards))
 
     def forget(self, uid: str) -> None:
+        self._found.discard(uid)
         for known in (self._answers, self._unwritten, self._held, self._early, self._cache.resizing):
             known.pop(uid, None)
 

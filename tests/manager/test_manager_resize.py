@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -103,9 +104,7 @@ def test_the_cards_of_a_node_that_lost_its_state_hold_no_more_than_they_have(nod
     assert node.booked()[card] == (100, 8 * BLOCK_BYTES)
 
 
-def test_the_report_says_which_grant_it_follows_and_an_older_one_is_not_obeyed(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_says_which_grant_it_follows(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the extender would take the amounts of before a resize for those after the next one, and sell what is held."""
     item = admitted(node, pod("p", container("c", 30, 4)))
     uid, (card,) = item["metadata"]["uid"], node.kubelet.cards(item, "c")
@@ -127,11 +126,46 @@ def test_the_report_says_which_grant_it_follows_and_an_older_one_is_not_obeyed(
     assert reported() == (12, 1)
     answered(12, 3)
     eventually(lambda: reported() == (12, 3), "the third, which changes nothing")
-    use(node, monkeypatch, [0])
-    older = resize.Answer("…", {"c": resize.Target(CardShare(card, 30, 4))}, goal={card: (100, 100)}, number=2)
+
+
+def test_an_object_that_was_looked_up_is_not_obeyed_after_a_newer_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The housekeeping lists the pods, the watch shows another answer meanwhile: the list's is not the last."""
+    item = admitted(node, pod("p", container("c", 30, 4)))
+    card = node.kubelet.cards(item, "c")[0]
+
+    def shown(blocks: int, number: int) -> dict[str, Any]:
+        granted = {"c": resize.Target(CardShare(card, 30, blocks))}
+        answer = resize.Answer("…", granted, goal={card: (100, 100)}, number=number)
+        return {**item, "status": {"conditions": [resize.condition(answer, NAMES, "")]}}
+
     assert node.daemon is not None
-    node.daemon._resizer.see({**item, "status": {"conditions": [resize.condition(older, NAMES, "")]}})
-    assert limits(node, item)[1] == 12 and reported() == (12, 3)
+    resizer = node.daemon._resizer
+    watch = threading.Thread(target=resizer.see, args=(shown(12, 2),))
+
+    def listed() -> list[dict[str, Any]]:
+        if watch.ident is None:
+            watch.start()
+            watch.join(0.5)
+            return [shown(8, 1)]
+        return []
+
+    monkeypatch.setattr(resizer, "_pods", listed)
+    resizer.look()
+    watch.join()
+    assert limits(node, item)[1] == 12 and resizer.carried_out[item["metadata"]["uid"]] == 2
+
+
+def test_a_forged_number_ends_no_later_resize(node: Node) -> None:
+    item = admitted(node, pod("p", container("c", 30, 4)))
+    uid, card = item["metadata"]["uid"], node.kubelet.cards(item, "c")[0]
+    grant_all(node, item, {"c": resize.Target(CardShare(card, 30, 4))}, number=2**53 - 1)
+    assert node.daemon is not None
+    resizer = node.daemon._resizer
+    eventually(lambda: resizer.carried_out.get(uid) == 2**53 - 1, "the forged answer")
+    grant_all(node, item, {"c": resize.Target(CardShare(card, 30, 12))}, number=1)
+    eventually(lambda: limits(node, item)[1] == 12 and resizer.carried_out[uid] == 1, "the extender's")
 
 
 def test_a_grant_is_in_force_saved_told_and_reported(node: Node) -> None:

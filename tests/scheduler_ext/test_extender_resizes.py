@@ -61,7 +61,7 @@ def answered(engine: Engine, shown: dict[str, Any]) -> dict[str, Any]:
     return shown | {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}, said]}}
 
 
-def reporting(given: dict[str, dict[str, tuple[int, int]]], count: int = 1, carried_out: int = 9) -> dict[str, Any]:
+def reporting(given: dict[str, dict[str, tuple[int, int]]], count: int = 1, carried_out: int = 1) -> dict[str, Any]:
     """A node whose manager gave this; `carried_out`: the number of the last answer that it has obeyed, for each pod."""
     described = node("a", cards("a", count))
     text = bookings.encode(given, dict.fromkeys(given, carried_out))
@@ -363,6 +363,45 @@ def test_no_edit_of_the_placement_makes_a_restarted_extender_forget_what_was_gra
     assert again.cache.resizing == {}
     record = again.cache.pods.get("p")
     assert record is not None and set(record.usage.cards) == {CARD}, "what the owner wrote is nobody's booking any more"
+
+
+def forged(shown: dict[str, Any], text: str, number: int, target: resize.Target | None = None, why: str = "") -> Any:
+    """The pod with an answer that somebody wrote who may write statuses."""
+    granted = {} if target is None else {"main": target}
+    said = resize.condition(resize.Answer(text, granted, why, {}, number), NAMES, "2026-01-01T00:00:00Z")
+    return annotated(shown, resize=text) | {"status": {"phase": "Running", "conditions": [said]}}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("number", [2, 2**53 - 1])
+@pytest.mark.parametrize("why", ["", "no"])
+def test_who_may_write_statuses_ends_no_resize(engine: Engine, why: str, number: int, restarted: bool) -> None:
+    """An answer that says that all was answered, in a number that none is above: what is asked is decided."""
+    shown = placed(engine, pod("p", 30, 4, uid="p"))
+    if restarted:
+        engine, _ = engine_with(reporting({"p": {CARD: (30, 4)}}))
+    mine = resize.Target(CardShare(CARD, 30, 4), None)
+    engine.see_pod(forged(shown, "core=50", number, mine, why))
+    assert booked(engine)[0] == 50
+    (one,) = engine.unanswered()
+    assert one.answer.granted["main"].share.cores == 50 and one.answer.number != number
+    said = resize.condition(one.answer, NAMES, "2026-01-01T00:00:00Z")
+    read = resize.read({"status": {"conditions": [said]}}, NAMES)
+    assert read == one.answer, "its number can be read"
+    engine.see_node(reporting({"p": {CARD: (50, 4)}}, carried_out=number))
+    assert engine.cache.resizing, "a report of another answer ends nothing"
+    engine.see_node(reporting({"p": {CARD: (50, 4)}}, carried_out=one.answer.number))
+    assert not engine.cache.resizing and booked(engine) == (50, 4)
+
+
+def test_a_refusal_that_stands_is_neither_written_nor_told_again_after_a_restart(engine: Engine) -> None:
+    asked = annotated(placed(engine, pod("p", 30, 4, uid="p")), resize="core=0")
+    engine.see_pod(asked)
+    asked = answered(engine, asked)
+    assert [notice.reason for notice in engine.notices()] == ["ResizeRefused"]
+    again, _ = engine_with(reporting({"p": {CARD: (30, 4)}}))
+    again.see_pod(asked)
+    assert again.unanswered() == [] and not again.notices()
 
 
 def test_a_second_request_builds_on_the_first_one_for_another_container(engine: Engine) -> None:

@@ -35,8 +35,8 @@ class Report:
     complete: bool = True
 
     def has_carried_out(self, uid: str, number: int) -> bool:
-        """Whether what it says of a pod was read after this answer: amounts alone may be those of an earlier one."""
-        return self.resizes is None or self.resizes.get(uid, 0) >= number
+        """Whether what it says of a pod follows this very answer: amounts alone may be those of an earlier one."""
+        return self.resizes is None or self.resizes.get(uid, 0) == number
 
 
 def encode(pods: Mapping[str, Use], resizes: Mapping[str, int], claims: Mapping[str, Use] | None = None) -> str:

@@ -25,6 +25,7 @@ _FIELDS = {"core": CORES_PER_CARD - 1, "memory": MOST_BLOCKS, "core-limit": CORE
 _LONGEST = 256
 _MOST_CHARS = 8192  # 64 containers by name have room; a longer text is not read
 _VERSION = 1
+_MOST_NUMBER = 2**53 - 1
 
 # UUID → (cores, memory blocks)
 Use = Mapping[str, tuple[int, int]]
@@ -50,6 +51,11 @@ class Answer:
     refused: str = ""
     goal: Use = field(default_factory=dict)
     number: int = 0
+
+
+def number_after(answer: Answer) -> int:
+    """Another one than its own, which may have been forged: nobody orders answers by it."""
+    return answer.number % _MOST_NUMBER + 1
 
 
 def known_as(text: str) -> str:
@@ -122,6 +128,15 @@ def target(amounts: Mapping[str, int], share: CardShare, before: Target | None, 
             )
         limit = cores
     return Target(CardShare(share.uuid, cores, amounts.get("memory", share.memory_blocks)), limit)
+
+
+def grants(answer: Answer, text: str, request: PodRequest, names: Names) -> bool:
+    """Whether an answer gives what is asked, whatever request it says that it answers. Raises InvalidRequest."""
+    wishes = parse(text, request, names)
+    had = {name: answer.granted.get(name) for name in wishes}
+    return not answer.refused and all(
+        one is not None and target(wishes[name], one.share, one, names) == one for name, one in had.items()
+    )
 
 
 def applied(placement: Placement, granted: Mapping[str, Target]) -> Placement:
@@ -221,7 +236,7 @@ def read(pod: Mapping[str, Any], names: Names) -> Answer | None:
 
 
 def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
+    if type(value) is not int or not 0 <= value <= _MOST_NUMBER:
         raise ValueError("an answer's number is a whole number")
     return value
 
