@@ -39,7 +39,7 @@ from manager.config.settings import Settings
 from manager.config.values import DEVICE_PLUGIN, DRA
 from manager.container.cdi import CdiKeeper
 from manager.container.driver_dir import DriverDirKeeper
-from manager.dra.node import NoClaims, NodeClaims
+from manager.dra.node import HeldClaims, NoClaims, NodeClaims, Parts
 from manager.errors import Reason, Refusal, StartError
 from manager.housekeeping import Audits, Cards, Collection, Housekeeper
 from manager.kube import api
@@ -214,12 +214,13 @@ class Daemon:
         stack.callback(self._device_lists.close)
 
     def _make_claims(self, stack: contextlib.ExitStack, kube: Kube | None) -> None:
-        self.claims = NoClaims()
-        if DRA not in self.settings.protocols:
-            return
+        serves = DRA in self.settings.protocols
         if kube is None:
-            raise StartError("--protocols=dra needs the API server, which has the claims: set --kubeconfig")
-        self.claims = NodeClaims(
+            if serves:
+                raise StartError("--protocols=dra needs the API server, which has the claims: set --kubeconfig")
+            self.claims = NoClaims()
+            return
+        parts = Parts(
             settings=self._settings,
             names=self._names,
             root=self._root,
@@ -231,9 +232,10 @@ class Daemon:
             pods=self._known_pods,
             presence=lambda: self.pod_finder.presence(self.book.index.static_pods, timeout=5.0),
             metrics=self.metrics,
-            front=self._standby.front,
             tell=self._consequences.joined,
+            event=self.api_writer.pod_event,
         )
+        self.claims = NodeClaims(parts, self._standby.front) if serves else HeldClaims(parts)
         stack.callback(self.claims.stop)
 
     def _make_audits(self, stack: contextlib.ExitStack) -> None:

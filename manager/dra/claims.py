@@ -16,6 +16,7 @@ from manager.allocations.record import Allocation
 from manager.cards import protocols
 from manager.cards.inventory import Inventory
 from manager.config.settings import Settings
+from manager.config.values import DRA
 from manager.container.response import in_the_way
 from manager.errors import Reason, Refusal
 from manager.kube.api import Kube, Pod
@@ -194,8 +195,10 @@ class Preparer:
             found = self._kube.claim(item.namespace, item.pod_name, READ_TIMEOUT_S)
             pods = parse_claim(found, self._names).pods if found is not None and uid_of(found) == uid else ()
         except KubeError as error:
-            log.debug("%s is kept while its claim can't be read: %s", item.name, error)
-            return
+            if error.status != 403 or DRA in self._settings().protocols:
+                log.debug("%s is kept while its claim can't be read: %s", item.name, error)
+                return
+            pods = ()  # who serves no claims has no right to read them either, and no pod here names this one
         except SpecError:  # it has lost its allocation, or never was of this form
             pods = ()
         try:

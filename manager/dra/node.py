@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from manager.allocate.book import Book
@@ -21,7 +23,15 @@ from manager.limits.driver_limits import DriverLimits
 from manager.observe.metrics import Metrics
 from vcuda.driver.root import HostRoot
 from vcuda.kube.worker import Worker
+from vcuda.logs import fields
 from vcuda.spec.names import Names
+
+_UNSERVED = (
+    "this node serves claims no more (--protocols), so kubelet can't unprepare it, and its pod will not end; start "
+    "gpu-manager with --protocols=dra, or both, until it has. The share is free when the pod is gone"
+)
+
+log = logging.getLogger(__name__)
 
 
 class NoClaims:
@@ -68,51 +78,78 @@ class NoClaims:
         """Answer the calls that have begun."""
 
 
-class NodeClaims(NoClaims):
-    """A node that offers its cards to claims."""
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What claims take. `pods`: the node's, by the watch; `presence`: which of them kubelet and the API server know."""
 
-    def __init__(
-        self,
-        *,
-        settings: Callable[[], Settings],
-        names: Names,
-        root: HostRoot,
-        inventory: Inventory,
-        book: Book,
-        driver_dir: DriverDirKeeper,
-        limits: DriverLimits,
-        kube: Kube,
-        pods: Callable[[], Sequence[Pod] | None],
-        presence: Callable[[], Presence | None],
-        metrics: Metrics,
-        front: Front,
-        tell: TellPod,
-    ) -> None:
-        """`pods`: the node's, by the watch; `presence`: which of them kubelet and the API server know now."""
-        now = settings()
-        self._regions: Path = book.regions.base
+    settings: Callable[[], Settings]
+    names: Names
+    root: HostRoot
+    inventory: Inventory
+    book: Book
+    driver_dir: DriverDirKeeper
+    limits: DriverLimits
+    kube: Kube
+    pods: Callable[[], Sequence[Pod] | None]
+    presence: Callable[[], Presence | None]
+    metrics: Metrics
+    tell: TellPod
+    event: Callable[[str, str, str, str, str], None]  # of a pod: namespace, name, UID, reason, message
+
+
+class HeldClaims(NoClaims):
+    """A node that offers no claims any more: what is booked still is told, and let go when its pods are gone."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._regions: Path = parts.book.regions.base
+        self._book, self._event = parts.book, parts.event
         self._claims = Claims(
-            settings=settings,
-            inventory=inventory,
-            book=book,
-            driver_dir=driver_dir,
-            specs=ClaimSpecs(now.cdi_root, names, root, self._regions),
-            limits=limits,
+            settings=parts.settings,
+            inventory=parts.inventory,
+            book=parts.book,
+            driver_dir=parts.driver_dir,
+            specs=ClaimSpecs(parts.settings().cdi_root, parts.names, parts.root, self._regions),
+            limits=parts.limits,
         )
         self.preparer = Preparer(
-            settings=settings,
-            names=names,
-            inventory=inventory,
-            kube=kube,
+            settings=parts.settings,
+            names=parts.names,
+            inventory=parts.inventory,
+            kube=parts.kube,
             claims=self._claims,
-            view=book,
-            pods=pods,
-            presence=presence,
-            metrics=metrics,
-            tell=tell,
+            view=parts.book,
+            pods=parts.pods,
+            presence=parts.presence,
+            metrics=parts.metrics,
+            tell=parts.tell,
         )
+
+    def restore(self, known: Collection[str]) -> list[Allocation]:
+        return self.preparer.lost(known, self._regions)
+
+    def restored(self) -> None:
+        self._claims.restore()
+
+    def start(self) -> None:
+        for item in self._book.allocations:
+            if item.claim is not None:
+                log.warning("%s is booked: %s", item.name, _UNSERVED, extra=fields(item.fields, reason="ClaimUnserved"))
+                for name, uid in item.pods:
+                    self._event(item.namespace, name, uid, "ClaimUnserved", f"claim {item.pod_name}: {_UNSERVED}")
+
+    def collect(self) -> None:
+        self.preparer.collect()
+
+
+class NodeClaims(HeldClaims):
+    """A node that offers its cards to claims."""
+
+    def __init__(self, parts: Parts, front: Front) -> None:
+        super().__init__(parts)
         self._front = front
-        self.slices = Slices(settings=settings, names=names, inventory=inventory, view=book, kube=kube)
+        self.slices = Slices(
+            settings=parts.settings, names=parts.names, inventory=parts.inventory, view=parts.book, kube=parts.kube
+        )
 
     @property
     def registered(self) -> bool:
@@ -130,12 +167,6 @@ class NodeClaims(NoClaims):
     def workers(self) -> Sequence[Worker]:
         return self._front.sockets.worker, self.slices.worker, self.slices.informer.worker
 
-    def restore(self, known: Collection[str]) -> list[Allocation]:
-        return self.preparer.lost(known, self._regions)
-
-    def restored(self) -> None:
-        self._claims.restore()
-
     def start(self) -> None:
         self._front.own(self.preparer)
         self.slices.start()
@@ -146,9 +177,6 @@ class NodeClaims(NoClaims):
 
     def look(self) -> None:
         self.slices.look()
-
-    def collect(self) -> None:
-        self.preparer.collect()
 
     def stop(self) -> None:
         self.slices.stop()

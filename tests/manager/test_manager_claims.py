@@ -554,6 +554,41 @@ def test_what_kubelet_forgets_to_unprepare_is_collected(claims: ClaimNode, monke
     eventually(lambda: claims.left() == [], "the claim is let go")
 
 
+@pytest.mark.parametrize("readable", [True, False])
+def test_claims_that_nobody_serves_any_more_are_told_and_let_go(
+    claims: ClaimNode, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    """They stayed booked for ever. Without claims in its chart the daemon may not even read them any more."""
+    monkeypatch.setattr("manager.dra.claims.ABSENT_GRACE_S", 0.0)
+    api = claims.node.api
+    assert api is not None
+    user = pod("p", container("c", 0), uid="uid-p")
+    user["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": "train"}]}
+    user["spec"]["containers"][0]["resources"] = {}
+    api.put("pods", user)
+    driver = claims.start()
+    item = claim("train", result(claims.cards[0]))
+    claims.put(item)
+    driver.prepare(item)
+    claims.node.stop()
+    note = api.hook
+    if not readable:
+        api.hook = lambda request: Fault(403) if "resourceclaims" in request.path else note(request)
+    claims.node.start(f"--cdi-root={claims.cdi}")
+
+    def told() -> list[str]:
+        return [event["message"] for event in api.events if event.get("reason") == "ClaimUnserved"]
+
+    (message,) = eventually(told, "the event")
+    assert message.startswith("claim train: ") and "--protocols=dra" in message
+    assert booked(claims)[0] == (30, 10), "its container may run"
+    assert claims.node.daemon is not None
+    claims.node.daemon.claims.collect()
+    assert booked(claims)[0] == (30, 10)
+    api.delete(user)
+    eventually(lambda: claims.left() == [] and booked(claims)[0] == (0, 0), "the claim is let go")
+
+
 @pytest.mark.parametrize("asked", ["asked for", "not asked for"])
 def test_a_forgotten_claim_is_let_go_though_another_has_its_name_now(
     claims: ClaimNode, monkeypatch: pytest.MonkeyPatch, asked: str
