@@ -22,6 +22,7 @@ from scheduler_ext.sync import events, feed, resizes, templates
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
 from scheduler_ext.sync.election import Election, Place
+from scheduler_ext.sync.followers import Followers
 from scheduler_ext.sync.refused import Refused
 from vcuda import addresses
 from vcuda.kube.access import Access
@@ -147,7 +148,10 @@ class _Replica:
         if settings.claims:
             engine.expect_claims()
             followed += feed.claim_handlers(engine)
-        self._informers = [feed.informer(api, engine, how) for how in followed]
+        # Pods come with each decision; what else comes is rare, or heavy.
+        self._followers = Followers(feed.REST_SECONDS)
+        on_the_loop = {"pods": self._followers.follow}
+        self._informers = [feed.informer(api, engine, how, follow=on_the_loop.get(how.kind)) for how in followed]
         self._lost = False
         self._election = _election(
             settings, api, gained=self._follow, lost=self._lose, ready=lambda: engine.not_ready() is None,
@@ -252,6 +256,10 @@ class _Replica:
     def _end(self, *_: object) -> None:
         self._server.stop()
 
+    async def _disconnect(self) -> None:
+        self._followers.end()
+        await self._binder.close()
+
     def run(self) -> None:
         """Serve until a signal, or until another replica has taken the lease. Raises LostLease."""
         signal.signal(signal.SIGTERM, self._end)  # until the server catches it
@@ -280,7 +288,7 @@ class _Replica:
             _log.info("probes on http://%s", addresses.with_port(*self._probes.getsockname()[:2]))
         try:
             # The lease is given back after this: no write of ours may be under way then.
-            self._server.run(self._binder.close)
+            self._server.run(self._followers.begin, self._disconnect)
         finally:
             for informer in self._informers:
                 informer.stop()

@@ -526,11 +526,15 @@ class Server:
         """End soon. Any thread may call it, and a signal."""
         self.ending = True
 
-    def run(self, afterwards: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`, on an event loop of its own, and then do what is left there."""
+    def run(
+        self, before: Callable[[], None] | None = None, afterwards: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`, on an event loop of its own; do there what comes before and after."""
 
         async def whole() -> None:
             try:
+                if before is not None:
+                    before()
                 await self.run_until_stopped()
             finally:
                 if afterwards is not None:

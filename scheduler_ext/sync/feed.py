@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 
 from scheduler_ext.engine.core import Engine
 from scheduler_ext.sync.api import ApiServer
-from vcuda.kube.informer import Handlers, Informer
+from vcuda.kube.informer import Follow, Handlers, Informer, resting
 from vcuda.kube.objects import Object
 
-_REST_SECONDS = 0.02  # between two looks at a busy watch: each is a change of threads
+REST_SECONDS = 0.02  # between two looks at a busy watch: each is a change of threads, or a turn of the loop
 
 
 def handlers(engine: Engine) -> tuple[Handlers, Handlers]:
@@ -88,7 +88,9 @@ def claim_handlers(engine: Engine) -> tuple[Handlers, ...]:
     )
 
 
-def informer(api: ApiServer, engine: Engine, how: Handlers, *, longest_wait: float = 30.0) -> Informer:
-    """The thread that feeds the engine with one kind of objects."""
+def informer(
+    api: ApiServer, engine: Engine, how: Handlers, *, follow: Follow | None = None, longest_wait: float = 30.0
+) -> Informer:
+    """The thread that feeds the engine with one kind of objects. `follow`: who takes in its watch; else the thread."""
     failed = engine.metrics.watch_errors.labels(how.kind).inc
-    return Informer(api.client, how, failed=failed, longest_wait=longest_wait, rest=_REST_SECONDS)
+    return Informer(api.client, how, failed=failed, longest_wait=longest_wait, follow=follow or resting(REST_SECONDS))

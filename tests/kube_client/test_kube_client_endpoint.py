@@ -271,7 +271,7 @@ def test_a_watch_whose_peer_is_silent_ends_in_bounded_time_and_says_so() -> None
     with server([HEAD + b"Connection: close\r\n\r\n" + event], stay=True) as endpoint:
         stream = endpoint.stream("/api/v1/pods", {"watch": "true"}, silence=0.3)
         lines = stream.lines()
-        assert next(lines) == event
+        assert next(lines) == event.strip()
         began = time.monotonic()
         with pytest.raises(ApiUnreachable, match="the watch of /api/v1/pods broke off: timed out"):
             next(lines)
@@ -289,14 +289,47 @@ def test_a_watch_that_drips_without_a_whole_line_is_silent() -> None:
 def test_events_of_a_busy_watch_are_taken_together_and_none_waits_for_what_comes_later() -> None:
     events = [b"%d\n" % number for number in range(10)]
     with server([HEAD + b"Connection: close\r\n\r\n", *events], pause=0.02, stay=True) as endpoint:
-        lines = endpoint.stream("/api/v1/pods", {}, silence=9, rest=0.5).lines()
+        lines = endpoint.stream("/api/v1/pods", {}, silence=9).lines(rest=0.5)
         began = time.monotonic()
         came = [0.0]
         for event in events:
-            assert next(lines) == event
+            assert next(lines) == event.strip()
             came.append(time.monotonic() - began)
     assert came[-1] < 2, "each rests for itself"
     assert max(later - earlier for earlier, later in itertools.pairwise(came)) > 0.3, "it never rested"
+
+
+STREAMS = {
+    "its length": HEAD + b"Content-Length: 13\r\n\r\nab\n\ncdef\n\r\ngh",
+    "chunks": HEAD
+    + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n3;x=y\r\n\n\nc\r\nC\r\ndef\n\r\ngh    \r\n0\r\n\r\nmore",
+    "its end": HEAD + b"Connection: close\r\n\r\nab\n\ncdef\n\r\ngh",
+}
+
+
+@pytest.mark.parametrize("form", STREAMS)
+def test_a_watch_has_the_same_lines_wherever_it_is_cut_into_packets(form: str) -> None:
+    text = STREAMS[form]
+    for size in (1, 2, 3, 5, len(text)):
+        with server([text[at : at + size] for at in range(0, len(text), size)], pause=0.001) as endpoint:
+            lines = list(endpoint.stream("/api/v1/pods", {}, silence=9).lines())
+            assert [line.strip() for line in lines] == [b"ab", b"cdef", b"gh"]
+
+
+@pytest.mark.parametrize("form", ["its length", "chunks"])
+def test_a_watch_that_is_cut_off_gives_its_whole_lines_and_says_so(form: str) -> None:
+    text = STREAMS[form]
+    with server([text[: text.index(b"gh")]]) as endpoint:
+        lines = endpoint.stream("/api/v1/pods", {}, silence=9).lines()
+        assert [next(lines), next(lines)] == [b"ab", b"cdef"]
+        with pytest.raises(ApiUnreachable, match="broke off: it was cut off"):
+            next(lines)
+
+
+def test_a_chunk_without_a_size_ends_a_watch() -> None:
+    text = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + 2000 * b"x"
+    with server([text], stay=True) as endpoint, pytest.raises(ApiUnreachable, match="a chunk has no size"):
+        list(endpoint.stream("/api/v1/pods", {}, silence=9).lines())
 
 
 def test_closing_a_watch_ends_its_reader() -> None:

@@ -100,7 +100,7 @@ class Server:
         self.watched_from.append(version)
         return self
 
-    def lines(self) -> Iterator[bytes]:
+    def lines(self, _rest: float = 0.0) -> Iterator[bytes]:
         for event in self.events:
             if isinstance(event, Exception):
                 raise event
@@ -224,7 +224,7 @@ def test_stopping_wakes_an_informer_that_waits_for_its_server() -> None:
     closed = threading.Event()
 
     class Waiting(Server):
-        def lines(self) -> Iterator[bytes]:
+        def lines(self, _rest: float = 0.0) -> Iterator[bytes]:
             closed.wait(20)
             raise ApiUnreachable("broke off")
             yield b""

@@ -20,6 +20,7 @@ from scheduler_ext.http.server import Server
 from scheduler_ext.sync import feed
 from scheduler_ext.sync.api import ApiServer
 from scheduler_ext.sync.binder import Binder
+from scheduler_ext.sync.followers import Followers
 from tests.scheduler_ext.extender_support import NAMES, FakeApi, eventually
 
 
@@ -44,7 +45,12 @@ class Running:
         if claims:
             self.engine.expect_claims()
             followed += feed.claim_handlers(self.engine)
-        self.watchers = [feed.informer(server, self.engine, how, longest_wait=0.3) for how in followed]
+        self.followers = Followers(feed.REST_SECONDS)
+        on_the_loop = {"pods": self.followers.follow}
+        self.watchers = [
+            feed.informer(server, self.engine, how, follow=on_the_loop.get(how.kind), longest_wait=0.3)
+            for how in followed
+        ]
         application = App(self.engine, self.binder, body_bytes=self.body_bytes, body_seconds=1.0)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = listener.getsockname()
@@ -58,7 +64,9 @@ class Running:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
+        self.followers.begin()
         await self.server.run_until_stopped(catch_signals=False)
+        self.followers.end()
         await self.binder.close()
 
     def follow(self, *, wait: bool = True) -> None:

@@ -103,17 +103,16 @@ class Client:
         *,
         seconds: float,
         silence: float,
-        rest: float = 0.0,
     ) -> Stream:
         """Begin a watch after `version`; its lines are events, one JSON object each.
 
-        The server ends it after `seconds`. `silence` and `rest`: see Endpoint.stream.
+        The server ends it after `seconds`. `silence`: see Endpoint.stream.
         """
         query = {
             "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true",
             "timeoutSeconds": str(int(seconds)),
         }  # fmt: skip
-        return self.endpoint.stream(path(kind, namespace), query | _fields(selector), silence=silence, rest=rest)
+        return self.endpoint.stream(path(kind, namespace), query | _fields(selector), silence=silence)
 
 
 def listed(data: Mapping[str, Any]) -> list[Any]:

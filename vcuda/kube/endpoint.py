@@ -11,9 +11,11 @@ import functools
 import http.client
 import io
 import json
+import re
 import select
 import socket
 import ssl
+import sys
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -28,6 +30,9 @@ _MOST_EXCERPT = 200
 _UNAUTHORIZED = 401
 _LATER = 1.01  # a deadline may be missed by so much of the time that was left
 _REPEATABLE = ("GET", "PATCH")
+_STREAM_BYTES = 64 * 1024  # of a stream that are read at once
+_CHUNK_MARK, _LONGEST_MARK = re.compile(rb"(?:\r\n)?([0-9a-fA-F]{1,8})(?:;[^\r\n]*)?\r\n"), 1024
+_MOST_LEFT = 2**62  # bytes of an answer whose length is given
 _STALE = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
 # A peer whose machine is gone is noticed after 15 + 3 × 5 s, also when nothing is being sent.
 _KEEPALIVE = (
@@ -66,43 +71,18 @@ class _Within(io.RawIOBase):
     """A socket's bytes until `deadline`, of the monotonic clock; then TimeoutError, however slowly they drip."""
 
     def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: float) -> None:
-        self._raw, self.connection, self.deadline = raw, connection, deadline
+        self._raw, self.connection, self._deadline = raw, connection, deadline
         self._set = 0.0  # seconds
-        self._more: select.poll | None = None  # of a stream: whether there is more
-        self._busy, self._rest = False, 0.0
+        self.read_by_another = False  # from now on: there is nothing for this one
 
     def readable(self) -> bool:
         return True
 
-    def follow(self, rest: float) -> None:
-        """It is a stream from now on: after what has come it rests so long, then reads all that has come meanwhile.
-
-        To wait lets go of Python's lock and takes it back from who decides: for each event, more than to read it costs.
-        """
-        self.connection.setblocking(False)
-        self._more = select.poll()
-        self._more.register(self.connection, select.POLLIN)
-        self._rest = rest
-
-    def _followed(self, buffer: Any, more: select.poll) -> int:
-        while True:
-            left = _remaining(self.deadline)
-            with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                count = self._raw.readinto(buffer)
-                if count is not None:
-                    self._busy = self._rest > 0
-                    return count
-            if self._busy:
-                self._busy = False
-                time.sleep(min(self._rest, left))
-            else:
-                more.poll(1000 * left)
-
     def readinto(self, buffer: Any) -> int | None:
-        if self._more is not None:
-            return self._followed(buffer, self._more)
-        left = _remaining(self.deadline)
-        # To set it lets go of Python's lock: for each event of a busy watch that is a change of threads for nothing.
+        if self.read_by_another:
+            return None
+        left = _remaining(self._deadline)
+        # To set it lets go of Python's lock.
         if not left <= self._set <= left * _LATER:
             self.connection.settimeout(left)
             self._set = left
@@ -126,35 +106,107 @@ class _Response(http.client.HTTPResponse):
 
 
 class Stream:
-    """An answer without an end, such as a watch. `close` may be called by any thread, and ends the reader."""
+    """An answer without an end, such as a watch: its lines. Who follows it finishes it.
 
-    def __init__(
-        self, connection: http.client.HTTPConnection, response: _Response, path: str, silence: float, rest: float
-    ) -> None:
+    What has come is read without waiting, all of it: each wait lets go of Python's lock and takes it back from whoever
+    computes, which costs more than to read an event does.
+    """
+
+    def __init__(self, connection: http.client.HTTPConnection, response: _Response, path: str, silence: float) -> None:
         self._connection, self._response, self._path, self._silence = connection, response, path, silence
-        response.within.follow(rest)
+        self._socket = response.within.connection
+        self._socket.setblocking(False)
+        response.within.read_by_another = True
+        self._came = response.fp.peek()  # with the head
+        self._room = memoryview(bytearray(_STREAM_BYTES))
+        # How many bytes lack: of a chunk; of all; or it ends with the connection.
+        self._chunked, self._left = response.chunked, 0 if response.chunked else response.length or sys.maxsize
+        self._mark = self._line = b""  # what has come of the mark of a chunk, and of a line
+        self._ended, self._whole = False, response.length == 0  # the connection; the answer
+        self.more = True  # there may be more that has come, or its end
+        self.until = time.monotonic() + silence  # when it will have been silent for too long
 
-    def lines(self) -> Iterator[bytes]:
-        """Its lines that are not empty, each whole within the time of silence. Raises ApiUnreachable."""
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def lines(self, rest: float = 0.0) -> Iterator[bytes]:
+        """Follow it: see `arrived`. After what has come it rests for `rest` seconds, then takes what came meanwhile."""
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
         try:
-            while line := self._next():
-                if line.strip():
-                    yield line
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            while (some := self.arrived()) is not None:
+                yield from some
+                if some and rest and not self.more:
+                    time.sleep(rest)
+                elif not (some or self.more):
+                    ready.poll(1000 * max(0.0, self.until - time.monotonic()))
+        finally:
+            self.finish()
+
+    def arrived(self) -> list[bytes] | None:
+        """Its lines that have come whole and are not empty; None at its end.
+
+        Raises ApiUnreachable, also where no line has become whole for the time of silence.
+        """
+        try:
+            if self._whole:
+                return None
+            if self._ended:
+                raise ConnectionError("it was cut off")
+            found = self._read()
+            if found:
+                self.until = time.monotonic() + self._silence
+            elif time.monotonic() >= self.until:
+                raise TimeoutError("timed out")
+            return found
+        except (OSError, ValueError) as error:
             why = str(error) or type(error).__name__
             raise ApiUnreachable(f"the watch of {self._path} broke off: {why}") from error
-        finally:
-            self._response.close()
-            self._connection.close()
 
-    def _next(self) -> bytes:
-        self._response.within.deadline = time.monotonic() + self._silence
-        return self._response.readline()
+    def _read(self) -> list[bytes]:
+        came, size, self.more = [self._came], 0, False
+        with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            while not (self.more or self._ended):
+                count = self._socket.recv_into(self._room)
+                came.append(bytes(self._room[:count]))
+                size += count
+                self.more, self._ended = size >= len(self._room), not count
+        data, self._came = self._without_marks(b"".join(came)), b""
+        self._whole |= self._ended and self._left > _MOST_LEFT
+        *lines, self._line = (self._line + data).split(b"\n")
+        if self._whole:
+            lines.append(self._line)
+        self.more |= self._ended or self._whole
+        return [line for line in lines if line.strip()]
+
+    def _without_marks(self, data: bytes) -> bytes:
+        """What is in the chunks, if it comes in chunks."""
+        data, self._mark, at, parts = self._mark + data, b"", 0, list[bytes]()
+        while at < len(data) and not self._whole:
+            if self._left:
+                parts.append(data[at : at + self._left])
+                at += len(parts[-1])
+                self._left -= len(parts[-1])
+                self._whole = not (self._left or self._chunked)
+            elif mark := _CHUNK_MARK.match(data, at):
+                self._left, at = int(mark[1], 16), mark.end()
+                self._whole = not self._left
+            elif len(data) - at > _LONGEST_MARK:
+                raise ValueError("a chunk has no size")
+            else:
+                self._mark, at = data[at:], len(data)
+        return b"".join(parts)
+
+    def finish(self) -> None:
+        """Disconnect."""
+        self._response.close()
+        self._connection.close()
 
     def close(self) -> None:
+        """Any thread may call it: whoever follows it sees its end."""
         with contextlib.suppress(OSError):
             # The plain socket's: TLS' own shutdown would pull its state away under the reader.
-            socket.socket.shutdown(self._response.within.connection, socket.SHUT_RDWR)
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 class Endpoint:
@@ -271,11 +323,8 @@ class Endpoint:
             raise self._refused(response.status, data)
         return data
 
-    def stream(self, path: str, query: Mapping[str, str], *, silence: float, rest: float = 0.0) -> Stream:
-        """Begin an answer without an end, on a connection of its own; `silence`: the longest time without a byte.
-
-        `rest`: seconds in which what comes soon after something gathers.
-        """
+    def stream(self, path: str, query: Mapping[str, str], *, silence: float) -> Stream:
+        """Begin an answer without an end, on a connection of its own; `silence`: the longest time without a line."""
         headers, deadline = self.headers(None), time.monotonic() + silence
         connection = None
         try:
@@ -286,7 +335,7 @@ class Endpoint:
                 raise self._refused(response.status, data)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error, connection) from error
-        return Stream(connection, response, path, silence, rest)
+        return Stream(connection, response, path, silence)
 
     def _begin(
         self,

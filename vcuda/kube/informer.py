@@ -41,10 +41,23 @@ class Handlers(NamedTuple):
     read: Callable[[bytes], tuple[str, Object, str] | None] = lambda _line: None
 
 
+Follow = Callable[[Stream, Callable[[bytes], None]], None]
+
+
+def resting(seconds: float = 0.0) -> Follow:
+    """Follows a stream in the thread that calls: gives each line, and rests after what has come; see Stream.lines."""
+
+    def follow(stream: Stream, take: Callable[[bytes], None]) -> None:
+        for line in stream.lines(seconds):
+            take(line)
+
+    return follow
+
+
 class Informer:
     """One supervised thread that follows one kind. `failed`: told of every failure and every malformed object.
 
-    `rest`: seconds after an event in which others gather; they are then taken in together.
+    `follow`: gives it the lines of a watch to that one's end, one after the other, in whatever thread.
     """
 
     def __init__(
@@ -55,11 +68,11 @@ class Informer:
         failed: Callable[[], object] = lambda: None,
         longest_wait: float = 30.0,
         silence: float = SILENCE_SECONDS,
-        rest: float = 0.0,
+        follow: Follow = resting(),  # noqa: B008 - keeps nothing
     ) -> None:
         self.kind = handlers.kind
         self._client, self._handlers, self._failed = client, handlers, failed
-        self._silence, self._rest = silence, rest
+        self._silence, self._follow_stream = silence, follow
         self._version = ""
         self._stream: Stream | None = None
         self._heard = time.monotonic()
@@ -122,7 +135,7 @@ class Informer:
         _log.info("%s: listed %d at version %s", self.kind, len(keys), version)
 
     def _follow(self) -> None:
-        began, how, events = time.monotonic(), self._handlers, 0
+        began, how = time.monotonic(), self._handlers
         self._stream = self._client.watch(
             self.kind,
             how.namespace,
@@ -130,23 +143,19 @@ class Informer:
             how.selector,
             seconds=_WATCH_SECONDS,
             silence=self._silence,
-            rest=self._rest,
         )
         self.cut = False
         try:
-            for line in self._stream.lines():
-                if self.worker.stopped:
-                    return
-                self._heard = time.monotonic()
-                self._line(line)
-                events += 1
+            self._follow_stream(self._stream, self._line)
         finally:
-            self._stream.close()
             self._stream = None
-        if not events and time.monotonic() - began < _SHORTEST:
+        if self._heard <= began and time.monotonic() - began < _SHORTEST:
             raise ApiUnreachable(f"the watch of {self.kind} ended at once")
 
     def _line(self, line: bytes) -> None:
+        if self.worker.stopped:
+            return
+        self._heard = time.monotonic()
         kind, thing, version = self._handlers.read(line) or self._parsed(line)
         version = version or self._version
         self._check(version)
