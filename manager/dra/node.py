@@ -127,9 +127,6 @@ class HeldClaims(NoClaims):
     def restore(self, known: Collection[str]) -> list[Allocation]:
         return self.preparer.lost(known, self._regions)
 
-    def restored(self) -> None:
-        self._claims.restore()
-
     def start(self) -> None:
         for item in self._book.allocations:
             if item.claim is not None:
@@ -166,6 +163,9 @@ class NodeClaims(HeldClaims):
     @property
     def workers(self) -> Sequence[Worker]:
         return self._front.sockets.worker, self.slices.worker, self.slices.informer.worker
+
+    def restored(self) -> None:
+        self._claims.restore()
 
     def start(self) -> None:
         self._front.own(self.preparer)
